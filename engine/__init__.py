@@ -1,0 +1,1 @@
+"""Trains. Knows nothing of screens."""

@@ -1,0 +1,86 @@
+"""Where images come from and how they reach the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config import Config
+from engine.data.arrays import IMAGE_SETS, check_image_set, open_digits, open_fake, open_image_set
+from engine.data.sampler import Shares
+from engine.data.source import ImageFormat, Source
+from engine.problems import Problem, UsageError
+
+
+def open_source(config: Config) -> Source:
+    """The images that a config asks for. Raises UsageError."""
+    data, seed = config.data, config.run.seed
+    if data.dataset == "digits":
+        return open_digits(data, seed)
+    if data.dataset == "fake":
+        return open_fake(data, seed)
+    if data.dataset == "folder":
+        from engine.data.folder import open_folder
+
+        return open_folder(data, seed)
+    return open_image_set(data)
+
+
+def open_early(config: Config) -> Source | None:
+    """The source where it can be had without torch, to find its faults before ranks are started and to look into a
+    folder once for all of them; None for torchvision's sets, of which only the files are looked for."""
+    if config.data.dataset in IMAGE_SETS:
+        check_image_set(config.data)
+        return None
+    return open_source(config)
+
+
+def shares_of(config: Config, source: Source, world_size: int, rank: int = 0) -> Shares:
+    """How the images of a source are dealt out under a config."""
+    return Shares(
+        source.count("train"),
+        source.count("val"),
+        config.data.batch_size,
+        rank,
+        world_size,
+        config.data.drop_last,
+        config.run.seed,
+    )
+
+
+def check_source(config: Config, source: Source, shares: Shares) -> None:
+    """Raises UsageError where the data and the config do not go together."""
+    data, problems = config.data, []
+    if data.num_classes is not None and data.num_classes != len(source.classes):
+        problems.append(
+            Problem("data.num_classes", f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; leave it out")
+        )
+    if shares.steps_per_epoch == 0:
+        problems.append(
+            Problem(
+                "data.batch_size",
+                f"{shares.world_size} ranks with {data.batch_size} images each take {shares.global_batch} a step, and there "
+                f"are {shares.train_images} for training; give a smaller batch, fewer ranks, or data.drop_last=false",
+            )
+        )
+    if shares.val_images == 0:
+        problems.append(Problem("data.val_split", "leaves no image for validation; give a larger share"))
+    channels = data.channels or source.format.channels
+    for key in ("mean", "std"):
+        given = getattr(data, key)
+        if given is not None and len(given) != channels:
+            problems.append(Problem(f"data.{key}", f"has {len(given)} values for images of {channels} channels; give one each"))
+    if problems:
+        raise UsageError(problems)
+
+
+def image_format(config: Config, source: Source) -> ImageFormat:
+    """What the images look like to the model: the source's own format, but for what the config says otherwise."""
+    data, own = config.data, source.format
+    channels = data.channels or own.channels
+    mean, std = own.mean, own.std
+    if channels != own.channels:
+        # Grey copied to three channels keeps its statistics; colour made grey has about the mean of them.
+        mean = mean * 3 if channels == 3 else (sum(mean) / 3,)
+        std = std * 3 if channels == 3 else (sum(std) / 3,)
+    return replace(own, size=data.image_size or own.size, channels=channels, mean=data.mean or mean, std=data.std or std)
+

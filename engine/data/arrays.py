@@ -1,0 +1,153 @@
+"""Sources that fit in memory: the digits that are shipped, torchvision's small image sets, and made-up images."""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.config import Data
+from engine.data.sampler import Indices, Part, stratified_split
+from engine.data.source import ArraySource, ImageFormat, Images, Labels
+from engine.problems import UsageError
+
+
+@dataclass(frozen=True)
+class _ImageSet:
+    """One of torchvision's sets: its class, where its files lie below `data.path`, and its images' statistics."""
+
+    torchvision_class: str
+    folder: str
+    files: tuple[str, ...]
+    format: ImageFormat
+
+
+_IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+IMAGE_SETS = {
+    "mnist": _ImageSet("MNIST", "MNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.1307,), (0.3081,))),
+    "fashion-mnist": _ImageSet("FashionMNIST", "FashionMNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.2860,), (0.3530,))),
+    "cifar10": _ImageSet(
+        "CIFAR10",
+        "cifar-10-batches-py",
+        (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
+        ImageFormat(32, 3, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    ),
+    "cifar100": _ImageSet(
+        "CIFAR100",
+        "cifar-100-python",
+        ("train", "test", "meta"),
+        ImageFormat(32, 3, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    ),
+}
+
+
+def open_digits(data: Data, seed: int) -> ArraySource:
+    """The UCI optical digits, see digits.md."""
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
+        images = (stored["images"].astype(np.uint16) * 255 // 16).astype(np.uint8)[:, None]
+        labels = stored["labels"].astype(np.int64)
+    train, val = stratified_split(labels, data.val_split, seed)
+    return ArraySource(
+        ImageFormat(8, 1, (0.305,), (0.376,)),
+        tuple(str(digit) for digit in range(10)),
+        {"train": images[train], "val": images[val]},
+        {"train": labels[train], "val": labels[val]},
+    )
+
+
+def check_image_set(data: Data) -> None:
+    """Raises UsageError where the files are not where torchvision looks for them and may not be downloaded."""
+    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    if data.download:
+        return
+    if not root.is_dir():
+        raise UsageError.one("data.path", f"{root} does not exist; give the folder that {data.dataset} lies in")
+    missing = [name for name in image_set.files if not (root / image_set.folder / name).is_file()]
+    if missing:
+        raise UsageError.one(
+            "data.path",
+            f"no {data.dataset} in {root}: {root / image_set.folder / missing[0]} is missing; "
+            f"give the folder that holds {image_set.folder}, or fetch it with data.download=true",
+        )
+
+
+def open_image_set(data: Data) -> ArraySource:
+    """One of torchvision's sets, read by torchvision. Raises UsageError."""
+    from torchvision import datasets
+
+    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    check_image_set(data)
+    torchvision_class: Any = getattr(datasets, image_set.torchvision_class)
+    images: dict[Part, Images] = {}
+    labels: dict[Part, Labels] = {}
+    classes: tuple[str, ...] = ()
+    try:
+        with _one_at_a_time(root) if data.download else _anytime():
+            for part in ("train", "val"):
+                stored = torchvision_class(str(root), train=part == "train", download=data.download)
+                pixels = np.asarray(stored.data, dtype=np.uint8)
+                images[part] = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+                labels[part] = np.asarray(stored.targets, dtype=np.int64)
+                classes = tuple(stored.classes)
+    except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
+        raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {error}") from error
+    return ArraySource(image_set.format, classes, images, labels)
+
+
+@contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """Of the ranks that find the data missing, one fetches it while the others wait."""
+    root.mkdir(parents=True, exist_ok=True)
+    lock = root / ".download.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _anytime() -> Iterator[None]:
+    yield
+
+
+@dataclass(frozen=True)
+class FakeSource:
+    """Made-up images: each class is a bright square in a place of its own, in noise. Made when asked for."""
+
+    format: ImageFormat
+    classes: tuple[str, ...]
+    counts: dict[Part, int]
+    seed: int
+    in_memory: bool = field(default=True, init=False)
+    skipped: tuple[str, ...] = field(default=(), init=False)
+
+    def count(self, part: Part) -> int:
+        return self.counts[part]
+
+    def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
+        labels = indices % len(self.classes)
+        size, channels = self.format.size, self.format.channels
+        images = np.empty((len(indices), channels, size, size), np.uint8)
+        across = max(int(np.ceil(np.sqrt(len(self.classes)))), 1)
+        for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
+            noise = np.random.default_rng([self.seed, part == "train", int(index)])
+            images[row] = noise.integers(0, 128, (channels, size, size), np.uint8)
+            top, left = (int(label) // across) * size // across, (int(label) % across) * size // across
+            images[row, :, top : top + max(size // across, 1), left : left + max(size // across, 1)] += 96
+        return images, labels
+
+
+def open_fake(data: Data, seed: int) -> FakeSource:
+    channels = data.channels or 3
+    return FakeSource(
+        ImageFormat(data.image_size or 32, channels, (0.27,) * channels, (0.18,) * channels),
+        tuple(f"class-{number}" for number in range(data.num_classes or 10)),
+        {"train": data.fake_train, "val": data.fake_val},
+        seed,
+    )

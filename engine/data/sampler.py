@@ -1,0 +1,123 @@
+"""Which images go where: split, order and shares, each a pure function of the seed, the epoch and the image.
+
+Nothing here keeps state, so the answer is the same for any number of loader processes and after a resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+Part = Literal["train", "val"]
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class Stream(IntEnum):
+    """What a random number is for; each use draws from a stream of its own."""
+
+    SPLIT = 1
+    ORDER = 2
+    CROP_ROW = 3
+    CROP_COLUMN = 4
+    FLIP = 5
+
+
+def _mix(value: int) -> int:
+    """The output function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def random_bits(seed: int, stream: Stream, epoch: int, indices: Indices) -> NDArray[np.uint64]:
+    """64 random bits for each image: the same function as `_mix`, taken over the whole array."""
+    key = np.uint64(_mix(_mix(_mix(seed) ^ int(stream)) ^ epoch))
+    value = (indices.astype(np.uint64) ^ key) + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def random_below(limit: int, seed: int, stream: Stream, epoch: int, indices: Indices) -> Indices:
+    """A whole number from 0 to `limit` - 1 for each image."""
+    return (random_bits(seed, stream, epoch, indices) % np.uint64(limit)).astype(np.int64)
+
+
+def epoch_order(images: int, seed: int, epoch: int) -> Indices:
+    """The order in which an epoch goes through the training images."""
+    return np.argsort(random_bits(seed, Stream.ORDER, epoch, np.arange(images)), kind="stable")
+
+
+def stratified_split(labels: NDArray[np.integer], share: float, seed: int) -> tuple[Indices, Indices]:
+    """Indices for training and for validation, ascending; `share` of each class is for validation, at least one image
+    where the class has two, and never all."""
+    chosen: list[Indices] = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        wanted = min(max(round(len(members) * share), 1), len(members) - 1)
+        chosen.append(members[np.argsort(random_bits(seed, Stream.SPLIT, 0, members), kind="stable")[:wanted]])
+    val = np.sort(np.concatenate(chosen))
+    return np.setdiff1d(np.arange(len(labels)), val), val
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One batch of one rank: `indices` into the images of `part`. `weight` scales its mean loss so that the mean over
+    the ranks is the mean over all images of the step; it is 0 for a rank that only keeps the others company."""
+
+    part: Part
+    epoch: int
+    indices: Indices
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the images of both parts are dealt out to the ranks."""
+
+    train_images: int
+    val_images: int
+    batch_size: int
+    rank: int
+    world_size: int
+    drop_last: bool
+    seed: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        full, rest = divmod(self.train_images, self.global_batch)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def train(self, epoch: int, first: int = 0) -> Iterator[BatchRequest]:
+        """This rank's batches of an epoch from batch `first` (counted from 0) on. A global batch is the same for any
+        number of ranks that share it."""
+        order = epoch_order(self.train_images, self.seed, epoch)
+        for step in range(first, self.steps_per_epoch):
+            images = order[step * self.global_batch : (step + 1) * self.global_batch]
+            mine = np.array_split(images, self.world_size)[self.rank]
+            weight = len(mine) * self.world_size / len(images)
+            yield BatchRequest("train", epoch, mine if len(mine) else images[:1], weight)
+
+    def val(self) -> Iterator[BatchRequest]:
+        """This rank's batches of an evaluation. Over the ranks each image comes exactly once."""
+        mine = np.array_split(np.arange(self.val_images), self.world_size)[self.rank]
+        for start in range(0, len(mine), self.batch_size):
+            yield BatchRequest("val", 0, mine[start : start + self.batch_size])
+
+    def run(self, epochs: int, first_epoch: int = 1, first_batch: int = 0) -> Iterator[BatchRequest]:
+        """Everything that this rank will ask for, from a position to the end of the run: training and evaluation in
+        turn, so that loader processes prepare the next part while this one ends."""
+        for epoch in range(first_epoch, epochs + 1):
+            yield from self.train(epoch, first_batch if epoch == first_epoch else 0)
+            yield from self.val()

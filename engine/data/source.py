@@ -1,0 +1,64 @@
+"""What every source of images offers, and the one for images that lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.data.sampler import Indices, Part
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """What images look like when they reach the model: square, `channels` of them with values 0 to 255, of which
+    `mean` and `std` are taken on a scale of 0 to 1."""
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Source(Protocol):
+    """Images with labels in two parts. Cheap to make, cheap to pickle, and free of torch."""
+
+    @property
+    def format(self) -> ImageFormat: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def in_memory(self) -> bool: ...
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Files that were left out, each with the reason."""
+        ...
+
+    def count(self, part: Part) -> int: ...
+
+    def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
+        """Images as N x C x H x W, in the source's own size and channels, and their labels."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Images that lie in memory, N x C x H x W."""
+
+    format: ImageFormat
+    classes: tuple[str, ...]
+    images: dict[Part, Images]
+    labels: dict[Part, Labels]
+    in_memory: bool = field(default=True, init=False)
+    skipped: tuple[str, ...] = field(default=(), init=False)
+
+    def count(self, part: Part) -> int:
+        return len(self.labels[part])
+
+    def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
+        return self.images[part][indices], self.labels[part][indices]

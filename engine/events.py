@@ -1,0 +1,224 @@
+"""The typed events of a run, and the journal that they are appended to and read from.
+
+The journal is JSON lines, one event each: `type`, `time` (Unix seconds), then the event's own fields. A reader passes
+over types and fields that it does not know and over a torn last line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+JOURNAL_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """`time` is when the event happened, in Unix seconds."""
+
+    type: ClassVar[str]
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """The ranks are set up and training begins. The first event of a run, once."""
+
+    type: ClassVar[str] = "run_started"
+    format: int = JOURNAL_FORMAT
+    name: str
+    host: str
+    world_size: int
+    devices: list[str]
+    backend: str
+    epochs: int
+    global_batch: int
+    steps_per_epoch: int
+    train_images: int
+    val_images: int
+    classes: int
+    parameters: int
+    workers: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResumed(RunStarted):
+    """Training goes on after step `from_step`; what earlier lines say of later steps no longer holds."""
+
+    type: ClassVar[str] = "run_resumed"
+    from_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Event):
+    """Every `run.log_every` steps. `losses` are those of each step since the event before, averaged over the ranks;
+    `lr` is the learning rate of the last; `data_wait` is the share of the time that rank 0 waited for data."""
+
+    type: ClassVar[str] = "step"
+    step: int
+    epoch: int
+    losses: list[float]
+    lr: float
+    images_per_second: float
+    data_wait: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch(Event):
+    """An epoch is trained and evaluated. `step` is its last one; `skipped` counts the steps that the gradient scaler
+    left out so far; `images_per_second` is that of training, over all ranks."""
+
+    type: ClassVar[str] = "epoch"
+    epoch: int
+    step: int
+    train_loss: float
+    train_accuracy: float
+    val_loss: float
+    val_accuracy: float
+    lr: float
+    seconds: float
+    images_per_second: float
+    skipped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """`path` is relative to the run's folder."""
+
+    type: ClassVar[str] = "checkpoint"
+    path: str
+    step: int
+    epoch: int
+    best: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    type: ClassVar[str] = "warning"
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control(Event):
+    """A request was taken, and what came of it."""
+
+    type: ClassVar[str] = "control"
+    request: str
+    by: str
+    outcome: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailed(Event):
+    """`cause` is one sentence; `traceback` may be empty, as when a signal ended the rank."""
+
+    type: ClassVar[str] = "rank_failed"
+    rank: int
+    device: str
+    cause: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFinished(Event):
+    """`state` is finished, stopped or failed; `message` says why where it is not finished."""
+
+    type: ClassVar[str] = "run_finished"
+    state: str
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(Event):
+    """What was asked for turned out to be impossible while the ranks were set up: `problems` are pairs of key and
+    reason. Told to the owner of the run, who takes the run back; the journal never sees it."""
+
+    type: ClassVar[str] = "refused"
+    problems: list[list[str]]
+
+
+EVENTS: dict[str, type[Event]] = {
+    kind.type: kind
+    for kind in (RunStarted, RunResumed, Step, Epoch, CheckpointSaved, Warned, Control, RankFailed, RunFinished, Refused)
+}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return value
+
+
+def to_line(event: Event) -> str:
+    """The event as one line of JSON, without the line's end."""
+    values = asdict(event)
+    ordered = {"type": event.type, "time": round(values.pop("time"), 3)}
+    return json.dumps(ordered | {key: _finite(value) for key, value in values.items()}, allow_nan=False)
+
+
+def from_line(line: str) -> Event | None:
+    """The event of a line of JSON; None for a torn line, an unknown type, or one that lacks a field."""
+    try:
+        values = json.loads(line)
+        kind = EVENTS[values["type"]]
+        known = {part.name for part in fields(kind)}
+        return kind(**{key: value for key, value in values.items() if key in known})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class Journal:
+    """Appends events to a file, each with one write. Raises OSError where the disk does not take them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._file).st_size
+        # A line that a crash left torn is ended first, or it would take the next one with it.
+        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+
+    def append(self, event: Event) -> None:
+        data = ("\n" if self._torn else "") + to_line(event) + "\n"
+        encoded = data.encode()
+        self._torn = True
+        self._torn = os.write(self._file, encoded) != len(encoded)
+
+    def sync(self) -> None:
+        """Returns when what was appended is on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class JournalReader:
+    """Reads the events that were appended since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def poll(self) -> Iterator[Event]:
+        """The events of the lines that are whole by now; none where there is no journal yet."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            event = from_line(line.decode(errors="replace"))
+            if event is not None:
+                yield event

@@ -1,0 +1,62 @@
+"""Files that are whole or absent, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
+    """Write `path` through a temporary file beside it and a rename. With `durable` it is on the disk on return
+    (fsync of the file, then of the folder). Raises OSError and leaves the old content as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give `source` a second name, replacing what bore it; a copy where the file system has no hard links."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.hardlink_to(source)
+    except OSError:
+        with source.open("rb") as file:
+            replace_file(target, lambda copy: copy.write(file.read()), durable=True)
+        return
+    temporary.replace(target)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    text = json.dumps(dict(values), indent=2, allow_nan=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None where the file is not there, not readable or not a JSON object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None

@@ -1,0 +1,208 @@
+"""A run as one rank lives it: epochs, evaluations, checkpoints, and what is told of them."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from engine.checkpoint import keep_checkpoint, rng_state, save_checkpoint, set_rng_state
+from engine.config import as_dict
+from engine.data.source import Source
+from engine.events import CheckpointSaved, Epoch, RunResumed, RunStarted, Warned
+from engine.files import write_json
+from engine.job import Job, Outcome
+from engine.loop import Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
+from engine.models import count_parameters
+from engine.precision import autocast
+from engine.seat import Seat
+
+SHOWN_FILES = 10
+
+
+class Fit:
+    """One rank, set up and ready. `hosts` is a process group for what lies in host memory."""
+
+    def __init__(
+        self, job: Job, seat: Seat, trainer: Trainer, source: Source, hosts: dist.ProcessGroup | None, workers: int
+    ) -> None:
+        self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
+        self.hosts, self.workers = hosts, workers
+        self.devices: list[str] = [""] * seat.world_size
+        dist.all_gather_object(self.devices, job.plan.devices[seat.local_rank], group=hosts)
+        self.best_epoch, self.best_accuracy = 0, -1.0
+
+    def run(self) -> Outcome:
+        t, started = self.trainer, self._started()
+        if self.job.resumed:
+            self._tell(RunResumed(**asdict(started), from_step=t.position.step))
+        else:
+            self._tell(started)
+            self._tell_skipped()
+        self._write_classes()
+        while t.position.epoch <= self.config.run.epochs:
+            began = time.perf_counter()
+            if not train_epoch(t):
+                return self._stop()
+            trained = time.perf_counter() - began
+            train_loss, train_accuracy = finish_training(t)
+            share_buffers(t.model)
+            evaluated = evaluate(t)
+            if evaluated is None:
+                return self._stop()
+            self._end_epoch(began, trained, (train_loss, train_accuracy), evaluated)
+        t.stop.settle()
+        t.log.tell(t.position.step, self.config.run.epochs, t.lr(t.position.step))
+        t.log.settle()
+        return "finished"
+
+    def _end_epoch(
+        self, began: float, trained: float, train: tuple[float, float], evaluated: tuple[float, float]
+    ) -> None:
+        t, epoch = self.trainer, self.trainer.position.epoch
+        images = t.shares.steps_per_epoch * t.shares.global_batch
+        val_loss, val_accuracy = evaluated
+        self._tell(
+            Epoch(
+                epoch=epoch,
+                step=t.position.step,
+                train_loss=train[0],
+                train_accuracy=train[1],
+                val_loss=val_loss,
+                val_accuracy=val_accuracy,
+                lr=t.lr(t.position.step),
+                seconds=round(time.perf_counter() - began, 3),
+                images_per_second=round(images / trained, 1),
+                skipped=t.position.skipped,
+            )
+        )
+        best = val_accuracy > self.best_accuracy
+        if best:
+            self.best_epoch, self.best_accuracy = epoch, val_accuracy
+        t.position.epoch, t.position.batch = epoch + 1, 0
+        t.totals = Totals(t.device)
+        self._save(ended=epoch, best=best)
+
+    def _stop(self) -> Outcome:
+        """All ranks are at the same step, with nothing under way between them but the log."""
+        t = self.trainer
+        t.stop.settle()
+        t.log.settle()
+        share_buffers(t.model)
+        self._save()
+        return "stopped"
+
+    def _save(self, ended: int | None = None, *, best: bool = False) -> None:
+        """Write a checkpoint of all ranks, under the name of the epoch that it ends where it does. A collective."""
+        t = self.trainer
+        mine = {
+            "rng": rng_state(t.device),
+            "loss": t.totals.loss.cpu(),
+            "counts": t.totals.counts.cpu(),
+            "untold": t.log.untold(),
+        }
+        ranks: list[Any] | None = [None] * self.seat.world_size if self.seat.rank == 0 else None
+        dist.gather_object(mine, ranks, group=self.hosts)
+        if self.seat.rank != 0 or self.job.folder is None:
+            return
+        state = {
+            "config": as_dict(self.config),
+            "classes": list(self.source.classes),
+            "model": t.model.state_dict(),
+            "optimizer": t.optimizer.state_dict(),
+            "scaler": t.scaler.state_dict(),
+            "epoch": t.position.epoch,
+            "batch": t.position.batch,
+            "step": t.position.step,
+            "skipped": t.position.skipped,
+            "best_epoch": self.best_epoch,
+            "best_accuracy": self.best_accuracy,
+            "ranks": ranks,
+        }
+        try:
+            path = save_checkpoint(state, self.job.folder.checkpoints)
+            if ended is not None:
+                keep_checkpoint(self.job.folder.checkpoints, ended, best=best, keep=self.config.checkpoint.keep)
+        except OSError as error:
+            self._tell(Warned(message=f"the checkpoint of step {t.position.step} could not be written: {error}"))
+            return
+        relative = str(path.relative_to(self.job.folder.path))
+        self._tell(CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best))
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint; the model has been loaded. With another number of ranks the sums are kept, by rank 0,
+        and the random numbers are drawn anew."""
+        t, ranks = self.trainer, saved["ranks"]
+        t.optimizer.load_state_dict(saved["optimizer"])
+        t.scaler.load_state_dict(saved["scaler"])
+        self.best_epoch, self.best_accuracy = saved["best_epoch"], saved["best_accuracy"]
+        if len(ranks) == self.seat.world_size:
+            mine = ranks[self.seat.rank]
+            t.totals.loss += mine["loss"].to(t.device)
+            t.totals.counts += mine["counts"].to(t.device)
+            t.log.take_back(mine["untold"])
+            set_rng_state(mine["rng"], t.device)
+            return
+        self._tell(
+            Warned(
+                message=f"the checkpoint is of {len(ranks)} ranks and this run has {self.seat.world_size}: batches and random "
+                "numbers are dealt out anew, so results differ from those of an uninterrupted run"
+            )
+        )
+        if self.seat.rank == 0:
+            t.totals.loss += sum(one["loss"] for one in ranks).to(t.device)
+            t.totals.counts += sum(one["counts"] for one in ranks).to(t.device)
+
+    def try_one_batch(self) -> Outcome:
+        """One real batch forward and back; weights and run are left alone."""
+        t = self.trainer
+        t.model.train()
+        images, labels, _ = t.next_batch()
+        with autocast(self.config.precision, t.device):
+            loss = F.cross_entropy(t.ddp(images), labels)
+        t.scaler.scale(loss).backward()
+        self._tell(self._started())
+        self._tell_skipped()
+        return "tried"
+
+    def _tell(self, event: RunStarted | Epoch | CheckpointSaved | Warned) -> None:
+        if self.seat.rank == 0:
+            self.trainer.channel.send(event)
+
+    def _started(self) -> RunStarted:
+        t = self.trainer
+        name = self.job.folder.name if self.job.folder else (self.config.run.name or "")
+        return RunStarted(
+            name=name,
+            host=socket.gethostname(),
+            world_size=self.seat.world_size,
+            devices=self.devices,
+            backend=self.job.plan.backend,
+            epochs=self.config.run.epochs,
+            global_batch=t.shares.global_batch,
+            steps_per_epoch=t.shares.steps_per_epoch,
+            train_images=t.shares.train_images,
+            val_images=t.shares.val_images,
+            classes=len(self.source.classes),
+            parameters=count_parameters(t.model),
+            workers=self.workers,
+            versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
+        )
+
+    def _tell_skipped(self) -> None:
+        skipped = self.source.skipped
+        if not skipped or self.seat.rank != 0:
+            return
+        more = f", and {len(skipped) - SHOWN_FILES} more, all named in the log" if len(skipped) > SHOWN_FILES else ""
+        self._tell(Warned(message=f"{len(skipped)} files left out: {', '.join(skipped[:SHOWN_FILES])}{more}"))
+
+    def _write_classes(self) -> None:
+        if self.seat.rank == 0 and self.job.folder is not None:
+            write_json(self.job.folder.class_indices, {str(n): name for n, name in enumerate(self.source.classes)})

@@ -1,0 +1,110 @@
+"""What a run has come to: its events laid one over the other, and the summary that is made of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+from engine.events import CheckpointSaved, Control, Epoch, Event, RankFailed, RunFinished, RunResumed, RunStarted, Step
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The content of `summary.json`. `seconds` is the time that all sittings of the run took together."""
+
+    state: str
+    epochs: int = 0
+    train_loss: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    best_epoch: int | None = None
+    best_val_accuracy: float | None = None
+    images_per_second: float | None = None
+    seconds: float = 0.0
+    message: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass
+class History:
+    """The state that a run's events add up to. Feed it with `add`, in the journal's order."""
+
+    started: RunStarted | None = None
+    epochs: list[Epoch] = field(default_factory=list)
+    step: Step | None = None
+    checkpoint: CheckpointSaved | None = None
+    stopping: bool = False
+    failures: list[RankFailed] = field(default_factory=list)
+    finished: RunFinished | None = None
+    seconds: float = 0.0
+    _sitting: float | None = None
+    _latest: float = 0.0
+
+    def add(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                # The sitting before ended without a word if it crashed: its time is up to its last event.
+                self._close_sitting()
+                self._sitting = event.time
+                self.started, self.finished, self.stopping = event, None, False
+                self.failures.clear()
+                if isinstance(event, RunResumed):
+                    self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
+                    if self.step is not None and self.step.step > event.from_step:
+                        self.step = None
+            case Step():
+                self.step = event
+            case Epoch():
+                self.epochs.append(event)
+            case CheckpointSaved():
+                self.checkpoint = event
+            case Control():
+                self.stopping = self.stopping or event.request == "stop"
+            case RankFailed():
+                self.failures.append(event)
+            case RunFinished():
+                self.finished = event
+        self._latest = event.time
+        if isinstance(event, RunFinished):
+            self._close_sitting()
+
+    def _close_sitting(self) -> None:
+        if self._sitting is not None:
+            self.seconds += self._latest - self._sitting
+            self._sitting = None
+
+    @property
+    def current_step(self) -> int:
+        """The last step that the journal knows of, 0 before the first."""
+        return max(self.step.step if self.step else 0, self.epochs[-1].step if self.epochs else 0)
+
+    @property
+    def best(self) -> Epoch | None:
+        """The first epoch of the highest validation accuracy."""
+        return max(self.epochs, key=lambda epoch: epoch.val_accuracy, default=None)
+
+    def summary(self) -> Summary:
+        last, best = (self.epochs[-1] if self.epochs else None), self.best
+        running = self._latest - self._sitting if self._sitting is not None else 0.0
+        return Summary(
+            state=self.finished.state if self.finished else "running",
+            epochs=last.epoch if last else 0,
+            train_loss=last.train_loss if last else None,
+            val_loss=last.val_loss if last else None,
+            val_accuracy=last.val_accuracy if last else None,
+            best_epoch=best.epoch if best else None,
+            best_val_accuracy=best.val_accuracy if best else None,
+            images_per_second=statistics.median(e.images_per_second for e in self.epochs) if last else None,
+            seconds=round(self.seconds + running, 3),
+            message=self.finished.message if self.finished else "",
+        )
+
+
+def history_of(events: Iterable[Event]) -> History:
+    history = History()
+    for event in events:
+        history.add(event)
+    return history

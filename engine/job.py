@@ -1,0 +1,25 @@
+"""What every rank of a run is told, and how it can end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config import Config
+from engine.data.source import Source
+from engine.machine import Plan
+from engine.runs import RunFolder
+
+Outcome = Literal["finished", "stopped", "tried"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of a run are told. Without a folder it is a dry run: one batch forward and back, nothing kept.
+    `resumed` says that the folder has a history; `source` is given where it was opened ahead of the ranks."""
+
+    config: Config
+    plan: Plan
+    folder: RunFolder | None
+    resumed: bool
+    source: Source | None

@@ -1,0 +1,152 @@
+"""One rank of a world that torchrun or srun started. There is no supervisor: rank 0 owns the run and records it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from engine.channel import DirectChannel, StopFlag
+from engine.events import Control, Event, RankFailed
+from engine.failure import cause_of
+from engine.job import Job
+from engine.launch import FAILED, FINISHED, REFUSED, STOPPED, Order, close_run, named, open_recorder, take_folder
+from engine.machine import plan, prepare_environment
+from engine.problems import UsageError
+from engine.recorder import Listener, Recorder
+from engine.runs import Claim, RunFolder, take_requests
+from engine.seat import Seat, seat_from_environment
+from engine.supervisor import Ending
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+WATCH_SECONDS = 0.5
+HEAR_SECONDS = 60
+
+
+def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) -> int:
+    """Take this process's seat, train to the end and return the exit code. Raises UsageError on rank 0 only: the others
+    leave without a word what it says for all."""
+    flag = StopFlag()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, flag.raise_it)
+    seat, variables = seat_from_environment(launcher, os.environ)
+    os.environ.update(variables)
+    run_plan = plan(order.config, seat.local_world_size)
+    prepare_environment(run_plan, os.environ)
+
+    import torch.distributed as dist
+
+    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=order.config.device.timeout)))
+    claimed: Claim | None = None
+    try:
+        if order.dry_run:
+            job = Job(order.config, run_plan, None, False, None)
+        elif seat.rank == 0:
+            claimed = _claim_for_all(order, seat, store)
+            if claimed is None:
+                return FINISHED
+            config = named(order.config, claimed.folder)
+            job = Job(config, run_plan, claimed.folder, not claimed.fresh, None)
+        else:
+            found = _hear_of_claim(seat, store)
+            if found is None:
+                return FINISHED
+            folder, resumed = found
+            job = Job(named(order.config, folder), run_plan, folder, resumed, None)
+        code = _train(job, seat, store, claimed, listener, flag)
+    except UsageError:
+        if claimed is not None:
+            claimed.discard()
+        if seat.rank == 0:
+            raise
+        return REFUSED
+    # torchrun would start a process anew that ends with anything but 0.
+    return FINISHED if code == STOPPED and launcher == "env" else code
+
+
+def _claim_for_all(order: Order, seat: Seat, store: dist.Store) -> Claim | None:
+    """Rank 0 takes the run's folder and tells the others which, or that it could not."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0:
+        # torchrun starts the world anew after a failure: the run is to go on where it was.
+        run = order.config.run.model_copy(update={"resume": True})
+        order = replace(order, config=order.config.model_copy(update={"run": run}))
+    news: dict[str, object] = {"refused": True}
+    try:
+        claimed = take_folder(order)
+        news = {"folder": str(claimed.folder.path), "resumed": not claimed.fresh} if claimed else {}
+        return claimed
+    finally:
+        store.set("claim", json.dumps(news))
+        if "folder" not in news and seat.world_size > 1:
+            # This process may hold the store, and is about to end.
+            store.wait([f"heard/{rank}" for rank in range(1, seat.world_size)], timedelta(seconds=HEAR_SECONDS))
+
+
+def _hear_of_claim(seat: Seat, store: dist.Store) -> tuple[RunFolder, bool] | None:
+    """The run's folder and whether it has a history; None where nothing is left to do. Raises UsageError."""
+    news = json.loads(store.get("claim"))
+    store.set(f"heard/{seat.rank}", "yes")
+    if news.get("refused"):
+        raise UsageError.one("", "rank 0 could not take the run's folder")
+    return (RunFolder(Path(news["folder"])), bool(news["resumed"])) if news else None
+
+
+def _train(
+    job: Job, seat: Seat, store: dist.Store, claimed: Claim | None, listener: Listener, flag: StopFlag
+) -> int:
+    from engine.worker import train
+
+    recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
+    record = recorder.record if recorder else (listener if seat.rank == 0 else None)
+    channel = DirectChannel(_watched(record, recorder, claimed, flag) if recorder and claimed else record, flag)
+    try:
+        outcome = train(job, seat, store, channel)
+        if recorder is None:
+            return STOPPED if outcome == "stopped" else FINISHED
+        return close_run(Ending("stopped" if outcome == "stopped" else "finished"), recorder)
+    except UsageError:
+        raise
+    except Exception as error:
+        device = job.plan.devices[seat.local_rank]
+        failure = RankFailed(rank=seat.rank, device=device, cause=cause_of(error), traceback=traceback.format_exc())
+        if recorder is not None:
+            return close_run(Ending("failed", failure), recorder)
+        print(f"rank {seat.rank} ({device}) failed: {failure.cause}\n{failure.traceback}", file=sys.stderr)
+        return FAILED
+    finally:
+        if recorder is not None and claimed is not None:
+            recorder.close()
+            claimed.ownership.release()
+
+
+def _watched(record: Listener, recorder: Recorder, claimed: Claim, flag: StopFlag) -> Listener:
+    """A listener that starts, with its first event, a thread that renews the heartbeat and takes requests: not earlier,
+    because loader processes are forked before."""
+
+    def watch() -> None:
+        while not recorder.closed.wait(WATCH_SECONDS):
+            claimed.ownership.beat()
+            for request in take_requests(claimed.folder):
+                known = request.request == "stop"
+                flag.raised = flag.raised or known
+                outcome = "at the next step, with a checkpoint" if known else "not known here, left undone"
+                record(Control(request=request.request, by=request.by, outcome=outcome))
+
+    thread = threading.Thread(target=watch, name="control", daemon=True)
+
+    def record_and_watch(event: Event) -> None:
+        if not thread.is_alive():
+            thread.start()
+        record(event)
+
+    return record_and_watch

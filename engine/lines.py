@@ -1,0 +1,40 @@
+"""Events in words: one line for a log or a plain terminal."""
+
+from __future__ import annotations
+
+from engine.events import Control, Epoch, Event, RankFailed, RunFinished, RunResumed, RunStarted, Warned
+
+
+def line_of(event: Event) -> str | None:
+    """None for events that come too often, or say too little, for a line of their own."""
+    match event:
+        case RunResumed():
+            return f"{event.name}: goes on after step {event.from_step}, {plan_in_words(event)}"
+        case RunStarted():
+            return f"{event.name}: {plan_in_words(event)}"
+        case Epoch():
+            skipped = f"  skipped {event.skipped}" if event.skipped else ""
+            return (
+                f"epoch {event.epoch}  train loss {event.train_loss:.4f} accuracy {event.train_accuracy:.4f}  "
+                f"val loss {event.val_loss:.4f} accuracy {event.val_accuracy:.4f}  lr {event.lr:.3g}  "
+                f"{event.images_per_second:,.0f} images/s  {event.seconds:.1f} s{skipped}"
+            )
+        case Warned():
+            return f"warning: {event.message}"
+        case Control():
+            return f"{event.request} requested by {event.by}: {event.outcome}"
+        case RankFailed():
+            return f"rank {event.rank} ({event.device}) failed: {event.cause}"
+        case RunFinished():
+            return f"{event.state}{': ' + event.message if event.message else ''}"
+    return None
+
+
+def plan_in_words(event: RunStarted) -> str:
+    devices = f"{event.world_size} on the CPU" if event.backend == "gloo" else ", ".join(event.devices)
+    ranks = "rank" if event.world_size == 1 else "ranks"
+    return (
+        f"{ranks} {devices}, global batch {event.global_batch}, {event.steps_per_epoch} steps an epoch, "
+        f"{event.epochs} epochs, {event.train_images} images for training and {event.val_images} for validation in "
+        f"{event.classes} classes, {event.parameters:,} parameters"
+    )

@@ -1,0 +1,70 @@
+"""What a run's owner keeps of it: journal, log, TensorBoard curves and summary."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from engine.config import Config, as_dict
+from engine.events import Epoch, Event, Journal, RunFinished, Warned
+from engine.files import replace_file, write_json
+from engine.lines import line_of
+from engine.resolve import to_yaml
+from engine.runs import RunFolder
+from engine.scalars import Scalars
+
+Listener = Callable[[Event], None]
+
+
+class Recorder:
+    """Takes every event of a run once. A disk that takes nothing does not end the training: what is lost is said, once,
+    to the listener."""
+
+    def __init__(self, folder: RunFolder, config: Config, listener: Listener) -> None:
+        """Raises OSError where the folder cannot be written to."""
+        self.folder = folder
+        self.history = folder.history()
+        self._listener = listener
+        folder.control.mkdir(exist_ok=True)
+        folder.checkpoints.mkdir(exist_ok=True)
+        replace_file(folder.config, lambda file: file.write(to_yaml(as_dict(config)).encode()), durable=True)
+        self._journal = Journal(folder.journal)
+        self._log = os.open(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._scalars = Scalars(folder.tensorboard)
+        self._disk_full = False
+        self._lock = threading.Lock()
+        self.closed = threading.Event()
+
+    def record(self, event: Event) -> None:
+        with self._lock:
+            if not self.closed.is_set():
+                self._record(event)
+
+    def _record(self, event: Event) -> None:
+        self.history.add(event)
+        self._listener(event)
+        try:
+            self._journal.append(event)
+            if (line := line_of(event)) is not None:
+                stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
+                os.write(self._log, f"{stamp}  {line}\n".encode())
+            if isinstance(event, Epoch):
+                self._scalars.write(event)
+            if isinstance(event, Epoch | RunFinished):
+                self._journal.sync()
+                write_json(self.folder.summary, self.history.summary().to_dict())
+        except OSError as error:
+            if not self._disk_full:
+                self._disk_full = True
+                self._listener(Warned(message=f"the run folder cannot be written to ({error.strerror}); training goes on"))
+
+    def close(self) -> None:
+        with self._lock:
+            self.closed.set()
+        with suppress(OSError):
+            self._scalars.close()
+        self._journal.close()
+        os.close(self._log)

@@ -1,0 +1,245 @@
+"""From files, flags and `section.key=value` to one checked config, and where each of its values came from.
+
+Later layers win: defaults, each file of `base:`, the file itself, then flags and `key=value`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from engine.config import Config, as_dict, fields, impossible_pairs, sections
+from engine.problems import Problem, UsageError, nearest
+
+Layer = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked config, and for each `section.key` the name of the layer that its value came from."""
+
+    config: Config
+    sources: dict[str, str]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the scalars of YAML 1.2: `off` and `no` are words, `1e-3` is a number; a key given twice is an error."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":int", ":timestamp"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"),
+    list("-+.0123456789"),
+)
+
+
+def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    # The inherited reader takes 010 for octal.
+    return int(str(loader.construct_scalar(node)))
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise yaml.MarkedYAMLError(problem=f"the key {key.value} is given twice", problem_mark=key.start_mark)
+        seen.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def parse_yaml(text: str) -> Any:
+    """Raises `yaml.YAMLError`."""
+    return yaml.load(text, _Loader)  # noqa: S506 - the loader is a SafeLoader
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+
+
+def presets() -> dict[str, Path]:
+    """Name -> file of the configs that travel with gputrain: in the wheel as data of `engine`, else in the checkout."""
+    here = Path(__file__).parent
+    folder = here / "presets" if (here / "presets").is_dir() else here.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_config(name: str) -> Path:
+    """The file that CONFIG names, be it a path or a preset. Raises UsageError."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    known = presets()
+    if name in known:
+        return known[name]
+    if path.is_dir():
+        raise UsageError.one(name, "is a folder; give a YAML file or a preset's name")
+    hint = nearest(path.stem, known)
+    raise UsageError.one(name, f"there is no such file, and no preset of that name ({', '.join(known)}){hint}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError.one(str(path), "is not a text file in UTF-8") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UsageError.one(f"{path}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError.one(str(path), f"must hold sections ({', '.join(sections())}), each with its keys")
+    return content
+
+
+def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, Layer]]:
+    """The layers of a file, those of its `base:` first."""
+    here = path.resolve()
+    if here in chain:
+        circle = " -> ".join(str(part) for part in (*chain[chain.index(here) :], here))
+        raise UsageError.one("base", f"these files are each other's base: {circle}; take one of the `base:` lines out")
+    content = _read(path)
+    bases = content.pop("base", [])
+    if isinstance(bases, str):
+        bases = [bases]
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UsageError.one(str(path), "base: must be the name of a file, or a list of them")
+    layers: list[tuple[str, Layer]] = []
+    for base in bases:
+        base_path = here.parent / Path(base).expanduser()
+        if not base_path.is_file():
+            raise UsageError.one(str(path), f"its base {base} does not exist (looked for {base_path})")
+        layers += _file_layers(base_path, (*chain, here))
+    problems = [
+        Problem(f"{section} (in {path})", f"must be a section with keys, not {type(keys).__name__}")
+        for section, keys in content.items()
+        if keys is not None and not isinstance(keys, dict) and section in sections()
+    ]
+    if problems:
+        raise UsageError(problems)
+    return [*layers, (str(path), {section: keys or {} for section, keys in content.items()})]
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """`section.key=value`, the value read as YAML."""
+    key, _, value = text.partition("=")
+    key = key.strip()
+    if "." not in key:
+        known = [name for name, _ in fields()]
+        meant = [name for name in known if name.endswith(f".{key}")]
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else nearest(key, known)
+        raise UsageError.one(key, f"is not of the form section.key=value{hint}")
+    try:
+        return key, parse_yaml(value)
+    except yaml.YAMLError as error:
+        raise UsageError.one(key, f"the value {value!r} cannot be read: {getattr(error, 'problem', error)}") from error
+
+
+def resolve(
+    file: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, Any]] | None = None
+) -> Resolved:
+    """`flags` maps `section.key` to (flag, value). Raises UsageError with every problem found."""
+    layers = _file_layers(find_config(file)) if file is not None else []
+    typed: dict[str, tuple[str, Any]] = dict(flags or {})
+    problems: list[Problem] = []
+    for text in overrides:
+        try:
+            key, value = _override(text)
+        except UsageError as error:
+            problems += error.problems
+            continue
+        if key in typed and typed[key][1] != value:
+            problems.append(Problem(key, f"is given twice with two values, by {typed[key][0]} and {text}; keep one"))
+        typed[key] = (text, value)
+    if problems:
+        raise UsageError(problems)
+    for key, (source, value) in typed.items():
+        section, _, name = key.partition(".")
+        layers.append((source, {section: {name: value}}))
+
+    merged: Layer = {}
+    sources: dict[str, str] = {}
+    for source, layer in layers:
+        for section, keys in layer.items():
+            if not isinstance(keys, dict):
+                keys = {}
+            merged.setdefault(section, {}).update(keys)
+            sources.update({f"{section}.{key}": source for key in keys})
+    config = check(merged, sources)
+    return Resolved(config, {key: sources.get(key, "default") for key, _ in fields()})
+
+
+def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Config:
+    """The config of these values. Raises UsageError with every problem, each with its key and what is allowed."""
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        found: dict[str, Problem] = {}
+        for detail in error.errors():
+            problem = _explain(detail, sources or {})
+            found.setdefault(problem.where, problem)
+        raise UsageError(list(found.values())) from error
+    if pairs := list(impossible_pairs(config)):
+        raise UsageError([Problem(key, why) for key, why in pairs])
+    if config.data.path is not None:
+        absolute = str(Path(config.data.path).expanduser().absolute())
+        config = config.model_copy(update={"data": config.data.model_copy(update={"path": absolute})})
+    return config
+
+
+def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
+    """One of pydantic's errors in words: the key, what is allowed, the nearest known name."""
+    location = [str(part) for part in detail["loc"]]
+    key = ".".join(location[:2])
+    source = sources.get(key, "")
+    where = f"{key} (in {source})" if source.endswith((".yaml", ".yml")) else key
+    if detail["type"] == "extra_forbidden":
+        if len(location) == 1:
+            known = list(sections())
+            return Problem(where, f"there is no such section; there are {', '.join(known)}{nearest(key, known)}")
+        names = [name for name, _ in fields()]
+        same_section = [name for name in names if name.startswith(f"{location[0]}.")]
+        hint = nearest(key, same_section) or nearest(key, names)
+        return Problem(where, f"there is no such key{hint}")
+    value = detail["input"]
+    allowed = detail["msg"][0].lower() + detail["msg"][1:]
+    if key == "data.workers":
+        allowed = "must be a whole number from 0 up, or auto"
+    elif detail["type"] == "literal_error":
+        words = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
+        allowed = f"must be one of {words}{nearest(str(value), words.split(', '))}"
+    elif detail["type"] == "string_pattern_mismatch":
+        allowed = "must start with a letter or digit and hold only letters, digits, dots, dashes and underscores"
+    elif detail["type"] in ("missing", "too_short", "too_long"):
+        allowed = f"has the wrong number of values; the default is {dict(fields())[key].default}"
+    for ours, theirs in (("must be", "input should be"), ("must have", "input should have"), ("must have", "value should have"),
+                         ("a whole number", "a valid integer"), ("a number", "a valid number"),
+                         ("true or false", "a valid boolean"), ("text", "a valid string")):
+        allowed = allowed.replace(theirs, ours)
+    return Problem(where, f"{value!r} is not allowed: {allowed}")
+
+
+def changed_keys(before: Config, after: Config) -> list[str]:
+    """The keys in which two configs differ."""
+    old, new = as_dict(before), as_dict(after)
+    return [f"{section}.{key}" for section in old for key in old[section] if old[section][key] != new[section][key]]

@@ -1,0 +1,290 @@
+"""Run folders: where they are, what is in them, who owns one, what state it is in, and requests to its owner."""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
+
+from engine.events import JournalReader
+from engine.files import read_json, write_json
+from engine.history import History, history_of
+from engine.problems import UsageError, nearest
+
+OWNER_FORMAT = 1
+REQUEST_FORMAT = 1
+HEARTBEAT_SECONDS = 5.0
+SILENT_SECONDS = 30.0
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    CRASHED = "crashed"
+
+    @property
+    def live(self) -> bool:
+        return self in (State.STARTING, State.RUNNING, State.PAUSED, State.STOPPING)
+
+
+def runs_root(given: str | None = None) -> Path:
+    """The folder that runs lie in: as given, else $GPUTRAIN_RUNS, else ./runs."""
+    return Path(given or os.environ.get("GPUTRAIN_RUNS") or "runs").expanduser().absolute()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, and the names of what is in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def control(self) -> Path:
+        return self.path / "control"
+
+    @property
+    def owner(self) -> Path:
+        return self.path / "owner.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def class_indices(self) -> Path:
+        return self.path / "class_indices.json"
+
+    @property
+    def last_checkpoint(self) -> Path:
+        return self.checkpoints / "last.pt"
+
+    def history(self) -> History:
+        """What the journal adds up to by now."""
+        return history_of(JournalReader(self.journal).poll())
+
+    def state(self, history: History) -> State:
+        """What the journal says, and whether anyone is still there to go on with it."""
+        if not self._owned():
+            return State(history.finished.state) if history.finished else State.CRASHED
+        if history.started is None or history.finished is not None:
+            return State.STARTING
+        return State.STOPPING if history.stopping else State.RUNNING
+
+    def _owned(self) -> bool:
+        owner = read_json(self.owner)
+        if owner is not None and owner.get("host") != socket.gethostname():
+            # A lock says nothing across hosts on every file system; the heartbeat does.
+            return time.time() - float(owner.get("heartbeat", 0)) < SILENT_SECONDS
+        try:
+            handle = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+
+class Ownership:
+    """The right to run in a folder: a lock that dies with its process, and a heartbeat for other hosts."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Raises UsageError where another process owns the folder."""
+        self.folder = folder
+        self._beaten = 0.0
+        self._handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Someone who asks for the run's state holds the lock for an instant.
+        for _ in range(20):
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+        else:
+            os.close(self._handle)
+            owner = read_json(folder.owner) or {}
+            raise UsageError.one(
+                folder.name,
+                f"is being run by process {owner.get('pid', '?')} on {owner.get('host', 'another host')}; "
+                f"stop it with `gputrain stop {folder.name}` or take another name",
+            )
+        self.beat()
+
+    def beat(self) -> None:
+        """Renew the heartbeat where it is due. A full disk must not end a run, so no error leaves this."""
+        if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
+            return
+        self._beaten = time.monotonic()
+        values = {
+            "format": OWNER_FORMAT,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "user": getpass.getuser(),
+            "heartbeat": round(time.time(), 3),
+        }
+        try:
+            write_json(self.folder.owner, values)
+        except OSError:
+            return
+
+    def release(self) -> None:
+        os.close(self._handle)
+
+
+@dataclass
+class Claim:
+    """A run folder that this process owns. `discard` undoes what claiming it made."""
+
+    folder: RunFolder
+    ownership: Ownership
+    fresh: bool
+    made: list[Path] = field(default_factory=list)
+
+    def discard(self) -> None:
+        """Take a fresh folder away, with those above it that were made for it; a resumed one is left as it is."""
+        if self.fresh:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+        self.ownership.release()
+        for parent in self.made:
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+
+def claim(root: Path, name: str | None, stem: str, *, resume: bool) -> Claim:
+    """Make and own the folder of a run that starts, or own that of one that goes on (`resume`, and it exists).
+    Without a name it becomes `stem-N`. Raises UsageError."""
+    made = [parent for parent in (root, *root.parents) if not parent.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if name is not None and resume and (root / name).is_dir():
+            folder = RunFolder(root / name)
+            return Claim(folder, Ownership(folder), fresh=False)
+        folder = RunFolder(_new_folder(root, name, stem))
+    except OSError as error:
+        raise UsageError.one(
+            "runs folder", f"{root} cannot be written to: {error.strerror}; give another with --runs-dir or GPUTRAIN_RUNS"
+        ) from error
+    return Claim(folder, Ownership(folder), fresh=True, made=made)
+
+
+def _new_folder(root: Path, name: str | None, stem: str) -> Path:
+    for candidate in [name] if name is not None else (f"{stem}-{number}" for number in count(1)):
+        try:
+            (root / candidate).mkdir()
+        except FileExistsError:
+            continue
+        return root / candidate
+    raise UsageError.one(
+        "run.name", f"the run {name} exists in {root}; continue it with --resume, or give a new name with --name"
+    )
+
+
+def all_runs(root: Path) -> list[RunFolder]:
+    """Every run below `root`, the one that was started last first."""
+    if not root.is_dir():
+        return []
+    runs = [RunFolder(path) for path in root.iterdir() if (path / "lock").is_file()]
+    return sorted(runs, key=lambda run: (-_started(run), run.name))
+
+
+def _started(run: RunFolder) -> float:
+    """The config is written when a run starts and when it goes on."""
+    try:
+        return run.config.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def find_run(root: Path, reference: str) -> RunFolder:
+    """The run that a name, a unique beginning of one, a folder or `last` means. Raises UsageError."""
+    runs = all_runs(root)
+    names = [run.name for run in runs]
+    if reference == "last" and runs:
+        return runs[0]
+    if reference in names:
+        return RunFolder(root / reference)
+    if (Path(reference) / "lock").is_file():
+        return RunFolder(Path(reference).absolute())
+    begun = [name for name in names if name.startswith(reference)]
+    if len(begun) == 1:
+        return RunFolder(root / begun[0])
+    if begun:
+        raise UsageError.one(reference, f"could be any of {', '.join(sorted(begun))}; give more of the name")
+    if not runs:
+        raise UsageError.one(reference, f"there are no runs in {root}; say where they are with --runs-dir")
+    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+    raise UsageError.one(reference, f"no run of that name in {root}; there are {shown}{nearest(reference, names)}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Something asked of a run's owner: `stop`."""
+
+    request: str
+    by: str
+
+
+def send_request(folder: RunFolder, request: str) -> None:
+    folder.control.mkdir(exist_ok=True)
+    by = f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
+    path = folder.control / f"{time.time_ns()}-{os.getpid()}.json"
+    write_json(path, {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)})
+
+
+def take_requests(folder: RunFolder) -> Iterator[Request]:
+    """The requests that came in since the last call, oldest first; each is removed as it is taken."""
+    try:
+        paths = sorted(path for path in folder.control.iterdir() if path.suffix == ".json")
+    except OSError:
+        return
+    for path in paths:
+        values = read_json(path)
+        path.unlink(missing_ok=True)
+        if values is not None:
+            yield Request(str(values.get("request", "")), str(values.get("by", "someone")))

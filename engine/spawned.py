@@ -1,0 +1,61 @@
+"""One rank that a supervisor spawned: its place among processes, and how its end is told."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from engine.channel import PipeChannel, StopFlag
+from engine.events import RankFailed, Refused
+from engine.failure import cause_of
+from engine.problems import UsageError
+from engine.process import die_with_parent, leave, redirect_output
+from engine.seat import Seat
+
+if TYPE_CHECKING:
+    from engine.job import Job
+
+EXIT_CODES = {"finished": 0, "tried": 0, "stopped": 3}
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_rank(rank: int, job: Job, connections: Sequence[Connection], supervisor: int, port: int) -> None:
+    """The whole life of the process. `connections` holds the rank's end of each pipe, `port` is that of the store by
+    which the ranks find each other."""
+    die_with_parent(supervisor)
+    redirect_output(job.folder.log if job.folder else None)
+    faulthandler.enable()
+    flag = StopFlag()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, flag.raise_it)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    channel = PipeChannel(connections[rank], flag)
+    for connection in connections:
+        connection.close()
+
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from engine.worker import train
+
+    seat = Seat(rank, len(job.plan.devices), rank, len(job.plan.devices))
+    try:
+        timeout = timedelta(seconds=job.config.device.timeout)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        leave(EXIT_CODES[train(job, seat, store, channel)])
+    except UsageError as error:
+        channel.send(Refused(problems=[[problem.where, problem.what] for problem in error.problems]))
+        leave(2)
+    except BaseException as error:
+        traceback.print_exc()
+        channel.send(
+            RankFailed(
+                rank=rank, device=job.plan.devices[rank], cause=cause_of(error), traceback=traceback.format_exc()
+            )
+        )
+        leave(1)

@@ -1,0 +1,148 @@
+"""Owns one run from the spawn of its ranks to their end: passes their events on, asks them to stop, outlives their
+faults, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import connection as mp_connection
+from multiprocessing.process import BaseProcess
+from typing import Literal
+
+from engine.channel import SupervisorEnd
+from engine.events import Control, Event, RankFailed, Refused
+from engine.failure import exit_in_words, root_cause
+from engine.job import Job
+from engine.problems import Problem, UsageError
+from engine.process import StopWish
+from engine.runs import Ownership, take_requests
+from engine.spawned import EXIT_CODES, HELD_BACK, run_rank
+
+TICK_SECONDS = 0.1
+# So long the other ranks may take to tell of the fault that they saw, and to end of themselves.
+GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the ranks ended. `failure` is set where the state is failed."""
+
+    state: Literal["finished", "stopped", "killed", "failed"]
+    failure: RankFailed | None = None
+
+
+class Supervisor:
+    """One run's ranks. `tell` takes each event that is for the journal."""
+
+    def __init__(self, job: Job, wish: StopWish, tell: Callable[[Event], None], ownership: Ownership | None) -> None:
+        self._job, self._wish, self._tell, self._ownership = job, wish, tell, ownership
+        self._ends: list[SupervisorEnd] = []
+        self._processes: list[BaseProcess] = []
+        self._failures: dict[int, RankFailed] = {}
+        self._refusals: list[Problem] = []
+        self._asked_to_stop = False
+
+    def run(self) -> Ending:
+        """Raises UsageError where the ranks found that they cannot do what was asked for."""
+        self._spawn()
+        try:
+            doomed: float | None = None
+            while self._alive():
+                self._listen()
+                self._take_wishes()
+                if self._wish.kill:
+                    return Ending("killed")
+                if doomed is None and (self._failures or self._refusals):
+                    doomed = time.monotonic() + GRACE_SECONDS
+                if doomed is not None and time.monotonic() > doomed:
+                    break
+            self._listen()
+        finally:
+            self._kill()
+        if self._refusals:
+            raise UsageError(self._refusals)
+        if self._failures:
+            return Ending("failed", root_cause(list(self._failures.values())))
+        codes = {process.exitcode for process in self._processes}
+        return Ending("stopped" if codes == {EXIT_CODES["stopped"]} else "finished")
+
+    def _spawn(self) -> None:
+        import torch.distributed as dist
+        import torch.multiprocessing as mp
+
+        ranks = len(self._job.plan.devices)
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        pipes = [mp_connection.Pipe() for _ in range(ranks)]
+        theirs = [pipe[1] for pipe in pipes]
+        # Held back until a rank has handlers, or one that is still importing would die of a signal that was sent to all.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        try:
+            context = mp.spawn(
+                run_rank, (self._job, theirs, os.getpid(), self._store.port), nprocs=ranks, join=False
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+            for connection in theirs:
+                connection.close()
+        self._ends = [SupervisorEnd(pipe[0]) for pipe in pipes]
+        self._processes = list(context.processes)
+
+    def _alive(self) -> bool:
+        return any(process.is_alive() for process in self._processes)
+
+    def _listen(self) -> None:
+        """Wait a tick for news of any rank, take it, and note who has died."""
+        running = [process.sentinel for process in self._processes if process.is_alive()]
+        open_ends = [end for end in self._ends if end.open]
+        mp_connection.wait([*open_ends, *running], TICK_SECONDS)
+        # Who is dead is asked first: what the dead have written is then all there to be read.
+        dead = {rank: process for rank, process in enumerate(self._processes) if not process.is_alive()}
+        for end in open_ends:
+            for event in end.receive():
+                self._take(event)
+        for rank, process in dead.items():
+            code = process.exitcode
+            if code is not None and code not in (*EXIT_CODES.values(), 2) and rank not in self._failures:
+                device = self._job.plan.devices[rank]
+                self._failures[rank] = RankFailed(rank=rank, device=device, cause=exit_in_words(code))
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, RankFailed):
+            self._failures.setdefault(event.rank, event)
+        elif isinstance(event, Refused):
+            self._refusals = self._refusals or [Problem(where, what) for where, what in event.problems]
+        else:
+            self._tell(event)
+
+    def _take_wishes(self) -> None:
+        if self._ownership is not None:
+            self._ownership.beat()
+            for request in take_requests(self._ownership.folder):
+                if request.request == "stop":
+                    self._stop(request.by)
+                else:
+                    self._tell(Control(request=request.request, by=request.by, outcome="not known here, left undone"))
+        if self._wish.by is not None and not self._asked_to_stop:
+            self._stop(self._wish.by)
+
+    def _stop(self, by: str) -> None:
+        outcome = "was asked for already" if self._asked_to_stop else "at the next step, with a checkpoint"
+        self._asked_to_stop = True
+        for end in self._ends:
+            if end.open:
+                end.request_stop()
+        self._tell(Control(request="stop", by=by, outcome=outcome))
+
+    def _kill(self) -> None:
+        """End whatever is left. Loader processes end with their rank."""
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join()
+        for end in self._ends:
+            if end.open:
+                end.close()

@@ -1,0 +1,160 @@
+"""One rank: process group, device, build, train. The only set-up of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.agreement import StopAgreement
+from engine.channel import Channel
+from engine.checkpoint import load_checkpoint, rng_state, set_rng_state
+from engine.config import Config
+from engine.data import check_source, image_format, open_source, shares_of
+from engine.data.loader import stream_batches
+from engine.data.source import Source
+from engine.fit import Fit
+from engine.job import Job, Outcome
+from engine.loop import Position, Totals, Trainer
+from engine.machine import Plan, auto_workers
+from engine.models import build_model, check_model
+from engine.optim import build_optimizer
+from engine.precision import autocast, check_precision, gradient_scaler
+from engine.problems import UsageError
+from engine.seat import Seat
+from engine.steplog import StepLog
+
+
+def train(job: Job, seat: Seat, store: dist.Store, channel: Channel) -> Outcome:
+    """Train as one rank of the run. Raises UsageError where what was asked for turns out to be impossible, on every
+    rank alike."""
+    config = job.config
+    torch.set_num_threads(job.plan.threads)
+    source = job.source or open_source(config)
+    shares = shares_of(config, source, seat.world_size, seat.rank)
+    check_source(config, source, shares)
+    saved = None
+    if job.folder is not None and job.resumed and job.folder.last_checkpoint.exists():
+        saved = load_checkpoint(job.folder.last_checkpoint)
+    position = Position(saved["epoch"], saved["batch"], saved["step"], saved["skipped"]) if saved else Position()
+
+    # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
+    images = image_format(config, source)
+    workers = _workers(job, source)
+    requests = shares.run(config.run.epochs, position.epoch, position.batch)
+    batches = stream_batches(source, config, images, requests, workers)
+
+    device = _open_device(config, job.plan, seat)
+    seed_everything(config.run.seed)
+    model = build_model(config.model, images.channels, len(source.classes), images.size)
+    check_model(model, config.model.name, images.channels, images.size, len(source.classes))
+    if saved:
+        _fit_state(model, saved, config)
+    model.to(device)
+
+    timeout = timedelta(seconds=config.device.timeout)
+    dist.init_process_group(job.plan.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
+    try:
+        hosts = dist.new_group(backend="gloo", timeout=timeout)
+        ddp = DistributedDataParallel(
+            model, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
+        )
+        trainer = Trainer(
+            config,
+            device,
+            shares,
+            model,
+            ddp,
+            build_optimizer(config.optim, model),
+            gradient_scaler(config.precision, device),
+            batches,
+            images,
+            channel,
+            StopAgreement(hosts),
+            StepLog(config.run.log_every, shares.global_batch, device, channel, speaks=seat.rank == 0),
+            position,
+            Totals(device),
+        )
+        seed_everything(config.run.seed + seat.rank)
+        _warm_up(trainer)
+        fit = Fit(job, seat, trainer, source, hosts, workers)
+        if job.folder is None:
+            return fit.try_one_batch()
+        if saved:
+            fit.restore(saved)
+        return fit.run()
+    finally:
+        # After a failure the other ranks may be gone, and this must not wait for them.
+        with suppress(Exception):
+            dist.destroy_process_group()
+
+
+def seed_everything(seed: int) -> None:
+    """Python, NumPy, torch and CUDA. Loader processes need no seed: what they draw depends on the image alone."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _workers(job: Job, source: Source) -> int:
+    if job.plan.workers is not None:
+        return job.plan.workers
+    return 0 if source.in_memory else auto_workers(len(job.plan.devices), job.config.data.batch_size)
+
+
+def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
+    torch.backends.cudnn.benchmark = config.device.cudnn_benchmark and not config.device.deterministic
+    torch.backends.cudnn.deterministic = config.device.deterministic
+    if config.device.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    device = torch.device("cpu")
+    if plan.on_gpu:
+        if not torch.cuda.is_available():
+            raise UsageError.one(
+                "device.gpus", f"torch {torch.__version__} cannot use the GPUs that the driver shows; train with --gpus cpu"
+            )
+        device = torch.device("cuda", seat.local_rank)
+        torch.cuda.set_device(device)
+    check_precision(config.precision, device)
+    return device
+
+
+def _fit_state(model: nn.Module, saved: dict[str, Any], config: Config) -> None:
+    try:
+        model.load_state_dict(saved["model"])
+    except RuntimeError as error:
+        raise UsageError.one(
+            "model.name", f"the checkpoint does not fit {config.model.name}: {error}; continue with the config that it was made with"
+        ) from error
+
+
+def _warm_up(t: Trainer) -> None:
+    """One throw-away step forward and back, with the model's state put back after it.
+
+    DDP sorts its gradient buckets anew after the first backward, which changes the order of additions: a resumed run
+    would differ from an uninterrupted one if the first real step were the first of all.
+    """
+    buffers = {name: buffer.clone() for name, buffer in t.model.named_buffers()}
+    state = rng_state(t.device)
+    t.model.train()
+    shape = (2, t.image_format.channels, t.image_format.size, t.image_format.size)
+    # Random, not zero: with equal images BatchNorm of a small batch divides by nothing.
+    images = torch.rand(shape, device=t.device)
+    with autocast(t.config.precision, t.device):
+        out = t.ddp(images)
+    out.float().sum().backward()
+    t.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in t.model.named_buffers():
+            buffer.copy_(buffers[name])
+    set_rng_state(state, t.device)
+

@@ -1,0 +1,19 @@
+"""Shows. Trains nothing.
+
+The entry points import the command line when they are called and not before: every rank that is spawned imports the
+script that it was started from once more, and must not pay for a command line that it will never parse.
+"""
+
+
+def main() -> None:
+    """Entry point of `gputrain`."""
+    from tui.cli import app
+
+    app()
+
+
+def screen() -> None:
+    """Entry point of `gputrain-tui`."""
+    from tui.app import run
+
+    run()

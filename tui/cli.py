@@ -1,0 +1,286 @@
+"""The commands. Data goes to stdout, messages to stderr; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from engine.resolve import Resolved
+
+app = typer.Typer(
+    name="gputrain",
+    help="Train on several GPUs from a terminal: start a run, watch it, leave, come back.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: gputrain run --headless digits   (a preset that needs no download)",
+)
+
+# Parameter of `run` -> the key of the config that it is short for.
+FLAGS = {
+    "gpus": "device.gpus",
+    "ranks": "device.ranks",
+    "launcher": "device.launcher",
+    "epochs": "run.epochs",
+    "seed": "run.seed",
+    "name": "run.name",
+    "resume": "run.resume",
+    "model": "model.name",
+    "dataset": "data.dataset",
+    "data_path": "data.path",
+    "batch_size": "data.batch_size",
+    "workers": "data.workers",
+    "optimizer": "optim.name",
+    "lr": "optim.lr",
+    "scheduler": "schedule.name",
+    "amp": "precision.amp",
+}
+
+
+class ConfigCommand(TyperCommand):
+    """A command whose flags are described by the config's own fields, read only when its help is shown."""
+
+    def get_help(self, ctx: Any) -> str:
+        from engine.config import describe
+
+        for param in self.params:
+            if param.name in FLAGS:
+                setattr(param, "help", f"{describe(FLAGS[param.name])} ({FLAGS[param.name]})")
+        return super().get_help(ctx)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Say what is wrong, one line for each problem, and leave with exit code 2."""
+    from engine.problems import UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        for problem in error.problems:
+            typer.echo(f"error: {problem}", err=True)
+        raise typer.Exit(2) from error
+
+
+def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
+    """CONFIG, where there is one, and the `section.key=value` arguments. Raises UsageError."""
+    from engine.problems import UsageError
+
+    overrides = [argument for argument in arguments or [] if "=" in argument]
+    files = [argument for argument in arguments or [] if "=" not in argument]
+    if len(files) > 1:
+        raise UsageError.one(files[1], f"is a second CONFIG beside {files[0]}; give one, and values as section.key=value")
+    return (files[0] if files else None), overrides
+
+
+def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, Any]] | None = None) -> Resolved:
+    from engine.resolve import resolve
+
+    file, overrides = split_arguments(arguments)
+    return resolve(file, overrides, flags)
+
+
+ARGUMENTS_HELP = "CONFIG (a YAML file or a preset such as digits), then section.key=value for any key of the config."
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=ARGUMENTS_HELP)]
+RunsDir = Annotated[str | None, typer.Option("--runs-dir", help="Folder that runs lie in [default: $GPUTRAIN_RUNS or ./runs]")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")]
+
+
+@app.command(cls=ConfigCommand, epilog="Every key: gputrain config. Example: gputrain run --headless digits --epochs 5 optim.lr=0.1")
+def run(
+    arguments: Arguments = None,
+    headless: Annotated[bool, typer.Option("--headless", help="No screen: progress on stderr, for scripts and batch queues.")] = False,
+    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    ngpu: Annotated[int | None, typer.Option("--ngpu", min=0, help="Short for --gpus free:N; 0 for --gpus cpu.")] = None,
+    ranks: Annotated[str | None, typer.Option("--ranks")] = None,
+    epochs: Annotated[str | None, typer.Option("--epochs")] = None,
+    batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
+    lr: Annotated[str | None, typer.Option("--lr")] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler")] = None,
+    amp: Annotated[str | None, typer.Option("--amp")] = None,
+    workers: Annotated[str | None, typer.Option("--workers")] = None,
+    model: Annotated[str | None, typer.Option("--model")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset")] = None,
+    data_path: Annotated[str | None, typer.Option("--data-path")] = None,
+    seed: Annotated[str | None, typer.Option("--seed")] = None,
+    name: Annotated[str | None, typer.Option("--name")] = None,
+    launcher: Annotated[str | None, typer.Option("--launcher")] = None,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, try one batch on each rank, print the plan, keep nothing.")] = False,
+) -> None:
+    """Train. Ctrl-C stops at the next step with a checkpoint; a second one kills.
+
+    Exit codes: 0 finished, 1 failed, 2 bad usage or config, 3 stopped on request with a checkpoint to resume from.
+    """
+    from engine.problems import UsageError
+    from engine.resolve import parse_yaml
+
+    given = {
+        "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
+        "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
+        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
+    }  # fmt: skip
+    with usage_errors():
+        flags: dict[str, tuple[str, Any]] = {
+            FLAGS[key]: (f"--{key.replace('_', '-')} {value}", parse_yaml(value) if value else value)
+            for key, value in given.items()
+            if value is not None
+        }
+        if resume:
+            flags[FLAGS["resume"]] = ("--resume", True)
+        if ngpu is not None:
+            chosen = f"free:{ngpu}" if ngpu else "cpu"
+            if gpus is not None and gpus != chosen:
+                raise UsageError.one("--ngpu", f"means --gpus {chosen}, and --gpus {gpus} is given too; keep one")
+            flags[FLAGS["gpus"]] = (f"--ngpu {ngpu}", chosen)
+        file, overrides = split_arguments(arguments)
+        start(resolve_arguments(arguments, flags), Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
+
+
+def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:
+    """Run a config to its end and leave with its exit code. Raises UsageError."""
+    from engine.launch import Order, launch
+    from engine.process import leave
+    from engine.runs import runs_root
+    from tui.headless import listener
+
+    config = resolved.config
+    order = Order(config, runs_root(runs_dir), stem or f"{config.data.dataset}-{config.model.name}", dry_run)
+    hear = listener(json=as_json)
+    try:
+        code = launch(order, hear)
+    finally:
+        hear.close()
+    leave(code)
+
+
+@app.command(epilog="Example: gputrain config digits optim.lr=0.2 --diff")
+def config(
+    arguments: Arguments = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Only what differs from the defaults.")] = False,
+    sources: Annotated[bool, typer.Option("--sources", help="Where each value came from.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the config that these arguments come to."""
+    from engine.config import as_dict
+    from engine.resolve import to_yaml
+
+    with usage_errors():
+        resolved = resolve_arguments(arguments)
+    values = as_dict(resolved.config, only_changed=diff)
+    if not sources:
+        typer.echo(json.dumps(values, indent=2) if as_json else to_yaml(values).rstrip())
+        return
+    rows = {
+        f"{section}.{key}": {"value": value, "source": resolved.sources[f"{section}.{key}"]}
+        for section, keys in values.items()
+        for key, value in keys.items()
+    }
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for key, row in rows.items():
+        setting = f"{key} = {json.dumps(row['value'])}"
+        typer.echo(f"{setting:<48}  {row['source']}")
+
+
+@app.command()
+def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+    """List the runs, the one that was started last first."""
+    from engine.runs import all_runs, runs_root
+    from tui.runs_table import as_table, describe_run
+
+    rows = [describe_run(folder) for folder in all_runs(runs_root(runs_dir))]
+    if as_json:
+        typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
+    elif not rows:
+        typer.echo(f"There are no runs in {runs_root(runs_dir)}. Start one: gputrain run --headless digits", err=True)
+    else:
+        typer.echo(as_table(rows))
+
+
+@app.command()
+def stop(
+    run: RunName,
+    runs_dir: RunsDir = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait until the run has stopped.")] = False,
+) -> None:
+    """Ask a run to stop at its next step, with a checkpoint, and wait until it has."""
+    import time
+
+    from engine.runs import find_run, runs_root, send_request
+
+    with usage_errors():
+        folder = find_run(runs_root(runs_dir), run)
+    state = folder.state(folder.history())
+    if not state.live:
+        typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
+        return
+    send_request(folder, "stop")
+    while not no_wait and state.live:
+        time.sleep(0.2)
+        state = folder.state(folder.history())
+    typer.echo(f"{folder.name} is asked to stop." if no_wait else f"{folder.name} is {state}.", err=True)
+
+
+@app.command()
+def resume(
+    run: RunName,
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to go on with, such as run.epochs=30.")] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="No screen: progress on stderr.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")] = False,
+) -> None:
+    """Continue a run from its last checkpoint, with the config that it was started with."""
+    from engine.problems import UsageError
+    from engine.resolve import resolve
+    from engine.runs import find_run, runs_root
+
+    with usage_errors():
+        folder = find_run(runs_root(runs_dir), run)
+        if any("=" not in change for change in changes or []):
+            raise UsageError.one(str(changes), "give values as section.key=value")
+        flags = {"run.resume": ("gputrain resume", True), "run.name": ("gputrain resume", folder.name)}
+        resolved = resolve(str(folder.config), changes or [], flags)
+        start(resolved, None, str(folder.path.parent), as_json=as_json)
+
+
+@app.command()
+def logs(
+    run: RunName,
+    runs_dir: RunsDir = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until the run ends or Ctrl-C.")] = False,
+) -> None:
+    """Print a run's log: its messages, and whatever its ranks wrote."""
+    import time
+
+    from engine.runs import find_run, runs_root
+
+    with usage_errors():
+        folder = find_run(runs_root(runs_dir), run)
+    if not folder.log.exists():
+        typer.echo(f"{folder.name} has no log yet.", err=True)
+        return
+    with folder.log.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            live = follow and folder.state(folder.history()).live
+            for line in file:
+                sys.stdout.write(line)
+            sys.stdout.flush()
+            if not live:
+                return
+            time.sleep(0.3)

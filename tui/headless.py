@@ -1,0 +1,117 @@
+"""What a run says without a screen: a progress bar and a line an epoch on a terminal, plain lines elsewhere, or the
+events as JSON. Messages go to stderr, data to stdout."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import IO, Any, cast
+
+from engine.events import Epoch, Event, RunFinished, RunStarted, Step, Warned, to_line
+from engine.history import History
+from engine.lines import line_of
+
+
+class LastingStream:
+    """A stream whose reader may leave: when the terminal is gone, the run goes on and what it says is lost."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class JsonLines:
+    """Every event as a line of JSON on stdout, and nothing else there."""
+
+    def __init__(self) -> None:
+        self._out = LastingStream(sys.stdout)
+
+    def __call__(self, event: Event) -> None:
+        self._out.write(to_line(event) + "\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        self._out.flush()
+
+
+class PlainLines:
+    """One line for each event that has something to say."""
+
+    def __init__(self) -> None:
+        self._out = LastingStream(sys.stderr)
+
+    def __call__(self, event: Event) -> None:
+        if (line := line_of(event)) is not None:
+            self._out.write(line + "\n")
+            self._out.flush()
+
+    def close(self) -> None:
+        self._out.flush()
+
+
+class ProgressLines:
+    """A bar for the epoch that is under way, and above it a line for each that is done."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._history = History()
+        self._console = Console(file=cast(IO[str], LastingStream(sys.stderr)), highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[rate]}", markup=False),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task: Any = None
+
+    def __call__(self, event: Event) -> None:
+        self._history.add(event)
+        if (line := line_of(event)) is not None:
+            style = "yellow" if isinstance(event, Warned) else None
+            if isinstance(event, RunFinished):
+                self.close()
+                style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")
+            self._console.print(line, markup=False, style=style, soft_wrap=True)
+        started = self._history.started
+        if started is None or isinstance(event, RunFinished):
+            return
+        if isinstance(event, RunStarted):
+            self._progress.start()
+            self._begin_epoch(self._history.current_step // started.steps_per_epoch + 1, started)
+        elif isinstance(event, Step) and self._task is not None:
+            done = event.step - (event.epoch - 1) * started.steps_per_epoch
+            rate = f"{event.images_per_second:,.0f} images/s  loss {event.losses[-1] or float('nan'):.4f}"
+            self._progress.update(self._task, completed=done, rate=rate)
+        elif isinstance(event, Epoch) and event.epoch < started.epochs:
+            self._begin_epoch(event.epoch + 1, started)
+
+    def _begin_epoch(self, epoch: int, started: RunStarted) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(f"epoch {epoch}/{started.epochs}", total=started.steps_per_epoch, rate="")
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def listener(*, json: bool) -> JsonLines | PlainLines | ProgressLines:
+    if json:
+        return JsonLines()
+    return ProgressLines() if sys.stderr.isatty() else PlainLines()
