@@ -13,7 +13,7 @@ class StopAgreement:
     in the background of a whole step.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -42,10 +43,8 @@ class PipeChannel:
 
     def stop_requested(self) -> bool:
         if not self._flag.raised:
-            try:
+            with suppress(BlockingIOError):
                 self._flag.raised = bool(self._socket.recv(64, socket.MSG_DONTWAIT))
-            except BlockingIOError:
-                pass
         return self._flag.raised
 
 

@@ -5,6 +5,7 @@ Format 1 is a dict of plain values and tensors that `torch.load(weights_only=Tru
     format, config, classes         what was trained, on what
     model, optimizer, scaler        their state dicts, the model's without any wrapper's prefix
     epoch, batch, step, skipped     the position: `batch` batches of `epoch` are done, `step` steps in all
+    global_batch                    images of all ranks in one of those batches
     best_epoch, best_accuracy       of the evaluations so far, 0 and -1.0 before the first
     ranks                           for each rank: its random number generators, its running sums of the epoch, and
                                     the losses that no `step` event has told yet
@@ -86,9 +87,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found = state["format"]
     except FileNotFoundError as error:
-        raise UsageError.one(str(path), "there is no checkpoint to continue from; start the run anew under another name") from error
+        raise UsageError.one(
+            str(path), "there is no checkpoint to continue from; start the run anew under another name"
+        ) from error
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise UsageError.one(str(path), f"is damaged or no checkpoint of gputrain: {error}") from error
     if found != CHECKPOINT_FORMAT:
-        raise UsageError.one(str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; update it")
+        raise UsageError.one(
+            str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; update it"
+        )
     return state

@@ -66,14 +66,16 @@ class Device(Section):
 class Data(Section):
     dataset: DatasetName = Field(
         "digits",
-        description="What to train on; digits is shipped with gputrain, fake is made up, folder has one folder a class.",
+        description="What to train on: digits is shipped with gputrain, fake is made up, folder has a folder a class.",
     )
     path: Text | None = Field(None, description="Folder that the data lies in; digits and fake need none.")
     download: bool = Field(False, description="Fetch a missing torchvision dataset into data.path.")
     batch_size: int = Field(64, ge=1, description="Images a rank takes at each step.")
     drop_last: bool = Field(True, description="Leave out the last, partial batch of a training epoch.")
     workers: int | Literal["auto"] = Field(
-        "auto", ge=0, description="Loader processes a rank; auto is cores / ranks, at most 8, and 0 where data is in memory."
+        "auto",
+        ge=0,
+        description="Loader processes a rank; auto is cores / ranks, at most 8, and 0 where data is in memory.",
     )
     prefetch: int = Field(4, ge=1, description="Batches that a loader process prepares ahead.")
     image_size: int | None = Field(
@@ -91,7 +93,10 @@ class Data(Section):
     crop_padding: int = Field(0, ge=0, description="Pixels of border for random crops in training; 0 for no crop.")
     flip: bool = Field(False, description="Mirror training images left to right, each with probability one half.")
     mean: Floats | None = Field(
-        None, min_length=1, max_length=3, description="Mean of each channel, on 0 to 1; the dataset's own when left out."
+        None,
+        min_length=1,
+        max_length=3,
+        description="Mean of each channel, on 0 to 1; the dataset's own when left out.",
     )
     std: Floats | None = Field(
         None,
@@ -117,7 +122,8 @@ class Optim(Section):
     name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Optimizer.")
     lr: float = Field(0.05, gt=0, description="Highest learning rate of the schedule, before optim.lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="Multiply the learning rate by the number of ranks (linear), its square root, or not at all."
+        "none",
+        description="Multiply the learning rate by the number of ranks (linear), its square root, or not at all.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd.")
     nesterov: bool = Field(False, description="Nesterov's form of sgd's momentum.")
@@ -125,14 +131,18 @@ class Optim(Section):
         (0.9, 0.999), description="Decay rates of adam's and adamw's running averages."
     )
     eps: float = Field(1e-8, gt=0, description="Term added to adam's and adamw's denominator.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay (L2 penalty for sgd and adam, decoupled for adamw).")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay (L2 penalty for sgd and adam, decoupled for adamw)."
+    )
 
 
 class Schedule(Section):
     name: Literal["constant", "step", "multistep", "cosine"] = Field(
         "constant", description="How the learning rate goes on after the warm-up."
     )
-    warmup_epochs: float = Field(0.0, ge=0, description="Epochs in which the learning rate grows linearly from nothing.")
+    warmup_epochs: float = Field(
+        0.0, ge=0, description="Epochs in which the learning rate grows linearly from nothing."
+    )
     step_epochs: int = Field(10, ge=1, description="Epochs between two falls of schedule step.")
     milestones: Annotated[tuple[int, ...], Strict(False)] = Field(
         (), description="Epochs after which schedule multistep falls."
@@ -168,7 +178,7 @@ class Config(Section):
 
 def sections() -> dict[str, type[Section]]:
     """Name of each section -> its model, in the order of the schema."""
-    return {name: field.annotation for name, field in Config.model_fields.items() if field.annotation is not None}
+    return {name: type(field.default) for name, field in Config.model_fields.items()}
 
 
 def fields() -> Iterator[tuple[str, FieldInfo]]:

@@ -146,7 +146,18 @@ class Refused(Event):
 
 EVENTS: dict[str, type[Event]] = {
     kind.type: kind
-    for kind in (RunStarted, RunResumed, Step, Epoch, CheckpointSaved, Warned, Control, RankFailed, RunFinished, Refused)
+    for kind in (
+        RunStarted,
+        RunResumed,
+        Step,
+        Epoch,
+        CheckpointSaved,
+        Warned,
+        Control,
+        RankFailed,
+        RunFinished,
+        Refused,
+    )
 }
 
 

@@ -31,7 +31,7 @@ class Fit:
     """One rank, set up and ready. `hosts` is a process group for what lies in host memory."""
 
     def __init__(
-        self, job: Job, seat: Seat, trainer: Trainer, source: Source, hosts: dist.ProcessGroup | None, workers: int
+        self, job: Job, seat: Seat, trainer: Trainer, source: Source, hosts: dist.ProcessGroup, workers: int
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
         self.hosts, self.workers = hosts, workers
@@ -59,7 +59,7 @@ class Fit:
                 return self._stop()
             self._end_epoch(began, trained, (train_loss, train_accuracy), evaluated)
         t.stop.settle()
-        t.log.tell(t.position.step, self.config.run.epochs, t.lr(t.position.step))
+        t.log.tell(t.position.step, self.config.run.epochs, t.lr(self.config.run.epochs, t.shares.steps_per_epoch))
         t.log.settle()
         return "finished"
 
@@ -77,7 +77,7 @@ class Fit:
                 train_accuracy=train[1],
                 val_loss=val_loss,
                 val_accuracy=val_accuracy,
-                lr=t.lr(t.position.step),
+                lr=t.lr(epoch, t.shares.steps_per_epoch),
                 seconds=round(time.perf_counter() - began, 3),
                 images_per_second=round(images / trained, 1),
                 skipped=t.position.skipped,
@@ -122,6 +122,7 @@ class Fit:
             "batch": t.position.batch,
             "step": t.position.step,
             "skipped": t.position.skipped,
+            "global_batch": t.shares.global_batch,
             "best_epoch": self.best_epoch,
             "best_accuracy": self.best_accuracy,
             "ranks": ranks,
@@ -137,8 +138,8 @@ class Fit:
         self._tell(CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best))
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint; the model has been loaded. With another number of ranks the sums are kept, by rank 0,
-        and the random numbers are drawn anew."""
+        """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the
+        sums are kept, by rank 0, and random numbers are drawn anew."""
         t, ranks = self.trainer, saved["ranks"]
         t.optimizer.load_state_dict(saved["optimizer"])
         t.scaler.load_state_dict(saved["scaler"])
@@ -149,16 +150,18 @@ class Fit:
             t.totals.counts += mine["counts"].to(t.device)
             t.log.take_back(mine["untold"])
             set_rng_state(mine["rng"], t.device)
-            return
-        self._tell(
-            Warned(
-                message=f"the checkpoint is of {len(ranks)} ranks and this run has {self.seat.world_size}: batches and random "
-                "numbers are dealt out anew, so results differ from those of an uninterrupted run"
-            )
-        )
-        if self.seat.rank == 0:
+        elif self.seat.rank == 0:
             t.totals.loss += sum(one["loss"] for one in ranks).to(t.device)
             t.totals.counts += sum(one["counts"] for one in ranks).to(t.device)
+        if len(ranks) != self.seat.world_size or saved["global_batch"] != t.shares.global_batch:
+            before = f"{len(ranks)} ranks and a global batch of {saved['global_batch']}"
+            now = f"{self.seat.world_size} and {t.shares.global_batch}"
+            self._tell(
+                Warned(
+                    message=f"the checkpoint is of {before}, and this run has {now}: batches are dealt out anew, so "
+                    "results differ from those of an uninterrupted run"
+                )
+            )
 
     def try_one_batch(self) -> Outcome:
         """One real batch forward and back; weights and run are left alone."""

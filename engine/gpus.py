@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.problems import UsageError
@@ -49,16 +50,14 @@ def _read(index: int, handle: object) -> Gpu:
     used: int | None = None
     total: int | None = None
     computing: tuple[int, ...] = ()
-    try:
+    with suppress(pynvml.NVMLError):
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         used, total = int(memory.used), int(memory.total)
-    except pynvml.NVMLError:
-        pass
-    try:
+    with suppress(pynvml.NVMLError):
         computing = tuple(int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except pynvml.NVMLError:
-        pass
-    return Gpu(index, _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)), used, total, computing)
+    return Gpu(
+        index, _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)), used, total, computing
+    )
 
 
 def _text(value: str | bytes) -> str:
@@ -86,7 +85,11 @@ def select(selection: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     free = sorted((gpu for gpu in gpus if not gpu.computing), key=lambda gpu: (gpu.memory_used or 0, gpu.index))
     if selection == "auto":
         return sorted(free, key=lambda gpu: gpu.index)
-    there = f"there are {', '.join(f'{gpu.index} ({gpu.name}, {gpu.uuid})' for gpu in gpus)}" if gpus else "there is no GPU here"
+    there = (
+        f"there are {', '.join(f'{gpu.index} ({gpu.name}, {gpu.uuid})' for gpu in gpus)}"
+        if gpus
+        else "there is no GPU here"
+    )
     if selection == "all":
         if not gpus:
             raise UsageError.one("device.gpus", "all, but there is no GPU here; train on the CPU with --gpus cpu")
@@ -102,7 +105,9 @@ def select(selection: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     for part in (part.strip() for part in selection.split(",")):
         found = [gpu for gpu in gpus if part == str(gpu.index) or (len(part) > 3 and gpu.uuid.startswith(part))]
         if not found:
-            raise UsageError.one("device.gpus", f"there is no GPU {part!r}; {there}; give auto, all, cpu, free:N, indices or UUIDs")
+            raise UsageError.one(
+                "device.gpus", f"there is no GPU {part!r}; {there}; give auto, all, cpu, free:N, indices or UUIDs"
+            )
         if len(found) > 1:
             raise UsageError.one("device.gpus", f"{part!r} could be several GPUs; {there}")
         if found[0] in chosen:

@@ -26,7 +26,7 @@ from engine.seat import Seat, seat_from_environment
 from engine.supervisor import Ending
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch.distributed import Store
 
 WATCH_SECONDS = 0.5
 HEAR_SECONDS = 60
@@ -74,7 +74,7 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
     return FINISHED if code == STOPPED and launcher == "env" else code
 
 
-def _claim_for_all(order: Order, seat: Seat, store: dist.Store) -> Claim | None:
+def _claim_for_all(order: Order, seat: Seat, store: Store) -> Claim | None:
     """Rank 0 takes the run's folder and tells the others which, or that it could not."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0:
         # torchrun starts the world anew after a failure: the run is to go on where it was.
@@ -92,7 +92,7 @@ def _claim_for_all(order: Order, seat: Seat, store: dist.Store) -> Claim | None:
             store.wait([f"heard/{rank}" for rank in range(1, seat.world_size)], timedelta(seconds=HEAR_SECONDS))
 
 
-def _hear_of_claim(seat: Seat, store: dist.Store) -> tuple[RunFolder, bool] | None:
+def _hear_of_claim(seat: Seat, store: Store) -> tuple[RunFolder, bool] | None:
     """The run's folder and whether it has a history; None where nothing is left to do. Raises UsageError."""
     news = json.loads(store.get("claim"))
     store.set(f"heard/{seat.rank}", "yes")
@@ -101,14 +101,14 @@ def _hear_of_claim(seat: Seat, store: dist.Store) -> tuple[RunFolder, bool] | No
     return (RunFolder(Path(news["folder"])), bool(news["resumed"])) if news else None
 
 
-def _train(
-    job: Job, seat: Seat, store: dist.Store, claimed: Claim | None, listener: Listener, flag: StopFlag
-) -> int:
+def _train(job: Job, seat: Seat, store: Store, claimed: Claim | None, listener: Listener, flag: StopFlag) -> int:
     from engine.worker import train
 
     recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
-    record = recorder.record if recorder else (listener if seat.rank == 0 else None)
-    channel = DirectChannel(_watched(record, recorder, claimed, flag) if recorder and claimed else record, flag)
+    record = listener if seat.rank == 0 else None
+    if recorder is not None and claimed is not None:
+        record = _watched(recorder, claimed, flag)
+    channel = DirectChannel(record, flag)
     try:
         outcome = train(job, seat, store, channel)
         if recorder is None:
@@ -129,7 +129,7 @@ def _train(
             claimed.ownership.release()
 
 
-def _watched(record: Listener, recorder: Recorder, claimed: Claim, flag: StopFlag) -> Listener:
+def _watched(recorder: Recorder, claimed: Claim, flag: StopFlag) -> Listener:
     """A listener that starts, with its first event, a thread that renews the heartbeat and takes requests: not earlier,
     because loader processes are forked before."""
 
@@ -140,13 +140,13 @@ def _watched(record: Listener, recorder: Recorder, claimed: Claim, flag: StopFla
                 known = request.request == "stop"
                 flag.raised = flag.raised or known
                 outcome = "at the next step, with a checkpoint" if known else "not known here, left undone"
-                record(Control(request=request.request, by=request.by, outcome=outcome))
+                recorder.record(Control(request=request.request, by=request.by, outcome=outcome))
 
     thread = threading.Thread(target=watch, name="control", daemon=True)
 
     def record_and_watch(event: Event) -> None:
         if not thread.is_alive():
             thread.start()
-        record(event)
+        recorder.record(event)
 
     return record_and_watch

@@ -95,7 +95,10 @@ class Trainer:
         images = normalise(images.to(self.device, non_blocking=True), self._mean, self._std)
         return images, labels.to(self.device, non_blocking=True), batch.weight
 
-    def lr(self, step: int) -> float:
+    def lr(self, epoch: int, batch: int) -> float:
+        """Learning rate of the step on the epoch's `batch`-th batch, from 1. Taken from the place in the data and not
+        from a count of steps: a run that goes on with another batch size keeps its schedule."""
+        step = (epoch - 1) * self.shares.steps_per_epoch + batch
         factor = lr_factor(self.config.schedule, step, self.shares.steps_per_epoch, self.config.run.epochs)
         return scaled_lr(self.config.optim, self.shares.world_size) * factor
 
@@ -116,8 +119,7 @@ def train_epoch(t: Trainer) -> bool:
 
 def train_step(t: Trainer, images: Tensor, labels: Tensor, weight: float) -> None:
     """One optimizer step on one batch of each rank."""
-    step = t.position.step + 1
-    lr = t.lr(step)
+    lr = t.lr(t.position.epoch, t.position.batch + 1)
     for group in t.optimizer.param_groups:
         group["lr"] = lr
 
@@ -132,10 +134,11 @@ def train_step(t: Trainer, images: Tensor, labels: Tensor, weight: float) -> Non
     if t.scaler.is_enabled() and t.scaler.get_scale() < scale:
         t.position.skipped += 1
 
-    t.position.step, t.position.batch = step, t.position.batch + 1
+    t.position.step += 1
+    t.position.batch += 1
     if weight > 0:
         t.totals.add(loss, logits, labels)
-    t.log.add(loss.detach() * weight, step, t.position.epoch, lr)
+    t.log.add(loss.detach() * weight, t.position.step, t.position.epoch, lr)
 
 
 def evaluate(t: Trainer) -> tuple[float, float] | None:

@@ -53,7 +53,8 @@ def plan(config: Config, local_ranks: int | None = None) -> Plan:
     if gpus:
         if local_ranks is not None and local_ranks > len(gpus):
             raise UsageError.one(
-                "device.gpus", f"{local_ranks} ranks on this host need a GPU each, and there are {len(gpus)}; start fewer"
+                "device.gpus",
+                f"{local_ranks} ranks on this host need a GPU each, and there are {len(gpus)}; start fewer",
             )
         devices = tuple(gpu.uuid for gpu in gpus[:local_ranks])
     else:

@@ -13,7 +13,6 @@ from engine.config import Model
 from engine.problems import UsageError, nearest
 
 
-
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes (He et al., 2015)."""
 
@@ -35,7 +34,11 @@ class ResidualBlock(nn.Module):
 
 def resnet18_small(channels: int, classes: int) -> nn.Module:
     """ResNet-18 for small images: a 3x3 stem of stride 1 and no max-pool, 64-128-256-512 channels, two blocks each."""
-    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, 64, 3, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+    ]
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
@@ -60,12 +63,14 @@ def linear(channels: int, classes: int, size: int) -> nn.Module:
 
 
 def build_model(model: Model, channels: int, classes: int, size: int) -> nn.Module:
-    """The model for images of C x size x size. Raises UsageError where the name is unknown or the images do not suit it."""
+    """The model for images of C x size x size. Raises UsageError for an unknown name or images that do not suit."""
     if model.name == "resnet18-small":
         built = resnet18_small(channels, classes)
     elif model.name == "cnn":
         if size < 4:
-            raise UsageError.one("data.image_size", f"cnn halves its images twice and these are {size}x{size}; give 4 or more")
+            raise UsageError.one(
+                "data.image_size", f"cnn halves its images twice, these are {size}x{size}; give 4 or more"
+            )
         built = cnn(channels, classes, size)
     elif model.name == "linear":
         built = linear(channels, classes, size)
@@ -104,7 +109,7 @@ def torchvision_model(name: str, channels: int, classes: int, size: int) -> nn.M
     if channels != 3:
         replace_stem(built, channels)
     if hasattr(built, "transform_input"):
-        built.transform_input = False
+        setattr(built, "transform_input", False)  # noqa: B010 - a module types its attributes as modules
     return built
 
 
@@ -146,7 +151,7 @@ def check_model(model: nn.Module, name: str, channels: int, size: int, classes: 
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UsageError.one(
             "model.name",
-            f"{name} cannot take images of {channels}x{size}x{size}: {error}; give a larger data.image_size or another model",
+            f"{name} cannot take images of {channels}x{size}x{size}: {error}; change model.name or data.image_size",
         ) from error
     finally:
         model.train(training)

@@ -14,5 +14,5 @@ def build_optimizer(config: Optim, model: nn.Module) -> optim.Optimizer:
         return optim.SGD(
             parameters, config.lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
         )
-    kind = {"adam": optim.Adam, "adamw": optim.AdamW}[config.name]
+    kind = optim.Adam if config.name == "adam" else optim.AdamW
     return kind(parameters, config.lr, config.betas, config.eps, config.weight_decay)

@@ -22,7 +22,9 @@ def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.Gra
 
 def check_precision(precision: Precision, device: torch.device) -> None:
     """Raises UsageError where the device cannot compute so."""
-    if precision.amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise UsageError.one(
-            "precision.amp", f"{torch.cuda.get_device_name(device)} has no bfloat16; give fp16 or off"
-        )
+    if (
+        precision.amp == "bf16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise UsageError.one("precision.amp", f"{torch.cuda.get_device_name(device)} has no bfloat16; give fp16 or off")

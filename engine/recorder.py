@@ -59,7 +59,9 @@ class Recorder:
         except OSError as error:
             if not self._disk_full:
                 self._disk_full = True
-                self._listener(Warned(message=f"the run folder cannot be written to ({error.strerror}); training goes on"))
+                self._listener(
+                    Warned(message=f"the run folder cannot be written to ({error.strerror}); training goes on")
+                )
 
     def close(self) -> None:
         with self._lock:

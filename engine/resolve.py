@@ -30,18 +30,22 @@ class Resolved:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the scalars of YAML 1.2: `off` and `no` are words, `1e-3` is a number; a key given twice is an error."""
+    """YAML with the scalars of YAML 1.2: `off` is a word and `1e-3` a number. A key given twice is an error."""
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":int", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"),
+    re.compile(
+        r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+    ),
     list("-+.0123456789"),
 )
 
@@ -104,7 +108,9 @@ def _read(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UsageError.one(f"{path}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        raise UsageError.one(
+            f"{path}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}"
+        ) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -232,9 +238,15 @@ def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
         allowed = "must start with a letter or digit and hold only letters, digits, dots, dashes and underscores"
     elif detail["type"] in ("missing", "too_short", "too_long"):
         allowed = f"has the wrong number of values; the default is {dict(fields())[key].default}"
-    for ours, theirs in (("must be", "input should be"), ("must have", "input should have"), ("must have", "value should have"),
-                         ("a whole number", "a valid integer"), ("a number", "a valid number"),
-                         ("true or false", "a valid boolean"), ("text", "a valid string")):
+    for ours, theirs in (
+        ("must be", "input should be"),
+        ("must have", "input should have"),
+        ("must have", "value should have"),
+        ("a whole number", "a valid integer"),
+        ("a number", "a valid number"),
+        ("true or false", "a valid boolean"),
+        ("text", "a valid string"),
+    ):
         allowed = allowed.replace(theirs, ours)
     return Problem(where, f"{value!r} is not allowed: {allowed}")
 

@@ -208,7 +208,8 @@ def claim(root: Path, name: str | None, stem: str, *, resume: bool) -> Claim:
         folder = RunFolder(_new_folder(root, name, stem))
     except OSError as error:
         raise UsageError.one(
-            "runs folder", f"{root} cannot be written to: {error.strerror}; give another with --runs-dir or GPUTRAIN_RUNS"
+            "runs folder",
+            f"{root} cannot be written to: {error.strerror}; give another with --runs-dir or GPUTRAIN_RUNS",
         ) from error
     return Claim(folder, Ownership(folder), fresh=True, made=made)
 

@@ -32,7 +32,9 @@ class Scalars:
             self._writers[series] = EventFileWriter(str(self._folder / series))
             # What an earlier sitting wrote of this epoch and later ones no longer holds.
             restart = SessionLog(status=SessionLog.START)
-            self._writers[series].add_event(TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, session_log=restart))
+            self._writers[series].add_event(
+                TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, session_log=restart)
+            )
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._writers[series].add_event(TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, summary=summary))
         self._writers[series].flush()

@@ -23,10 +23,10 @@ class Seat:
     local_world_size: int
 
 
-def find_launcher(asked: str, environ: Mapping[str, str]) -> Launcher:
+def find_launcher(asked: Launcher | Literal["auto"], environ: Mapping[str, str]) -> Launcher:
     """Who starts the ranks. torchrun is known by its whole set of variables; srun by a step of several tasks, since the
     shell of an sbatch script has SLURM_PROCID too."""
-    if asked == "spawn" or asked == "env" or asked == "slurm":
+    if asked != "auto":
         return asked
     if all(environ.get(name) for name in TORCHRUN_SET):
         return "env"
@@ -63,7 +63,8 @@ def _number(environ: Mapping[str, str], name: str, launcher: str) -> int:
     if not value.isdigit():
         starter = "torchrun" if launcher == "env" else "srun"
         raise UsageError.one(
-            f"--launcher {launcher}", f"{name} is {'not set' if not value else repr(value)}; start with {starter}, or leave --launcher out"
+            f"--launcher {launcher}",
+            f"{name} is {'not set' if not value else repr(value)}; start with {starter}, or leave --launcher out",
         )
     return int(value)
 

@@ -77,12 +77,10 @@ class Supervisor:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [mp_connection.Pipe() for _ in range(ranks)]
         theirs = [pipe[1] for pipe in pipes]
-        # Held back until a rank has handlers, or one that is still importing would die of a signal that was sent to all.
+        # Held back until a rank has handlers: one that still imports would die of a signal that was sent to all.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
-            context = mp.spawn(
-                run_rank, (self._job, theirs, os.getpid(), self._store.port), nprocs=ranks, join=False
-            )
+            context = mp.spawn(run_rank, (self._job, theirs, os.getpid(), self._store.port), nprocs=ranks, join=False)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
             for connection in theirs:
@@ -97,7 +95,7 @@ class Supervisor:
         """Wait a tick for news of any rank, take it, and note who has died."""
         running = [process.sentinel for process in self._processes if process.is_alive()]
         open_ends = [end for end in self._ends if end.open]
-        mp_connection.wait([*open_ends, *running], TICK_SECONDS)
+        mp_connection.wait([*(end.fileno() for end in open_ends), *running], TICK_SECONDS)
         # Who is dead is asked first: what the dead have written is then all there to be read.
         dead = {rank: process for rank, process in enumerate(self._processes) if not process.is_alive()}
         for end in open_ends:

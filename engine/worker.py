@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.agreement import StopAgreement
@@ -20,6 +21,7 @@ from engine.checkpoint import load_checkpoint, rng_state, set_rng_state
 from engine.config import Config
 from engine.data import check_source, image_format, open_source, shares_of
 from engine.data.loader import stream_batches
+from engine.data.sampler import Shares
 from engine.data.source import Source
 from engine.fit import Fit
 from engine.job import Job, Outcome
@@ -33,7 +35,7 @@ from engine.seat import Seat
 from engine.steplog import StepLog
 
 
-def train(job: Job, seat: Seat, store: dist.Store, channel: Channel) -> Outcome:
+def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     """Train as one rank of the run. Raises UsageError where what was asked for turns out to be impossible, on every
     rank alike."""
     config = job.config
@@ -44,7 +46,7 @@ def train(job: Job, seat: Seat, store: dist.Store, channel: Channel) -> Outcome:
     saved = None
     if job.folder is not None and job.resumed and job.folder.last_checkpoint.exists():
         saved = load_checkpoint(job.folder.last_checkpoint)
-    position = Position(saved["epoch"], saved["batch"], saved["step"], saved["skipped"]) if saved else Position()
+    position = _position(saved, shares) if saved else Position()
 
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
     images = image_format(config, source)
@@ -63,7 +65,7 @@ def train(job: Job, seat: Seat, store: dist.Store, channel: Channel) -> Outcome:
     timeout = timedelta(seconds=config.device.timeout)
     dist.init_process_group(job.plan.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
     try:
-        hosts = dist.new_group(backend="gloo", timeout=timeout)
+        hosts: Any = dist.new_group(backend="gloo", timeout=timeout)
         ddp = DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
         )
@@ -104,6 +106,13 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def _position(saved: dict[str, Any], shares: Shares) -> Position:
+    """Where a checkpoint goes on. With another global batch it is the first batch that begins with no image of the
+    epoch that was seen already."""
+    done = -(-saved["batch"] * saved["global_batch"] // shares.global_batch)
+    return Position(saved["epoch"], min(done, shares.steps_per_epoch), saved["step"], saved["skipped"])
+
+
 def _workers(job: Job, source: Source) -> int:
     if job.plan.workers is not None:
         return job.plan.workers
@@ -120,7 +129,8 @@ def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
     if plan.on_gpu:
         if not torch.cuda.is_available():
             raise UsageError.one(
-                "device.gpus", f"torch {torch.__version__} cannot use the GPUs that the driver shows; train with --gpus cpu"
+                "device.gpus",
+                f"torch {torch.__version__} cannot use the GPUs that the driver shows; train with --gpus cpu",
             )
         device = torch.device("cuda", seat.local_rank)
         torch.cuda.set_device(device)
@@ -133,7 +143,8 @@ def _fit_state(model: nn.Module, saved: dict[str, Any], config: Config) -> None:
         model.load_state_dict(saved["model"])
     except RuntimeError as error:
         raise UsageError.one(
-            "model.name", f"the checkpoint does not fit {config.model.name}: {error}; continue with the config that it was made with"
+            "model.name",
+            f"the checkpoint does not fit {config.model.name}: {error}; continue with the config that it was made with",
         ) from error
 
 
@@ -157,4 +168,3 @@ def _warm_up(t: Trainer) -> None:
         for name, buffer in t.model.named_buffers():
             buffer.copy_(buffers[name])
     set_rng_state(state, t.device)
-

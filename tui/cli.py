@@ -55,7 +55,7 @@ class ConfigCommand(TyperCommand):
 
         for param in self.params:
             if param.name in FLAGS:
-                setattr(param, "help", f"{describe(FLAGS[param.name])} ({FLAGS[param.name]})")
+                param.help = f"{describe(FLAGS[param.name])} ({FLAGS[param.name]})"  # type: ignore[attr-defined]
         return super().get_help(ctx)
 
 
@@ -79,7 +79,9 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
     overrides = [argument for argument in arguments or [] if "=" in argument]
     files = [argument for argument in arguments or [] if "=" not in argument]
     if len(files) > 1:
-        raise UsageError.one(files[1], f"is a second CONFIG beside {files[0]}; give one, and values as section.key=value")
+        raise UsageError.one(
+            files[1], f"is a second CONFIG beside {files[0]}; give one, and values as section.key=value"
+        )
     return (files[0] if files else None), overrides
 
 
@@ -92,17 +94,28 @@ def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, A
 
 ARGUMENTS_HELP = "CONFIG (a YAML file or a preset such as digits), then section.key=value for any key of the config."
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=ARGUMENTS_HELP)]
-RunsDir = Annotated[str | None, typer.Option("--runs-dir", help="Folder that runs lie in [default: $GPUTRAIN_RUNS or ./runs]")]
+RunsDir = Annotated[
+    str | None, typer.Option("--runs-dir", help="Folder that runs lie in [default: $GPUTRAIN_RUNS or ./runs]")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")
+]
 
 
-@app.command(cls=ConfigCommand, epilog="Every key: gputrain config. Example: gputrain run --headless digits --epochs 5 optim.lr=0.1")
+@app.command(
+    cls=ConfigCommand,
+    epilog="Every key: gputrain config. Example: gputrain run --headless digits --epochs 5 optim.lr=0.1",
+)
 def run(
     arguments: Arguments = None,
-    headless: Annotated[bool, typer.Option("--headless", help="No screen: progress on stderr, for scripts and batch queues.")] = False,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No screen: progress on stderr, for scripts and batch queues.")
+    ] = False,
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
-    ngpu: Annotated[int | None, typer.Option("--ngpu", min=0, help="Short for --gpus free:N; 0 for --gpus cpu.")] = None,
+    ngpu: Annotated[
+        int | None, typer.Option("--ngpu", min=0, help="Short for --gpus free:N; 0 for --gpus cpu.")
+    ] = None,
     ranks: Annotated[str | None, typer.Option("--ranks")] = None,
     epochs: Annotated[str | None, typer.Option("--epochs")] = None,
     batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
@@ -119,8 +132,13 @@ def run(
     launcher: Annotated[str | None, typer.Option("--launcher")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     runs_dir: RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, try one batch on each rank, print the plan, keep nothing.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Build everything, try one batch on each rank, print the plan, keep nothing."),
+    ] = False,
 ) -> None:
     """Train. Ctrl-C stops at the next step with a checkpoint; a second one kills.
 
@@ -147,8 +165,14 @@ def run(
             if gpus is not None and gpus != chosen:
                 raise UsageError.one("--ngpu", f"means --gpus {chosen}, and --gpus {gpus} is given too; keep one")
             flags[FLAGS["gpus"]] = (f"--ngpu {ngpu}", chosen)
-        file, overrides = split_arguments(arguments)
-        start(resolve_arguments(arguments, flags), Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
+        file, _ = split_arguments(arguments)
+        start(
+            resolve_arguments(arguments, flags),
+            Path(file).stem if file else None,
+            runs_dir,
+            as_json=as_json,
+            dry_run=dry_run,
+        )
 
 
 def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:
@@ -240,10 +264,14 @@ def stop(
 @app.command()
 def resume(
     run: RunName,
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to go on with, such as run.epochs=30.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to go on with, such as run.epochs=30.")
+    ] = None,
     headless: Annotated[bool, typer.Option("--headless", help="No screen: progress on stderr.")] = False,
     runs_dir: RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
+    ] = False,
 ) -> None:
     """Continue a run from its last checkpoint, with the config that it was started with."""
     from engine.problems import UsageError
@@ -263,7 +291,9 @@ def resume(
 def logs(
     run: RunName,
     runs_dir: RunsDir = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until the run ends or Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until the run ends or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Print a run's log: its messages, and whatever its ranks wrote."""
     import time

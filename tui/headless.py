@@ -94,9 +94,9 @@ class ProgressLines:
             return
         if isinstance(event, RunStarted):
             self._progress.start()
-            self._begin_epoch(self._history.current_step // started.steps_per_epoch + 1, started)
+            self._begin_epoch(len(self._history.epochs) + 1, started)
         elif isinstance(event, Step) and self._task is not None:
-            done = event.step - (event.epoch - 1) * started.steps_per_epoch
+            done = event.step - (self._history.epochs[-1].step if self._history.epochs else 0)
             rate = f"{event.images_per_second:,.0f} images/s  loss {event.losses[-1] or float('nan'):.4f}"
             self._progress.update(self._task, completed=done, rate=rate)
         elif isinstance(event, Epoch) and event.epoch < started.epochs:

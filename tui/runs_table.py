@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 from engine.runs import RunFolder
 
+HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
+
 
 @dataclass(frozen=True)
 class RunRow:
@@ -26,34 +28,27 @@ class RunRow:
 
 def describe_run(folder: RunFolder) -> RunRow:
     history = folder.history()
-    touched = max((path.stat().st_mtime for path in (folder.journal, folder.lock) if path.exists()), default=time.time())
+    signs = [path.stat().st_mtime for path in (folder.journal, folder.lock) if path.exists()]
     return RunRow(
         folder.name,
         str(folder.state(history)),
         history.epochs[-1].epoch if history.epochs else 0,
         history.started.epochs if history.started else None,
         history.best.val_accuracy if history.best else None,
-        round(max(time.time() - touched, 0.0), 1),
+        round(max(time.time() - max(signs, default=time.time()), 0.0), 1),
         str(folder.path),
     )
 
 
+def cells_of(row: RunRow) -> tuple[str, ...]:
+    accuracy = "–" if row.best_val_accuracy is None else f"{row.best_val_accuracy:.4f}"
+    return (row.name, row.state, f"{row.epoch}/{row.epochs or '?'}", accuracy, age_in_words(row.age_seconds))
+
+
 def as_table(rows: list[RunRow]) -> str:
-    header = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
-    cells = [
-        (
-            row.name,
-            row.state,
-            f"{row.epoch}/{row.epochs or '?'}",
-            "–" if row.best_val_accuracy is None else f"{row.best_val_accuracy:.4f}",
-            age_in_words(row.age_seconds),
-        )
-        for row in rows
-    ]
-    widths = [max(len(line[column]) for line in [header, *cells]) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in [header, *cells]
-    )
+    lines = [HEADER, *(cells_of(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def age_in_words(seconds: float) -> str:

@@ -52,14 +52,17 @@ def check_source(config: Config, source: Source, shares: Shares) -> None:
     data, problems = config.data, []
     if data.num_classes is not None and data.num_classes != len(source.classes):
         problems.append(
-            Problem("data.num_classes", f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; leave it out")
+            Problem(
+                "data.num_classes",
+                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; leave it out",
+            )
         )
     if shares.steps_per_epoch == 0:
         problems.append(
             Problem(
                 "data.batch_size",
-                f"{shares.world_size} ranks with {data.batch_size} images each take {shares.global_batch} a step, and there "
-                f"are {shares.train_images} for training; give a smaller batch, fewer ranks, or data.drop_last=false",
+                f"{shares.world_size} ranks with {data.batch_size} images each take {shares.global_batch} a step, and "
+                f"there are {shares.train_images} for training; give a smaller batch or data.drop_last=false",
             )
         )
     if shares.val_images == 0:
@@ -68,7 +71,9 @@ def check_source(config: Config, source: Source, shares: Shares) -> None:
     for key in ("mean", "std"):
         given = getattr(data, key)
         if given is not None and len(given) != channels:
-            problems.append(Problem(f"data.{key}", f"has {len(given)} values for images of {channels} channels; give one each"))
+            problems.append(
+                Problem(f"data.{key}", f"has {len(given)} values for images of {channels} channels; give one each")
+            )
     if problems:
         raise UsageError(problems)
 
@@ -82,5 +87,6 @@ def image_format(config: Config, source: Source) -> ImageFormat:
         # Grey copied to three channels keeps its statistics; colour made grey has about the mean of them.
         mean = mean * 3 if channels == 3 else (sum(mean) / 3,)
         std = std * 3 if channels == 3 else (sum(std) / 3,)
-    return replace(own, size=data.image_size or own.size, channels=channels, mean=data.mean or mean, std=data.std or std)
-
+    return replace(
+        own, size=data.image_size or own.size, channels=channels, mean=data.mean or mean, std=data.std or std
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images
 
 IMAGE_SETS = {
     "mnist": _ImageSet("MNIST", "MNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.1307,), (0.3081,))),
-    "fashion-mnist": _ImageSet("FashionMNIST", "FashionMNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.2860,), (0.3530,))),
+    "fashion-mnist": _ImageSet(
+        "FashionMNIST", "FashionMNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.2860,), (0.3530,))
+    ),
     "cifar10": _ImageSet(
         "CIFAR10",
         "cifar-10-batches-py",
@@ -92,7 +94,9 @@ def open_image_set(data: Data) -> ArraySource:
             for part in ("train", "val"):
                 stored = torchvision_class(str(root), train=part == "train", download=data.download)
                 pixels = np.asarray(stored.data, dtype=np.uint8)
-                images[part] = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+                images[part] = (
+                    pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+                )
                 labels[part] = np.asarray(stored.targets, dtype=np.int64)
                 classes = tuple(stored.classes)
     except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:

@@ -6,10 +6,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.config import Data
 from engine.data.sampler import Indices, Part, stratified_split
@@ -79,30 +78,40 @@ def open_folder(data: Data, seed: int) -> FolderSource:
     """Raises UsageError with all that is wrong with the folder."""
     root = Path(str(data.path))
     if not root.is_dir():
-        raise UsageError.one("data.path", f"{root} does not exist or is not a folder; give one with a folder for each class")
+        raise UsageError.one(
+            "data.path", f"{root} does not exist or is not a folder; give one with a folder for each class"
+        )
     parts: dict[Part, Path] = {"train": root}
     if (root / "train").is_dir():
         parts = {"train": root / "train"}
         if (root / "val").is_dir():
             parts["val"] = root / "val"
 
-    classes = tuple(sorted(entry.name for entry in os.scandir(parts["train"]) if entry.is_dir() and entry.name[0] != "."))
+    classes = tuple(
+        sorted(entry.name for entry in os.scandir(parts["train"]) if entry.is_dir() and entry.name[0] != ".")
+    )
     if len(classes) < 2:
         found = f"only the folder {classes[0]}" if classes else "no folder"
-        raise UsageError.one("data.path", f"{parts['train']} holds {found}; it needs a folder for each of two or more classes")
+        raise UsageError.one(
+            "data.path", f"{parts['train']} holds {found}; it needs a folder for each of two or more classes"
+        )
     problems: list[Problem] = []
     skipped: list[str] = []
     paths: dict[Part, tuple[str, ...]] = {}
     labels: dict[Part, Labels] = {}
     for part, folder in parts.items():
         strange = {entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."} - set(classes)
-        problems += [Problem("data.path", f"{folder / name} is no class of {parts['train']}") for name in sorted(strange)]
+        problems += [
+            Problem("data.path", f"{folder / name} is no class of {parts['train']}") for name in sorted(strange)
+        ]
         kept, kept_labels = [], []
         for label, name in enumerate(classes):
             good, bad = _good_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({why})" for path, why in bad]
             if not good and (part == "train" or (folder / name).is_dir()):
-                problems.append(Problem("data.path", f"the class folder {folder / name} holds no image that can be read"))
+                problems.append(
+                    Problem("data.path", f"the class folder {folder / name} holds no image that can be read")
+                )
             kept += [str(path.relative_to(root)) for path in good]
             kept_labels += [label] * len(good)
         paths[part], labels[part] = tuple(kept), np.array(kept_labels, np.int64)
@@ -110,9 +119,9 @@ def open_folder(data: Data, seed: int) -> FolderSource:
         raise UsageError(problems)
     if "val" not in parts:
         all_paths, all_labels = paths["train"], labels["train"]
-        for part, chosen in zip(("train", "val"), stratified_split(all_labels, data.val_split, seed), strict=True):
-            paths[cast(Part, part)] = tuple(all_paths[index] for index in chosen)
-            labels[cast(Part, part)] = all_labels[chosen]
+        train, val = stratified_split(all_labels, data.val_split, seed)
+        paths = {"train": tuple(all_paths[index] for index in train), "val": tuple(all_paths[index] for index in val)}
+        labels = {"train": all_labels[train], "val": all_labels[val]}
     mean, std = COLOUR if (data.channels or 3) == 3 else GREY
     image_format = ImageFormat(data.image_size or DEFAULT_SIZE, data.channels or 3, mean, std)
     return FolderSource(str(root), image_format, classes, paths, labels, tuple(skipped))
@@ -138,7 +147,7 @@ def _fault(path: Path) -> str | None:
             if end is not None and _last_bytes(path).rstrip(b"\0").endswith(end):
                 return None
             image.load()
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         return "not an image"
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         return f"broken: {error}"

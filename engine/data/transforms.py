@@ -29,8 +29,8 @@ def fit(images: Tensor, image_format: ImageFormat) -> Tensor:
 
 
 def augment(images: Tensor, data: Data, seed: int, epoch: int, indices: Indices) -> Tensor:
-    """Random crop and flip of a training batch, N x C x H x W. What is drawn for an image depends on the seed, the epoch
-    and the image alone."""
+    """Random crop and flip of a training batch, N x C x H x W. What is drawn for an image depends on the seed, the
+    epoch and the image alone."""
     if data.crop_padding:
         span = 2 * data.crop_padding + 1
         top, left = (

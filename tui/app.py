@@ -1,0 +1,60 @@
+"""The screen: the runs of this folder, live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, Footer, Static
+
+from engine.runs import all_runs, runs_root
+from tui.runs_table import HEADER, RunRow, cells_of, describe_run
+
+REFRESH_SECONDS = 1.0
+
+
+class CockpitApp(App[None]):
+    """A table of the runs below a folder, read again once a second in a thread of its own."""
+
+    TITLE = "gputrain"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "quit")]
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def compose(self) -> ComposeResult:
+        yield Static(f" gputrain   runs in {self._root}", id="title", markup=False)
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Static("", id="message", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).add_columns(*HEADER)
+        self.set_interval(REFRESH_SECONDS, self._look)
+        self._look()
+
+    def _look(self) -> None:
+        # Exclusive: a slow disk must not pile up readers, nor hold up the keys.
+        self.run_worker(self._read, thread=True, exclusive=True)
+
+    def _read(self) -> None:
+        rows = [describe_run(folder) for folder in all_runs(self._root)]
+        self.call_from_thread(self._show, rows)
+
+    def _show(self, rows: list[RunRow]) -> None:
+        table = self.query_one(DataTable)
+        cursor = table.cursor_row
+        table.clear()
+        # As Text, because a plain string would be read as markup.
+        table.add_rows([Text(cell) for cell in cells_of(row)] for row in rows)
+        table.move_cursor(row=cursor)
+        empty = f" There are no runs in {self._root}. Start one: gputrain run --headless digits"
+        self.query_one("#message", Static).update("" if rows else empty)
+
+
+def run() -> None:
+    CockpitApp(runs_root()).run()
