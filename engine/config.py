@@ -72,9 +72,8 @@ class Data(Section):
     download: bool = Field(False, description="Fetch a missing torchvision dataset into data.path.")
     batch_size: int = Field(64, ge=1, description="Images a rank takes at each step.")
     drop_last: bool = Field(True, description="Leave out the last, partial batch of a training epoch.")
-    workers: int | Literal["auto"] = Field(
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        ge=0,
         description="Loader processes a rank; auto is cores / ranks, at most 8, and 0 where data is in memory.",
     )
     prefetch: int = Field(4, ge=1, description="Batches that a loader process prepares ahead.")
@@ -228,8 +227,8 @@ def impossible_pairs(config: Config) -> Iterator[tuple[str, str]]:
         yield "optim.nesterov", "needs optim.momentum greater than 0"
     if not all(0 <= beta < 1 for beta in optim.betas):
         yield "optim.betas", "must each be at least 0 and less than 1"
-    if schedule.warmup_epochs >= config.run.epochs and schedule.warmup_epochs > 0:
-        yield "schedule.warmup_epochs", f"must be less than run.epochs ({config.run.epochs})"
+    if schedule.warmup_epochs > config.run.epochs:
+        yield "schedule.warmup_epochs", f"must be at most run.epochs ({config.run.epochs})"
     if schedule.name == "multistep" and not schedule.milestones:
         yield "schedule.milestones", "schedule multistep needs at least one epoch, such as [30, 60]"
     if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:

@@ -39,6 +39,10 @@ def exit_in_words(code: int) -> str:
     return f"it was killed by {name}{hint}"
 
 
+def failure_in_words(failure: RankFailed) -> str:
+    return f"rank {failure.rank} ({failure.device}) failed: {failure.cause}"
+
+
 def root_cause(failures: Sequence[RankFailed]) -> RankFailed:
     """The failure that came of itself, rather than of another rank's; the earliest of those."""
     return min(failures, key=lambda failure: (bool(_LOST_PEER.search(failure.cause)), failure.time))

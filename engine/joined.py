@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.channel import DirectChannel, StopFlag
 from engine.events import Control, Event, RankFailed
-from engine.failure import cause_of
+from engine.failure import cause_of, failure_in_words
 from engine.job import Job
 from engine.launch import FAILED, FINISHED, REFUSED, STOPPED, Order, close_run, named, open_recorder, take_folder
 from engine.machine import plan, prepare_environment
@@ -121,7 +121,7 @@ def _train(job: Job, seat: Seat, store: Store, claimed: Claim | None, listener: 
         failure = RankFailed(rank=seat.rank, device=device, cause=cause_of(error), traceback=traceback.format_exc())
         if recorder is not None:
             return close_run(Ending("failed", failure), recorder)
-        print(f"rank {seat.rank} ({device}) failed: {failure.cause}\n{failure.traceback}", file=sys.stderr)
+        print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)
         return FAILED
     finally:
         if recorder is not None and claimed is not None:

@@ -12,6 +12,7 @@ from engine.config import Config
 from engine.data import check_source, open_early, shares_of
 from engine.data.source import Source
 from engine.events import RunFinished
+from engine.failure import failure_in_words
 from engine.job import Job
 from engine.machine import Plan, plan, prepare_environment
 from engine.problems import UsageError
@@ -94,7 +95,7 @@ def _supervise(config: Config, run_plan: Plan, source: Source | None, claimed: C
     if claimed is None:
         ending = Supervisor(Job(config, run_plan, None, False, source), wish, listener, None).run()
         if ending.failure is not None:
-            listener(ending.failure)
+            listener(RunFinished(state="failed", message=failure_in_words(ending.failure)))
         return FINISHED if ending.state == "finished" else FAILED
 
     recorder = open_recorder(claimed.folder, config, listener)
@@ -124,9 +125,7 @@ def close_run(ending: Ending, recorder: Recorder) -> int:
     hint = f"continue with `gputrain resume {name}`" if resumable else "there is no checkpoint to continue from"
     if ending.failure is not None:
         recorder.record(ending.failure)
-        failure = ending.failure
-        message = f"rank {failure.rank} ({failure.device}) failed: {failure.cause}; {hint}"
-        recorder.record(RunFinished(state="failed", message=message))
+        recorder.record(RunFinished(state="failed", message=f"{failure_in_words(ending.failure)}; {hint}"))
         return FAILED
     if ending.state == "finished":
         recorder.record(RunFinished(state="finished"))

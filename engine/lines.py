@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.events import Control, Epoch, Event, RankFailed, RunFinished, RunResumed, RunStarted, Warned
+from engine.events import Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Warned
 
 
 def line_of(event: Event) -> str | None:
@@ -23,8 +23,6 @@ def line_of(event: Event) -> str | None:
             return f"warning: {event.message}"
         case Control():
             return f"{event.request} requested by {event.by}: {event.outcome}"
-        case RankFailed():
-            return f"rank {event.rank} ({event.device}) failed: {event.cause}"
         case RunFinished():
             return f"{event.state}{': ' + event.message if event.message else ''}"
     return None

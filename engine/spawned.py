@@ -23,10 +23,11 @@ EXIT_CODES = {"finished": 0, "tried": 0, "stopped": 3}
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_rank(rank: int, job: Job, connections: Sequence[Connection], supervisor: int, port: int) -> None:
-    """The whole life of the process. `connections` holds the rank's end of each pipe, `port` is that of the store by
-    which the ranks find each other."""
+def run_rank(rank: int, connections: Sequence[Connection], supervisor: int, port: int) -> None:
+    """The whole life of the process. `connections` holds the rank's end of each pipe, the first message of which is the
+    job; `port` is that of the store by which the ranks find each other."""
     die_with_parent(supervisor)
+    job: Job = connections[rank].recv()
     redirect_output(job.folder.log if job.folder else None)
     faulthandler.enable()
     flag = StopFlag()

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
 from multiprocessing.process import BaseProcess
@@ -80,12 +81,17 @@ class Supervisor:
         # Held back until a rank has handlers: one that still imports would die of a signal that was sent to all.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
-            context = mp.spawn(run_rank, (self._job, theirs, os.getpid(), self._store.port), nprocs=ranks, join=False)
+            context = mp.spawn(run_rank, (theirs, os.getpid(), self._store.port), nprocs=ranks, join=False)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
             for connection in theirs:
                 connection.close()
-        self._ends = [SupervisorEnd(pipe[0]) for pipe in pipes]
+        # Not among the arguments of spawn: what is larger than a pipe's buffer would make each rank wait for the import
+        # of torch in the one before.
+        for mine, _ in pipes:
+            with suppress(OSError):
+                mine.send(self._job)
+        self._ends = [SupervisorEnd(mine) for mine, _ in pipes]
         self._processes = list(context.processes)
 
     def _alive(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from contextlib import suppress
@@ -66,9 +67,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     dist.init_process_group(job.plan.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
     try:
         hosts: Any = dist.new_group(backend="gloo", timeout=timeout)
-        ddp = DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
-        )
+        ddp = _wrap(model, device)
         trainer = Trainer(
             config,
             device,
@@ -146,6 +145,14 @@ def _fit_state(model: nn.Module, saved: dict[str, Any], config: Config) -> None:
             "model.name",
             f"the checkpoint does not fit {config.model.name}: {error}; continue with the config that it was made with",
         ) from error
+
+
+def _wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """Without the buffers' round in every forward: they are shared where they are needed, see `share_buffers`."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {off: False}
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, **options)
 
 
 def _warm_up(t: Trainer) -> None:

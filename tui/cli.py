@@ -184,7 +184,7 @@ def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json
 
     config = resolved.config
     order = Order(config, runs_root(runs_dir), stem or f"{config.data.dataset}-{config.model.name}", dry_run)
-    hear = listener(json=as_json)
+    hear = listener(json=as_json, dry_run=dry_run)
     try:
         code = launch(order, hear)
     finally:

@@ -111,7 +111,39 @@ class ProgressLines:
         self._progress.stop()
 
 
-def listener(*, json: bool) -> JsonLines | PlainLines | ProgressLines:
+class PlanTable:
+    """What a dry run found out, as a table on stdout."""
+
+    def __init__(self) -> None:
+        self._out = LastingStream(sys.stdout)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            rows = {
+                "ranks": event.world_size,
+                "devices": ", ".join(event.devices),
+                "backend": event.backend,
+                "loader processes": f"{event.workers} a rank",
+                "global batch": event.global_batch,
+                "steps an epoch": event.steps_per_epoch,
+                "epochs": event.epochs,
+                "training images": event.train_images,
+                "validation images": event.val_images,
+                "classes": event.classes,
+                "parameters": f"{event.parameters:,}",
+            }
+            self._out.write("".join(f"{name:<18} {value}\n" for name, value in rows.items()))
+        elif (line := line_of(event)) is not None:
+            print(line, file=cast(IO[str], LastingStream(sys.stderr)))
+
+    def close(self) -> None:
+        self._out.flush()
+
+
+def listener(*, json: bool, dry_run: bool) -> JsonLines | PlainLines | ProgressLines | PlanTable:
+    """The one that fits what was asked for and where stderr leads."""
     if json:
         return JsonLines()
+    if dry_run:
+        return PlanTable()
     return ProgressLines() if sys.stderr.isatty() else PlainLines()

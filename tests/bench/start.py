@@ -1,0 +1,74 @@
+"""From the start of the command to the first optimizer step with two spawned ranks on the CPU, ours beside the shortest
+script that does it. Run by hand: `python tests/bench/start.py [PAIRS]`; the two take turns, medians are printed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SHORTEST = """
+import socket, sys, time
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+
+def work(rank, port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(32, 64)).sum().backward()
+    optimizer.step()
+    if rank == 0:
+        print(time.time(), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, (port,), nprocs=2)
+"""
+
+
+def shortest(folder: Path) -> float:
+    script = folder / "shortest.py"
+    script.write_text(SHORTEST)
+    began = time.time()
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    return float(done.stdout) - began
+
+
+def ours(folder: Path) -> float:
+    """The first `step` event is sent one step after the step that it tells of, so this is a little too long."""
+    command = [Path(sys.executable).with_name("gputrain"), "run", "--headless", "--json", "digits", "--epochs", "1"]
+    began = time.time()
+    options = ["--runs-dir", str(folder / "runs"), "--gpus", "cpu", "run.log_every=1"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    return float(next(event["time"] for event in events if event["type"] == "step")) - began
+
+
+def main() -> None:
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shortest(folder), ours(folder)
+        rows = []
+        for number in range(pairs):
+            rows.append((shortest(folder), ours(folder)))
+            print(f"pair {number + 1}: shortest {rows[-1][0]:.2f} s, gputrain {rows[-1][1]:.2f} s", flush=True)
+    theirs, mine = (statistics.median(column) for column in zip(*rows, strict=True))
+    more = statistics.median(mine - theirs for theirs, mine in rows)
+    print(f"median: shortest {theirs:.2f} s, gputrain {mine:.2f} s, {more:+.2f} s, ratio {mine / theirs:.2f}")
+
+
+if __name__ == "__main__":
+    main()
