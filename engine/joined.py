@@ -17,7 +17,18 @@ from engine.channel import DirectChannel, StopFlag
 from engine.events import Control, Event, RankFailed
 from engine.failure import cause_of, failure_in_words
 from engine.job import Job
-from engine.launch import FAILED, FINISHED, REFUSED, STOPPED, Order, close_run, named, open_recorder, take_folder
+from engine.launch import (
+    FAILED,
+    FINISHED,
+    REFUSED,
+    STOPPED,
+    Order,
+    close_run,
+    named,
+    nothing_left,
+    open_recorder,
+    take_folder,
+)
 from engine.machine import plan, prepare_environment
 from engine.problems import UsageError
 from engine.recorder import Listener, Recorder
@@ -54,6 +65,7 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
         elif seat.rank == 0:
             claimed = _claim_for_all(order, seat, store)
             if claimed is None:
+                listener(nothing_left(order))
                 return FINISHED
             config = named(order.config, claimed.folder)
             job = Job(config, run_plan, claimed.folder, not claimed.fresh, None)
@@ -70,6 +82,9 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
         if seat.rank == 0:
             raise
         return REFUSED
+    finally:
+        if claimed is not None:
+            claimed.ownership.release()
     # torchrun would start a process anew that ends with anything but 0.
     return FINISHED if code == STOPPED and launcher == "env" else code
 
@@ -124,9 +139,8 @@ def _train(job: Job, seat: Seat, store: Store, claimed: Claim | None, listener: 
         print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)
         return FAILED
     finally:
-        if recorder is not None and claimed is not None:
+        if recorder is not None:
             recorder.close()
-            claimed.ownership.release()
 
 
 def _watched(recorder: Recorder, claimed: Claim, flag: StopFlag) -> Listener:

@@ -11,7 +11,7 @@ from engine.catalogue import check_model_name
 from engine.config import Config
 from engine.data import check_source, open_early, shares_of
 from engine.data.source import Source
-from engine.events import RunFinished
+from engine.events import RunFinished, Warned
 from engine.failure import failure_in_words
 from engine.job import Job
 from engine.machine import Plan, plan, prepare_environment
@@ -56,12 +56,15 @@ def launch(order: Order, listener: Listener) -> int:
 
     claimed = take_folder(order)
     if claimed is None:
+        listener(nothing_left(order))
         return FINISHED
     try:
         return _supervise(named(order.config, claimed.folder), run_plan, source, claimed, listener)
     except UsageError:
         claimed.discard()
         raise
+    finally:
+        claimed.ownership.release()
 
 
 def take_folder(order: Order) -> Claim | None:
@@ -76,6 +79,11 @@ def take_folder(order: Order) -> Claim | None:
             claimed.ownership.release()
             return None
     return claimed
+
+
+def nothing_left(order: Order) -> Warned:
+    run = order.config.run
+    return Warned(message=f"{run.name} has finished already, all {run.epochs} epochs; to go on, raise run.epochs")
 
 
 def named(config: Config, folder: RunFolder) -> Config:
@@ -105,7 +113,6 @@ def _supervise(config: Config, run_plan: Plan, source: Source | None, claimed: C
         return close_run(ending, recorder)
     finally:
         recorder.close()
-        claimed.ownership.release()
 
 
 def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Recorder:

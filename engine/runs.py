@@ -177,7 +177,7 @@ class Ownership:
 
 @dataclass
 class Claim:
-    """A run folder that this process owns. `discard` undoes what claiming it made."""
+    """A run folder that this process owns, and the folders above it that were made for it."""
 
     folder: RunFolder
     ownership: Ownership
@@ -185,10 +185,10 @@ class Claim:
     made: list[Path] = field(default_factory=list)
 
     def discard(self) -> None:
-        """Take a fresh folder away, with those above it that were made for it; a resumed one is left as it is."""
-        if self.fresh:
-            shutil.rmtree(self.folder.path, ignore_errors=True)
-        self.ownership.release()
+        """Take a fresh folder away, and those above it; one with a history is left as it is."""
+        if not self.fresh:
+            return
+        shutil.rmtree(self.folder.path, ignore_errors=True)
         for parent in self.made:
             try:
                 parent.rmdir()

@@ -1,0 +1,145 @@
+"""What the tests stand on: the installed command in a folder and an environment of its own, and a look, after each
+test that used it, for anything that it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COMMAND = str(Path(sys.executable).with_name("gputrain"))
+LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMP_", "GPUTRAIN_")
+
+
+def wait_for(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        time.sleep(0.05)
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def clockless(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The `epoch` and `step` events without what depends on the clock."""
+    clocks = {"time", "seconds", "images_per_second", "data_wait"}
+    kept = [event for event in events if event["type"] in ("epoch", "step")]
+    return [{key: value for key, value in event.items() if key not in clocks} for event in kept]
+
+
+@dataclass
+class Gputrain:
+    """The command, with runs in a folder of the test's own and no GPU in sight."""
+
+    folder: Path
+    environment: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run to the end."""
+        environment = self.environment | variables
+        command = [COMMAND, *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start, and leave running."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": self.environment} | options
+        command = list(arguments) if "/" in arguments[0] else [COMMAND, *arguments]
+        process = subprocess.Popen(command, cwd=self.folder, text=True, **options)
+        self.started.append(process)
+        return process
+
+    def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
+        """Until the run `name` has `count` events of a kind."""
+        journal = self.runs / name / "events.jsonl"
+
+        def there() -> bool:
+            return journal.exists() and sum(event["type"] == kind for event in events_of_whole_lines(journal)) >= count
+
+        wait_for(there, f"{count} {kind} events of {name}", 90)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that has this test's environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def events_of_whole_lines(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
+
+
+def clean_environment(folder: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    return kept | {
+        "GPUTRAIN_RUNS": str(folder / "runs"),
+        "GPUTRAIN_TEST": str(folder),
+        "XDG_CACHE_HOME": str(folder.parent / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor"),
+        "TMPDIR": str(folder / "tmp"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "120",
+    }
+
+
+def lived_in(folder: Path) -> Iterator[Gputrain]:
+    """The command in a folder; afterwards nothing of it may be left but that folder."""
+    shared_memory = set(Path("/dev/shm").iterdir())
+    command = Gputrain(folder, clean_environment(folder))
+    yield command
+    for process in command.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    wait_for(lambda: not command.processes(), f"the end of {command.processes()}", 5)
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory
+
+
+@pytest.fixture
+def gputrain(tmp_path: Path) -> Iterator[Gputrain]:
+    yield from lived_in(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def shared_gputrain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gputrain]:
+    """For runs that several tests look at."""
+    yield from lived_in(tmp_path_factory.mktemp("shared"))
+
+
+@dataclass(frozen=True)
+class DoneRun:
+    """A run that is over: what it printed and where it lies."""
+
+    process: subprocess.CompletedProcess[str]
+    path: Path
+
+
+@pytest.fixture(scope="session")
+def digits(shared_gputrain: Gputrain) -> DoneRun:
+    """The main job of the README, with its events on stdout."""
+    done = shared_gputrain("run", "--headless", str(ROOT / "configs" / "digits.yaml"), "--name", "digits", "--json")
+    return DoneRun(done, shared_gputrain.runs / "digits")

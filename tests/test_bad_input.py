@@ -1,0 +1,89 @@
+"""What cannot be done is refused at once: one clear sentence, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Gputrain
+
+REFUSED = {
+    "unknown key": (["optim.lrr=1"], "optim.lrr: there is no such key; did you mean optim.lr?"),
+    "wrong type": (["--epochs", "many"], "run.epochs: 'many' is not allowed: must be a whole number"),
+    "missing file": (["gone.yaml"], "gone.yaml: there is no such file"),
+    "second config": (["digits", "more"], "is a second CONFIG beside digits"),
+    "unknown dataset": (["--dataset", "digitz"], "must be one of digits, mnist"),
+    "unknown model": (["--model", "resnet18-smal"], "there is no model 'resnet18-smal'; did you mean resnet18-small?"),
+    "unknown optimizer": (["--optimizer", "sgdd"], "must be one of sgd, adam, adamw; did you mean sgd?"),
+    "data path not given": (["--dataset", "mnist"], "data.path: mnist needs the folder that it lies in"),
+    "data path missing": (["--dataset", "folder", "--data-path", "/nowhere"], "/nowhere does not exist"),
+    "image set missing": (["--dataset", "cifar10", "--data-path", "."], "is missing; give the folder that holds"),
+    "no GPU": (["--gpus", "0"], "device.gpus: 0 cannot be had"),
+    "no GPU at all": (["--gpus", "all"], "train on the CPU with --gpus cpu"),
+    "too many ranks": (["--ranks", "4000"], "4000 ranks are too many for"),
+    "batch too large": (["--batch-size", "1439"], "there are 1438 for training; give a smaller batch"),
+    "wrong classes": (["data.num_classes=3"], "is 3, but digits has 10 classes"),
+    "two values": (["--lr", "0.1", "optim.lr=0.2"], "is given twice with two values"),
+    "name no folder can have": (["--name", "../a"], "must start with a letter or digit"),
+    "resume of no name": (["--resume"], "run.resume: needs the name of the run"),
+    "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "--ngpu: means --gpus free:1"),
+    "env without torchrun": (["--launcher", "env"], "RANK is not set; start with torchrun"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED.values(), ids=REFUSED.keys())
+def test_is_refused(gputrain: Gputrain, arguments: list[str], message: str) -> None:
+    done = gputrain("run", "--headless", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not gputrain.runs.exists()
+
+
+def test_a_circle_of_bases_is_refused(gputrain: Gputrain) -> None:
+    (gputrain.folder / "a.yaml").write_text("base: a.yaml")
+    done = gputrain("run", "--headless", "a.yaml")
+    assert (done.returncode, "each other's base" in done.stderr) == (2, True)
+    assert not gputrain.runs.exists()
+
+
+def test_what_only_the_ranks_can_tell_is_refused_once_and_leaves_nothing(gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--model", "alexnet")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: model.name: alexnet cannot take images of 1x8x8")
+    assert not gputrain.runs.exists()
+
+
+def test_a_name_that_exists_is_refused_and_its_run_is_left_alone(gputrain: Gputrain) -> None:
+    first = gputrain("run", "--headless", "digits", "--ranks", "1", "--epochs", "1", "--name", "a")
+    assert first.returncode == 0, first.stderr
+    before = (gputrain.runs / "a" / "events.jsonl").read_text()
+    done = gputrain("run", "--headless", "digits", "--name", "a")
+    assert done.returncode == 2
+    assert "the run a exists" in done.stderr
+    assert "--resume" in done.stderr
+    assert (gputrain.runs / "a" / "events.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("where", ["file/runs", "/proc/runs"])
+def test_a_runs_folder_that_cannot_be_written_is_refused(gputrain: Gputrain, where: str) -> None:
+    (gputrain.folder / "file").write_text("")
+    done = gputrain("run", "--headless", "digits", "--runs-dir", where)
+    assert done.returncode == 2
+    assert "cannot be written to" in done.stderr
+    assert "--runs-dir" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["stop", "resume", "logs"])
+def test_a_run_that_does_not_exist_is_refused(gputrain: Gputrain, command: str) -> None:
+    done = gputrain(command, "gone")
+    assert done.returncode == 2
+    assert "there are no runs in" in done.stderr
+
+
+def test_an_unreadable_config_is_refused(gputrain: Gputrain, tmp_path: Path) -> None:
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00run")
+    done = gputrain("run", "--headless", "bytes.yaml")
+    assert (done.returncode, "is not a text file in UTF-8" in done.stderr) == (2, True)

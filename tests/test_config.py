@@ -1,0 +1,159 @@
+"""Layers, checks and messages of the config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Gputrain
+
+from engine.config import Config, as_dict, fields
+from engine.problems import UsageError
+from engine.resolve import parse_yaml, resolve, to_yaml
+
+
+def problems(*overrides: str, file: str | None = None) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        resolve(file, overrides)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_every_field_is_described_in_one_line() -> None:
+    for key, field in fields():
+        assert field.description, key
+        assert "\n" not in field.description
+        assert field.description.endswith("."), key
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    write(tmp_path / "grand.yaml", "run: {epochs: 1, seed: 1}\noptim: {lr: 0.1}")
+    write(tmp_path / "base.yaml", "base: grand.yaml\nrun: {epochs: 2}")
+    file = write(tmp_path / "own.yaml", "base: [base.yaml]\nrun: {log_every: 3}")
+    resolved = resolve(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)})
+    run, optim = resolved.config.run, resolved.config.optim
+    assert (run.epochs, run.seed, run.log_every, optim.lr) == (2, 4, 3, 0.3)
+    assert resolved.sources["run.epochs"].endswith("base.yaml")
+    assert resolved.sources["run.log_every"] == file
+    assert resolved.sources["run.seed"] == "--seed 4"
+    assert resolved.sources["optim.lr"] == "optim.lr=0.3"
+    assert resolved.sources["optim.momentum"] == "default"
+
+
+def test_of_two_bases_the_later_wins(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "run: {epochs: 1, seed: 1}")
+    write(tmp_path / "b.yaml", "run: {epochs: 2}")
+    config = resolve(write(tmp_path / "own.yaml", "base: [a.yaml, b.yaml]")).config
+    assert (config.run.epochs, config.run.seed) == (2, 1)
+
+
+def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "base: b.yaml")
+    write(tmp_path / "b.yaml", "base: a.yaml")
+    (problem,) = problems(file=str(tmp_path / "a.yaml"))
+    assert "each other's base" in problem
+    assert "a.yaml -> " in problem
+
+
+def test_a_base_that_is_missing_is_named(tmp_path: Path) -> None:
+    (problem,) = problems(file=write(tmp_path / "a.yaml", "base: gone.yaml"))
+    assert "its base gone.yaml does not exist" in problem
+
+
+def test_all_errors_come_at_once_each_with_what_is_allowed() -> None:
+    found = problems(
+        "optim.lrr=1", "run.epochs=many", "optim.name=sgdd", "run.seed=-1", "modle.name=cnn", "data.workers=x"
+    )
+    assert "optim.lrr: there is no such key; did you mean optim.lr?" in found
+    assert "run.epochs: 'many' is not allowed: must be a whole number" in found
+    assert "optim.name: 'sgdd' is not allowed: must be one of sgd, adam, adamw; did you mean sgd?" in found
+    assert any(line.startswith("run.seed: -1 is not allowed: must be greater than or equal to 0") for line in found)
+    assert any(line.startswith("modle: there is no such section") and "did you mean model?" in line for line in found)
+    assert "data.workers: 'x' is not allowed: must be a whole number from 0 up, or auto" in found
+    assert len(found) == 6
+
+
+def test_a_key_of_a_file_is_named_with_its_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "run: {epochs: none}")
+    assert problems(file=file) == [f"run.epochs (in {file}): 'none' is not allowed: must be a whole number"]
+
+
+def test_a_key_without_its_section_is_pointed_to_it() -> None:
+    assert problems("lr=1") == ["lr: is not of the form section.key=value; did you mean optim.lr?"]
+
+
+def test_impossible_pairs_are_refused_together() -> None:
+    found = problems("data.dataset=mnist", "schedule.name=multistep", "optim.nesterov=true", "optim.momentum=0.0")
+    assert [line.split(":")[0] for line in found] == ["data.path", "optim.nesterov", "schedule.milestones"]
+
+
+def test_two_values_for_one_key_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"given twice with two values, by --lr 0\.1 and optim\.lr=0\.2"):
+        resolve(None, ["optim.lr=0.2"], {"optim.lr": ("--lr 0.1", 0.1)})
+    assert resolve(None, ["optim.lr=0.1"], {"optim.lr": ("--lr 0.1", 0.1)}).config.optim.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("off", "off"), ("no", "no"), ("1e-3", 0.001), ("010", 10), ("1:30", "1:30"), ("true", True), ("[1, 2]", [1, 2])],
+)
+def test_scalars_are_read_as_their_writer_meant_them(text: str, value: object) -> None:
+    assert parse_yaml(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: [1", "is not valid YAML"),
+        ("run: {epochs: 1}\nrun: {seed: 1}", "the key run is given twice"),
+        ("- 1", "must hold sections"),
+        ("run: 3", "must be a section with keys, not int"),
+        ("base: 3", "must be the name of a file, or a list of them"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (problem,) = problems(file=write(tmp_path / "a.yaml", text))
+    assert message in problem
+
+
+def test_a_missing_file_is_refused_with_the_nearest_preset() -> None:
+    (problem,) = problems(file="configs/digit.yaml")
+    assert "there is no such file" in problem
+    assert "did you mean digits?" in problem
+
+
+def test_the_printed_config_reads_back_as_itself() -> None:
+    config = resolve("digits", ["schedule.milestones=[3, 5]", "data.mean=[0.5]", "run.name=2024"]).config
+    assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))) == config
+
+
+def test_a_name_may_be_a_number_and_gpus_a_list() -> None:
+    config = resolve(None, ["run.name=2024", "device.gpus=[0, 2]"]).config
+    assert (config.run.name, config.device.gpus) == ("2024", "0,2")
+
+
+def test_config_prints_yaml_differences_sources_and_json(gputrain: Gputrain) -> None:
+    everything = parse_yaml(gputrain("config", "digits", "optim.lr=0.2").stdout)
+    assert everything["optim"]["lr"] == 0.2
+    assert everything["checkpoint"]["keep"] == 3
+    difference = parse_yaml(gputrain("config", "digits", "optim.lr=0.05", "--diff").stdout)
+    assert difference["run"] == {"epochs": 15}
+    assert "lr" not in difference["optim"]
+    rows = json.loads(gputrain("config", "digits", "optim.lr=0.2", "--sources", "--json").stdout)
+    assert rows["optim.lr"] == {"value": 0.2, "source": "optim.lr=0.2"}
+    assert rows["run.epochs"]["source"].endswith("digits.yaml")
+    assert rows["run.seed"]["source"] == "default"
+    assert any(
+        line.split() == ["run.seed", "=", "0", "default"]
+        for line in gputrain("config", "--sources").stdout.splitlines()
+    )
+
+
+def test_a_frozen_config_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().run.epochs = 3  # type: ignore[misc]

@@ -1,0 +1,148 @@
+"""The README's command: two ranks on the CPU learn the digits and leave a folder that tells all about it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import torch
+import yaml
+from conftest import DoneRun, Gputrain, clockless, events_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.resolve import resolve
+
+
+def test_it_finishes_and_learns(digits: DoneRun) -> None:
+    assert digits.process.returncode == 0, digits.process.stderr
+    summary = json.loads((digits.path / "summary.json").read_text())
+    assert summary["state"] == "finished"
+    assert summary["val_accuracy"] >= 0.98
+
+
+def test_the_folder_holds_all_of_the_contract(digits: DoneRun) -> None:
+    names = {path.name for path in digits.path.iterdir()}
+    expected = "config.yaml events.jsonl summary.json log.txt checkpoints tensorboard owner.json lock control"
+    assert names == {*expected.split(), "class_indices.json"}
+    epochs = [f"epoch-{number:04d}.pt" for number in (13, 14, 15)]
+    assert sorted(path.name for path in (digits.path / "checkpoints").iterdir()) == ["best.pt", *epochs, "last.pt"]
+
+
+def test_json_prints_the_journal_and_nothing_else(digits: DoneRun) -> None:
+    assert digits.process.stdout == (digits.path / "events.jsonl").read_text()
+    assert digits.process.stderr == ""
+
+
+def test_the_journal_tells_the_plan_every_step_and_every_epoch(digits: DoneRun) -> None:
+    events = events_of(digits.path)
+    started = events[0]
+    assert started["type"] == "run_started"
+    assert (started["world_size"], started["global_batch"], started["classes"]) == (2, 64, 10)
+    assert started["train_images"] + started["val_images"] == 1797
+    steps = [event for event in events if event["type"] == "step"]
+    assert sum(len(event["losses"]) for event in steps) == started["steps_per_epoch"] * 15
+    assert [event["step"] for event in steps[:3]] == [10, 20, 30]
+    assert [event["epoch"] for event in events if event["type"] == "epoch"] == list(range(1, 16))
+    assert events[-1] == events[-1] | {"type": "run_finished", "state": "finished"}
+
+
+def test_the_summary_agrees_with_the_journal(digits: DoneRun) -> None:
+    summary = json.loads((digits.path / "summary.json").read_text())
+    epochs = [event for event in events_of(digits.path) if event["type"] == "epoch"]
+    best = max(epochs, key=lambda epoch: epoch["val_accuracy"])
+    assert summary["epochs"] == 15
+    assert summary["train_loss"] == epochs[-1]["train_loss"]
+    assert summary["val_accuracy"] == epochs[-1]["val_accuracy"]
+    assert (summary["best_epoch"], summary["best_val_accuracy"]) == (best["epoch"], best["val_accuracy"])
+    assert summary["images_per_second"] > 0
+    assert 0 < summary["seconds"] < 200
+
+
+def test_the_saved_config_repeats_the_run(digits: DoneRun) -> None:
+    again = resolve(str(digits.path / "config.yaml")).config
+    first = resolve("digits", ["run.name=digits"]).config
+    assert again == first
+
+
+def test_the_same_seed_gives_the_same_epochs_and_steps(digits: DoneRun, gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--name", "again")
+    assert done.returncode == 0, done.stderr
+    assert clockless(events_of(gputrain.runs / "again")) == clockless(events_of(digits.path))
+
+
+def test_tensorboard_shows_loss_accuracy_and_learning_rate(digits: DoneRun) -> None:
+    epochs = [event for event in events_of(digits.path) if event["type"] == "epoch"]
+    for series, tags in (("train", {"loss", "accuracy", "learning_rate"}), ("val", {"loss", "accuracy"})):
+        scalars = EventAccumulator(str(digits.path / "tensorboard" / series)).Reload()
+        assert set(scalars.Tags()["scalars"]) == tags
+        accuracies = scalars.Scalars("accuracy")
+        assert [point.step for point in accuracies] == list(range(1, 16))
+        assert abs(accuracies[-1].value - epochs[-1][f"{series}_accuracy"]) < 1e-6
+
+
+def test_a_checkpoint_holds_what_an_exact_resume_needs(digits: DoneRun) -> None:
+    state = torch.load(digits.path / "checkpoints" / "last.pt", weights_only=True)
+    assert state["format"] == 1
+    assert (state["epoch"], state["batch"], state["step"]) == (16, 0, 22 * 15)
+    assert state["config"] == yaml.safe_load((digits.path / "config.yaml").read_text())
+    assert len(state["ranks"]) == 2
+    assert set(state["ranks"][1]) == {"rng", "loss", "counts", "untold"}
+    assert set(state["ranks"][1]["rng"]) == {"python", "numpy", "torch", "cuda"}
+    assert not any(name.startswith(("module.", "_orig_mod.")) for name in state["model"])
+
+
+def test_the_best_checkpoint_is_that_of_the_best_epoch(digits: DoneRun) -> None:
+    best = torch.load(digits.path / "checkpoints" / "best.pt", weights_only=True)
+    summary = json.loads((digits.path / "summary.json").read_text())
+    assert best["best_epoch"] == summary["best_epoch"] == best["epoch"] - 1
+    assert best["best_accuracy"] == summary["best_val_accuracy"]
+
+
+def test_runs_lists_it(digits: DoneRun, shared_gputrain: Gputrain) -> None:
+    listed = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
+    row = next(row for row in listed if row["name"] == "digits")
+    assert (row["state"], row["epoch"], row["epochs"]) == ("finished", 15, 15)
+    assert "digits  finished  15/15" in shared_gputrain("runs").stdout
+
+
+def test_logs_prints_its_log(digits: DoneRun, shared_gputrain: Gputrain) -> None:
+    log = shared_gputrain("logs", "digits").stdout
+    assert log == (digits.path / "log.txt").read_text()
+    assert "epoch 15 " in log
+
+
+def test_a_finished_run_has_nothing_left_to_resume(digits: DoneRun, shared_gputrain: Gputrain) -> None:
+    before = (digits.path / "events.jsonl").read_text()
+    done = shared_gputrain("resume", "digits")
+    assert done.returncode == 0
+    assert "has finished already, all 15 epochs" in done.stderr
+    assert (digits.path / "events.jsonl").read_text() == before
+
+
+def test_plain_lines_where_stderr_is_no_terminal(gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--ranks", "1", "--epochs", "2")
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("digits-1: rank 1 on the CPU, global batch 32")
+    assert [line.split()[:2] for line in lines[1:3]] == [["epoch", "1"], ["epoch", "2"]]
+    assert lines[3:] == ["finished"]
+
+
+def test_a_bar_and_a_line_an_epoch_where_stderr_is_a_terminal(gputrain: Gputrain) -> None:
+    command = f"{gputrain.folder}/typescript"
+    arguments = "run --headless digits --ranks 1 --epochs 2 run.log_every=5"
+    from conftest import COMMAND
+
+    subprocess.run(
+        ["script", "-qec", f"{COMMAND} {arguments}", command],
+        env=gputrain.environment,
+        cwd=gputrain.folder,
+        stdout=subprocess.DEVNULL,
+        timeout=100,
+        check=True,
+    )
+    shown = (gputrain.folder / "typescript").read_text()
+    assert "epoch 2/2" in shown
+    assert "images/s  loss" in shown
+    assert "epoch 2  train loss" in shown
+    assert "finished" in shown
