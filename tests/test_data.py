@@ -1,0 +1,241 @@
+"""The sources: what they hold, what they refuse, what they leave out."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.config import Config
+from engine.data import check_source, image_format, open_early, open_source, shares_of
+from engine.data.folder import UnreadableImageError
+from engine.problems import UsageError
+from engine.resolve import resolve
+
+Pixels = np.ndarray
+
+
+def config(*overrides: str) -> Config:
+    return resolve(None, overrides).config
+
+
+def picture(path: Path, size: tuple[int, int] = (40, 30), colour: object = (200, 30, 30), mode: str = "RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.fixture
+def animals(tmp_path: Path) -> Path:
+    for name, colour in (("cat", (250, 0, 0)), ("dog", (0, 250, 0))):
+        for number in range(10):
+            picture(tmp_path / "animals" / name / f"{number}.png", (30 + number, 50 - number), colour)
+    return tmp_path / "animals"
+
+
+def open_folder(root: Path, *overrides: str) -> object:
+    return open_source(config("data.dataset=folder", f"data.path={root}", "data.image_size=16", *overrides))
+
+
+def refusal(root: Path, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        open_folder(root, *overrides)
+    return str(caught.value)
+
+
+def test_the_digits_are_1797_images_of_ten_classes() -> None:
+    source = open_source(config())
+    assert source.count("train") + source.count("val") == 1797
+    assert source.classes == tuple("0123456789")
+    images, labels = source.load("val", np.arange(source.count("val")))
+    assert (images.shape[1:], images.dtype, images.max()) == ((1, 8, 8), np.uint8, 255)
+    assert np.bincount(labels).min() > 30
+
+
+def test_the_stated_mean_and_deviation_are_those_of_the_digits() -> None:
+    source = open_source(config())
+    images = np.concatenate([source.load(part, np.arange(source.count(part)))[0] for part in ("train", "val")]) / 255
+    assert images.mean() == pytest.approx(source.format.mean[0], abs=0.002)
+    assert images.std() == pytest.approx(source.format.std[0], abs=0.002)
+
+
+def write_idx(path: Path, values: Pixels, packed: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    data = head + values.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(data) if packed else data)
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+def test_mnist_is_read_from_its_idx_files(tmp_path: Path, name: str, folder: str) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 28, 28))
+    for part, count in (("train", 6), ("t10k", 4)):
+        write_idx(tmp_path / folder / "raw" / f"{part}-images-idx3-ubyte", images[:count])
+        write_idx(tmp_path / folder / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count))
+    wanted = config(f"data.dataset={name}", f"data.path={tmp_path}")
+    assert open_early(wanted) is None
+    source = open_source(wanted)
+    assert (source.count("train"), source.count("val"), len(source.classes)) == (6, 4, 10)
+    pixels, labels = source.load("train", np.array([5, 0]))
+    assert (pixels[:, 0] == images[[5, 0]]).all()
+    assert labels.tolist() == [5, 0]
+
+
+def test_cifar10_is_read_from_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets
+
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    flat = np.random.default_rng(0).integers(0, 256, (2, 3072)).astype(np.uint8)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(pickle.dumps({"data": flat, "labels": [3, 4]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{n}" for n in range(10)]}))
+    # torchvision reads only files with the digests of the real ones.
+    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(datasets.cifar, "check_integrity", lambda *_: True)
+    source = open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
+    assert (source.count("train"), source.count("val"), source.classes[3]) == (10, 2, "c3")
+    pixels, labels = source.load("val", np.array([1]))
+    assert (pixels[0] == flat[1].reshape(3, 32, 32)).all()
+    assert labels.tolist() == [4]
+
+
+def test_a_damaged_image_set_is_refused(tmp_path: Path) -> None:
+    for part in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            write_idx(tmp_path / "MNIST" / "raw" / f"{part}-{kind}-ubyte", np.zeros(3))
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"torn")
+    with pytest.raises(UsageError, match=r"data\.path: mnist in .* cannot be read"):
+        open_source(config("data.dataset=mnist", f"data.path={tmp_path}"))
+
+
+def test_fake_images_are_as_many_and_as_large_as_asked_for() -> None:
+    wanted = config("data.dataset=fake", "data.image_size=20", "data.num_classes=4", "data.fake_train=50")
+    source = open_source(wanted)
+    images, labels = source.load("train", np.arange(8))
+    assert (images.shape, source.count("train"), labels.tolist()) == ((8, 3, 20, 20), 50, [0, 1, 2, 3, 0, 1, 2, 3])
+    assert (images == open_source(wanted).load("train", np.arange(8))[0]).all()
+    assert (images != open_source(wanted).load("val", np.arange(8))[0]).any()
+
+
+def test_a_folder_is_split_by_class_and_brought_to_its_size(animals: Path) -> None:
+    source = open_folder(animals)
+    assert source.classes == ("cat", "dog")
+    assert (source.count("train"), source.count("val")) == (16, 4)
+    images, labels = source.load("val", np.arange(4))
+    assert (images.shape, labels.tolist()) == ((4, 3, 16, 16), [0, 0, 1, 1])
+    assert images[0, :, 8, 8].tolist() == [250, 0, 0]
+
+
+def test_a_folder_with_train_and_val_is_taken_as_it_is(tmp_path: Path) -> None:
+    for part, count in (("train", 3), ("val", 2)):
+        for name in ("a", "b"):
+            for number in range(count):
+                picture(tmp_path / part / name / f"{number}.jpg")
+    source = open_folder(tmp_path)
+    assert (source.count("train"), source.count("val")) == (6, 4)
+
+
+def test_a_class_that_only_val_has_is_refused(tmp_path: Path) -> None:
+    for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"):
+        picture(tmp_path / path)
+    assert f"{tmp_path / 'val' / 'c'} is no class of" in refusal(tmp_path)
+
+
+def test_broken_and_foreign_files_are_left_out_by_name(animals: Path) -> None:
+    whole = picture(animals / "cat" / "large.jpg", (300, 300)).read_bytes()
+    (animals / "cat" / "large.jpg").unlink()
+    (animals / "cat" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    png = (animals / "dog" / "1.png").read_bytes()
+    (animals / "dog" / "cut.png").write_bytes(png[: len(png) // 2])
+    (animals / "dog" / "empty.png").write_bytes(b"")
+    (animals / "dog" / "notes.txt").write_text("not a picture")
+    (animals / "dog" / ".hidden").write_text("passed over in silence")
+    source = open_folder(animals)
+    assert source.count("train") + source.count("val") == 20
+    assert [line.split(" ")[0] for line in source.skipped] == [
+        "cat/cut.jpg",
+        "dog/cut.png",
+        "dog/empty.png",
+        "dog/notes.txt",
+    ]
+    assert "dog/notes.txt (not an image)" in source.skipped
+
+
+def test_bytes_after_a_jpegs_end_do_no_harm(animals: Path) -> None:
+    path = picture(animals / "cat" / "extra.jpg")
+    path.write_bytes(path.read_bytes() + b"camera notes")
+    source = open_folder(animals)
+    assert (source.count("train") + source.count("val"), source.skipped) == (21, ())
+
+
+def test_an_empty_class_is_refused(animals: Path) -> None:
+    (animals / "eel").mkdir()
+    assert f"the class folder {animals / 'eel'} holds no image that can be read" in refusal(animals)
+
+
+@pytest.mark.parametrize(("names", "message"), [((), "holds no folder"), (("one",), "holds only the folder one")])
+def test_fewer_than_two_classes_are_refused(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    for name in names:
+        picture(tmp_path / name / "1.png")
+    assert message in refusal(tmp_path)
+
+
+def test_grey_colour_palette_alpha_and_deep_images_come_to_the_channels_asked_for(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        picture(tmp_path / name / "rgb.png", colour=(90, 90, 90))
+        picture(tmp_path / name / "grey.png", mode="L", colour=90)
+        picture(tmp_path / name / "alpha.png", mode="RGBA", colour=(90, 90, 90, 255))
+        picture(tmp_path / name / "cmyk.jpg", mode="CMYK", colour=(0, 0, 0, 165))
+        picture(tmp_path / name / "palette.gif", mode="P", colour=0)
+        Image.fromarray(np.full((30, 40), 90 * 257, np.uint16)).save(tmp_path / name / "deep.png")
+    for channels in (1, 3):
+        source = open_folder(tmp_path, f"data.channels={channels}", "data.val_split=0.5")
+        paths = source.paths["train"]
+        images, _ = source.load("train", np.arange(len(paths)))
+        assert images.shape[1:] == (channels, 16, 16)
+        for path, image in zip(paths, images, strict=True):
+            assert "palette" in path or abs(int(image.mean()) - 90) <= 2, path
+
+
+def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[:16] = 255
+    image = Image.fromarray(pixels)
+    turned = image.getexif()
+    turned[0x0112] = 3
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            image.save(tmp_path / name / f"{number}.jpg", exif=turned, quality=95)
+    source = open_folder(tmp_path, "data.val_split=0.5")
+    images, _ = source.load("train", np.array([0]))
+    assert images[0, :, 2].mean() < 20
+    assert images[0, :, 13].mean() > 235
+
+
+def test_an_image_that_vanishes_is_named(animals: Path) -> None:
+    source = open_folder(animals)
+    gone = animals / source.paths["train"][0]
+    gone.unlink()
+    with pytest.raises(UnreadableImageError, match=str(gone)):
+        source.load("train", np.array([0]))
+
+
+def test_size_and_channels_of_the_config_replace_the_datasets_own() -> None:
+    wanted = config("data.image_size=12", "data.channels=3")
+    made = image_format(wanted, open_source(wanted))
+    assert (made.size, made.channels, len(made.mean), len(made.std)) == (12, 3, 3, 3)
+
+
+def test_data_and_config_that_do_not_go_together_are_refused_together() -> None:
+    wanted = config("data.num_classes=3", "data.batch_size=2000", "data.mean=[0.1, 0.2]")
+    source = open_source(wanted)
+    with pytest.raises(UsageError) as caught:
+        check_source(wanted, source, shares_of(wanted, source, 1))
+    assert [problem.where for problem in caught.value.problems] == ["data.num_classes", "data.batch_size", "data.mean"]

@@ -1,0 +1,151 @@
+"""The journal: append-only JSON lines that outlive a crash, and the state that they add up to."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from engine.events import (
+    CheckpointSaved,
+    Control,
+    Epoch,
+    Event,
+    Journal,
+    JournalReader,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Step,
+    Warned,
+    from_line,
+    to_line,
+)
+from engine.history import history_of
+
+PLAN = {
+    "name": "a",
+    "host": "h",
+    "world_size": 2,
+    "devices": ["cpu", "cpu"],
+    "backend": "gloo",
+    "epochs": 3,
+    "global_batch": 64,
+    "steps_per_epoch": 10,
+    "train_images": 640,
+    "val_images": 100,
+    "classes": 10,
+    "parameters": 5,
+    "workers": 0,
+    "versions": {"torch": "2"},
+}
+
+
+def started(time: float = 0.0) -> RunStarted:
+    return RunStarted(time=time, **PLAN)  # type: ignore[arg-type]
+
+
+def resumed(from_step: int, time: float) -> RunResumed:
+    return RunResumed(time=time, from_step=from_step, **PLAN)  # type: ignore[arg-type]
+
+
+def step(number: int, epoch: int = 1, time: float = 1.0) -> Step:
+    return Step(time=time, step=number, epoch=epoch, losses=[0.5], lr=0.1, images_per_second=1.0, data_wait=0.0)
+
+
+def epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> Epoch:
+    return Epoch(
+        time=time,
+        epoch=number,
+        step=number * 10,
+        train_loss=1.0 / number,
+        train_accuracy=0.4,
+        val_loss=1.1 / number,
+        val_accuracy=accuracy,
+        lr=0.1,
+        seconds=1.0,
+        images_per_second=100.0 * number,
+    )
+
+
+def test_every_event_reads_back_as_itself() -> None:
+    some: list[Event] = [
+        *(started(), resumed(3, 1.0), step(1), epoch(1), Warned(message="ä \x1b[31m")),
+        *(CheckpointSaved(path="p", step=1, epoch=1), Control(request="stop", by="me", outcome="yes")),
+        RunFinished(state="failed", message="why"),
+    ]
+    for event in some:
+        assert to_line(event).isprintable()
+        back = from_line(to_line(event))
+        assert type(back) is type(event)
+        assert to_line(back) == to_line(event)
+
+
+def test_a_line_starts_with_type_and_time() -> None:
+    assert list(json.loads(to_line(step(1))))[:2] == ["type", "time"]
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    line = to_line(
+        Step(step=1, epoch=1, losses=[math.nan, 1.0, math.inf], lr=0.1, images_per_second=1.0, data_wait=0.0)
+    )
+    assert json.loads(line)["losses"] == [None, 1.0, None]
+
+
+def test_unknown_types_and_fields_are_passed_over() -> None:
+    assert from_line('{"type": "telepathy", "time": 1}') is None
+    more = json.loads(to_line(step(4))) | {"mood": "good"}
+    assert from_line(json.dumps(more)) == step(4)
+
+
+def test_a_torn_last_line_is_no_error_and_comes_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    whole = to_line(step(1)) + "\n"
+    torn = to_line(step(2))
+    path.write_text(whole + torn[:20])
+    reader = JournalReader(path)
+    assert [event.step for event in reader.poll() if isinstance(event, Step)] == [1]
+    with path.open("a") as file:
+        file.write(torn[20:] + "\n")
+    assert [event.step for event in reader.poll() if isinstance(event, Step)] == [2]
+    assert list(reader.poll()) == []
+
+
+def test_a_line_that_a_crash_left_torn_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(to_line(step(1)) + "\n" + to_line(step(2))[:30])
+    journal = Journal(path)
+    journal.append(step(3))
+    journal.close()
+    assert [event.step for event in JournalReader(path).poll() if isinstance(event, Step)] == [1, 3]
+
+
+def test_a_journal_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+    assert list(JournalReader(tmp_path / "none").poll()) == []
+
+
+def test_a_resumed_run_drops_what_was_said_of_later_steps() -> None:
+    history = history_of([started(), epoch(1), epoch(2), step(25, 3), resumed(15, 5.0)])
+    assert [entry.epoch for entry in history.epochs] == [1]
+    assert history.current_step == 10
+    history.add(epoch(2, 0.9))
+    assert [entry.val_accuracy for entry in history.epochs] == [0.5, 0.9]
+
+
+def test_the_summary_tells_the_last_and_the_best_epoch() -> None:
+    events = [
+        started(),
+        epoch(1, 0.7),
+        epoch(2, 0.9),
+        epoch(3, 0.8, time=9.0),
+        RunFinished(time=10.0, state="finished"),
+    ]
+    summary = history_of(events).summary()
+    assert (summary.state, summary.epochs, summary.val_accuracy) == ("finished", 3, 0.8)
+    assert (summary.best_epoch, summary.best_val_accuracy) == (2, 0.9)
+    assert (summary.images_per_second, summary.seconds) == (200.0, 10.0)
+
+
+def test_the_seconds_of_a_run_leave_out_the_time_between_its_sittings() -> None:
+    events = [started(0.0), epoch(1, time=10.0), resumed(10, 100.0), epoch(2, time=105.0)]
+    assert history_of(events).summary().seconds == 15.0

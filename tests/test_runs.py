@@ -1,0 +1,129 @@
+"""Run folders: found by name, owned by one, their state told truly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_journal import epoch, started
+
+from engine.events import Control, Event, RunFinished, to_line
+from engine.problems import UsageError
+from engine.runs import Ownership, RunFolder, State, claim, find_run, send_request, take_requests
+
+
+def make_run(root: Path, name: str, *events: Event) -> RunFolder:
+    folder = RunFolder(root / name)
+    folder.path.mkdir(parents=True)
+    folder.lock.touch()
+    folder.journal.write_text("".join(to_line(event) + "\n" for event in events))
+    return folder
+
+
+def state_of(folder: RunFolder) -> State:
+    return folder.state(folder.history())
+
+
+def test_a_run_without_an_owner_is_what_its_journal_says_or_crashed(tmp_path: Path) -> None:
+    assert state_of(make_run(tmp_path, "a", started(), epoch(1))) == State.CRASHED
+    assert state_of(make_run(tmp_path, "b", started(), RunFinished(state="stopped"))) == State.STOPPED
+    assert state_of(make_run(tmp_path, "c", started(), RunFinished(state="failed"))) == State.FAILED
+    assert state_of(make_run(tmp_path, "d")) == State.CRASHED
+
+
+def test_a_run_with_an_owner_is_live(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a")
+    ownership = Ownership(folder)
+    assert state_of(folder) == State.STARTING
+    for event, state in (
+        (started(), State.RUNNING),
+        (Control(request="stop", by="me", outcome="soon"), State.STOPPING),
+    ):
+        with folder.journal.open("a") as file:
+            file.write(to_line(event) + "\n")
+        assert state_of(folder) == state
+    ownership.release()
+    assert state_of(folder) == State.CRASHED
+
+
+def test_a_run_on_another_host_lives_as_long_as_its_heart_beats(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started())
+    beat = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 10}
+    folder.owner.write_text(json.dumps(beat))
+    assert state_of(folder) == State.RUNNING
+    folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
+    assert state_of(folder) == State.CRASHED
+
+
+def test_two_processes_never_own_one_folder(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a")
+    program = f"""
+from pathlib import Path
+from engine.runs import Ownership, RunFolder
+owner = Ownership(RunFolder(Path({str(folder.path)!r})))
+print("owned", flush=True)
+input()
+"""
+    other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "owned\n"
+    with pytest.raises(UsageError, match=f"is being run by process {other.pid}"):
+        Ownership(folder)
+    other.kill()
+    other.communicate()
+    Ownership(folder).release()
+
+
+def test_a_name_is_made_of_the_stem_and_the_next_free_number(tmp_path: Path) -> None:
+    names = []
+    for _ in range(2):
+        claimed = claim(tmp_path / "runs", None, "digits", resume=False)
+        names.append(claimed.folder.name)
+        claimed.ownership.release()
+    assert names == ["digits-1", "digits-2"]
+
+
+def test_discarding_a_claim_leaves_what_was_there_before(tmp_path: Path) -> None:
+    claimed = claim(tmp_path / "deep" / "runs", "a", "x", resume=False)
+    claimed.discard()
+    claimed.ownership.release()
+    assert list(tmp_path.iterdir()) == []
+    make_run(tmp_path / "runs", "old", started())
+    again = claim(tmp_path / "runs", "old", "x", resume=True)
+    again.discard()
+    again.ownership.release()
+    assert (tmp_path / "runs" / "old" / "events.jsonl").exists()
+
+
+def test_a_run_is_found_by_name_beginning_folder_and_last(tmp_path: Path) -> None:
+    for age, name in enumerate(("mnist-1", "digits-1", "digits-12")):
+        folder = make_run(tmp_path, name)
+        folder.config.touch()
+        os.utime(folder.config, (1000 + age, 1000 + age))
+    assert find_run(tmp_path, "mn").name == "mnist-1"
+    assert find_run(tmp_path, "digits-1").name == "digits-1"
+    assert find_run(tmp_path, "last").name == "digits-12"
+    assert find_run(tmp_path / "elsewhere", str(tmp_path / "mnist-1")).path == tmp_path / "mnist-1"
+
+
+def test_a_beginning_of_several_runs_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
+    for name in ("digits-1", "digits-2"):
+        make_run(tmp_path, name)
+    with pytest.raises(UsageError, match="could be any of digits-1, digits-2"):
+        find_run(tmp_path, "digits")
+    with pytest.raises(UsageError, match="did you mean digits-1"):
+        find_run(tmp_path, "digts-1")
+
+
+def test_requests_are_taken_once_oldest_first(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a")
+    send_request(folder, "stop")
+    send_request(folder, "dance")
+    assert [request.request for request in take_requests(folder)] == ["stop", "dance"]
+    assert list(take_requests(folder)) == []
+    assert list(folder.control.iterdir()) == []

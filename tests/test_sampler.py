@@ -1,0 +1,119 @@
+"""Split, order and shares: pure functions of the seed, the epoch and the image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.data.sampler import (
+    Shares,
+    Stream,
+    _mix,
+    epoch_order,
+    random_below,
+    random_bits,
+    stratified_split,
+)
+
+
+def shares(
+    rank: int, world: int, *, train: int = 103, val: int = 101, batch: int = 8, drop_last: bool = True
+) -> Shares:
+    return Shares(train, val, batch, rank, world, drop_last, seed=3)
+
+
+def test_the_bits_are_those_of_splitmix64() -> None:
+    # The first outputs of the reference implementation for the seed 1234567 (Vigna, splitmix64.c).
+    state, outputs = 1234567, []
+    for _ in range(3):
+        outputs.append(_mix(state))
+        state += 0x9E3779B97F4A7C15
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_arrays_and_single_numbers_are_mixed_alike() -> None:
+    key = _mix(_mix(_mix(7) ^ Stream.ORDER) ^ 2)
+    bits = random_bits(7, Stream.ORDER, 2, np.arange(5))
+    assert [int(value) for value in bits] == [_mix(index ^ key) for index in range(5)]
+
+
+def test_what_is_drawn_for_an_image_does_not_depend_on_its_company() -> None:
+    all_of_them = random_below(9, 1, Stream.CROP_ROW, 4, np.arange(100))
+    assert random_below(9, 1, Stream.CROP_ROW, 4, np.array([77, 5])).tolist() == all_of_them[[77, 5]].tolist()
+
+
+def test_draws_are_even_and_differ_by_stream_epoch_and_seed() -> None:
+    images = np.arange(9000)
+    drawn = random_below(9, 1, Stream.CROP_ROW, 4, images)
+    counts = np.bincount(drawn, minlength=9)
+    assert counts.min() > 850
+    for other in (
+        random_below(9, 1, Stream.CROP_COLUMN, 4, images),
+        random_below(9, 1, Stream.CROP_ROW, 5, images),
+        random_below(9, 2, Stream.CROP_ROW, 4, images),
+    ):
+        assert 800 < int((drawn == other).sum()) < 1200
+
+
+def test_an_epochs_order_holds_each_image_once_and_changes_with_the_epoch() -> None:
+    first, second = epoch_order(1000, 0, 1), epoch_order(1000, 0, 2)
+    assert sorted(first.tolist()) == list(range(1000))
+    assert (first == second).mean() < 0.02
+    assert (first == epoch_order(1000, 0, 1)).all()
+
+
+def test_the_split_keeps_each_classes_share() -> None:
+    labels = np.repeat([0, 1, 2], [100, 50, 2])
+    train, val = stratified_split(labels, 0.2, seed=0)
+    assert sorted([*train, *val]) == list(range(152))
+    assert np.bincount(labels[val]).tolist() == [20, 10, 1]
+    assert (stratified_split(labels, 0.2, seed=1)[1] != val).any()
+
+
+def test_a_class_with_a_single_image_is_trained_on() -> None:
+    train, val = stratified_split(np.array([0, 0, 0, 1]), 0.5, seed=0)
+    assert 3 in train
+    assert len(val) == 2
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_evaluation_comes_to_each_image_once(world: int) -> None:
+    seen = [index for rank in range(world) for batch in shares(rank, world).val() for index in batch.indices.tolist()]
+    assert sorted(seen) == list(range(101))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_global_batch_is_the_same_for_any_number_of_ranks(world: int) -> None:
+    alone = [sorted(batch.indices.tolist()) for batch in shares(0, 1, batch=8).train(2)]
+    ranks = [list(shares(rank, world, batch=8 // world).train(2)) for rank in range(world)]
+    together = [sorted(i for rank in ranks for i in rank[step].indices.tolist()) for step in range(len(ranks[0]))]
+    assert together == alone
+
+
+def test_an_epoch_goes_on_from_any_batch() -> None:
+    whole = list(shares(1, 2).train(5))
+    rest = list(shares(1, 2).train(5, first=3))
+    assert [batch.indices.tolist() for batch in rest] == [batch.indices.tolist() for batch in whole[3:]]
+
+
+def test_the_last_partial_batch_is_dropped_or_dealt_out() -> None:
+    assert shares(0, 2).steps_per_epoch == 6
+    assert shares(0, 2, drop_last=False).steps_per_epoch == 7
+    last = [list(shares(rank, 2, drop_last=False).train(1))[-1] for rank in range(2)]
+    assert [len(batch.indices) for batch in last] == [4, 3]
+    assert sum(batch.weight for batch in last) == pytest.approx(2)
+    assert [batch.weight for batch in last] == pytest.approx([8 / 7, 6 / 7])
+
+
+def test_a_rank_without_an_image_keeps_the_others_company_with_weight_zero() -> None:
+    last = [list(shares(rank, 3, train=25, drop_last=False).train(1))[-1] for rank in range(3)]
+    assert [batch.weight for batch in last] == [3.0, 0.0, 0.0]
+    assert all(len(batch.indices) == 1 for batch in last)
+
+
+def test_a_run_asks_for_training_and_evaluation_in_turn() -> None:
+    asked = [
+        (request.part, request.epoch) for request in shares(0, 1, train=16, val=9).run(2, first_epoch=1, first_batch=1)
+    ]
+    evaluation = [("val", 0), ("val", 0)]
+    assert asked == [("train", 1), *evaluation, ("train", 2), ("train", 2), *evaluation]

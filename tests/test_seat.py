@@ -1,0 +1,102 @@
+"""Who starts the ranks, and where each one sits."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.problems import UsageError
+from engine.seat import Seat, find_launcher, first_host, local_tasks, seat_from_environment, step_port
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+STEP = {
+    "SLURM_JOB_ID": "4242",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_NTASKS": "5",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_TASKS_PER_NODE": "3,2",
+}
+SBATCH_SHELL = {
+    "SLURM_JOB_ID": "4242",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_JOB_NODELIST": "gpu07",
+    "SLURM_TASKS_PER_NODE": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        ({}, "spawn"),
+        (TORCHRUN, "env"),
+        (STEP, "slurm"),
+        (STEP | TORCHRUN, "env"),
+        (SBATCH_SHELL, "spawn"),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, "spawn"),
+        ({key: value for key, value in TORCHRUN.items() if key != "MASTER_ADDR"}, "spawn"),
+    ],
+    ids=[
+        "nothing",
+        "torchrun",
+        "srun",
+        "torchrun inside srun",
+        "sbatch shell",
+        "step of one task",
+        "part of torchrun's",
+    ],
+)
+def test_auto_knows_the_launcher_by_its_variables(environment: dict[str, str], launcher: str) -> None:
+    assert find_launcher("auto", environment) == launcher
+
+
+def test_a_launcher_that_is_named_is_taken() -> None:
+    assert find_launcher("spawn", TORCHRUN) == "spawn"
+
+
+def test_torchruns_seat() -> None:
+    assert seat_from_environment("env", TORCHRUN) == (Seat(3, 8, 1, 2), {})
+
+
+def test_sruns_seat_and_the_way_to_the_others() -> None:
+    seat, variables = seat_from_environment("slurm", STEP)
+    assert seat == Seat(4, 5, 1, 2)
+    assert variables["MASTER_ADDR"] == "gpu07"
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("4", "5", "1")
+    assert variables["MASTER_PORT"] == seat_from_environment("slurm", STEP | {"SLURM_PROCID": "0"})[1]["MASTER_PORT"]
+
+
+def test_two_jobs_and_two_steps_take_ports_of_their_own() -> None:
+    ports = {step_port(STEP | change) for change in ({}, {"SLURM_JOB_ID": "4243"}, {"SLURM_STEP_ID": "1"})}
+    assert len(ports) == 3
+    assert all(20000 <= port < 32000 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu07", "gpu07"),
+        ("gpu[07-09,12],login", "gpu07"),
+        ("a1,a2", "a1"),
+        ("rack-[3,5]-ib", "rack-3-ib"),
+        ("n[001]", "n001"),
+    ],
+)
+def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(("counts", "node", "tasks"), [("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("2", 0, 2), ("", 0, 9)])
+def test_the_tasks_of_a_host(counts: str, node: int, tasks: int) -> None:
+    assert local_tasks({"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}, 9) == tasks
+
+
+@pytest.mark.parametrize(("launcher", "starter"), [("env", "torchrun"), ("slurm", "srun")])
+def test_a_missing_variable_is_named(launcher: str, starter: str) -> None:
+    with pytest.raises(UsageError, match=f"is not set; start with {starter}"):
+        seat_from_environment(launcher, {})  # type: ignore[arg-type]
