@@ -1,0 +1,64 @@
+"""Arrows run one way: the screen knows the engine, the engine knows no screen, and what is light stays light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import COMMAND, ROOT, Gputrain
+
+LIGHT = ["config", "resolve", "problems", "events", "history", "runs", "gpus", "schedule", "launch", "data", "seat"]
+
+
+def modules_after(statement: str) -> set[str]:
+    program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(json.loads(done.stdout))
+
+
+def names_in(package: str) -> list[str]:
+    files = sorted((ROOT / package).rglob("*.py"))
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_what_every_command_needs_imports_neither_torch_nor_textual(name: str) -> None:
+    assert not {"torch", "textual", "tui"} & modules_after(f"import engine.{name}")
+
+
+def test_the_engine_never_imports_the_screen() -> None:
+    loaded = modules_after("; ".join(f"import {name}" for name in names_in("engine")))
+    assert "torch" in loaded
+    assert not {"tui", "textual", "typer", "rich"} & loaded
+
+
+def test_the_screen_never_imports_torch() -> None:
+    loaded = modules_after("; ".join(f"import {name}" for name in names_in("tui")))
+    assert "textual" in loaded
+    assert "torch" not in loaded
+
+
+def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", COMMAND, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=gputrain.environment,
+    )
+    assert "Train on several GPUs from a terminal" in done.stdout
+    loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "typer" in loaded
+    assert not {"torch", "textual", "pydantic"} & loaded
+
+
+def test_the_flags_of_run_are_described_by_the_config(gputrain: Gputrain) -> None:
+    from engine.config import describe
+    from tui.cli import FLAGS
+
+    shown = " ".join(gputrain("run", "--help").stdout.split())
+    for flag, key in FLAGS.items():
+        assert f"--{flag.replace('_', '-')} " in shown
+        assert f"{describe(key)} ({key})" in shown

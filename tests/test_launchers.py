@@ -1,0 +1,122 @@
+"""The same run started by torchrun and under srun: each process joins the world that it finds."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import COMMAND, Gputrain, clockless, events_of
+
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+RUN = ["run", "--headless", "digits", "--epochs", "2"]
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def torchrun(gputrain: Gputrain, *options: str, arguments: list[str]) -> subprocess.Popen[str]:
+    return gputrain.start(TORCHRUN, *options, "--no-python", COMMAND, *arguments)
+
+
+@pytest.fixture(scope="module")
+def spawned(shared_gputrain: Gputrain) -> list[dict[str, object]]:
+    done = shared_gputrain(*RUN, "--name", "spawned")
+    assert done.returncode == 0, done.stderr
+    return clockless(events_of(shared_gputrain.runs / "spawned"))
+
+
+def test_torchrun_with_one_agent_trains_as_spawn_does(gputrain: Gputrain, spawned: list[dict[str, object]]) -> None:
+    options = ["--nproc-per-node", "2", "--master-port", free_port()]
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
+    _, messages = agent.communicate(timeout=120)
+    assert agent.returncode == 0, messages
+    assert messages.count("epoch 2  ") == 1, "only rank 0 speaks"
+    assert clockless(events_of(gputrain.runs / "a")) == spawned
+    assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["state"] == "finished"
+
+
+def test_two_agents_make_one_world(gputrain: Gputrain, spawned: list[dict[str, object]]) -> None:
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    agents = [
+        torchrun(gputrain, *options, "--node-rank", str(node), arguments=[*RUN, "--name", "a"]) for node in range(2)
+    ]
+    for agent in agents:
+        _, messages = agent.communicate(timeout=120)
+        assert agent.returncode == 0, messages
+    events = events_of(gputrain.runs / "a")
+    assert events[0]["world_size"] == 2
+    assert [event["step"] for event in events if event["type"] == "epoch"] == [22, 44]
+
+
+def test_a_stop_under_torchrun_ends_all_ranks_with_exit_code_0(gputrain: Gputrain) -> None:
+    arguments = ["run", "--headless", "--model", "linear", "--epochs", "100000", "--name", "a"]
+    agent = torchrun(gputrain, "--nproc-per-node", "2", "--master-port", free_port(), arguments=arguments)
+    gputrain.wait_for_event("a", "epoch", 1)
+    assert gputrain("stop", "a").stderr == "a is stopped.\n"
+    agent.communicate(timeout=30)
+    assert agent.returncode == 0
+    assert (gputrain.runs / "a" / "checkpoints" / "last.pt").exists()
+
+
+def test_torchruns_sigterm_stops_with_a_checkpoint(gputrain: Gputrain) -> None:
+    arguments = ["run", "--headless", "--model", "linear", "--epochs", "100000", "--name", "a"]
+    agent = torchrun(gputrain, "--nproc-per-node", "2", "--master-port", free_port(), arguments=arguments)
+    gputrain.wait_for_event("a", "epoch", 1)
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate(timeout=60)
+    assert events_of(gputrain.runs / "a")[-1]["state"] == "stopped"
+
+
+def test_a_refusal_under_torchrun_is_said_once(gputrain: Gputrain) -> None:
+    (gputrain.runs / "a").mkdir(parents=True)
+    options = ["--nproc-per-node", "2", "--master-port", free_port()]
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
+    _, messages = agent.communicate(timeout=60)
+    assert agent.returncode != 0
+    assert messages.count("error: run.name: the run a exists") == 1
+    assert list((gputrain.runs / "a").iterdir()) == []
+
+
+def test_the_tasks_of_an_srun_step_make_one_world(gputrain: Gputrain, spawned: list[dict[str, object]]) -> None:
+    step = {
+        "SLURM_JOB_ID": free_port(),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
+    tasks = [
+        gputrain.start(
+            *[*RUN, "--name", "a"],
+            env=gputrain.environment | step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+        )
+        for task in range(2)
+    ]
+    for task in tasks:
+        _, messages = task.communicate(timeout=120)
+        assert task.returncode == 0, messages
+    assert clockless(events_of(gputrain.runs / "a")) == spawned
+
+
+def test_in_the_shell_of_an_sbatch_script_a_run_spawns_its_ranks(gputrain: Gputrain) -> None:
+    shell = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_NODELIST": "nowhere[01-02]",
+    }
+    done = gputrain(*RUN, "--epochs", "1", "--name", "a", **shell)
+    assert done.returncode == 0, done.stderr
+    assert events_of(gputrain.runs / "a")[0]["world_size"] == 2

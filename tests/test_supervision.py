@@ -1,0 +1,174 @@
+"""A run from the outside: asked to stop, hurt, left alone. It ends in a known way and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from typing import Any
+
+import pytest
+from conftest import COMMAND, Gputrain, events_of, wait_for
+
+LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "100000", "--name", "long"]
+
+
+@pytest.fixture
+def long_run(gputrain: Gputrain) -> subprocess.Popen[str]:
+    """A run in its third epoch that would not end by itself."""
+    process = gputrain.start(*LONG)
+    gputrain.wait_for_event("long", "epoch", 2)
+    return process
+
+
+def ranks_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
+    return [
+        process.pid
+        for process in gputrain.processes()
+        if process.ppid() == supervisor.pid and "spawn_main" in " ".join(process.cmdline())
+    ]
+
+
+def state(gputrain: Gputrain) -> str:
+    rows: list[dict[str, Any]] = json.loads(gputrain("runs", "--json").stdout)["runs"]
+    return str(rows[0]["state"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_at_the_next_step_with_a_checkpoint(
+    gputrain: Gputrain, long_run: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    long_run.send_signal(number)
+    _, messages = long_run.communicate(timeout=20)
+    assert long_run.returncode == 3
+    assert f"stop requested by {number.name}" in messages
+    assert "continue with `gputrain resume long`" in messages.splitlines()[-1]
+    assert state(gputrain) == "stopped"
+
+
+def test_a_signal_to_all_processes_at_once_stops_as_well(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    for process in gputrain.processes():
+        process.send_signal(signal.SIGTERM)
+    assert long_run.wait(20) == 3
+
+
+def test_a_signal_during_the_start_stops_before_the_first_step(gputrain: Gputrain) -> None:
+    process = gputrain.start(*LONG)
+    wait_for(lambda: len(ranks_of(process, gputrain)) == 2, "two ranks")
+    for one in gputrain.processes():
+        one.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 3
+    assert max(event.get("step", 0) for event in events_of(gputrain.runs / "long")) <= 1
+
+
+def test_a_second_sigint_kills_at_once(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    rank = ranks_of(long_run, gputrain)[0]
+    os.kill(rank, signal.SIGSTOP)
+    long_run.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert long_run.poll() is None, "one rank stands still, so the first signal cannot be answered"
+    long_run.send_signal(signal.SIGINT)
+    _, messages = long_run.communicate(timeout=10)
+    assert "killed by a second SIGINT" in messages
+    assert long_run.returncode == 3
+
+
+def test_stop_waits_until_the_run_has_stopped_and_resume_goes_on(
+    gputrain: Gputrain, long_run: subprocess.Popen[str]
+) -> None:
+    done = gputrain("stop", "long")
+    assert (done.returncode, done.stderr) == (0, "long is stopped.\n")
+    assert long_run.wait(10) == 3
+    control = next(event for event in events_of(gputrain.runs / "long") if event["type"] == "control")
+    assert (control["request"], control["outcome"]) == ("stop", "at the next step, with a checkpoint")
+    assert list((gputrain.runs / "long" / "control").iterdir()) == []
+
+    before = [event for event in events_of(gputrain.runs / "long") if event["type"] == "epoch"]
+    resumed = gputrain("resume", "long", f"run.epochs={len(before) + 2}")
+    assert resumed.returncode == 0, resumed.stderr
+    epochs = [event["epoch"] for event in events_of(gputrain.runs / "long") if event["type"] == "epoch"]
+    assert epochs == list(range(1, len(before) + 3))
+
+
+def test_stopping_a_run_that_is_over_says_so(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    gputrain("stop", "long")
+    assert gputrain("stop", "long").stderr == "long is not running, it is stopped.\n"
+
+
+def test_two_supervisors_never_own_one_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    done = gputrain(*LONG, "--resume")
+    assert done.returncode == 2
+    assert f"long: is being run by process {long_run.pid}" in done.stderr
+    assert long_run.poll() is None
+
+
+def test_a_killed_rank_ends_the_run_by_name(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    os.kill(ranks_of(long_run, gputrain)[1], signal.SIGKILL)
+    _, messages = long_run.communicate(timeout=10)
+    assert long_run.returncode == 1
+    assert "killed by SIGKILL" in messages.splitlines()[-1]
+    assert messages.count("failed") == 2, "the state, and the rank"
+    assert [event["type"] for event in events_of(gputrain.runs / "long")[-2:]] == ["rank_failed", "run_finished"]
+    assert state(gputrain) == "failed"
+
+
+def test_a_killed_supervisor_takes_its_ranks_along_and_the_run_resumes(
+    gputrain: Gputrain, long_run: subprocess.Popen[str]
+) -> None:
+    long_run.kill()
+    wait_for(lambda: not gputrain.processes(), "the end of the ranks", 3)
+    assert state(gputrain) == "crashed"
+    done = gputrain(*LONG, "--resume", "--epochs", "3") if False else gputrain("resume", "long", "run.epochs=3")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_outlives_its_terminal(gputrain: Gputrain) -> None:
+    controller, terminal = pty.openpty()
+    arguments = ["run", "--headless", "--model", "linear", "--epochs", "400", "--name", "long"]
+    process = gputrain.start(
+        "/usr/bin/env", COMMAND, *arguments, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(terminal)
+    gputrain.wait_for_event("long", "epoch", 1)
+    # With its last holder gone the terminal hangs up: SIGHUP to the run, and every write to it fails.
+    os.close(controller)
+    assert process.wait(120) == 0
+    assert state(gputrain) == "finished"
+
+
+def test_a_run_outlives_the_reader_of_its_events(gputrain: Gputrain) -> None:
+    process = gputrain.start("run", "--headless", "--model", "linear", "--epochs", "20", "--name", "a", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["type"] == "run_started"
+    process.stdout.close()
+    process.stdout = None
+    assert process.wait(60) == 0
+
+
+def test_an_image_that_becomes_unreadable_ends_the_run_by_name(gputrain: Gputrain) -> None:
+    from PIL import Image
+
+    for label in ("a", "b"):
+        for number in range(8):
+            path = gputrain.folder / "images" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (16, 16), number).save(path)
+    options = ["--dataset", "folder", "--data-path", "images", "--batch-size", "2", "--workers", "1"]
+    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1")
+    gputrain.wait_for_event("long", "epoch", 1)
+    (gputrain.folder / "images" / "a" / "3.png").write_text("")
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"the image {gputrain.folder / 'images' / 'a' / '3.png'} cannot be read" in messages.splitlines()[-1]
+
+
+def test_logs_follow_a_run_to_its_end(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    follower = gputrain.start("logs", "long", "--follow")
+    gputrain("stop", "long")
+    text, _ = follower.communicate(timeout=20)
+    assert text == (gputrain.runs / "long" / "log.txt").read_text()
+    assert text.splitlines()[-1].endswith("stopped: continue with `gputrain resume long`")

@@ -1,0 +1,198 @@
+"""What a run computes: the same as one process with the whole batch, each validation image once, to the last bit after
+a resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Gputrain, clockless, events_of
+
+from engine.data import image_format, open_source
+from engine.data.transforms import normalise
+from engine.models import build_model
+from engine.resolve import resolve
+
+SMALL = ["run", "--headless", "--model", "linear", "--lr", "0.01", "run.log_every=1"]
+
+
+def losses_of(run: Path) -> list[float]:
+    return [loss for event in events_of(run) if event["type"] == "step" for loss in event["losses"]]
+
+
+def train(gputrain: Gputrain, name: str, *arguments: str) -> Path:
+    done = gputrain(*SMALL, "--name", name, *arguments)
+    assert done.returncode == 0, done.stderr
+    return gputrain.runs / name
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_of_a_prime_number_of_images_is_evaluated_once(gputrain: Gputrain, ranks: int) -> None:
+    fake = ["--dataset", "fake", "--epochs", "1", "data.fake_val=101", "data.fake_train=96", "data.image_size=8"]
+    run = train(gputrain, "prime", *fake, "--ranks", str(ranks), "--batch-size", "8")
+    summary = json.loads((run / "summary.json").read_text())
+
+    config = resolve(str(run / "config.yaml")).config
+    source = open_source(config)
+    model = build_model(config.model, 3, 10, 8)
+    model.load_state_dict(torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"])
+    made = image_format(config, source)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (made.mean, made.std))
+    images, labels = (torch.from_numpy(part) for part in source.load("val", torch.arange(101).numpy()))
+    with torch.no_grad():
+        logits = model(normalise(images, mean, std))
+    assert summary["val_accuracy"] == (logits.argmax(1) == labels).sum().item() / 101
+    assert summary["val_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(shared_gputrain: Gputrain) -> dict[bool, list[float]]:
+    """Losses of one rank with the whole batch, with the last partial batch dropped and kept."""
+    return {
+        drop: losses_of(
+            train(
+                shared_gputrain,
+                f"alone-{drop}",
+                "--batch-size",
+                "66",
+                "--epochs",
+                "2",
+                f"data.drop_last={str(drop).lower()}",
+            )
+        )
+        for drop in (True, False)
+    }
+
+
+@pytest.mark.parametrize(("ranks", "drop_last"), [(2, True), (3, False)])
+def test_ranks_that_share_a_batch_give_the_losses_of_one(
+    gputrain: Gputrain, alone: dict[bool, list[float]], ranks: int, drop_last: bool
+) -> None:
+    shared = ["--ranks", str(ranks), "--batch-size", str(66 // ranks), "--epochs", "2"]
+    run = train(gputrain, "shared", *shared, f"data.drop_last={str(drop_last).lower()}")
+    assert len(alone[drop_last]) == 2 * (21 if drop_last else 22)
+    assert losses_of(run) == pytest.approx(alone[drop_last], rel=1e-4)
+
+
+@pytest.mark.parametrize("amp", ["fp16", "bf16"])
+def test_mixed_precision_learns(gputrain: Gputrain, amp: str) -> None:
+    run = train(gputrain, amp, "--amp", amp, "--model", "cnn", "--lr", "0.1", "--epochs", "2")
+    state = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
+    assert bool(state["scaler"]) == (amp == "fp16")
+    assert json.loads((run / "summary.json").read_text())["val_accuracy"] > 0.6
+
+
+def test_the_learning_rate_is_scaled_by_the_ranks(gputrain: Gputrain) -> None:
+    run = train(gputrain, "scaled", "--ranks", "2", "--epochs", "1", "optim.lr_scaling=linear")
+    assert {event["lr"] for event in events_of(run) if event["type"] == "step"} == {0.02}
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_with_one_message(gputrain: Gputrain) -> None:
+    done = gputrain(*SMALL, "--name", "nan", "--ranks", "2", "--lr", "1e38")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("failed: rank ")
+    assert "the loss of step " in last
+    assert "Traceback" not in done.stderr
+    assert (gputrain.runs / "nan" / "log.txt").read_text().count("NonFiniteLossError: the loss of step") == 2
+    assert events_of(gputrain.runs / "nan")[-1]["state"] == "failed"
+
+
+def kept_events(run: Path) -> list[dict[str, Any]]:
+    """What a reader of the journal keeps: nothing of steps that a resume took back."""
+    kept: list[dict[str, Any]] = []
+    for event in events_of(run):
+        if event["type"] == "run_resumed":
+            kept = [one for one in kept if one.get("step", 0) <= event["from_step"]]
+        kept.append(event)
+    return clockless(kept)
+
+
+def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(gputrain: Gputrain) -> None:
+    # Dropout, random crops and flips, loader processes, momentum and a warm-up: all that could go astray.
+    common = ["run", "--headless", "--model", "squeezenet1_1", "--ranks", "2", "--workers", "1", "--epochs", "2"]
+    common += ["--scheduler", "cosine", "--lr", "0.02", "schedule.warmup_epochs=0.5", "run.log_every=4"]
+    common += [
+        "data.image_size=32",
+        "data.crop_padding=2",
+        "data.flip=true",
+        "data.batch_size=60",
+        "data.val_split=0.5",
+    ]
+    whole = gputrain(*common, "--name", "whole")
+    assert whole.returncode == 0, whole.stderr
+
+    process = gputrain.start(*common, "--name", "parts")
+    gputrain.wait_for_event("parts", "step", 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 3
+    stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
+    assert stopped_at["batch"] > 0
+    resumed = gputrain("resume", "parts")
+    assert resumed.returncode == 0, resumed.stderr
+
+    assert kept_events(gputrain.runs / "parts") == kept_events(gputrain.runs / "whole")
+    one, other = (
+        torch.load(gputrain.runs / name / "checkpoints" / "last.pt", weights_only=True) for name in ("whole", "parts")
+    )
+    assert one["step"] == other["step"]
+    assert all(torch.equal(weights, other["model"][name]) for name, weights in one["model"].items())
+
+
+def test_a_run_may_go_on_with_fewer_ranks(gputrain: Gputrain) -> None:
+    train(gputrain, "fewer", "--ranks", "2", "--epochs", "1", "--batch-size", "16")
+    resumed = gputrain("resume", "fewer", "run.epochs=2", "device.ranks=1")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "the checkpoint is of 2 ranks and a global batch of 32, and this run has 1 and 16" in resumed.stderr
+    epochs = [event["epoch"] for event in events_of(gputrain.runs / "fewer") if event["type"] == "epoch"]
+    assert epochs == [1, 2]
+
+
+def test_a_folder_of_images_is_trained_on_and_its_classes_are_written(gputrain: Gputrain) -> None:
+    from PIL import Image
+
+    for label, colour in (("cat", 240), ("dog", 20)):
+        for number in range(12):
+            path = gputrain.folder / "animals" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (20, 16), colour).save(path)
+    (gputrain.folder / "animals" / "dog" / "notes.txt").write_text("no picture")
+    folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]
+    done = gputrain(
+        "run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2", "--workers", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning: 1 files left out: dog/notes.txt (not an image)" in done.stderr
+    run = gputrain.runs / "animals"
+    assert json.loads((run / "class_indices.json").read_text()) == {"0": "cat", "1": "dog"}
+    assert json.loads((run / "summary.json").read_text())["val_accuracy"] == 1.0
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_no_folder(gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    rows = {line[:18].strip(): line[18:].strip() for line in done.stdout.splitlines()}
+    assert rows["ranks"] == "2"
+    assert rows["devices"] == "cpu, cpu"
+    assert rows["global batch"] == "64"
+    assert rows["steps an epoch"] == "22"
+    assert rows["parameters"] == "21,578"
+    assert not gputrain.runs.exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("amp", ["off", "fp16", "bf16"])
+def test_every_gpu_that_is_free_trains(gputrain: Gputrain, amp: str) -> None:
+    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
+    done = gputrain("run", "--headless", "digits", "--gpus", "free:1", "--name", "gpu", "--amp", amp)
+    assert done.returncode == 0, done.stderr
+    started = events_of(gputrain.runs / "gpu")[0]
+    assert started["backend"] == "nccl"
+    assert started["devices"][0].startswith("GPU-")
+    assert json.loads((gputrain.runs / "gpu" / "summary.json").read_text())["val_accuracy"] > 0.97

@@ -1,0 +1,40 @@
+"""The wheel alone, in another environment and started from another folder, does the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Gputrain
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a virtual environment that holds the wheel; what it depends on is borrowed from this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run([sys.executable, "-m", *build], check=True)
+    environment = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    (own_packages,) = environment.glob("lib/python*/site-packages")
+    (own_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    return environment / "bin"
+
+
+def test_presets_and_digits_travel_with_the_wheel(installed: Path, gputrain: Gputrain) -> None:
+    program = "import engine; print(engine.__file__)"
+    where = subprocess.run(
+        [installed / "python", "-c", program], capture_output=True, text=True, check=True, cwd=gputrain.folder
+    )
+    assert str(installed.parent) in where.stdout
+    process = gputrain.start(str(installed / "gputrain"), "run", "--headless", "digits", "--epochs", "2", "--name", "a")
+    _, messages = process.communicate(timeout=120)
+    assert process.returncode == 0, messages
+    assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["val_accuracy"] > 0.9
