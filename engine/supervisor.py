@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
@@ -78,6 +79,8 @@ class Supervisor:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [mp_connection.Pipe() for _ in range(ranks)]
         theirs = [pipe[1] for pipe in pipes]
+        # First, because it would let through again, when it starts, the signals that are held back next.
+        resource_tracker.ensure_running()
         # Held back until a rank has handlers: one that still imports would die of a signal that was sent to all.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:

@@ -143,3 +143,10 @@ def digits(shared_gputrain: Gputrain) -> DoneRun:
     """The main job of the README, with its events on stdout."""
     done = shared_gputrain("run", "--headless", str(ROOT / "configs" / "digits.yaml"), "--name", "digits", "--json")
     return DoneRun(done, shared_gputrain.runs / "digits")
+
+
+@pytest.fixture(scope="session")
+def short(shared_gputrain: Gputrain) -> DoneRun:
+    """One rank, two epochs, nothing asked of the output."""
+    done = shared_gputrain("run", "--headless", "digits", "--name", "short", "--ranks", "1", "--epochs", "2")
+    return DoneRun(done, shared_gputrain.runs / "short")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from conftest import Gputrain
+from conftest import DoneRun, Gputrain
+
+from engine.runs import claim
 
 REFUSED = {
     "unknown key": (["optim.lrr=1"], "optim.lrr: there is no such key; did you mean optim.lr?"),
@@ -56,15 +59,26 @@ def test_what_only_the_ranks_can_tell_is_refused_once_and_leaves_nothing(gputrai
     assert not gputrain.runs.exists()
 
 
-def test_a_name_that_exists_is_refused_and_its_run_is_left_alone(gputrain: Gputrain) -> None:
-    first = gputrain("run", "--headless", "digits", "--ranks", "1", "--epochs", "1", "--name", "a")
-    assert first.returncode == 0, first.stderr
-    before = (gputrain.runs / "a" / "events.jsonl").read_text()
-    done = gputrain("run", "--headless", "digits", "--name", "a")
+def test_a_name_that_exists_is_refused_and_its_run_is_left_alone(short: DoneRun, shared_gputrain: Gputrain) -> None:
+    before = (short.path / "events.jsonl").read_text()
+    done = shared_gputrain("run", "--headless", "digits", "--name", "short")
     assert done.returncode == 2
-    assert "the run a exists" in done.stderr
+    assert "the run short exists" in done.stderr
     assert "--resume" in done.stderr
-    assert (gputrain.runs / "a" / "events.jsonl").read_text() == before
+    assert (short.path / "events.jsonl").read_text() == before
+
+
+def test_stopping_a_run_that_is_over_says_so(short: DoneRun, shared_gputrain: Gputrain) -> None:
+    done = shared_gputrain("stop", "short")
+    assert (done.returncode, done.stderr) == (0, "short is not running, it is finished.\n")
+
+
+def test_a_run_that_another_process_owns_is_refused(gputrain: Gputrain) -> None:
+    claimed = claim(gputrain.runs, "mine", "x", resume=False)
+    done = gputrain("run", "--headless", "digits", "--name", "mine", "--resume")
+    assert done.returncode == 2
+    assert f"mine: is being run by process {os.getpid()}" in done.stderr
+    claimed.ownership.release()
 
 
 @pytest.mark.parametrize("where", ["file/runs", "/proc/runs"])

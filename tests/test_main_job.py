@@ -7,7 +7,7 @@ import subprocess
 
 import torch
 import yaml
-from conftest import DoneRun, Gputrain, clockless, events_of
+from conftest import COMMAND, DoneRun, Gputrain, clockless, events_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.resolve import resolve
@@ -119,22 +119,18 @@ def test_a_finished_run_has_nothing_left_to_resume(digits: DoneRun, shared_gputr
     assert (digits.path / "events.jsonl").read_text() == before
 
 
-def test_plain_lines_where_stderr_is_no_terminal(gputrain: Gputrain) -> None:
-    done = gputrain("run", "--headless", "digits", "--ranks", "1", "--epochs", "2")
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith("digits-1: rank 1 on the CPU, global batch 32")
+def test_plain_lines_where_stderr_is_no_terminal(short: DoneRun) -> None:
+    assert short.process.stdout == ""
+    lines = short.process.stderr.splitlines()
+    assert lines[0].startswith("short: rank 1 on the CPU, global batch 32")
     assert [line.split()[:2] for line in lines[1:3]] == [["epoch", "1"], ["epoch", "2"]]
     assert lines[3:] == ["finished"]
 
 
 def test_a_bar_and_a_line_an_epoch_where_stderr_is_a_terminal(gputrain: Gputrain) -> None:
-    command = f"{gputrain.folder}/typescript"
     arguments = "run --headless digits --ranks 1 --epochs 2 run.log_every=5"
-    from conftest import COMMAND
-
     subprocess.run(
-        ["script", "-qec", f"{COMMAND} {arguments}", command],
+        ["script", "-qec", f"{COMMAND} {arguments}", "typescript"],
         env=gputrain.environment,
         cwd=gputrain.folder,
         stdout=subprocess.DEVNULL,
