@@ -13,7 +13,6 @@ Format 1 is a dict of plain values and tensors that `torch.load(weights_only=Tru
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,9 +63,13 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 def save_checkpoint(state: Mapping[str, Any], folder: Path) -> Path:
     """Write `last.pt`; it is on the disk on return, and the one before holds until then. Raises OSError."""
-    folder.mkdir(exist_ok=True)
     path = folder / "last.pt"
-    replace_file(path, lambda file: torch.save({"format": CHECKPOINT_FORMAT, **state}, file), durable=True)
+    try:
+        folder.mkdir(exist_ok=True)
+        replace_file(path, lambda file: torch.save({"format": CHECKPOINT_FORMAT, **state}, file), durable=True)
+    except RuntimeError as error:
+        # How torch's writer reports a disk that takes no more.
+        raise OSError(str(error).splitlines()[0]) from error
     return path
 
 
@@ -76,7 +79,8 @@ def keep_checkpoint(folder: Path, epoch: int, *, best: bool, keep: int) -> None:
     link_file(folder / "last.pt", folder / f"epoch-{epoch:04d}.pt")
     if best:
         link_file(folder / "last.pt", folder / "best.pt")
-    for old in sorted(folder.glob("epoch-*.pt"))[:-keep]:
+    by_age = sorted(folder.glob("epoch-*.pt"), key=lambda path: int(path.stem.removeprefix("epoch-")))
+    for old in by_age[:-keep]:
         old.unlink()
     sync_folder(folder)
 
@@ -90,8 +94,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UsageError.one(
             str(path), "there is no checkpoint to continue from; start the run anew under another name"
         ) from error
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise UsageError.one(str(path), f"is damaged or no checkpoint of gputrain: {error}") from error
+    except Exception as error:
+        # Bytes that are no checkpoint bring any error out of the unpickler.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UsageError.one(str(path), f"is damaged or no checkpoint of gputrain: {reason}") from error
     if found != CHECKPOINT_FORMAT:
         raise UsageError.one(
             str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; update it"

@@ -6,7 +6,7 @@ A config is frozen and knows nothing of where its values came from; `engine.reso
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 from pydantic.fields import FieldInfo
@@ -18,9 +18,11 @@ def _as_text(value: object) -> object:
 
 
 def _as_selection(value: object) -> object:
-    """`[0, 2]`, `0` and `"0,2"` all name GPUs."""
+    """`[0, 2]`, `0`, `"0,2"` and `"[0, 2]"` all name GPUs."""
+    if isinstance(value, str):
+        value = value.strip("[] ").split(",")
     if isinstance(value, list | tuple):
-        return ",".join(str(part) for part in value)
+        return ",".join(str(part).strip() for part in value)
     return _as_text(value)
 
 
@@ -185,6 +187,12 @@ def fields() -> Iterator[tuple[str, FieldInfo]]:
     for section, model in sections().items():
         for name, field in model.model_fields.items():
             yield f"{section}.{name}", field
+
+
+def is_text(field: FieldInfo) -> bool:
+    """Whether a field takes a name, a path or a selection, and not a number or one of a few words."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    return any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in kinds)
 
 
 def describe(key: str) -> str:

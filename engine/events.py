@@ -225,7 +225,7 @@ class JournalReader:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")

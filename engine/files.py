@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Paths as people write them, and files that are whole or absent, whatever happens while they are written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from engine.problems import UsageError
+
+
+def expand(path: str) -> Path:
+    """The path with `~` and `~user` written out. Raises UsageError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError.one(path, "there is no such user; write the folder out") from error
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:

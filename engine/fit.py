@@ -48,7 +48,7 @@ class Fit:
             self._tell_skipped()
         self._write_classes()
         while t.position.epoch <= self.config.run.epochs:
-            began = time.perf_counter()
+            began, first = time.perf_counter(), t.position.batch
             if not train_epoch(t):
                 return self._stop()
             trained = time.perf_counter() - began
@@ -57,18 +57,19 @@ class Fit:
             evaluated = evaluate(t)
             if evaluated is None:
                 return self._stop()
-            self._end_epoch(began, trained, (train_loss, train_accuracy), evaluated)
+            rate = t.shares.images_from(first) / trained
+            self._end_epoch(time.perf_counter() - began, rate, (train_loss, train_accuracy), evaluated)
         t.stop.settle()
-        t.log.tell(t.position.step, self.config.run.epochs, t.lr(self.config.run.epochs, t.shares.steps_per_epoch))
-        t.log.settle()
         return "finished"
 
     def _end_epoch(
-        self, began: float, trained: float, train: tuple[float, float], evaluated: tuple[float, float]
+        self, seconds: float, rate: float, train: tuple[float, float], evaluated: tuple[float, float]
     ) -> None:
         t, epoch = self.trainer, self.trainer.position.epoch
-        images = t.shares.steps_per_epoch * t.shares.global_batch
         val_loss, val_accuracy = evaluated
+        if epoch == self.config.run.epochs:
+            t.log.tell(t.position.step, epoch, t.lr(epoch, t.shares.steps_per_epoch))
+            t.log.settle()
         self._tell(
             Epoch(
                 epoch=epoch,
@@ -78,8 +79,8 @@ class Fit:
                 val_loss=val_loss,
                 val_accuracy=val_accuracy,
                 lr=t.lr(epoch, t.shares.steps_per_epoch),
-                seconds=round(time.perf_counter() - began, 3),
-                images_per_second=round(images / trained, 1),
+                seconds=round(seconds, 3),
+                images_per_second=round(rate, 1),
                 skipped=t.position.skipped,
             )
         )
@@ -141,8 +142,15 @@ class Fit:
         """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the
         sums are kept, by rank 0, and random numbers are drawn anew."""
         t, ranks = self.trainer, saved["ranks"]
+        # The checkpoint brings the optimizer's state, the config its settings: they may be changed on the way.
+        settings = [
+            {key: value for key, value in group.items() if key != "params"} for group in t.optimizer.param_groups
+        ]
         t.optimizer.load_state_dict(saved["optimizer"])
-        t.scaler.load_state_dict(saved["scaler"])
+        for group, own in zip(t.optimizer.param_groups, settings, strict=True):
+            group.update(own)
+        if saved["scaler"] and t.scaler.is_enabled():
+            t.scaler.load_state_dict(saved["scaler"])
         self.best_epoch, self.best_accuracy = saved["best_epoch"], saved["best_accuracy"]
         if len(ranks) == self.seat.world_size:
             mine = ranks[self.seat.rank]
@@ -173,7 +181,7 @@ class Fit:
         t.scaler.scale(loss).backward()
         self._tell(self._started())
         self._tell_skipped()
-        return "tried"
+        return "finished"
 
     def _tell(self, event: RunStarted | Epoch | CheckpointSaved | Warned) -> None:
         if self.seat.rank == 0:
@@ -203,7 +211,14 @@ class Fit:
         skipped = self.source.skipped
         if not skipped or self.seat.rank != 0:
             return
-        more = f", and {len(skipped) - SHOWN_FILES} more, all named in the log" if len(skipped) > SHOWN_FILES else ""
+        more = ""
+        if len(skipped) > SHOWN_FILES:
+            more = f", and {len(skipped) - SHOWN_FILES} more"
+            if self.job.folder is not None:
+                self.job.folder.skipped_files.write_text(
+                    "\n".join(skipped) + "\n", encoding="utf-8", errors="backslashreplace"
+                )
+                more += f", all named in {self.job.folder.skipped_files.name}"
         self._tell(Warned(message=f"{len(skipped)} files left out: {', '.join(skipped[:SHOWN_FILES])}{more}"))
 
     def _write_classes(self) -> None:

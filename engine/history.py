@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
-from engine.events import CheckpointSaved, Control, Epoch, Event, RankFailed, RunFinished, RunResumed, RunStarted, Step
+from engine.events import Control, Epoch, Event, RankFailed, RunFinished, RunResumed, RunStarted, Step
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class History:
     started: RunStarted | None = None
     epochs: list[Epoch] = field(default_factory=list)
     step: Step | None = None
-    checkpoint: CheckpointSaved | None = None
     stopping: bool = False
     failures: list[RankFailed] = field(default_factory=list)
     finished: RunFinished | None = None
@@ -59,8 +58,6 @@ class History:
                 self.step = event
             case Epoch():
                 self.epochs.append(event)
-            case CheckpointSaved():
-                self.checkpoint = event
             case Control():
                 self.stopping = self.stopping or event.request == "stop"
             case RankFailed():
@@ -76,10 +73,10 @@ class History:
             self.seconds += self._latest - self._sitting
             self._sitting = None
 
-    @property
-    def current_step(self) -> int:
-        """The last step that the journal knows of, 0 before the first."""
-        return max(self.step.step if self.step else 0, self.epochs[-1].step if self.epochs else 0)
+    def _median_rate(self) -> float | None:
+        """Leaves out epochs of which a sitting had nothing but the evaluation."""
+        rates = [epoch.images_per_second for epoch in self.epochs if epoch.images_per_second > 0]
+        return round(statistics.median(rates), 1) if rates else None
 
     @property
     def best(self) -> Epoch | None:
@@ -97,7 +94,7 @@ class History:
             val_accuracy=last.val_accuracy if last else None,
             best_epoch=best.epoch if best else None,
             best_val_accuracy=best.val_accuracy if best else None,
-            images_per_second=statistics.median(e.images_per_second for e in self.epochs) if last else None,
+            images_per_second=self._median_rate(),
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal
 
 from engine.config import Config
@@ -10,7 +11,16 @@ from engine.data.source import Source
 from engine.machine import Plan
 from engine.runs import RunFolder
 
-Outcome = Literal["finished", "stopped", "tried"]
+Outcome = Literal["finished", "stopped"]
+
+
+class ExitCode(IntEnum):
+    """Of a rank, and of `gputrain run --headless`."""
+
+    FINISHED = 0
+    FAILED = 1
+    REFUSED = 2
+    STOPPED = 3
 
 
 @dataclass(frozen=True)

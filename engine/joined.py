@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from engine.channel import DirectChannel, StopFlag
 from engine.events import Control, Event, RankFailed
 from engine.failure import cause_of, failure_in_words
-from engine.job import Job
+from engine.job import ExitCode, Job
 from engine.launch import (
-    FAILED,
-    FINISHED,
-    REFUSED,
-    STOPPED,
     Order,
     close_run,
     named,
@@ -32,7 +28,7 @@ from engine.launch import (
 from engine.machine import plan, prepare_environment
 from engine.problems import UsageError
 from engine.recorder import Listener, Recorder
-from engine.runs import Claim, RunFolder, take_requests
+from engine.runs import Claim, RunFolder, run_of_parent, take_requests
 from engine.seat import Seat, seat_from_environment
 from engine.supervisor import Ending
 
@@ -57,7 +53,13 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
 
     import torch.distributed as dist
 
-    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=order.config.device.timeout)))
+    try:
+        rendezvous = next(dist.rendezvous("env://", timeout=timedelta(seconds=order.config.device.timeout)))
+    except (RuntimeError, ValueError) as error:
+        print(f"rank {seat.rank} did not find the others: {cause_of(error)}", file=sys.stderr)
+        return ExitCode.FAILED
+    # A world that torchrun started anew must not read what the one before it left in the agent's store.
+    store = dist.PrefixStore(f"attempt-{_attempt()}", rendezvous[0])
     claimed: Claim | None = None
     try:
         if order.dry_run:
@@ -66,13 +68,13 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
             claimed = _claim_for_all(order, seat, store)
             if claimed is None:
                 listener(nothing_left(order))
-                return FINISHED
+                return ExitCode.FINISHED
             config = named(order.config, claimed.folder)
             job = Job(config, run_plan, claimed.folder, not claimed.fresh, None)
         else:
             found = _hear_of_claim(seat, store)
             if found is None:
-                return FINISHED
+                return ExitCode.FINISHED
             folder, resumed = found
             job = Job(named(order.config, folder), run_plan, folder, resumed, None)
         code = _train(job, seat, store, claimed, listener, flag)
@@ -81,19 +83,25 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
             claimed.discard()
         if seat.rank == 0:
             raise
-        return REFUSED
+        return ExitCode.REFUSED
     finally:
         if claimed is not None:
             claimed.ownership.release()
     # torchrun would start a process anew that ends with anything but 0.
-    return FINISHED if code == STOPPED and launcher == "env" else code
+    return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
+
+
+def _attempt() -> int:
+    """How often torchrun has started the world anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
 def _claim_for_all(order: Order, seat: Seat, store: Store) -> Claim | None:
     """Rank 0 takes the run's folder and tells the others which, or that it could not."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0:
+    if _attempt() > 0:
         # torchrun starts the world anew after a failure: the run is to go on where it was.
-        run = order.config.run.model_copy(update={"resume": True})
+        name = order.config.run.name or run_of_parent(order.root)
+        run = order.config.run.model_copy(update={"resume": name is not None, "name": name})
         order = replace(order, config=order.config.model_copy(update={"run": run}))
     news: dict[str, object] = {"refused": True}
     try:
@@ -127,7 +135,7 @@ def _train(job: Job, seat: Seat, store: Store, claimed: Claim | None, listener: 
     try:
         outcome = train(job, seat, store, channel)
         if recorder is None:
-            return STOPPED if outcome == "stopped" else FINISHED
+            return ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
         return close_run(Ending("stopped" if outcome == "stopped" else "finished"), recorder)
     except UsageError:
         raise
@@ -137,7 +145,7 @@ def _train(job: Job, seat: Seat, store: Store, claimed: Claim | None, listener: 
         if recorder is not None:
             return close_run(Ending("failed", failure), recorder)
         print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)
-        return FAILED
+        return ExitCode.FAILED
     finally:
         if recorder is not None:
             recorder.close()

@@ -8,23 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.catalogue import check_model_name
-from engine.config import Config
+from engine.config import Config, as_dict
 from engine.data import check_source, open_early, shares_of
-from engine.data.source import Source
 from engine.events import RunFinished, Warned
 from engine.failure import failure_in_words
-from engine.job import Job
-from engine.machine import Plan, plan, prepare_environment
-from engine.problems import UsageError
-from engine.process import StopWish
+from engine.job import ExitCode, Job
+from engine.machine import plan, prepare_environment
+from engine.problems import Problem, UsageError
+from engine.process import Signals
 from engine.recorder import Listener, Recorder
-from engine.runs import Claim, RunFolder, State, claim
+from engine.resolve import changed_keys, resolve
+from engine.runs import Claim, Ownership, RunFolder, State, claim
 from engine.seat import find_launcher
 
 if TYPE_CHECKING:
     from engine.supervisor import Ending
 
-FINISHED, FAILED, REFUSED, STOPPED = 0, 1, 2, 3
+
+# What the weights, the optimizer's state and the order of the data hang on.
+FIXED_KEYS = {
+    *("run.seed", "model.name", "optim.name", "data.dataset", "data.val_split"),
+    *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,26 +45,30 @@ class Order:
 def launch(order: Order, listener: Listener) -> int:
     """Run to the end and return the exit code. `listener` hears every event. Raises UsageError, with nothing left
     behind."""
+    signals = Signals()
     launcher = find_launcher(order.config.device.launcher, os.environ)
     if launcher != "spawn":
         from engine.joined import join
 
         return join(order, launcher, listener)
 
+    # From here on a signal asks the run to stop, and the terminal may go.
+    signals.install()
     run_plan = plan(order.config)
     source = open_early(order.config)
     if source is not None:
         check_source(order.config, source, shares_of(order.config, source, len(run_plan.devices)))
     check_model_name(order.config.model.name)
     if order.dry_run:
-        return _supervise(order.config, run_plan, source, None, listener)
+        return _try(Job(order.config, run_plan, None, False, source), signals, listener)
 
     claimed = take_folder(order)
     if claimed is None:
         listener(nothing_left(order))
-        return FINISHED
+        return ExitCode.FINISHED
     try:
-        return _supervise(named(order.config, claimed.folder), run_plan, source, claimed, listener)
+        job = Job(named(order.config, claimed.folder), run_plan, claimed.folder, not claimed.fresh, source)
+        return _supervise(job, claimed.ownership, signals, listener)
     except UsageError:
         claimed.discard()
         raise
@@ -72,13 +81,35 @@ def take_folder(order: Order) -> Claim | None:
     UsageError."""
     run = order.config.run
     claimed = claim(order.root, run.name, order.stem, resume=run.resume)
-    if not claimed.fresh:
-        history = claimed.folder.history()
-        done = history.finished is not None and history.finished.state == State.FINISHED
-        if done and len(history.epochs) >= run.epochs:
-            claimed.ownership.release()
-            return None
+    if claimed.fresh:
+        return claimed
+    try:
+        refuse_changes(order.config, claimed.folder)
+    except UsageError:
+        claimed.ownership.release()
+        raise
+    history = claimed.folder.history()
+    done = history.finished is not None and history.finished.state == State.FINISHED
+    if done and len(history.epochs) >= run.epochs:
+        claimed.ownership.release()
+        return None
     return claimed
+
+
+def refuse_changes(config: Config, folder: RunFolder) -> None:
+    """Raises UsageError where a run would go on with another model, optimizer or division of the data than it began
+    with."""
+    if not folder.config.exists():
+        return
+    before = resolve(str(folder.config)).config
+    changed = [key for key in changed_keys(before, config) if key in FIXED_KEYS]
+    if changed:
+        old, new = as_dict(before), as_dict(config)
+        what = "what a run began with cannot be changed on the way: it was {}, not {}; give a new run a new --name"
+        pairs = [(key, *key.split(".")) for key in changed]
+        raise UsageError(
+            [Problem(key, what.format(old[section][name], new[section][name])) for key, section, name in pairs]
+        )
 
 
 def nothing_left(order: Order) -> Warned:
@@ -91,28 +122,29 @@ def named(config: Config, folder: RunFolder) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name, "resume": False})})
 
 
-def _supervise(config: Config, run_plan: Plan, source: Source | None, claimed: Claim | None, listener: Listener) -> int:
-    wish = StopWish()
-    wish.install()
-    prepare_environment(run_plan, os.environ)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def _supervise(job: Job, ownership: Ownership, signals: Signals, listener: Listener) -> int:
+    recorder = open_recorder(ownership.folder, job.config, listener)
+    try:
+        return close_run(_run_ranks(job, signals, recorder.record, ownership), recorder)
+    finally:
+        recorder.close()
 
+
+def _try(job: Job, signals: Signals, listener: Listener) -> int:
+    """A dry run."""
+    ending = _run_ranks(job, signals, listener, None)
+    if ending.failure is not None:
+        listener(RunFinished(state="failed", message=failure_in_words(ending.failure)))
+    return ExitCode.FINISHED if ending.state == "finished" else ExitCode.FAILED
+
+
+def _run_ranks(job: Job, signals: Signals, tell: Listener, ownership: Ownership | None) -> Ending:
+    prepare_environment(job.plan, os.environ)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # torch is imported from here on, once everything that could be refused without it has been looked at.
     from engine.supervisor import Supervisor
 
-    if claimed is None:
-        ending = Supervisor(Job(config, run_plan, None, False, source), wish, listener, None).run()
-        if ending.failure is not None:
-            listener(RunFinished(state="failed", message=failure_in_words(ending.failure)))
-        return FINISHED if ending.state == "finished" else FAILED
-
-    recorder = open_recorder(claimed.folder, config, listener)
-    try:
-        job = Job(config, run_plan, claimed.folder, not claimed.fresh, source)
-        ending = Supervisor(job, wish, recorder.record, claimed.ownership).run()
-        return close_run(ending, recorder)
-    finally:
-        recorder.close()
+    return Supervisor(job, signals, tell, ownership).run()
 
 
 def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Recorder:
@@ -133,10 +165,10 @@ def close_run(ending: Ending, recorder: Recorder) -> int:
     if ending.failure is not None:
         recorder.record(ending.failure)
         recorder.record(RunFinished(state="failed", message=f"{failure_in_words(ending.failure)}; {hint}"))
-        return FAILED
+        return ExitCode.FAILED
     if ending.state == "finished":
         recorder.record(RunFinished(state="finished"))
-        return FINISHED
+        return ExitCode.FINISHED
     why = "killed by a second SIGINT; " if ending.state == "killed" else ""
     recorder.record(RunFinished(state="stopped", message=why + hint))
-    return STOPPED if resumable else FAILED
+    return ExitCode.STOPPED if resumable else ExitCode.FAILED

@@ -6,7 +6,18 @@ from engine.events import Control, Epoch, Event, RunFinished, RunResumed, RunSta
 
 
 def line_of(event: Event) -> str | None:
-    """None for events that come too often, or say too little, for a line of their own."""
+    """None for events that come too often, or say too little, for a line of their own. What comes from outside, such as
+    the name of a file, can do nothing to a terminal."""
+    line = _line_of(event)
+    return None if line is None else printable(line)
+
+
+def printable(text: str) -> str:
+    """The text with what is not printable written out, as `\\x1b`."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
+def _line_of(event: Event) -> str | None:
     match event:
         case RunResumed():
             return f"{event.name}: goes on after step {event.from_step}, {plan_in_words(event)}"

@@ -142,7 +142,8 @@ def train_step(t: Trainer, images: Tensor, labels: Tensor, weight: float) -> Non
 
 
 def evaluate(t: Trainer) -> tuple[float, float] | None:
-    """Mean loss and accuracy over all validation images, each counted once; None where all ranks agreed to stop."""
+    """Mean loss and accuracy over all validation images, each counted once; None where all ranks agreed to stop.
+    Raises NonFiniteLossError, on all ranks alike."""
     t.model.eval()
     totals = Totals(t.device)
     # Ranks may differ by one batch; they can only agree on stopping while all of them have one.
@@ -156,8 +157,10 @@ def evaluate(t: Trainer) -> tuple[float, float] | None:
                 logits = t.model(images)
                 loss = F.cross_entropy(logits, labels)
             totals.add(loss, logits, labels)
-    loss_mean, accuracy, _ = totals.over_ranks()
-    return loss_mean, accuracy
+    mean_loss, accuracy, _ = totals.over_ranks()
+    if not math.isfinite(mean_loss):
+        raise NonFiniteLossError(f"the validation loss of epoch {t.position.epoch} is {mean_loss}")
+    return mean_loss, accuracy
 
 
 def share_buffers(model: nn.Module) -> None:

@@ -43,7 +43,7 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-class StopWish:
+class Signals:
     """What signals ask of a supervisor: SIGINT and SIGTERM to stop, a second SIGINT to kill. SIGHUP is ignored, by the
     ranks too, for it is ignored when they are started."""
 

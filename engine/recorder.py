@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from engine.config import Config, as_dict
-from engine.events import Epoch, Event, Journal, RunFinished, Warned
+from engine.events import Epoch, Event, Journal, RunFinished, RunStarted, Warned
 from engine.files import replace_file, write_json
 from engine.lines import line_of
 from engine.resolve import to_yaml
@@ -30,7 +30,9 @@ class Recorder:
         self._listener = listener
         folder.control.mkdir(exist_ok=True)
         folder.checkpoints.mkdir(exist_ok=True)
-        replace_file(folder.config, lambda file: file.write(to_yaml(as_dict(config)).encode()), durable=True)
+        self._config = config
+        if not folder.config.exists():
+            self._write_config()
         self._journal = Journal(folder.journal)
         self._log = os.open(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._scalars = Scalars(folder.tensorboard)
@@ -45,12 +47,14 @@ class Recorder:
 
     def _record(self, event: Event) -> None:
         self.history.add(event)
-        self._listener(event)
         try:
             self._journal.append(event)
             if (line := line_of(event)) is not None:
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
                 os.write(self._log, f"{stamp}  {line}\n".encode())
+            if isinstance(event, RunStarted):
+                # Not earlier: a resume that turns out to be impossible must leave the run as it was.
+                self._write_config()
             if isinstance(event, Epoch):
                 self._scalars.write(event)
             if isinstance(event, Epoch | RunFinished):
@@ -59,9 +63,13 @@ class Recorder:
         except OSError as error:
             if not self._disk_full:
                 self._disk_full = True
-                self._listener(
-                    Warned(message=f"the run folder cannot be written to ({error.strerror}); training goes on")
-                )
+                message = f"the run folder cannot be written to ({error.strerror}); training goes on"
+                self._listener(Warned(message=message))
+        self._listener(event)
+
+    def _write_config(self) -> None:
+        text = to_yaml(as_dict(self._config))
+        replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
 
     def close(self) -> None:
         with self._lock:

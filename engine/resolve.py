@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from engine.config import Config, as_dict, fields, impossible_pairs, sections
+from engine.config import Config, as_dict, fields, impossible_pairs, is_text, sections
+from engine.files import expand
 from engine.problems import Problem, UsageError, nearest
 
 Layer = dict[str, dict[str, Any]]
@@ -58,6 +60,8 @@ def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
         if key.value in seen:
             raise yaml.MarkedYAMLError(problem=f"the key {key.value} is given twice", problem_mark=key.start_mark)
         seen.add(key.value)
@@ -86,14 +90,16 @@ def presets() -> dict[str, Path]:
 
 def find_config(name: str) -> Path:
     """The file that CONFIG names, be it a path or a preset. Raises UsageError."""
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
+    path = expand(name)
+    with suppress(OSError):
+        if path.is_file():
+            return path
     known = presets()
     if name in known:
         return known[name]
-    if path.is_dir():
-        raise UsageError.one(name, "is a folder; give a YAML file or a preset's name")
+    with suppress(OSError):
+        if path.is_dir():
+            raise UsageError.one(name, "is a folder; give a YAML file or a preset's name")
     hint = nearest(path.stem, known)
     raise UsageError.one(name, f"there is no such file, and no preset of that name ({', '.join(known)}){hint}")
 
@@ -132,7 +138,7 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, La
         raise UsageError.one(str(path), "base: must be the name of a file, or a list of them")
     layers: list[tuple[str, Layer]] = []
     for base in bases:
-        base_path = here.parent / Path(base).expanduser()
+        base_path = here.parent / expand(base)
         if not base_path.is_file():
             raise UsageError.one(str(path), f"its base {base} does not exist (looked for {base_path})")
         layers += _file_layers(base_path, (*chain, here))
@@ -155,19 +161,33 @@ def _override(text: str) -> tuple[str, Any]:
         meant = [name for name in known if name.endswith(f".{key}")]
         hint = f"; did you mean {' or '.join(meant)}?" if meant else nearest(key, known)
         raise UsageError.one(key, f"is not of the form section.key=value{hint}")
+    return key, typed_value(key, value)
+
+
+def typed_value(key: str, text: str) -> Any:
+    """What was typed for a key: as it stands where the key takes a name or a path, read as YAML elsewhere. Raises
+    UsageError."""
+    field = dict(fields()).get(key)
+    if field is not None and is_text(field):
+        return None if text in ("null", "") else text
     try:
-        return key, parse_yaml(value)
+        return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UsageError.one(key, f"the value {value!r} cannot be read: {getattr(error, 'problem', error)}") from error
+        raise UsageError.one(key, f"the value {text!r} cannot be read: {getattr(error, 'problem', error)}") from error
 
 
 def resolve(
-    file: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, Any]] | None = None
+    file: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, str | bool]] | None = None
 ) -> Resolved:
-    """`flags` maps `section.key` to (flag, value). Raises UsageError with every problem found."""
+    """`flags` maps `section.key` to (flag as typed, its value). Raises UsageError with every problem found."""
     layers = _file_layers(find_config(file)) if file is not None else []
-    typed: dict[str, tuple[str, Any]] = dict(flags or {})
+    typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
+    for key, (flag, given) in (flags or {}).items():
+        try:
+            typed[key] = (flag, typed_value(key, given) if isinstance(given, str) else given)
+        except UsageError as error:
+            problems += error.problems
     for text in overrides:
         try:
             key, value = _override(text)
@@ -208,7 +228,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -
     if pairs := list(impossible_pairs(config)):
         raise UsageError([Problem(key, why) for key, why in pairs])
     if config.data.path is not None:
-        absolute = str(Path(config.data.path).expanduser().absolute())
+        absolute = str(expand(config.data.path).absolute())
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": absolute})})
     return config
 

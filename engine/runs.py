@@ -5,17 +5,19 @@ from __future__ import annotations
 import fcntl
 import getpass
 import os
+import re
 import shutil
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
 
 from engine.events import JournalReader
-from engine.files import read_json, write_json
+from engine.files import expand, read_json, write_json
 from engine.history import History, history_of
 from engine.problems import UsageError, nearest
 
@@ -41,8 +43,13 @@ class State(StrEnum):
 
 
 def runs_root(given: str | None = None) -> Path:
-    """The folder that runs lie in: as given, else $GPUTRAIN_RUNS, else ./runs."""
-    return Path(given or os.environ.get("GPUTRAIN_RUNS") or "runs").expanduser().absolute()
+    """The folder that runs lie in: as given, else $GPUTRAIN_RUNS, else ./runs. Raises UsageError."""
+    return expand(given or os.environ.get("GPUTRAIN_RUNS") or "runs").absolute()
+
+
+def fit_for_a_name(stem: str) -> str:
+    """A file's name made into the beginning of a run's: what a run's name may not hold becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:80] or "run"
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,10 @@ class RunFolder:
         return self.path / "class_indices.json"
 
     @property
+    def skipped_files(self) -> Path:
+        return self.path / "skipped_files.txt"
+
+    @property
     def last_checkpoint(self) -> Path:
         return self.checkpoints / "last.pt"
 
@@ -114,8 +125,8 @@ class RunFolder:
     def _owned(self) -> bool:
         owner = read_json(self.owner)
         if owner is not None and owner.get("host") != socket.gethostname():
-            # A lock says nothing across hosts on every file system; the heartbeat does.
-            return time.time() - float(owner.get("heartbeat", 0)) < SILENT_SECONDS
+            # A lock says nothing across hosts on every file system; the heartbeat does, null where the owner left.
+            return time.time() - float(owner.get("heartbeat") or 0) < SILENT_SECONDS
         try:
             handle = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -159,19 +170,23 @@ class Ownership:
         if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
             return
         self._beaten = time.monotonic()
+        self._write(round(time.time(), 3))
+
+    def _write(self, heartbeat: float | None) -> None:
         values = {
             "format": OWNER_FORMAT,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "parent": os.getppid(),
             "user": getpass.getuser(),
-            "heartbeat": round(time.time(), 3),
+            "heartbeat": heartbeat,
         }
-        try:
+        with suppress(OSError):
             write_json(self.folder.owner, values)
-        except OSError:
-            return
 
     def release(self) -> None:
+        if self.folder.path.exists():
+            self._write(None)
         os.close(self._handle)
 
 
@@ -183,6 +198,13 @@ class Claim:
     ownership: Ownership
     fresh: bool
     made: list[Path] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Take away what an earlier owner can have left: requests that came too late, and half-written checkpoints."""
+        for _ in take_requests(self.folder):
+            pass
+        for path in self.folder.checkpoints.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Take a fresh folder away, and those above it; one with a history is left as it is."""
@@ -202,9 +224,11 @@ def claim(root: Path, name: str | None, stem: str, *, resume: bool) -> Claim:
     made = [parent for parent in (root, *root.parents) if not parent.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if name is not None and resume and (root / name).is_dir():
+        if name is not None and resume and (root / name / "lock").is_file():
             folder = RunFolder(root / name)
-            return Claim(folder, Ownership(folder), fresh=False)
+            claimed = Claim(folder, Ownership(folder), fresh=False)
+            claimed.clear()
+            return claimed
         folder = RunFolder(_new_folder(root, name, stem))
     except OSError as error:
         raise UsageError.one(
@@ -227,11 +251,32 @@ def _new_folder(root: Path, name: str | None, stem: str) -> Path:
 
 
 def all_runs(root: Path) -> list[RunFolder]:
-    """Every run below `root`, the one that was started last first."""
-    if not root.is_dir():
+    """Every run below `root`, the one that was started last first. Raises UsageError where it cannot be read."""
+    try:
+        paths = list(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    runs = [RunFolder(path) for path in root.iterdir() if (path / "lock").is_file()]
-    return sorted(runs, key=lambda run: (-_started(run), run.name))
+    except OSError as error:
+        raise UsageError.one("runs folder", f"{root} cannot be read: {error.strerror}") from error
+    return sorted((RunFolder(path) for path in paths if _is_run(path)), key=lambda run: (-_started(run), run.name))
+
+
+def _is_run(path: Path) -> bool:
+    """Another user's run that this one may not look into is passed over."""
+    try:
+        return (path / "lock").is_file()
+    except OSError:
+        return False
+
+
+def run_of_parent(root: Path) -> str | None:
+    """The newest run that was owned by a child of this process's parent: what torchrun started before."""
+    mine = {"host": socket.gethostname(), "parent": os.getppid()}
+    for run in all_runs(root):
+        owner = read_json(run.owner) or {}
+        if mine.items() <= owner.items():
+            return run.name
+    return None
 
 
 def _started(run: RunFolder) -> float:
@@ -250,7 +295,7 @@ def find_run(root: Path, reference: str) -> RunFolder:
         return runs[0]
     if reference in names:
         return RunFolder(root / reference)
-    if (Path(reference) / "lock").is_file():
+    if _is_run(Path(reference)):
         return RunFolder(Path(reference).absolute())
     begun = [name for name in names if name.startswith(reference)]
     if len(begun) == 1:
@@ -272,10 +317,16 @@ class Request:
 
 
 def send_request(folder: RunFolder, request: str) -> None:
-    folder.control.mkdir(exist_ok=True)
+    """Raises UsageError where this user may not."""
     by = f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
     path = folder.control / f"{time.time_ns()}-{os.getpid()}.json"
-    write_json(path, {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)})
+    values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}
+    try:
+        folder.control.mkdir(exist_ok=True)
+        write_json(path, values)
+    except OSError as error:
+        owner = (read_json(folder.owner) or {}).get("user", "another user")
+        raise UsageError.one(folder.name, f"belongs to {owner}, and you may not ask it to {request}") from error
 
 
 def take_requests(folder: RunFolder) -> Iterator[Request]:

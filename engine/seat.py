@@ -30,7 +30,8 @@ def find_launcher(asked: Launcher | Literal["auto"], environ: Mapping[str, str])
         return asked
     if all(environ.get(name) for name in TORCHRUN_SET):
         return "env"
-    if environ.get("SLURM_STEP_ID") and int(environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if environ.get("SLURM_STEP_ID") and tasks.isdigit() and int(tasks) > 1:
         return "slurm"
     return "spawn"
 
@@ -41,6 +42,7 @@ def seat_from_environment(launcher: Launcher, environ: Mapping[str, str]) -> tup
     if launcher == "env":
         rank, world = _number(environ, "RANK", launcher), _number(environ, "WORLD_SIZE", launcher)
         local = _number(environ, "LOCAL_RANK", launcher)
+        _number(environ, "MASTER_PORT", launcher)
         return Seat(rank, world, local, int(environ.get("LOCAL_WORLD_SIZE") or world)), {}
     rank, local = _number(environ, "SLURM_PROCID", launcher), _number(environ, "SLURM_LOCALID", launcher)
     world = int(environ.get("SLURM_STEP_NUM_TASKS") or _number(environ, "SLURM_NTASKS", launcher))

@@ -7,19 +7,15 @@ import signal
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
 from engine.channel import PipeChannel, StopFlag
 from engine.events import RankFailed, Refused
 from engine.failure import cause_of
+from engine.job import ExitCode, Job
 from engine.problems import UsageError
 from engine.process import die_with_parent, leave, redirect_output
 from engine.seat import Seat
 
-if TYPE_CHECKING:
-    from engine.job import Job
-
-EXIT_CODES = {"finished": 0, "tried": 0, "stopped": 3}
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,10 +44,11 @@ def run_rank(rank: int, connections: Sequence[Connection], supervisor: int, port
     try:
         timeout = timedelta(seconds=job.config.device.timeout)
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
-        leave(EXIT_CODES[train(job, seat, store, channel)])
+        outcome = train(job, seat, store, channel)
+        leave(ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED)
     except UsageError as error:
         channel.send(Refused(problems=[[problem.where, problem.what] for problem in error.problems]))
-        leave(2)
+        leave(ExitCode.REFUSED)
     except BaseException as error:
         traceback.print_exc()
         channel.send(
@@ -59,4 +56,4 @@ def run_rank(rank: int, connections: Sequence[Connection], supervisor: int, port
                 rank=rank, device=job.plan.devices[rank], cause=cause_of(error), traceback=traceback.format_exc()
             )
         )
-        leave(1)
+        leave(ExitCode.FAILED)

@@ -17,11 +17,11 @@ from typing import Literal
 from engine.channel import SupervisorEnd
 from engine.events import Control, Event, RankFailed, Refused
 from engine.failure import exit_in_words, root_cause
-from engine.job import Job
+from engine.job import ExitCode, Job
 from engine.problems import Problem, UsageError
-from engine.process import StopWish
+from engine.process import Signals
 from engine.runs import Ownership, take_requests
-from engine.spawned import EXIT_CODES, HELD_BACK, run_rank
+from engine.spawned import HELD_BACK, run_rank
 
 TICK_SECONDS = 0.1
 # So long the other ranks may take to tell of the fault that they saw, and to end of themselves.
@@ -39,8 +39,8 @@ class Ending:
 class Supervisor:
     """One run's ranks. `tell` takes each event that is for the journal."""
 
-    def __init__(self, job: Job, wish: StopWish, tell: Callable[[Event], None], ownership: Ownership | None) -> None:
-        self._job, self._wish, self._tell, self._ownership = job, wish, tell, ownership
+    def __init__(self, job: Job, signals: Signals, tell: Callable[[Event], None], ownership: Ownership | None) -> None:
+        self._job, self._signals, self._tell, self._ownership = job, signals, tell, ownership
         self._ends: list[SupervisorEnd] = []
         self._processes: list[BaseProcess] = []
         self._failures: dict[int, RankFailed] = {}
@@ -54,8 +54,8 @@ class Supervisor:
             doomed: float | None = None
             while self._alive():
                 self._listen()
-                self._take_wishes()
-                if self._wish.kill:
+                self._take_requests()
+                if self._signals.kill:
                     return Ending("killed")
                 if doomed is None and (self._failures or self._refusals):
                     doomed = time.monotonic() + GRACE_SECONDS
@@ -68,8 +68,8 @@ class Supervisor:
             raise UsageError(self._refusals)
         if self._failures:
             return Ending("failed", root_cause(list(self._failures.values())))
-        codes = {process.exitcode for process in self._processes}
-        return Ending("stopped" if codes == {EXIT_CODES["stopped"]} else "finished")
+        stopped = any(process.exitcode == ExitCode.STOPPED for process in self._processes)
+        return Ending("stopped" if stopped else "finished")
 
     def _spawn(self) -> None:
         import torch.distributed as dist
@@ -112,7 +112,8 @@ class Supervisor:
                 self._take(event)
         for rank, process in dead.items():
             code = process.exitcode
-            if code is not None and code not in (*EXIT_CODES.values(), 2) and rank not in self._failures:
+            told = code in (ExitCode.FINISHED, ExitCode.STOPPED) or bool(self._refusals)
+            if code is not None and not told and rank not in self._failures:
                 device = self._job.plan.devices[rank]
                 self._failures[rank] = RankFailed(rank=rank, device=device, cause=exit_in_words(code))
 
@@ -124,7 +125,7 @@ class Supervisor:
         else:
             self._tell(event)
 
-    def _take_wishes(self) -> None:
+    def _take_requests(self) -> None:
         if self._ownership is not None:
             self._ownership.beat()
             for request in take_requests(self._ownership.folder):
@@ -132,8 +133,8 @@ class Supervisor:
                     self._stop(request.by)
                 else:
                     self._tell(Control(request=request.request, by=request.by, outcome="not known here, left undone"))
-        if self._wish.by is not None and not self._asked_to_stop:
-            self._stop(self._wish.by)
+        if self._signals.by is not None and not self._asked_to_stop:
+            self._stop(self._signals.by)
 
     def _stop(self, by: str) -> None:
         outcome = "was asked for already" if self._asked_to_stop else "at the next step, with a checkpoint"

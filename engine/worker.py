@@ -60,7 +60,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     model = build_model(config.model, images.channels, len(source.classes), images.size)
     check_model(model, config.model.name, images.channels, images.size, len(source.classes))
     if saved:
-        _fit_state(model, saved, config)
+        _fit_state(model, saved, config, source)
     model.to(device)
 
     timeout = timedelta(seconds=config.device.timeout)
@@ -137,7 +137,10 @@ def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
     return device
 
 
-def _fit_state(model: nn.Module, saved: dict[str, Any], config: Config) -> None:
+def _fit_state(model: nn.Module, saved: dict[str, Any], config: Config, source: Source) -> None:
+    if saved["classes"] != list(source.classes):
+        was, now = saved["classes"], list(source.classes)
+        raise UsageError.one("data.path", f"the checkpoint was trained on the classes {was}, and the data has {now}")
     try:
         model.load_state_dict(saved["model"])
     except RuntimeError as error:
@@ -164,11 +167,17 @@ def _warm_up(t: Trainer) -> None:
     buffers = {name: buffer.clone() for name, buffer in t.model.named_buffers()}
     state = rng_state(t.device)
     t.model.train()
-    shape = (2, t.image_format.channels, t.image_format.size, t.image_format.size)
-    # Random, not zero: with equal images BatchNorm of a small batch divides by nothing.
-    images = torch.rand(shape, device=t.device)
-    with autocast(t.config.precision, t.device):
-        out = t.ddp(images)
+    count = min(t.shares.smallest_batch, 2)
+    images = torch.rand((count, t.image_format.channels, t.image_format.size, t.image_format.size), device=t.device)
+    try:
+        with autocast(t.config.precision, t.device):
+            out = t.ddp(images)
+    except ValueError as error:
+        raise UsageError.one(
+            "data.batch_size",
+            f"{t.config.model.name} cannot train on {count} image a rank, the smallest batch of an epoch: {error}; "
+            "give another batch size, or data.drop_last=true",
+        ) from error
     out.float().sum().backward()
     t.optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():

@@ -30,6 +30,8 @@ REFUSED = {
     "name no folder can have": (["--name", "../a"], "must start with a letter or digit"),
     "resume of no name": (["--resume"], "run.resume: needs the name of the run"),
     "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "--ngpu: means --gpus free:1"),
+    "value that is no YAML": (["--lr", "{"], "optim.lr: the value '{' cannot be read"),
+    "no such user": (["~nobody-of-that-name/x.yaml"], "there is no such user; write the folder out"),
     "env without torchrun": (["--launcher", "env"], "RANK is not set; start with torchrun"),
 }  # fmt: skip
 

@@ -114,6 +114,7 @@ def test_scalars_are_read_as_their_writer_meant_them(text: str, value: object) -
         ("- 1", "must hold sections"),
         ("run: 3", "must be a section with keys, not int"),
         ("base: 3", "must be the name of a file, or a list of them"),
+        ("? [a, b]\n: 1", "a key must be a word"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -135,6 +136,17 @@ def test_the_printed_config_reads_back_as_itself() -> None:
 def test_a_name_may_be_a_number_and_gpus_a_list() -> None:
     config = resolve(None, ["run.name=2024", "device.gpus=[0, 2]"]).config
     assert (config.run.name, config.device.gpus) == ("2024", "0,2")
+
+
+@pytest.mark.parametrize("text", ["007", "1.10", "off", "a #b", "[x]"])
+def test_a_name_or_path_is_taken_as_it_was_typed(text: str) -> None:
+    assert resolve(None, [], {"data.path": (f"--data-path {text}", f"/{text}")}).config.data.path == f"/{text}"
+    assert resolve(None, [f"model.name={text}"]).config.model.name == text
+
+
+def test_null_takes_a_name_or_path_back(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "data: {path: /somewhere}")
+    assert resolve(file, ["data.path=null"]).config.data.path is None
 
 
 def test_config_prints_yaml_differences_sources_and_json(gputrain: Gputrain) -> None:

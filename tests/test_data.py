@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -177,6 +178,48 @@ def test_bytes_after_a_jpegs_end_do_no_harm(animals: Path) -> None:
 def test_an_empty_class_is_refused(animals: Path) -> None:
     (animals / "eel").mkdir()
     assert f"the class folder {animals / 'eel'} holds no image that can be read" in refusal(animals)
+
+
+def test_a_flipped_byte_in_a_png_is_found(animals: Path) -> None:
+    path = animals / "cat" / "noise.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert [line.split(" ")[0] for line in open_folder(animals).skipped] == ["cat/noise.png"]
+
+
+def test_a_pipe_among_the_images_is_left_out(animals: Path) -> None:
+    os.mkfifo(animals / "cat" / "pipe.png")
+    assert open_folder(animals).skipped == ("cat/pipe.png (not a file)",)
+
+
+def test_a_link_that_leads_back_multiplies_no_image(animals: Path) -> None:
+    (animals / "cat" / "loop").symlink_to(animals / "cat")
+    (animals / "dog" / "elsewhere").symlink_to(animals.parent / "more")
+    picture(animals.parent / "more" / "extra.png")
+    source = open_folder(animals)
+    assert source.count("train") + source.count("val") == 21
+
+
+def test_parts_under_other_names_are_not_taken_for_classes(tmp_path: Path) -> None:
+    for part in ("training", "validation"):
+        picture(tmp_path / part / "a" / "1.png")
+    assert "looks like parts and not classes (training, validation)" in refusal(tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("plane", "train"):
+        for number in range(2):
+            picture(tmp_path / name / f"{number}.png")
+    assert open_folder(tmp_path, "data.val_split=0.5").classes == ("plane", "train")
+
+
+def test_an_empty_val_is_refused(tmp_path: Path) -> None:
+    for path in ("train/a/1.png", "train/b/1.png"):
+        picture(tmp_path / path)
+    (tmp_path / "val").mkdir()
+    assert f"{tmp_path / 'val'} holds no image; fill it, or take it away to split" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(("names", "message"), [((), "holds no folder"), (("one",), "holds only the folder one")])

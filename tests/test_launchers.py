@@ -75,6 +75,20 @@ def test_torchruns_sigterm_stops_with_a_checkpoint(gputrain: Gputrain) -> None:
     assert events_of(gputrain.runs / "a")[-1]["state"] == "stopped"
 
 
+def test_a_world_that_torchrun_starts_anew_goes_on_with_its_run(gputrain: Gputrain) -> None:
+    options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", free_port()]
+    agent = torchrun(gputrain, *options, arguments=["run", "--headless", "--model", "linear", "--epochs", "40"])
+    gputrain.wait_for_event("digits-linear-1", "checkpoint", 2)
+    second = next(p for p in gputrain.processes() if p.ppid() == agent.pid and p.environ()["RANK"] == "1")
+    second.kill()
+    _, messages = agent.communicate(timeout=120)
+    assert agent.returncode == 0, messages
+    assert [path.name for path in gputrain.runs.iterdir()] == ["digits-linear-1"]
+    events = events_of(gputrain.runs / "digits-linear-1")
+    assert next(event for event in events if event["type"] == "run_resumed")["from_step"] > 0
+    assert events[-1]["state"] == "finished"
+
+
 def test_a_refusal_under_torchrun_is_said_once(gputrain: Gputrain) -> None:
     (gputrain.runs / "a").mkdir(parents=True)
     options = ["--nproc-per-node", "2", "--master-port", free_port()]
@@ -117,6 +131,7 @@ def test_in_the_shell_of_an_sbatch_script_a_run_spawns_its_ranks(gputrain: Gputr
         "SLURM_NODEID": "0",
         "SLURM_JOB_NODELIST": "nowhere[01-02]",
     }
-    done = gputrain(*RUN, "--epochs", "1", "--name", "a", **shell)
-    assert done.returncode == 0, done.stderr
-    assert events_of(gputrain.runs / "a")[0]["world_size"] == 2
+    # Refused with the number of ranks that it would have spawned: it neither waited for others nor took their count.
+    done = gputrain(*RUN, "--batch-size", "5000", **shell)
+    assert done.returncode == 2
+    assert "2 ranks with 5000 images each" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
 import torch
 import yaml
 from conftest import COMMAND, DoneRun, Gputrain, clockless, events_of
@@ -102,7 +103,7 @@ def test_runs_lists_it(digits: DoneRun, shared_gputrain: Gputrain) -> None:
     listed = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
     row = next(row for row in listed if row["name"] == "digits")
     assert (row["state"], row["epoch"], row["epochs"]) == ("finished", 15, 15)
-    assert "digits  finished  15/15" in shared_gputrain("runs").stdout
+    assert ["digits", "finished", "15/15"] in [line.split()[:3] for line in shared_gputrain("runs").stdout.splitlines()]
 
 
 def test_logs_prints_its_log(digits: DoneRun, shared_gputrain: Gputrain) -> None:
@@ -117,6 +118,17 @@ def test_a_finished_run_has_nothing_left_to_resume(digits: DoneRun, shared_gputr
     assert done.returncode == 0
     assert "has finished already, all 15 epochs" in done.stderr
     assert (digits.path / "events.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("change", ["model.name=linear", "optim.name=adam", "run.seed=1", "data.val_split=0.3"])
+def test_what_a_run_began_with_cannot_be_changed_on_the_way(
+    digits: DoneRun, shared_gputrain: Gputrain, change: str
+) -> None:
+    before = (digits.path / "config.yaml").read_text()
+    done = shared_gputrain("resume", "digits", "run.epochs=30", change)
+    assert done.returncode == 2
+    assert f"error: {change.split('=')[0]}: what a run began with cannot be changed on the way" in done.stderr
+    assert (digits.path / "config.yaml").read_text() == before
 
 
 def test_plain_lines_where_stderr_is_no_terminal(short: DoneRun) -> None:

@@ -14,7 +14,16 @@ from test_journal import epoch, started
 
 from engine.events import Control, Event, RunFinished, to_line
 from engine.problems import UsageError
-from engine.runs import Ownership, RunFolder, State, claim, find_run, send_request, take_requests
+from engine.runs import (
+    Ownership,
+    RunFolder,
+    State,
+    claim,
+    find_run,
+    fit_for_a_name,
+    send_request,
+    take_requests,
+)
 
 
 def make_run(root: Path, name: str, *events: Event) -> RunFolder:
@@ -58,6 +67,38 @@ def test_a_run_on_another_host_lives_as_long_as_its_heart_beats(tmp_path: Path) 
     assert state_of(folder) == State.RUNNING
     folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
     assert state_of(folder) == State.CRASHED
+
+
+def test_a_run_on_another_host_that_its_owner_left_is_over(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started(), RunFinished(state="finished"))
+    Ownership(folder).release()
+    left = json.loads(folder.owner.read_text())
+    assert left["heartbeat"] is None
+    folder.owner.write_text(json.dumps(left | {"host": "elsewhere"}))
+    assert state_of(folder) == State.FINISHED
+
+
+def test_going_on_takes_away_requests_that_came_too_late_and_half_a_checkpoint(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started())
+    send_request(folder, "stop")
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / ".last.pt.123.tmp").write_text("half")
+    claim(tmp_path, "a", "x", resume=True).ownership.release()
+    assert list(folder.control.iterdir()) == []
+    assert list(folder.checkpoints.iterdir()) == []
+
+
+def test_a_folder_that_is_no_run_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(UsageError, match="photos exists"):
+        claim(tmp_path, "photos", "x", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"), [("my exp", "my-exp"), ("_a.b_", "a.b"), ("ü", "run"), ("x" * 300, "x" * 80)]
+)
+def test_a_files_name_is_made_fit_for_a_runs(stem: str, name: str) -> None:
+    assert fit_for_a_name(stem) == name
 
 
 def test_two_processes_never_own_one_folder(tmp_path: Path) -> None:

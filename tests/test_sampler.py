@@ -111,6 +111,18 @@ def test_a_rank_without_an_image_keeps_the_others_company_with_weight_zero() -> 
     assert all(len(batch.indices) == 1 for batch in last)
 
 
+@pytest.mark.parametrize(("drop_last", "images"), [(True, 96 - 32), (False, 103 - 32)])
+def test_the_images_that_are_left_of_an_epoch(drop_last: bool, images: int) -> None:
+    assert shares(0, 2, drop_last=drop_last).images_from(2) == images
+    assert shares(0, 2, drop_last=drop_last).images_from(7) == 0
+
+
+def test_the_smallest_batch_of_any_rank() -> None:
+    assert shares(0, 2).smallest_batch == 8
+    assert shares(0, 2, drop_last=False).smallest_batch == 3
+    assert shares(0, 3, train=25, drop_last=False).smallest_batch == 1
+
+
 def test_a_run_asks_for_training_and_evaluation_in_turn() -> None:
     asked = [
         (request.part, request.epoch) for request in shares(0, 1, train=16, val=9).run(2, first_epoch=1, first_batch=1)

@@ -8,6 +8,7 @@ from engine.problems import UsageError
 from engine.seat import Seat, find_launcher, first_host, local_tasks, seat_from_environment, step_port
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+PORT = {"MASTER_PORT": "1234"}
 STEP = {
     "SLURM_JOB_ID": "4242",
     "SLURM_STEP_ID": "0",
@@ -60,7 +61,7 @@ def test_a_launcher_that_is_named_is_taken() -> None:
 
 
 def test_torchruns_seat() -> None:
-    assert seat_from_environment("env", TORCHRUN) == (Seat(3, 8, 1, 2), {})
+    assert seat_from_environment("env", TORCHRUN | PORT) == (Seat(3, 8, 1, 2), {})
 
 
 def test_sruns_seat_and_the_way_to_the_others() -> None:

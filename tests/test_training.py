@@ -4,6 +4,8 @@ a resume."""
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,26 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_with_one_message(gp
     assert events_of(gputrain.runs / "nan")[-1]["state"] == "failed"
 
 
+def test_a_validation_loss_that_is_not_finite_ends_the_run_as_well(gputrain: Gputrain) -> None:
+    one_step = ["--batch-size", "1400", "--epochs", "2", "--lr", "1e38", "--name", "nan", "run.log_every=100"]
+    done = gputrain("run", "--headless", "--model", "linear", *one_step)
+    assert done.returncode == 1
+    assert "the validation loss of epoch 1 is" in done.stderr.splitlines()[-1]
+    assert json.loads((gputrain.runs / "nan" / "summary.json").read_text())["state"] == "failed"
+
+
+def test_a_disk_that_takes_no_checkpoint_does_not_end_the_training(gputrain: Gputrain) -> None:
+    limit = (100_000, 100_000)
+    process = gputrain.start(
+        *("run", "--headless", "--model", "cnn", "--epochs", "2", "--name", "full"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 0, messages
+    assert "warning: the checkpoint of step 22 could not be written" in messages
+    assert list((gputrain.runs / "full" / "checkpoints").iterdir()) == []
+
+
 def kept_events(run: Path) -> list[dict[str, Any]]:
     """What a reader of the journal keeps: nothing of steps that a resume took back."""
     kept: list[dict[str, Any]] = []
@@ -144,13 +166,15 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(gputrain: Gputra
     assert all(torch.equal(weights, other["model"][name]) for name, weights in one["model"].items())
 
 
-def test_a_run_may_go_on_with_fewer_ranks(gputrain: Gputrain) -> None:
+def test_a_run_may_go_on_with_fewer_ranks_and_other_settings(gputrain: Gputrain) -> None:
     train(gputrain, "fewer", "--ranks", "2", "--epochs", "1", "--batch-size", "16", "optim.lr_scaling=linear")
-    resumed = gputrain("resume", "fewer", "run.epochs=2", "device.ranks=1")
+    resumed = gputrain("resume", "fewer", "run.epochs=2", "device.ranks=1", "optim.momentum=0.5")
     assert resumed.returncode == 0, resumed.stderr
     assert "the checkpoint is of 2 ranks and a global batch of 32, and this run has 1 and 16" in resumed.stderr
     epochs = [event for event in events_of(gputrain.runs / "fewer") if event["type"] == "epoch"]
     assert [(epoch["epoch"], epoch["lr"]) for epoch in epochs] == [(1, 0.02), (2, 0.01)]
+    state = torch.load(gputrain.runs / "fewer" / "checkpoints" / "last.pt", weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["momentum"] == 0.5
 
 
 def test_a_folder_of_images_is_trained_on_and_its_classes_are_written(gputrain: Gputrain) -> None:
@@ -161,13 +185,15 @@ def test_a_folder_of_images_is_trained_on_and_its_classes_are_written(gputrain: 
             path = gputrain.folder / "animals" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (20, 16), colour).save(path)
-    (gputrain.folder / "animals" / "dog" / "notes.txt").write_text("no picture")
+    # A name that is no UTF-8 and would clear the screen.
+    strange = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
+    Path(os.fsdecode(strange)).write_text("no picture")
     folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]
     done = gputrain(
         "run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2", "--workers", "1"
     )
     assert done.returncode == 0, done.stderr
-    assert "warning: 1 files left out: dog/notes.txt (not an image)" in done.stderr
+    assert "warning: 1 files left out: dog/\\udcff\\x1b[2J.txt (not an image)" in done.stderr
     run = gputrain.runs / "animals"
     assert json.loads((run / "class_indices.json").read_text()) == {"0": "cat", "1": "dog"}
     assert json.loads((run / "summary.json").read_text())["val_accuracy"] == 1.0

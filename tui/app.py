@@ -10,6 +10,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
+from engine.problems import UsageError
 from engine.runs import all_runs, runs_root
 from tui.runs_table import HEADER, RunRow, cells_of, describe_run
 
@@ -42,18 +43,22 @@ class CockpitApp(App[None]):
         self.run_worker(self._read, thread=True, exclusive=True)
 
     def _read(self) -> None:
-        rows = [describe_run(folder) for folder in all_runs(self._root)]
-        self.call_from_thread(self._show, rows)
+        try:
+            rows = [describe_run(folder) for folder in all_runs(self._root)]
+        except UsageError as error:
+            self.call_from_thread(self._show, [], str(error))
+            return
+        empty = f"There are no runs in {self._root}. Start one: gputrain run --headless digits"
+        self.call_from_thread(self._show, rows, "" if rows else empty)
 
-    def _show(self, rows: list[RunRow]) -> None:
+    def _show(self, rows: list[RunRow], message: str) -> None:
         table = self.query_one(DataTable)
         cursor = table.cursor_row
         table.clear()
         # As Text, because a plain string would be read as markup.
         table.add_rows([Text(cell) for cell in cells_of(row)] for row in rows)
         table.move_cursor(row=cursor)
-        empty = f" There are no runs in {self._root}. Start one: gputrain run --headless digits"
-        self.query_one("#message", Static).update("" if rows else empty)
+        self.query_one("#message", Static).update(f" {message}")
 
 
 def run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,7 +86,7 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
     return (files[0] if files else None), overrides
 
 
-def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, Any]] | None = None) -> Resolved:
+def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None) -> Resolved:
     from engine.resolve import resolve
 
     file, overrides = split_arguments(arguments)
@@ -145,7 +146,6 @@ def run(
     Exit codes: 0 finished, 1 failed, 2 bad usage or config, 3 stopped on request with a checkpoint to resume from.
     """
     from engine.problems import UsageError
-    from engine.resolve import parse_yaml
 
     given = {
         "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
@@ -153,8 +153,8 @@ def run(
         "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
     }  # fmt: skip
     with usage_errors():
-        flags: dict[str, tuple[str, Any]] = {
-            FLAGS[key]: (f"--{key.replace('_', '-')} {value}", parse_yaml(value) if value else value)
+        flags: dict[str, tuple[str, str | bool]] = {
+            FLAGS[key]: (f"--{key.replace('_', '-')} {value}", value)
             for key, value in given.items()
             if value is not None
         }
@@ -178,18 +178,19 @@ def run(
 def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:
     """Run a config to its end and leave with its exit code. Raises UsageError."""
     from engine.launch import Order, launch
-    from engine.process import leave
-    from engine.runs import runs_root
-    from tui.headless import listener
+    from engine.runs import fit_for_a_name, runs_root
+    from tui.headless import InBackground, listener
 
     config = resolved.config
-    order = Order(config, runs_root(runs_dir), stem or f"{config.data.dataset}-{config.model.name}", dry_run)
-    hear = listener(json=as_json, dry_run=dry_run)
+    stem = fit_for_a_name(stem or f"{config.data.dataset}-{config.model.name}")
+    order = Order(config, runs_root(runs_dir), stem, dry_run)
+    hear = InBackground(listener(json=as_json, dry_run=dry_run))
     try:
         code = launch(order, hear)
     finally:
         hear.close()
-    leave(code)
+    # The interpreter's own end would take a second with torch loaded, and wait for a reader that does not read.
+    os._exit(code)
 
 
 @app.command(epilog="Example: gputrain config digits optim.lr=0.2 --diff")
@@ -228,11 +229,13 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     from engine.runs import all_runs, runs_root
     from tui.runs_table import as_table, describe_run
 
-    rows = [describe_run(folder) for folder in all_runs(runs_root(runs_dir))]
+    with usage_errors():
+        root = runs_root(runs_dir)
+        rows = [describe_run(folder) for folder in all_runs(root)]
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
     elif not rows:
-        typer.echo(f"There are no runs in {runs_root(runs_dir)}. Start one: gputrain run --headless digits", err=True)
+        typer.echo(f"There are no runs in {root}. Start one: gputrain run --headless digits", err=True)
     else:
         typer.echo(as_table(rows))
 
@@ -254,7 +257,8 @@ def stop(
     if not state.live:
         typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
         return
-    send_request(folder, "stop")
+    with usage_errors():
+        send_request(folder, "stop")
     while not no_wait and state.live:
         time.sleep(0.2)
         state = folder.state(folder.history())
@@ -280,9 +284,14 @@ def resume(
 
     with usage_errors():
         folder = find_run(runs_root(runs_dir), run)
+        if not folder.config.exists():
+            raise UsageError.one(folder.name, "has no config.yaml to go on with; start a new run")
         if any("=" not in change for change in changes or []):
             raise UsageError.one(str(changes), "give values as section.key=value")
-        flags = {"run.resume": ("gputrain resume", True), "run.name": ("gputrain resume", folder.name)}
+        flags: dict[str, tuple[str, str | bool]] = {
+            "run.resume": ("gputrain resume", True),
+            "run.name": ("gputrain resume", folder.name),
+        }
         resolved = resolve(str(folder.config), changes or [], flags)
         start(resolved, None, str(folder.path.parent), as_json=as_json)
 

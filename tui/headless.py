@@ -3,7 +3,9 @@ events as JSON. Messages go to stderr, data to stdout."""
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 from contextlib import suppress
 from typing import IO, Any, cast
 
@@ -11,21 +13,24 @@ from engine.events import Epoch, Event, RunFinished, RunStarted, Step, Warned, t
 from engine.history import History
 from engine.lines import line_of
 
+QUEUE_EVENTS = 10_000
+PATIENCE_SECONDS = 5.0
+
 
 class LastingStream:
     """A stream whose reader may leave: when the terminal is gone, the run goes on and what it says is lost."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str] | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
-            return self._stream.write(text)
+        with suppress(OSError, ValueError, AttributeError):
+            return cast(IO[str], self._stream).write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            self._stream.flush()
+        with suppress(OSError, ValueError, AttributeError):
+            cast(IO[str], self._stream).flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -97,7 +102,9 @@ class ProgressLines:
             self._begin_epoch(len(self._history.epochs) + 1, started)
         elif isinstance(event, Step) and self._task is not None:
             done = event.step - (self._history.epochs[-1].step if self._history.epochs else 0)
-            rate = f"{event.images_per_second:,.0f} images/s  loss {event.losses[-1] or float('nan'):.4f}"
+            # A loss that JSON cannot hold comes as None.
+            loss = event.losses[-1] if event.losses[-1] is not None else float("nan")
+            rate = f"{event.images_per_second:,.0f} images/s  loss {loss:.4f}"
             self._progress.update(self._task, completed=done, rate=rate)
         elif isinstance(event, Epoch) and event.epoch < started.epochs:
             self._begin_epoch(event.epoch + 1, started)
@@ -140,10 +147,36 @@ class PlanTable:
         self._out.flush()
 
 
+class InBackground:
+    """Hands events to a listener in a thread of its own, so that a terminal or a pipe that takes nothing holds up no
+    run. What does not fit into the queue is left out; the journal has it."""
+
+    def __init__(self, hear: JsonLines | PlainLines | ProgressLines | PlanTable) -> None:
+        self._hear = hear
+        self._queue: queue.Queue[Event | None] = queue.Queue(QUEUE_EVENTS)
+        self._thread = threading.Thread(target=self._work, name="listener", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        with suppress(queue.Full):
+            self._queue.put_nowait(event)
+
+    def _work(self) -> None:
+        while (event := self._queue.get()) is not None:
+            self._hear(event)
+        self._hear.close()
+
+    def close(self) -> None:
+        """Wait until all is said, as long as someone listens."""
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=PATIENCE_SECONDS)
+        self._thread.join(PATIENCE_SECONDS)
+
+
 def listener(*, json: bool, dry_run: bool) -> JsonLines | PlainLines | ProgressLines | PlanTable:
     """The one that fits what was asked for and where stderr leads."""
     if json:
         return JsonLines()
     if dry_run:
         return PlanTable()
-    return ProgressLines() if sys.stderr.isatty() else PlainLines()
+    return ProgressLines() if sys.stderr is not None and sys.stderr.isatty() else PlainLines()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +21,10 @@ DEFAULT_SIZE = 224
 # The statistics of ImageNet, which is what photographs are commonly normalised with.
 COLOUR = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GREY = ((0.449,), (0.226,))
-# How a whole file of a format ends. A file that ends otherwise is decoded to see whether it is whole.
-_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+_JPEG_END = b"\xff\xd9"
+_UNREADABLE = (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError)
+# Names that a folder of parts has, not one of classes.
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 @dataclass(frozen=True)
@@ -58,52 +62,62 @@ def read_image(path: Path, image_format: ImageFormat) -> Images:
             # JPEG decodes straight to a smaller image where that is still large enough.
             file.draft(mode, (size, size))
             image = ImageOps.exif_transpose(file)
-            if image.mode.startswith("I") or image.mode == "F":
-                image = _to_eight_bits(image)
-            image = image.convert(mode)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            image = _to_eight_bits(image).convert(mode)
+    except _UNREADABLE as error:
         raise UnreadableImageError(f"the image {path} cannot be read: {error}") from error
     pixels = np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR), np.uint8)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow cuts 16-bit greys off at 255; here they keep their shades."""
-    values = np.asarray(image, np.float32)
-    full = 65535.0 if values.max(initial=0) > 255 else 255.0
-    return Image.fromarray((values * (255.0 / full)).clip(0, 255).astype(np.uint8), "L")
+    """16-bit greys brought to 8 bits with their shades; Pillow itself cuts them off at 255. Raises ValueError for
+    numbers of which nobody knows what is white."""
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, for which no white is defined")
+    if not image.mode.startswith("I"):
+        return image
+    shades = np.asarray(image).astype(np.int64) // 257
+    return Image.fromarray(shades.clip(0, 255).astype(np.uint8))
 
 
 def open_folder(data: Data, seed: int) -> FolderSource:
     """Raises UsageError with all that is wrong with the folder."""
     root = Path(str(data.path))
+    try:
+        return _open_folder(root, data, seed)
+    except OSError as error:
+        where = error.filename or root
+        raise UsageError.one("data.path", f"{where} cannot be read: {error.strerror}") from error
+
+
+def _open_folder(root: Path, data: Data, seed: int) -> FolderSource:
     if not root.is_dir():
         raise UsageError.one(
-            "data.path", f"{root} does not exist or is not a folder; give one with a folder for each class"
+            "data.path", f"{root} does not exist or is no folder; give one with a folder for each class"
         )
     parts: dict[Part, Path] = {"train": root}
-    if (root / "train").is_dir():
+    if _folders_in(root / "train"):
         parts = {"train": root / "train"}
         if (root / "val").is_dir():
             parts["val"] = root / "val"
-
-    classes = tuple(
-        sorted(entry.name for entry in os.scandir(parts["train"]) if entry.is_dir() and entry.name[0] != ".")
-    )
+    classes = _folders_in(parts["train"])
     if len(classes) < 2:
         found = f"only the folder {classes[0]}" if classes else "no folder"
         raise UsageError.one(
             "data.path", f"{parts['train']} holds {found}; it needs a folder for each of two or more classes"
         )
+    if {name.lower() for name in classes} <= _PARTS:
+        raise UsageError.one(
+            "data.path", f"{root} looks like parts and not classes ({', '.join(classes)}); name them train and val"
+        )
+
     problems: list[Problem] = []
     skipped: list[str] = []
     paths: dict[Part, tuple[str, ...]] = {}
     labels: dict[Part, Labels] = {}
     for part, folder in parts.items():
-        strange = {entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."} - set(classes)
-        problems += [
-            Problem("data.path", f"{folder / name} is no class of {parts['train']}") for name in sorted(strange)
-        ]
+        strange = sorted(set(_folders_in(folder)) - set(classes))
+        problems += [Problem("data.path", f"{folder / name} is no class of {parts['train']}") for name in strange]
         kept, kept_labels = [], []
         for label, name in enumerate(classes):
             good, bad = _good_images(folder / name)
@@ -114,6 +128,10 @@ def open_folder(data: Data, seed: int) -> FolderSource:
                 )
             kept += [str(path.relative_to(root)) for path in good]
             kept_labels += [label] * len(good)
+        if not kept and part == "val":
+            problems.append(
+                Problem("data.path", f"{folder} holds no image; fill it, or take it away to split {parts['train']}")
+            )
         paths[part], labels[part] = tuple(kept), np.array(kept_labels, np.int64)
     if problems:
         raise UsageError(problems)
@@ -127,29 +145,51 @@ def open_folder(data: Data, seed: int) -> FolderSource:
     return FolderSource(str(root), image_format, classes, paths, labels, tuple(skipped))
 
 
+def _folders_in(folder: Path) -> tuple[str, ...]:
+    """Names of the folders in a folder, sorted, without hidden ones; none where it is not there."""
+    if not folder.is_dir():
+        return ()
+    with os.scandir(folder) as entries:
+        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+
+
 def _good_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """The images at any depth below a folder, in the order of their names, and what is none with the reason."""
-    files = sorted(
-        Path(where, name) for where, _, names in os.walk(folder, followlinks=True) for name in names if name[0] != "."
-    )
+    files = sorted(_files_below(folder))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         faults = list(pool.map(_fault, files))
     good = [path for path, fault in zip(files, faults, strict=True) if fault is None]
     return good, [(path, fault) for path, fault in zip(files, faults, strict=True) if fault is not None]
 
 
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Links to folders are followed, each folder once: a link that leads back up would multiply its images."""
+    seen: set[tuple[int, int]] = set()
+    for where, folders, names in os.walk(folder, followlinks=True):
+        status = Path(where).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        yield from (Path(where, name) for name in names if not name.startswith("."))
+
+
 def _fault(path: Path) -> str | None:
-    """Why a file cannot be used, None where it can. Reads its head and its end; decodes it only where these do not
-    tell."""
+    """Why a file cannot be used, None where it can. A PNG is read through, for its checksums tell; a JPEG, which has
+    none, by its head and its end, and is decoded only where these do not tell; others are decoded."""
     try:
+        if not path.is_file():
+            return "not a file"
         with Image.open(path) as image:
-            end = _ENDS.get(image.format or "")
-            if end is not None and _last_bytes(path).rstrip(b"\0").endswith(end):
-                return None
-            image.load()
+            if image.mode == "F":
+                return "its pixels are floating-point numbers, for which no white is defined"
+            if image.format == "PNG":
+                image.verify()
+            elif image.format != "JPEG" or not _last_bytes(path).rstrip(b"\0").endswith(_JPEG_END):
+                image.load()
     except UnidentifiedImageError:
         return "not an image"
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except _UNREADABLE as error:
         return f"broken: {error}"
     return None
 

@@ -99,6 +99,19 @@ class Shares:
         full, rest = divmod(self.train_images, self.global_batch)
         return full + (1 if rest and not self.drop_last else 0)
 
+    def images_from(self, first: int) -> int:
+        """Images of an epoch's batches from batch `first` on, over all ranks."""
+        trained = self.steps_per_epoch * self.global_batch if self.drop_last else self.train_images
+        return max(trained - first * self.global_batch, 0)
+
+    @property
+    def smallest_batch(self) -> int:
+        """Images of the smallest batch that any rank gets in training."""
+        rest = self.train_images % self.global_batch
+        if self.drop_last or rest == 0:
+            return self.batch_size
+        return max(rest // self.world_size, 1)
+
     def train(self, epoch: int, first: int = 0) -> Iterator[BatchRequest]:
         """This rank's batches of an epoch from batch `first` (counted from 0) on. A global batch is the same for any
         number of ranks that share it."""

@@ -1,0 +1,43 @@
+"""What a run says: to whoever listens, and to nobody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from test_journal import epoch, started
+
+from engine.events import RunFinished, Warned
+from engine.lines import line_of
+from tui.headless import InBackground, LastingStream, PlainLines
+
+
+def test_a_stream_whose_reader_has_left_or_that_was_never_there_raises_nothing() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        for gone in (LastingStream(stream), LastingStream(None)):
+            gone.write("lost")
+            gone.flush()
+            assert gone.write("lost") == 4
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)
+
+
+def test_events_are_heard_in_order_and_all_before_the_end(tmp_path: Path) -> None:
+    heard: list[object] = []
+
+    class Ear(PlainLines):
+        def __call__(self, event: object) -> None:
+            heard.append(event)
+
+    events = [started(), epoch(1), epoch(2), RunFinished(state="finished")]
+    hear = InBackground(Ear())
+    for event in events:
+        hear(event)
+    hear.close()
+    assert heard == events
+
+
+def test_a_name_from_outside_can_do_nothing_to_a_terminal() -> None:
+    line = line_of(Warned(message="left out: \x1b[2J\nname\udcff"))
+    assert line == "warning: left out: \\x1b[2J\\nname\\udcff"
