@@ -26,9 +26,9 @@ def _line_of(event: Event) -> str | None:
         case Epoch():
             skipped = f"  skipped {event.skipped}" if event.skipped else ""
             return (
-                f"epoch {event.epoch}  train loss {event.train_loss:.4f} accuracy {event.train_accuracy:.4f}  "
-                f"val loss {event.val_loss:.4f} accuracy {event.val_accuracy:.4f}  lr {event.lr:.3g}  "
-                f"{event.images_per_second:,.0f} images/s  {event.seconds:.1f} s{skipped}"
+                f"epoch {event.epoch}  train loss {event.train_loss:.4f} acc {event.train_accuracy:.4f}  "
+                f"val loss {event.val_loss:.4f} acc {event.val_accuracy:.4f}  {event.images_per_second:,.0f} img/s  "
+                f"lr {event.lr:.3g}  {event.seconds:.1f} s{skipped}"
             )
         case Warned():
             return f"warning: {event.message}"
@@ -40,10 +40,10 @@ def _line_of(event: Event) -> str | None:
 
 
 def plan_in_words(event: RunStarted) -> str:
-    devices = f"{event.world_size} on the CPU" if event.backend == "gloo" else ", ".join(event.devices)
-    ranks = "rank" if event.world_size == 1 else "ranks"
+    ranks = "1 rank" if event.world_size == 1 else f"{event.world_size} ranks"
+    devices = "the CPU" if event.backend == "gloo" else ", ".join(event.devices)
     return (
-        f"{ranks} {devices}, global batch {event.global_batch}, {event.steps_per_epoch} steps an epoch, "
+        f"{ranks} on {devices}, global batch {event.global_batch}, {event.steps_per_epoch} steps an epoch, "
         f"{event.epochs} epochs, {event.train_images} images for training and {event.val_images} for validation in "
         f"{event.classes} classes, {event.parameters:,} parameters"
     )

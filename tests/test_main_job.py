@@ -134,7 +134,7 @@ def test_what_a_run_began_with_cannot_be_changed_on_the_way(
 def test_plain_lines_where_stderr_is_no_terminal(short: DoneRun) -> None:
     assert short.process.stdout == ""
     lines = short.process.stderr.splitlines()
-    assert lines[0].startswith("short: rank 1 on the CPU, global batch 32")
+    assert lines[0].startswith("short: 1 rank on the CPU, global batch 32")
     assert [line.split()[:2] for line in lines[1:3]] == [["epoch", "1"], ["epoch", "2"]]
     assert lines[3:] == ["finished"]
 
@@ -151,6 +151,6 @@ def test_a_bar_and_a_line_an_epoch_where_stderr_is_a_terminal(gputrain: Gputrain
     )
     shown = (gputrain.folder / "typescript").read_text()
     assert "epoch 2/2" in shown
-    assert "images/s  loss" in shown
+    assert "img/s  loss" in shown
     assert "epoch 2  train loss" in shown
     assert "finished" in shown

@@ -93,7 +93,11 @@ class ProgressLines:
             if isinstance(event, RunFinished):
                 self.close()
                 style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")
-            self._console.print(line, markup=False, style=style, soft_wrap=True)
+            # What matters of an epoch fits 80 columns; the rest of its line is for wider terminals.
+            one_line = isinstance(event, Epoch)
+            self._console.print(
+                line, markup=False, style=style, no_wrap=one_line, overflow="crop" if one_line else "fold"
+            )
         started = self._history.started
         if started is None or isinstance(event, RunFinished):
             return
@@ -104,7 +108,7 @@ class ProgressLines:
             done = event.step - (self._history.epochs[-1].step if self._history.epochs else 0)
             # A loss that JSON cannot hold comes as None.
             loss = event.losses[-1] if event.losses[-1] is not None else float("nan")
-            rate = f"{event.images_per_second:,.0f} images/s  loss {loss:.4f}"
+            rate = f"{event.images_per_second:,.0f} img/s  loss {loss:.4f}"
             self._progress.update(self._task, completed=done, rate=rate)
         elif isinstance(event, Epoch) and event.epoch < started.epochs:
             self._begin_epoch(event.epoch + 1, started)
