@@ -14,21 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.channel import DirectChannel, StopFlag
+from engine.control import take_requests
 from engine.events import Control, Event, RankFailed
 from engine.failure import cause_of, failure_in_words
 from engine.job import ExitCode, Job
-from engine.launch import (
-    Order,
-    close_run,
-    named,
-    nothing_left,
-    open_recorder,
-    take_folder,
-)
+from engine.launch import Order, close_run, named, nothing_left, open_recorder, take_folder
 from engine.machine import plan, prepare_environment
 from engine.problems import UsageError
 from engine.recorder import Listener, Recorder
-from engine.runs import Claim, RunFolder, run_of_parent, take_requests
+from engine.runs import Claim, RunFolder, run_of_parent
 from engine.seat import Seat, seat_from_environment
 from engine.supervisor import Ending
 
@@ -48,7 +42,12 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
         signal.signal(number, flag.raise_it)
     seat, variables = seat_from_environment(launcher, os.environ)
     os.environ.update(variables)
-    run_plan = plan(order.config, seat.local_world_size)
+    try:
+        run_plan = plan(order.config, seat.local_world_size)
+    except UsageError:
+        if seat.rank == 0:
+            raise
+        return ExitCode.REFUSED
     prepare_environment(run_plan, os.environ)
 
     import torch.distributed as dist
@@ -158,7 +157,7 @@ def _watched(recorder: Recorder, claimed: Claim, flag: StopFlag) -> Listener:
     def watch() -> None:
         while not recorder.closed.wait(WATCH_SECONDS):
             claimed.ownership.beat()
-            for request in take_requests(claimed.folder):
+            for request in take_requests(claimed.folder.control):
                 known = request.request == "stop"
                 flag.raised = flag.raised or known
                 outcome = "at the next step, with a checkpoint" if known else "not known here, left undone"

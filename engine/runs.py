@@ -9,20 +9,19 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
 
+from engine.control import take_requests
 from engine.events import JournalReader
 from engine.files import expand, read_json, write_json
 from engine.history import History, history_of
 from engine.problems import UsageError, nearest
 
 OWNER_FORMAT = 1
-REQUEST_FORMAT = 1
 HEARTBEAT_SECONDS = 5.0
 SILENT_SECONDS = 30.0
 
@@ -201,7 +200,7 @@ class Claim:
 
     def clear(self) -> None:
         """Take away what an earlier owner can have left: requests that came too late, and half-written checkpoints."""
-        for _ in take_requests(self.folder):
+        for _ in take_requests(self.folder.control):
             pass
         for path in self.folder.checkpoints.glob(".*.tmp"):
             path.unlink(missing_ok=True)
@@ -306,37 +305,3 @@ def find_run(root: Path, reference: str) -> RunFolder:
         raise UsageError.one(reference, f"there are no runs in {root}; say where they are with --runs-dir")
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     raise UsageError.one(reference, f"no run of that name in {root}; there are {shown}{nearest(reference, names)}")
-
-
-@dataclass(frozen=True)
-class Request:
-    """Something asked of a run's owner: `stop`."""
-
-    request: str
-    by: str
-
-
-def send_request(folder: RunFolder, request: str) -> None:
-    """Raises UsageError where this user may not."""
-    by = f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
-    path = folder.control / f"{time.time_ns()}-{os.getpid()}.json"
-    values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}
-    try:
-        folder.control.mkdir(exist_ok=True)
-        write_json(path, values)
-    except OSError as error:
-        owner = (read_json(folder.owner) or {}).get("user", "another user")
-        raise UsageError.one(folder.name, f"belongs to {owner}, and you may not ask it to {request}") from error
-
-
-def take_requests(folder: RunFolder) -> Iterator[Request]:
-    """The requests that came in since the last call, oldest first; each is removed as it is taken."""
-    try:
-        paths = sorted(path for path in folder.control.iterdir() if path.suffix == ".json")
-    except OSError:
-        return
-    for path in paths:
-        values = read_json(path)
-        path.unlink(missing_ok=True)
-        if values is not None:
-            yield Request(str(values.get("request", "")), str(values.get("by", "someone")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import signal
 import traceback
-from collections.abc import Sequence
+from datetime import timedelta
 from multiprocessing.connection import Connection
 
 from engine.channel import PipeChannel, StopFlag
@@ -19,10 +19,13 @@ from engine.seat import Seat
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_rank(rank: int, connections: Sequence[Connection], supervisor: int, port: int) -> None:
+def run_rank(rank: int, connections: list[Connection], supervisor: int, port: int) -> None:
     """The whole life of the process. `connections` holds the rank's end of each pipe, the first message of which is the
     job; `port` is that of the store by which the ranks find each other."""
     die_with_parent(supervisor)
+    # The others' ends first: a rank that dies before it has its job must not seem alive by a copy that is kept here.
+    for connection in connections[:rank] + connections[rank + 1 :]:
+        connection.close()
     job: Job = connections[rank].recv()
     redirect_output(job.folder.log if job.folder else None)
     faulthandler.enable()
@@ -31,17 +34,12 @@ def run_rank(rank: int, connections: Sequence[Connection], supervisor: int, port
     signal.signal(signal.SIGTERM, flag.raise_it)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     channel = PipeChannel(connections[rank], flag)
-    for connection in connections:
-        connection.close()
-
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
-    from engine.worker import train
-
     seat = Seat(rank, len(job.plan.devices), rank, len(job.plan.devices))
     try:
+        import torch.distributed as dist
+
+        from engine.worker import train
+
         timeout = timedelta(seconds=job.config.device.timeout)
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         outcome = train(job, seat, store, channel)

@@ -15,12 +15,13 @@ from multiprocessing.process import BaseProcess
 from typing import Literal
 
 from engine.channel import SupervisorEnd
+from engine.control import take_requests
 from engine.events import Control, Event, RankFailed, Refused
 from engine.failure import exit_in_words, root_cause
 from engine.job import ExitCode, Job
 from engine.problems import Problem, UsageError
 from engine.process import Signals
-from engine.runs import Ownership, take_requests
+from engine.runs import Ownership
 from engine.spawned import HELD_BACK, run_rank
 
 TICK_SECONDS = 0.1
@@ -128,7 +129,7 @@ class Supervisor:
     def _take_requests(self) -> None:
         if self._ownership is not None:
             self._ownership.beat()
-            for request in take_requests(self._ownership.folder):
+            for request in take_requests(self._ownership.folder.control):
                 if request.request == "stop":
                     self._stop(request.by)
                 else:

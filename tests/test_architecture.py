@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import COMMAND, ROOT, Gputrain
 
-LIGHT = ["config", "resolve", "problems", "events", "history", "runs", "gpus", "schedule", "launch", "data", "seat"]
+LIGHT = ["config", "resolve", "events", "history", "runs", "control", "gpus", "schedule", "launch", "data", "seat"]
 
 
 def modules_after(statement: str) -> set[str]:

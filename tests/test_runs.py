@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_journal import epoch, started
 
+from engine.control import send_request, take_requests
 from engine.events import Control, Event, RunFinished, to_line
 from engine.problems import UsageError
 from engine.runs import (
@@ -21,8 +22,6 @@ from engine.runs import (
     claim,
     find_run,
     fit_for_a_name,
-    send_request,
-    take_requests,
 )
 
 
@@ -80,7 +79,7 @@ def test_a_run_on_another_host_that_its_owner_left_is_over(tmp_path: Path) -> No
 
 def test_going_on_takes_away_requests_that_came_too_late_and_half_a_checkpoint(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a", started())
-    send_request(folder, "stop")
+    send_request(folder.control, "stop")
     folder.checkpoints.mkdir()
     (folder.checkpoints / ".last.pt.123.tmp").write_text("half")
     claim(tmp_path, "a", "x", resume=True).ownership.release()
@@ -163,8 +162,8 @@ def test_a_beginning_of_several_runs_and_an_unknown_name_are_refused(tmp_path: P
 
 def test_requests_are_taken_once_oldest_first(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a")
-    send_request(folder, "stop")
-    send_request(folder, "dance")
-    assert [request.request for request in take_requests(folder)] == ["stop", "dance"]
-    assert list(take_requests(folder)) == []
+    send_request(folder.control, "stop")
+    send_request(folder.control, "dance")
+    assert [request.request for request in take_requests(folder.control)] == ["stop", "dance"]
+    assert list(take_requests(folder.control)) == []
     assert list(folder.control.iterdir()) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import ClassVar
 
+import typer
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -12,6 +14,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from engine.problems import UsageError
 from engine.runs import all_runs, runs_root
+from tui.cli import RunsDir, usage_errors
 from tui.runs_table import HEADER, RunRow, cells_of, describe_run
 
 REFRESH_SECONDS = 1.0
@@ -61,5 +64,17 @@ class CockpitApp(App[None]):
         self.query_one("#message", Static).update(f" {message}")
 
 
+def screen(runs_dir: RunsDir = None) -> None:
+    """Watch the runs of a folder, live. q quits; the runs go on."""
+    with usage_errors():
+        root = runs_root(runs_dir)
+    if not sys.stdout.isatty():
+        typer.echo("error: gputrain-tui needs a terminal; without one, list the runs with `gputrain runs`", err=True)
+        raise typer.Exit(2)
+    CockpitApp(root).run()
+
+
 def run() -> None:
-    CockpitApp(runs_root()).run()
+    command = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    command.command()(screen)
+    command()

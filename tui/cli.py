@@ -249,7 +249,8 @@ def stop(
     """Ask a run to stop at its next step, with a checkpoint, and wait until it has."""
     import time
 
-    from engine.runs import find_run, runs_root, send_request
+    from engine.control import send_request
+    from engine.runs import find_run, runs_root
 
     with usage_errors():
         folder = find_run(runs_root(runs_dir), run)
@@ -258,7 +259,7 @@ def stop(
         typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
         return
     with usage_errors():
-        send_request(folder, "stop")
+        send_request(folder.control, "stop")
     while not no_wait and state.live:
         time.sleep(0.2)
         state = folder.state(folder.history())
