@@ -8,6 +8,7 @@ from typing import Literal
 
 from engine.config import Config
 from engine.data.source import Source
+from engine.events import RankFailed
 from engine.machine import Plan
 from engine.runs import RunFolder
 
@@ -33,3 +34,11 @@ class Job:
     folder: RunFolder | None
     resumed: bool
     source: Source | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the ranks ended. `failure` is set where the state is failed."""
+
+    state: Literal["finished", "stopped", "killed", "failed"]
+    failure: RankFailed | None = None

@@ -17,14 +17,13 @@ from engine.channel import DirectChannel, StopFlag
 from engine.control import take_requests
 from engine.events import Control, Event, RankFailed
 from engine.failure import cause_of, failure_in_words
-from engine.job import ExitCode, Job
-from engine.launch import Order, close_run, named, nothing_left, open_recorder, take_folder
+from engine.job import Ending, ExitCode, Job
 from engine.machine import plan, prepare_environment
+from engine.order import Order, close_run, named, nothing_left, open_recorder, take_folder
 from engine.problems import UsageError
 from engine.recorder import Listener, Recorder
 from engine.runs import Claim, RunFolder, run_of_parent
 from engine.seat import Seat, seat_from_environment
-from engine.supervisor import Ending
 
 if TYPE_CHECKING:
     from torch.distributed import Store

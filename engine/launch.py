@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.catalogue import check_model_name
-from engine.config import Config, as_dict
 from engine.data import check_source, open_early, shares_of
-from engine.events import RunFinished, Warned
+from engine.events import RunFinished
 from engine.failure import failure_in_words
-from engine.job import ExitCode, Job
+from engine.job import Ending, ExitCode, Job
 from engine.machine import plan, prepare_environment
-from engine.problems import Problem, UsageError
+from engine.order import Order, close_run, named, nothing_left, open_recorder, take_folder
+from engine.problems import UsageError
 from engine.process import Signals
-from engine.recorder import Listener, Recorder
-from engine.resolve import changed_keys, resolve
-from engine.runs import Claim, Ownership, RunFolder, State, claim
+from engine.recorder import Listener
+from engine.runs import Ownership
 from engine.seat import find_launcher
-
-if TYPE_CHECKING:
-    from engine.supervisor import Ending
-
-
-# What the weights, the optimizer's state and the order of the data hang on.
-FIXED_KEYS = {
-    *("run.seed", "model.name", "optim.name", "data.dataset", "data.val_split"),
-    *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
-}
-
-
-@dataclass(frozen=True)
-class Order:
-    """A run that was asked for. `stem` names it where `run.name` does not; a dry run leaves no folder."""
-
-    config: Config
-    root: Path
-    stem: str
-    dry_run: bool = False
 
 
 def launch(order: Order, listener: Listener) -> int:
@@ -76,52 +52,6 @@ def launch(order: Order, listener: Listener) -> int:
         claimed.ownership.release()
 
 
-def take_folder(order: Order) -> Claim | None:
-    """The folder of the run, owned by this process; None where the run is to go on and has nothing left to do. Raises
-    UsageError."""
-    run = order.config.run
-    claimed = claim(order.root, run.name, order.stem, resume=run.resume)
-    if claimed.fresh:
-        return claimed
-    try:
-        refuse_changes(order.config, claimed.folder)
-    except UsageError:
-        claimed.ownership.release()
-        raise
-    history = claimed.folder.history()
-    done = history.finished is not None and history.finished.state == State.FINISHED
-    if done and len(history.epochs) >= run.epochs:
-        claimed.ownership.release()
-        return None
-    return claimed
-
-
-def refuse_changes(config: Config, folder: RunFolder) -> None:
-    """Raises UsageError where a run would go on with another model, optimizer or division of the data than it began
-    with."""
-    if not folder.config.exists():
-        return
-    before = resolve(str(folder.config)).config
-    changed = [key for key in changed_keys(before, config) if key in FIXED_KEYS]
-    if changed:
-        old, new = as_dict(before), as_dict(config)
-        what = "what a run began with cannot be changed on the way: it was {}, not {}; give a new run a new --name"
-        pairs = [(key, *key.split(".")) for key in changed]
-        raise UsageError(
-            [Problem(key, what.format(old[section][name], new[section][name])) for key, section, name in pairs]
-        )
-
-
-def nothing_left(order: Order) -> Warned:
-    run = order.config.run
-    return Warned(message=f"{run.name} has finished already, all {run.epochs} epochs; to go on, raise run.epochs")
-
-
-def named(config: Config, folder: RunFolder) -> Config:
-    """The config as its folder keeps it: with the name that it got, fit to start such a run again."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name, "resume": False})})
-
-
 def _supervise(job: Job, ownership: Ownership, signals: Signals, listener: Listener) -> int:
     recorder = open_recorder(ownership.folder, job.config, listener)
     try:
@@ -145,30 +75,3 @@ def _run_ranks(job: Job, signals: Signals, tell: Listener, ownership: Ownership 
     from engine.supervisor import Supervisor
 
     return Supervisor(job, signals, tell, ownership).run()
-
-
-def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Recorder:
-    """Raises UsageError where the folder cannot be written to."""
-    try:
-        return Recorder(folder, config, listener)
-    except OSError as error:
-        raise UsageError.one(
-            "runs folder", f"{folder.path} cannot be written to: {error.strerror}; give another with --runs-dir"
-        ) from error
-
-
-def close_run(ending: Ending, recorder: Recorder) -> int:
-    """Record how the run ended; the exit code of that."""
-    name = recorder.folder.name
-    resumable = recorder.folder.last_checkpoint.exists()
-    hint = f"continue with `gputrain resume {name}`" if resumable else "there is no checkpoint to continue from"
-    if ending.failure is not None:
-        recorder.record(ending.failure)
-        recorder.record(RunFinished(state="failed", message=f"{failure_in_words(ending.failure)}; {hint}"))
-        return ExitCode.FAILED
-    if ending.state == "finished":
-        recorder.record(RunFinished(state="finished"))
-        return ExitCode.FINISHED
-    why = "killed by a second SIGINT; " if ending.state == "killed" else ""
-    recorder.record(RunFinished(state="stopped", message=why + hint))
-    return ExitCode.STOPPED if resumable else ExitCode.FAILED

@@ -8,17 +8,15 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Literal
 
 from engine.channel import SupervisorEnd
 from engine.control import take_requests
 from engine.events import Control, Event, RankFailed, Refused
 from engine.failure import exit_in_words, root_cause
-from engine.job import ExitCode, Job
+from engine.job import Ending, ExitCode, Job
 from engine.problems import Problem, UsageError
 from engine.process import Signals
 from engine.runs import Ownership
@@ -27,14 +25,6 @@ from engine.spawned import HELD_BACK, run_rank
 TICK_SECONDS = 0.1
 # So long the other ranks may take to tell of the fault that they saw, and to end of themselves.
 GRACE_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How the ranks ended. `failure` is set where the state is failed."""
-
-    state: Literal["finished", "stopped", "killed", "failed"]
-    failure: RankFailed | None = None
 
 
 class Supervisor:

@@ -177,7 +177,8 @@ def run(
 
 def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:
     """Run a config to its end and leave with its exit code. Raises UsageError."""
-    from engine.launch import Order, launch
+    from engine.launch import launch
+    from engine.order import Order
     from engine.runs import fit_for_a_name, runs_root
     from tui.headless import InBackground, listener
 

@@ -1,0 +1,104 @@
+"""A run that was asked for: its folder taken, its end recorded, whoever starts its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import Config, as_dict
+from engine.events import RunFinished, Warned
+from engine.failure import failure_in_words
+from engine.job import Ending, ExitCode
+from engine.problems import Problem, UsageError
+from engine.recorder import Listener, Recorder
+from engine.resolve import changed_keys, resolve
+from engine.runs import Claim, RunFolder, State, claim
+
+# What the weights, the optimizer's state and the order of the data hang on.
+FIXED_KEYS = {
+    *("run.seed", "model.name", "optim.name", "data.dataset", "data.val_split"),
+    *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run that was asked for. `stem` names it where `run.name` does not; a dry run leaves no folder."""
+
+    config: Config
+    root: Path
+    stem: str
+    dry_run: bool = False
+
+
+def take_folder(order: Order) -> Claim | None:
+    """The folder of the run, owned by this process; None where the run is to go on and has nothing left to do. Raises
+    UsageError."""
+    run = order.config.run
+    claimed = claim(order.root, run.name, order.stem, resume=run.resume)
+    if claimed.fresh:
+        return claimed
+    try:
+        refuse_changes(order.config, claimed.folder)
+    except UsageError:
+        claimed.ownership.release()
+        raise
+    history = claimed.folder.history()
+    done = history.finished is not None and history.finished.state == State.FINISHED
+    if done and len(history.epochs) >= run.epochs:
+        claimed.ownership.release()
+        return None
+    return claimed
+
+
+def refuse_changes(config: Config, folder: RunFolder) -> None:
+    """Raises UsageError where a run would go on with another model, optimizer or division of the data than it began
+    with."""
+    if not folder.config.exists():
+        return
+    before = resolve(str(folder.config)).config
+    changed = [key for key in changed_keys(before, config) if key in FIXED_KEYS]
+    if changed:
+        old, new = as_dict(before), as_dict(config)
+        what = "what a run began with cannot be changed on the way: it was {}, not {}; give a new run a new --name"
+        pairs = [(key, *key.split(".")) for key in changed]
+        raise UsageError(
+            [Problem(key, what.format(old[section][name], new[section][name])) for key, section, name in pairs]
+        )
+
+
+def nothing_left(order: Order) -> Warned:
+    run = order.config.run
+    return Warned(message=f"{run.name} has finished already, all {run.epochs} epochs; to go on, raise run.epochs")
+
+
+def named(config: Config, folder: RunFolder) -> Config:
+    """The config as its folder keeps it: with the name that it got, fit to start such a run again."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name, "resume": False})})
+
+
+def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Recorder:
+    """Raises UsageError where the folder cannot be written to."""
+    try:
+        return Recorder(folder, config, listener)
+    except OSError as error:
+        raise UsageError.one(
+            "runs folder", f"{folder.path} cannot be written to: {error.strerror}; give another with --runs-dir"
+        ) from error
+
+
+def close_run(ending: Ending, recorder: Recorder) -> int:
+    """Record how the run ended; the exit code of that."""
+    name = recorder.folder.name
+    resumable = recorder.folder.last_checkpoint.exists()
+    hint = f"continue with `gputrain resume {name}`" if resumable else "there is no checkpoint to continue from"
+    if ending.failure is not None:
+        recorder.record(ending.failure)
+        recorder.record(RunFinished(state="failed", message=f"{failure_in_words(ending.failure)}; {hint}"))
+        return ExitCode.FAILED
+    if ending.state == "finished":
+        recorder.record(RunFinished(state="finished"))
+        return ExitCode.FINISHED
+    why = "killed by a second SIGINT; " if ending.state == "killed" else ""
+    recorder.record(RunFinished(state="stopped", message=why + hint))
+    return ExitCode.STOPPED if resumable else ExitCode.FAILED
