@@ -4,13 +4,11 @@ version into the user's cache."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
-from engine.files import read_json, write_json
+from engine.files import cache_folder, read_json, write_json
 from engine.problems import UsageError, nearest
 
 BUILTIN_MODELS = ("cnn", "linear", "resnet18-small")
@@ -30,7 +28,7 @@ def check_model_name(name: str) -> None:
 
 def torchvision_models() -> list[str]:
     """Names of torchvision's classification models. Raises UsageError where torchvision does not work."""
-    path = _cache() / f"models-torchvision-{version('torchvision')}.json"
+    path = cache_folder() / f"models-torchvision-{version('torchvision')}.json"
     stored = read_json(path)
     if stored is not None and isinstance(stored.get("models"), list):
         return [str(name) for name in stored["models"]]
@@ -46,7 +44,3 @@ def torchvision_models() -> list[str]:
         # Without a cache the next run asks again.
         return names
     return names
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gputrain"

@@ -19,6 +19,19 @@ def expand(path: str) -> Path:
         raise UsageError.one(path, "there is no such user; write the folder out") from error
 
 
+def is_file(path: Path) -> bool:
+    """False also where the path cannot be looked at, or cannot be one."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def cache_folder() -> Path:
+    """Where this user keeps what can be found out again: $XDG_CACHE_HOME/gputrain."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gputrain"
+
+
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
     """Write `path` through a temporary file beside it and a rename. With `durable` it is on the disk on return
     (fsync of the file, then of the folder). Raises OSError and leaves the old content as it was."""

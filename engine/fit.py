@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -215,12 +216,13 @@ class Fit:
         if len(skipped) > SHOWN_FILES:
             more = f", and {len(skipped) - SHOWN_FILES} more"
             if self.job.folder is not None:
-                self.job.folder.skipped_files.write_text(
-                    "\n".join(skipped) + "\n", encoding="utf-8", errors="backslashreplace"
-                )
-                more += f", all named in {self.job.folder.skipped_files.name}"
+                names = "\n".join(skipped) + "\n"
+                with suppress(OSError):
+                    self.job.folder.skipped_files.write_text(names, encoding="utf-8", errors="backslashreplace")
+                    more += f", all named in {self.job.folder.skipped_files.name}"
         self._tell(Warned(message=f"{len(skipped)} files left out: {', '.join(skipped[:SHOWN_FILES])}{more}"))
 
     def _write_classes(self) -> None:
         if self.seat.rank == 0 and self.job.folder is not None:
-            write_json(self.job.folder.class_indices, {str(n): name for n, name in enumerate(self.source.classes)})
+            with suppress(OSError):
+                write_json(self.job.folder.class_indices, {str(n): name for n, name in enumerate(self.source.classes)})

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS = 0.5
 HEAR_SECONDS = 60
+SAME_FAULT_SECONDS = 5
 
 
 def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) -> int:
     """Take this process's seat, train to the end and return the exit code. Raises UsageError on rank 0 only: the others
     leave without a word what it says for all."""
     flag = StopFlag()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, flag.raise_it)
     seat, variables = seat_from_environment(launcher, os.environ)
@@ -76,17 +76,31 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
             folder, resumed = found
             job = Job(named(order.config, folder), run_plan, folder, resumed, None)
         code = _train(job, seat, store, claimed, listener, flag)
-    except UsageError:
+    except UsageError as error:
         if claimed is not None:
             claimed.discard()
         if seat.rank == 0:
+            store.set("refused", "yes")
             raise
+        if not _rank_0_refuses(store):
+            for problem in error.problems:
+                print(f"error: rank {seat.rank}: {problem}", file=sys.stderr)
         return ExitCode.REFUSED
     finally:
         if claimed is not None:
             claimed.ownership.release()
     # torchrun would start a process anew that ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
+
+
+def _rank_0_refuses(store: Store) -> bool:
+    """Whether rank 0 found the same fault, and says it for all. Where it does not, the fault is of this host alone."""
+    try:
+        store.wait(["refused"], timedelta(seconds=SAME_FAULT_SECONDS))
+    except RuntimeError as error:
+        # A store that is gone went with rank 0.
+        return "timeout" not in str(error).lower()
+    return True
 
 
 def _attempt() -> int:
@@ -97,10 +111,11 @@ def _attempt() -> int:
 def _claim_for_all(order: Order, seat: Seat, store: Store) -> Claim | None:
     """Rank 0 takes the run's folder and tells the others which, or that it could not."""
     if _attempt() > 0:
-        # torchrun starts the world anew after a failure: the run is to go on where it was.
-        name = order.config.run.name or run_of_parent(order.root)
-        run = order.config.run.model_copy(update={"resume": name is not None, "name": name})
-        order = replace(order, config=order.config.model_copy(update={"run": run}))
+        # torchrun starts the world anew after a failure: the run is to go on where it was, and no other may be taken.
+        before, run = run_of_parent(order.root), order.config.run
+        if before is not None and run.name in (None, before):
+            run = run.model_copy(update={"resume": True, "name": before})
+            order = replace(order, config=order.config.model_copy(update={"run": run}))
     news: dict[str, object] = {"refused": True}
     try:
         claimed = take_folder(order)

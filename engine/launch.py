@@ -12,7 +12,7 @@ from engine.job import Ending, ExitCode, Job
 from engine.machine import plan, prepare_environment
 from engine.order import Order, close_run, named, nothing_left, open_recorder, take_folder
 from engine.problems import UsageError
-from engine.process import Signals
+from engine.process import Signals, outlive_terminal
 from engine.recorder import Listener
 from engine.runs import Ownership
 from engine.seat import find_launcher
@@ -21,20 +21,21 @@ from engine.seat import find_launcher
 def launch(order: Order, listener: Listener) -> int:
     """Run to the end and return the exit code. `listener` hears every event. Raises UsageError, with nothing left
     behind."""
-    signals = Signals()
+    outlive_terminal()
     launcher = find_launcher(order.config.device.launcher, os.environ)
     if launcher != "spawn":
         from engine.joined import join
 
         return join(order, launcher, listener)
 
-    # From here on a signal asks the run to stop, and the terminal may go.
-    signals.install()
     run_plan = plan(order.config)
     source = open_early(order.config)
     if source is not None:
         check_source(order.config, source, shares_of(order.config, source, len(run_plan.devices)))
     check_model_name(order.config.model.name)
+    # Until here nothing is made, and a signal simply ends the process; from here on it asks the run to stop.
+    signals = Signals()
+    signals.install()
     if order.dry_run:
         return _try(Job(order.config, run_plan, None, False, source), signals, listener)
 

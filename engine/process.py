@@ -44,19 +44,23 @@ def leave(code: int) -> None:
 
 
 class Signals:
-    """What signals ask of a supervisor: SIGINT and SIGTERM to stop, a second SIGINT to kill. SIGHUP is ignored, by the
-    ranks too, for it is ignored when they are started."""
+    """What signals ask of a supervisor: SIGINT and SIGTERM to stop, a second SIGINT to kill."""
 
     def __init__(self) -> None:
         self.by: str | None = None
         self.kill = False
+        self._interrupted = False
 
     def install(self) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and self.by == "SIGINT":
-            self.kill = True
+        self.kill = self.kill or (number == signal.SIGINT and self._interrupted)
+        self._interrupted = self._interrupted or number == signal.SIGINT
         self.by = signal.Signals(number).name
+
+
+def outlive_terminal() -> None:
+    """Ignore the end of the terminal or of the SSH session; so do the processes that this one starts."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

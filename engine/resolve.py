@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.config import Config, as_dict, fields, impossible_pairs, is_text, sections
-from engine.files import expand
+from engine.files import expand, is_file
 from engine.problems import Problem, UsageError, nearest
 
 Layer = dict[str, dict[str, Any]]
@@ -74,7 +74,11 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 def parse_yaml(text: str) -> Any:
     """Raises `yaml.YAMLError`."""
-    return yaml.load(text, _Loader)  # noqa: S506 - the loader is a SafeLoader
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - the loader is a SafeLoader
+    except (ValueError, AttributeError) as error:
+        # How its readers of numbers and dates answer what is none.
+        raise yaml.YAMLError(str(error)) from error
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
@@ -91,9 +95,8 @@ def presets() -> dict[str, Path]:
 def find_config(name: str) -> Path:
     """The file that CONFIG names, be it a path or a preset. Raises UsageError."""
     path = expand(name)
-    with suppress(OSError):
-        if path.is_file():
-            return path
+    if is_file(path):
+        return path
     known = presets()
     if name in known:
         return known[name]
@@ -139,8 +142,8 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, La
     layers: list[tuple[str, Layer]] = []
     for base in bases:
         base_path = here.parent / expand(base)
-        if not base_path.is_file():
-            raise UsageError.one(str(path), f"its base {base} does not exist (looked for {base_path})")
+        if not is_file(base_path):
+            raise UsageError.one(str(path), f"its base {base} cannot be found (looked for {base_path})")
         layers += _file_layers(base_path, (*chain, here))
     problems = [
         Problem(f"{section} (in {path})", f"must be a section with keys, not {type(keys).__name__}")
@@ -197,8 +200,6 @@ def resolve(
         if key in typed and typed[key][1] != value:
             problems.append(Problem(key, f"is given twice with two values, by {typed[key][0]} and {text}; keep one"))
         typed[key] = (text, value)
-    if problems:
-        raise UsageError(problems)
     for key, (source, value) in typed.items():
         section, _, name = key.partition(".")
         layers.append((source, {section: {name: value}}))
@@ -211,7 +212,12 @@ def resolve(
                 keys = {}
             merged.setdefault(section, {}).update(keys)
             sources.update({f"{section}.{key}": source for key in keys})
-    config = check(merged, sources)
+    try:
+        config = check(merged, sources)
+    except UsageError as error:
+        problems += error.problems
+    if problems:
+        raise UsageError(problems)
     return Resolved(config, {key: sources.get(key, "default") for key, _ in fields()})
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.control import take_requests
 from engine.events import JournalReader
-from engine.files import expand, read_json, write_json
+from engine.files import expand, is_file, read_json, write_json
 from engine.history import History, history_of
 from engine.problems import UsageError, nearest
 
@@ -115,13 +115,14 @@ class RunFolder:
 
     def state(self, history: History) -> State:
         """What the journal says, and whether anyone is still there to go on with it."""
-        if not self._owned():
+        if not self.owned():
             return State(history.finished.state) if history.finished else State.CRASHED
         if history.started is None or history.finished is not None:
             return State.STARTING
         return State.STOPPING if history.stopping else State.RUNNING
 
-    def _owned(self) -> bool:
+    def owned(self) -> bool:
+        """Whether a process has the run in its hands."""
         owner = read_json(self.owner)
         if owner is not None and owner.get("host") != socket.gethostname():
             # A lock says nothing across hosts on every file system; the heartbeat does, null where the owner left.
@@ -146,22 +147,25 @@ class Ownership:
         """Raises UsageError where another process owns the folder."""
         self.folder = folder
         self._beaten = 0.0
-        self._handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         # Someone who asks for the run's state holds the lock for an instant.
         for _ in range(20):
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            handle = _lock(folder.lock)
+            if handle is not None:
                 break
-            except BlockingIOError:
-                time.sleep(0.05)
-        else:
-            os.close(self._handle)
-            owner = read_json(folder.owner) or {}
+            time.sleep(0.05)
+        owner = read_json(folder.owner) or {}
+        elsewhere = owner.get("host") not in (None, socket.gethostname())
+        if handle is not None and elsewhere and folder.owned():
+            # Not every file system tells one host of another's lock.
+            os.close(handle)
+            handle = None
+        if handle is None:
             raise UsageError.one(
                 folder.name,
                 f"is being run by process {owner.get('pid', '?')} on {owner.get('host', 'another host')}; "
                 f"stop it with `gputrain stop {folder.name}` or take another name",
             )
+        self._handle = handle
         self.beat()
 
     def beat(self) -> None:
@@ -187,6 +191,19 @@ class Ownership:
         if self.folder.path.exists():
             self._write(None)
         os.close(self._handle)
+
+
+def _lock(path: Path) -> int | None:
+    """A handle that holds the lock; None where another holds it, or its file was taken away in the meantime."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_ino == path.stat().st_ino:
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(handle)
+    return None
 
 
 @dataclass
@@ -220,8 +237,8 @@ class Claim:
 def claim(root: Path, name: str | None, stem: str, *, resume: bool) -> Claim:
     """Make and own the folder of a run that starts, or own that of one that goes on (`resume`, and it exists).
     Without a name it becomes `stem-N`. Raises UsageError."""
-    made = [parent for parent in (root, *root.parents) if not parent.exists()]
     try:
+        made = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
         if name is not None and resume and (root / name / "lock").is_file():
             folder = RunFolder(root / name)
@@ -262,10 +279,7 @@ def all_runs(root: Path) -> list[RunFolder]:
 
 def _is_run(path: Path) -> bool:
     """Another user's run that this one may not look into is passed over."""
-    try:
-        return (path / "lock").is_file()
-    except OSError:
-        return False
+    return is_file(path / "lock")
 
 
 def run_of_parent(root: Path) -> str | None:

@@ -81,11 +81,12 @@ class Gputrain:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]:
+                ours = process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+        return found
 
 
 def events_of_whole_lines(journal: Path) -> list[dict[str, Any]]:
@@ -108,7 +109,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
 
 def lived_in(folder: Path) -> Iterator[Gputrain]:
     """The command in a folder; afterwards nothing of it may be left but that folder."""
-    shared_memory = set(Path("/dev/shm").iterdir())
+    shared_memory = ours_in_shared_memory()
     command = Gputrain(folder, clean_environment(folder))
     yield command
     for process in command.started:
@@ -116,7 +117,14 @@ def lived_in(folder: Path) -> Iterator[Gputrain]:
             process.kill()
         process.communicate()
     wait_for(lambda: not command.processes(), f"the end of {command.processes()}", 5)
-    assert set(Path("/dev/shm").iterdir()) <= shared_memory
+    assert ours_in_shared_memory() <= shared_memory
+
+
+def ours_in_shared_memory() -> set[str]:
+    """What torch and multiprocessing put there; other programs on the machine may come and go."""
+    return {
+        path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "psm_", "sem.", "nccl"))
+    }
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
 
 def test_a_base_that_is_missing_is_named(tmp_path: Path) -> None:
     (problem,) = problems(file=write(tmp_path / "a.yaml", "base: gone.yaml"))
-    assert "its base gone.yaml does not exist" in problem
+    assert "its base gone.yaml cannot be found" in problem
 
 
 def test_all_errors_come_at_once_each_with_what_is_allowed() -> None:
@@ -76,6 +76,10 @@ def test_all_errors_come_at_once_each_with_what_is_allowed() -> None:
     assert any(line.startswith("modle: there is no such section") and "did you mean model?" in line for line in found)
     assert "data.workers: 'x' is not allowed: must be a whole number from 0 up, or auto" in found
     assert len(found) == 6
+
+
+def test_a_malformed_argument_hides_no_other_error() -> None:
+    assert [line.split(":")[0] for line in problems("lrr=1", "optim.name=x")] == ["lrr", "optim.name"]
 
 
 def test_a_key_of_a_file_is_named_with_its_file(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import COMMAND, Gputrain, clockless, events_of
+
+from engine.seat import step_port
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 RUN = ["run", "--headless", "digits", "--epochs", "2"]
@@ -20,6 +23,15 @@ def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])
+
+
+def job_with_a_free_port() -> str:
+    """The number of a SLURM job whose tasks would meet at a port that is free."""
+    for job in range(1, 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0"})))
+            return str(job)
+    raise AssertionError("no port is free")
 
 
 def torchrun(gputrain: Gputrain, *options: str, arguments: list[str]) -> subprocess.Popen[str]:
@@ -77,7 +89,7 @@ def test_torchruns_sigterm_stops_with_a_checkpoint(gputrain: Gputrain) -> None:
 
 def test_a_world_that_torchrun_starts_anew_goes_on_with_its_run(gputrain: Gputrain) -> None:
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", free_port()]
-    agent = torchrun(gputrain, *options, arguments=["run", "--headless", "--model", "linear", "--epochs", "40"])
+    agent = torchrun(gputrain, *options, arguments=["run", "--headless", "--model", "linear", "--epochs", "200"])
     gputrain.wait_for_event("digits-linear-1", "checkpoint", 2)
     second = next(p for p in gputrain.processes() if p.ppid() == agent.pid and p.environ()["RANK"] == "1")
     second.kill()
@@ -101,7 +113,7 @@ def test_a_refusal_under_torchrun_is_said_once(gputrain: Gputrain) -> None:
 
 def test_the_tasks_of_an_srun_step_make_one_world(gputrain: Gputrain, spawned: list[dict[str, object]]) -> None:
     step = {
-        "SLURM_JOB_ID": free_port(),
+        "SLURM_JOB_ID": job_with_a_free_port(),
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_NTASKS": "2",

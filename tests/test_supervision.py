@@ -10,8 +10,10 @@ import signal
 import subprocess
 import termios
 import time
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 from conftest import Gputrain, events_of, wait_for
 
@@ -34,6 +36,12 @@ def ranks_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]
     ]
 
 
+def terminate_all(gputrain: Gputrain) -> None:
+    for process in gputrain.processes():
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+
+
 def epochs_of(gputrain: Gputrain) -> list[int]:
     return [event["epoch"] for event in events_of(gputrain.runs / "long") if event["type"] == "epoch"]
 
@@ -45,7 +53,7 @@ def state(gputrain: Gputrain) -> str:
 
 def test_sigint_stops_at_the_next_step_with_a_checkpoint(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     long_run.send_signal(signal.SIGINT)
-    _, messages = long_run.communicate(timeout=20)
+    _, messages = long_run.communicate(timeout=60)
     assert long_run.returncode == 3
     assert "stop requested by SIGINT" in messages
     assert "continue with `gputrain resume long`" in messages.splitlines()[-1]
@@ -53,16 +61,14 @@ def test_sigint_stops_at_the_next_step_with_a_checkpoint(gputrain: Gputrain, lon
 
 
 def test_a_signal_to_all_processes_at_once_stops_as_well(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
-    for process in gputrain.processes():
-        process.send_signal(signal.SIGTERM)
-    assert long_run.wait(20) == 3
+    terminate_all(gputrain)
+    assert long_run.wait(60) == 3
 
 
 def test_a_signal_during_the_start_stops_before_the_first_step(gputrain: Gputrain) -> None:
     process = gputrain.start(*LONG)
     wait_for(lambda: len(ranks_of(process, gputrain)) == 2, "two ranks")
-    for one in gputrain.processes():
-        one.send_signal(signal.SIGTERM)
+    terminate_all(gputrain)
     assert process.wait(60) == 3
     assert max(event.get("step", 0) for event in events_of(gputrain.runs / "long")) <= 1
 
@@ -74,7 +80,7 @@ def test_a_second_sigint_kills_at_once(gputrain: Gputrain, long_run: subprocess.
     time.sleep(0.5)
     assert long_run.poll() is None, "one rank stands still, so the first signal cannot be answered"
     long_run.send_signal(signal.SIGINT)
-    _, messages = long_run.communicate(timeout=10)
+    _, messages = long_run.communicate(timeout=60)
     assert "killed by a second SIGINT" in messages
     assert long_run.returncode == 3
 
@@ -84,7 +90,7 @@ def test_stop_waits_until_the_run_has_stopped_and_resume_goes_on(
 ) -> None:
     done = gputrain("stop", "long")
     assert (done.returncode, done.stderr) == (0, "long is stopped.\n")
-    assert long_run.wait(10) == 3
+    assert long_run.wait(60) == 3
     control = next(event for event in events_of(gputrain.runs / "long") if event["type"] == "control")
     assert (control["request"], control["outcome"]) == ("stop", "at the next step, with a checkpoint")
     assert list((gputrain.runs / "long" / "control").iterdir()) == []
@@ -97,7 +103,7 @@ def test_stop_waits_until_the_run_has_stopped_and_resume_goes_on(
 
 def test_a_killed_rank_ends_the_run_by_name(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     os.kill(ranks_of(long_run, gputrain)[1], signal.SIGKILL)
-    _, messages = long_run.communicate(timeout=10)
+    _, messages = long_run.communicate(timeout=60)
     assert long_run.returncode == 1
     assert "killed by SIGKILL" in messages.splitlines()[-1]
     assert messages.count("failed") == 2, "the state, and the rank"
@@ -109,7 +115,7 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_the_run_resumes(
     gputrain: Gputrain, long_run: subprocess.Popen[str]
 ) -> None:
     long_run.kill()
-    wait_for(lambda: not gputrain.processes(), "the end of the ranks", 3)
+    wait_for(lambda: not gputrain.processes(), "the end of the ranks", 10)
     assert state(gputrain) == "crashed"
     done = gputrain("resume", "long", f"run.epochs={len(epochs_of(gputrain)) + 2}")
     assert done.returncode == 0, done.stderr
@@ -162,6 +168,6 @@ def test_an_image_that_becomes_unreadable_ends_the_run_by_name(gputrain: Gputrai
 def test_logs_follow_a_run_to_its_end(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     follower = gputrain.start("logs", "long", "--follow")
     gputrain("stop", "long")
-    text, _ = follower.communicate(timeout=20)
+    text, _ = follower.communicate(timeout=60)
     assert text == (gputrain.runs / "long" / "log.txt").read_text()
     assert text.splitlines()[-1].endswith("stopped: continue with `gputrain resume long`")

@@ -42,8 +42,9 @@ class CockpitApp(App[None]):
         self._look()
 
     def _look(self) -> None:
-        # Exclusive: a slow disk must not pile up readers, nor hold up the keys.
-        self.run_worker(self._read, thread=True, exclusive=True)
+        # In a thread, so that a slow disk holds up no key, and one at a time, so that readers do not pile up.
+        if not any(worker.is_running for worker in self.workers):
+            self.run_worker(self._read, thread=True)
 
     def _read(self) -> None:
         try:

@@ -158,10 +158,13 @@ class InBackground:
     def __init__(self, hear: JsonLines | PlainLines | ProgressLines | PlanTable) -> None:
         self._hear = hear
         self._queue: queue.Queue[Event | None] = queue.Queue(QUEUE_EVENTS)
-        self._thread = threading.Thread(target=self._work, name="listener", daemon=True)
-        self._thread.start()
+        # Started with the first event, because loader processes may be forked before.
+        self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="listener", daemon=True)
+            self._thread.start()
         with suppress(queue.Full):
             self._queue.put_nowait(event)
 
@@ -172,9 +175,14 @@ class InBackground:
 
     def close(self) -> None:
         """Wait until all is said, as long as someone listens."""
+        if self._thread is None:
+            return
         with suppress(queue.Full):
             self._queue.put(None, timeout=PATIENCE_SECONDS)
-        self._thread.join(PATIENCE_SECONDS)
+        left = self._queue.qsize() + 1
+        while self._thread.is_alive() and self._queue.qsize() < left:
+            left = self._queue.qsize()
+            self._thread.join(PATIENCE_SECONDS)
 
 
 def listener(*, json: bool, dry_run: bool) -> JsonLines | PlainLines | ProgressLines | PlanTable:

@@ -14,6 +14,7 @@ import numpy as np
 from engine.config import Data
 from engine.data.sampler import Indices, Part, stratified_split
 from engine.data.source import ArraySource, ImageFormat, Images, Labels
+from engine.files import is_file
 from engine.problems import UsageError
 
 
@@ -68,9 +69,7 @@ def check_image_set(data: Data) -> None:
     image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
     if data.download:
         return
-    if not root.is_dir():
-        raise UsageError.one("data.path", f"{root} does not exist; give the folder that {data.dataset} lies in")
-    missing = [name for name in image_set.files if not (root / image_set.folder / name).is_file()]
+    missing = [name for name in image_set.files if not is_file(root / image_set.folder / name)]
     if missing:
         raise UsageError.one(
             "data.path",
