@@ -21,9 +21,9 @@ def check_model_name(name: str) -> None:
         return
     known = [*BUILTIN_MODELS, *torchvision_models()]
     if name not in known:
-        raise UsageError.one(
-            "model.name", f"there is no model {name!r}{nearest(name, known)}; there are {', '.join(known)}"
-        )
+        ours = ", ".join(BUILTIN_MODELS)
+        hint = nearest(name, known)
+        raise UsageError.one("model.name", f"there is no model {name!r}{hint}; there are {ours} and torchvision's")
 
 
 def torchvision_models() -> list[str]:

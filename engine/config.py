@@ -68,7 +68,7 @@ class Device(Section):
 class Data(Section):
     dataset: DatasetName = Field(
         "digits",
-        description="What to train on: digits is shipped with gputrain, fake is made up, folder has a folder a class.",
+        description="Digits (shipped), mnist, fashion-mnist, cifar10, cifar100, a folder of images, or fake ones.",
     )
     path: Text | None = Field(None, description="Folder that the data lies in; digits and fake need none.")
     download: bool = Field(False, description="Fetch a missing torchvision dataset into data.path.")
@@ -120,7 +120,7 @@ class Model(Section):
 
 
 class Optim(Section):
-    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Optimizer.")
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Optimizer: sgd, adam or adamw.")
     lr: float = Field(0.05, gt=0, description="Highest learning rate of the schedule, before optim.lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
@@ -139,7 +139,7 @@ class Optim(Section):
 
 class Schedule(Section):
     name: Literal["constant", "step", "multistep", "cosine"] = Field(
-        "constant", description="How the learning rate goes on after the warm-up."
+        "constant", description="How the learning rate goes on after the warm-up: constant, step, multistep or cosine."
     )
     warmup_epochs: float = Field(
         0.0, ge=0, description="Epochs in which the learning rate grows linearly from nothing."

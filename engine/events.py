@@ -136,6 +136,16 @@ class RunFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Starting(Event):
+    """The run has its folder, and its ranks are being set up, which takes a while. For who waits at the terminal; the
+    journal begins with `run_started`."""
+
+    type: ClassVar[str] = "starting"
+    name: str
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Refused(Event):
     """What was asked for turned out to be impossible while the ranks were set up: `problems` are pairs of key and
     reason. Told to the owner of the run, who takes the run back; the journal never sees it."""

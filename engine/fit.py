@@ -20,6 +20,7 @@ from engine.data.source import Source
 from engine.events import CheckpointSaved, Epoch, RunResumed, RunStarted, Warned
 from engine.files import write_json
 from engine.job import Job, Outcome
+from engine.lines import counted
 from engine.loop import Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
 from engine.models import count_parameters
 from engine.precision import autocast
@@ -220,7 +221,9 @@ class Fit:
                 with suppress(OSError):
                     self.job.folder.skipped_files.write_text(names, encoding="utf-8", errors="backslashreplace")
                     more += f", all named in {self.job.folder.skipped_files.name}"
-        self._tell(Warned(message=f"{len(skipped)} files left out: {', '.join(skipped[:SHOWN_FILES])}{more}"))
+        self._tell(
+            Warned(message=f"{counted(len(skipped), 'file')} left out: {', '.join(skipped[:SHOWN_FILES])}{more}")
+        )
 
     def _write_classes(self) -> None:
         if self.seat.rank == 0 and self.job.folder is not None:

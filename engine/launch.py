@@ -6,7 +6,7 @@ import os
 
 from engine.catalogue import check_model_name
 from engine.data import check_source, open_early, shares_of
-from engine.events import RunFinished
+from engine.events import RunFinished, Starting
 from engine.failure import failure_in_words
 from engine.job import Ending, ExitCode, Job
 from engine.machine import plan, prepare_environment
@@ -55,6 +55,7 @@ def launch(order: Order, listener: Listener) -> int:
 
 def _supervise(job: Job, ownership: Ownership, signals: Signals, listener: Listener) -> int:
     recorder = open_recorder(ownership.folder, job.config, listener)
+    listener(Starting(name=ownership.folder.name, folder=str(ownership.folder.path)))
     try:
         return close_run(_run_ranks(job, signals, recorder.record, ownership), recorder)
     finally:

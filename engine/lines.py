@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.events import Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Warned
+from engine.events import Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Starting, Warned
 
 
 def line_of(event: Event) -> str | None:
@@ -19,6 +19,8 @@ def printable(text: str) -> str:
 
 def _line_of(event: Event) -> str | None:
     match event:
+        case Starting():
+            return f"{event.name}: starting in {event.folder}"
         case RunResumed():
             return f"{event.name}: goes on after step {event.from_step}, {plan_in_words(event)}"
         case RunStarted():
@@ -26,7 +28,7 @@ def _line_of(event: Event) -> str | None:
         case Epoch():
             skipped = f"  skipped {event.skipped}" if event.skipped else ""
             return (
-                f"epoch {event.epoch}  train loss {event.train_loss:.4f} acc {event.train_accuracy:.4f}  "
+                f"epoch {event.epoch:>3}  train loss {event.train_loss:.4f} acc {event.train_accuracy:.4f}  "
                 f"val loss {event.val_loss:.4f} acc {event.val_accuracy:.4f}  {event.images_per_second:,.0f} img/s  "
                 f"lr {event.lr:.3g}  {event.seconds:.1f} s{skipped}"
             )
@@ -39,11 +41,15 @@ def _line_of(event: Event) -> str | None:
     return None
 
 
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def plan_in_words(event: RunStarted) -> str:
-    ranks = "1 rank" if event.world_size == 1 else f"{event.world_size} ranks"
     devices = "the CPU" if event.backend == "gloo" else ", ".join(event.devices)
     return (
-        f"{ranks} on {devices}, global batch {event.global_batch}, {event.steps_per_epoch} steps an epoch, "
-        f"{event.epochs} epochs, {event.train_images} images for training and {event.val_images} for validation in "
+        f"{counted(event.world_size, 'rank')} on {devices}, global batch {event.global_batch}, "
+        f"{counted(event.steps_per_epoch, 'step')} an epoch, {counted(event.epochs, 'epoch')}, "
+        f"{event.train_images} images for training and {event.val_images} for validation in "
         f"{event.classes} classes, {event.parameters:,} parameters"
     )

@@ -69,7 +69,7 @@ def refuse_changes(config: Config, folder: RunFolder) -> None:
 
 def nothing_left(order: Order) -> Warned:
     run = order.config.run
-    return Warned(message=f"{run.name} has finished already, all {run.epochs} epochs; to go on, raise run.epochs")
+    return Warned(message=f"{run.name} has finished {run.epochs} epochs already; to go on, raise run.epochs")
 
 
 def named(config: Config, folder: RunFolder) -> Config:
@@ -97,7 +97,9 @@ def close_run(ending: Ending, recorder: Recorder) -> int:
         recorder.record(RunFinished(state="failed", message=f"{failure_in_words(ending.failure)}; {hint}"))
         return ExitCode.FAILED
     if ending.state == "finished":
-        recorder.record(RunFinished(state="finished"))
+        best = recorder.history.best
+        told = f"best accuracy {best.val_accuracy:.4f} in epoch {best.epoch}" if best else ""
+        recorder.record(RunFinished(state="finished", message=told))
         return ExitCode.FINISHED
     why = "killed by a second SIGINT; " if ending.state == "killed" else ""
     recorder.record(RunFinished(state="stopped", message=why + hint))

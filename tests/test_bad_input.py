@@ -15,6 +15,7 @@ REFUSED = {
     "wrong type": (["--epochs", "many"], "run.epochs: 'many' is not allowed: must be a whole number"),
     "missing file": (["gone.yaml"], "gone.yaml: there is no such file"),
     "second config": (["digits", "more"], "is a second CONFIG beside digits"),
+    "key without equals sign": (["optim.lr", "0.1"], "optim.lr: is a key and needs its value behind an equals sign"),
     "unknown dataset": (["--dataset", "digitz"], "must be one of digits, mnist"),
     "unknown model": (["--model", "resnet18-smal"], "there is no model 'resnet18-smal'; did you mean resnet18-small?"),
     "unknown optimizer": (["--optimizer", "sgdd"], "must be one of sgd, adam, adamw; did you mean sgd?"),

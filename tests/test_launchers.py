@@ -50,7 +50,7 @@ def test_torchrun_with_one_agent_trains_as_spawn_does(gputrain: Gputrain, spawne
     agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
     _, messages = agent.communicate(timeout=120)
     assert agent.returncode == 0, messages
-    assert messages.count("epoch 2  ") == 1, "only rank 0 speaks"
+    assert messages.count("epoch   2  ") == 1, "only rank 0 speaks"
     assert clockless(events_of(gputrain.runs / "a")) == spawned
     assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["state"] == "finished"
 

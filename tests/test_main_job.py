@@ -109,14 +109,14 @@ def test_runs_lists_it(digits: DoneRun, shared_gputrain: Gputrain) -> None:
 def test_logs_prints_its_log(digits: DoneRun, shared_gputrain: Gputrain) -> None:
     log = shared_gputrain("logs", "digits").stdout
     assert log == (digits.path / "log.txt").read_text()
-    assert "epoch 15 " in log
+    assert "epoch  15 " in log
 
 
 def test_a_finished_run_has_nothing_left_to_resume(digits: DoneRun, shared_gputrain: Gputrain) -> None:
     before = (digits.path / "events.jsonl").read_text()
     done = shared_gputrain("resume", "digits")
     assert done.returncode == 0
-    assert "has finished already, all 15 epochs" in done.stderr
+    assert "has finished 15 epochs already" in done.stderr
     assert (digits.path / "events.jsonl").read_text() == before
 
 
@@ -134,9 +134,11 @@ def test_what_a_run_began_with_cannot_be_changed_on_the_way(
 def test_plain_lines_where_stderr_is_no_terminal(short: DoneRun) -> None:
     assert short.process.stdout == ""
     lines = short.process.stderr.splitlines()
-    assert lines[0].startswith("short: 1 rank on the CPU, global batch 32")
-    assert [line.split()[:2] for line in lines[1:3]] == [["epoch", "1"], ["epoch", "2"]]
-    assert lines[3:] == ["finished"]
+    assert lines[0] == f"short: starting in {short.path}"
+    assert lines[1].startswith("short: 1 rank on the CPU, global batch 32")
+    assert [line.split()[:2] for line in lines[2:4]] == [["epoch", "1"], ["epoch", "2"]]
+    assert lines[4].startswith("finished: best accuracy 0.")
+    assert len(lines) == 5
 
 
 def test_a_bar_and_a_line_an_epoch_where_stderr_is_a_terminal(gputrain: Gputrain) -> None:
@@ -152,5 +154,5 @@ def test_a_bar_and_a_line_an_epoch_where_stderr_is_a_terminal(gputrain: Gputrain
     shown = (gputrain.folder / "typescript").read_text()
     assert "epoch 2/2" in shown
     assert "img/s  loss" in shown
-    assert "epoch 2  train loss" in shown
+    assert "epoch   2  train loss" in shown
     assert "finished" in shown

@@ -193,7 +193,7 @@ def test_a_folder_of_images_is_trained_on_and_its_classes_are_written(gputrain: 
         "run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2", "--workers", "1"
     )
     assert done.returncode == 0, done.stderr
-    assert "warning: 1 files left out: dog/\\udcff\\x1b[2J.txt (not an image)" in done.stderr
+    assert "warning: 1 file left out: dog/\\udcff\\x1b[2J.txt (not an image)" in done.stderr
     run = gputrain.runs / "animals"
     assert json.loads((run / "class_indices.json").read_text()) == {"0": "cat", "1": "dog"}
     assert json.loads((run / "summary.json").read_text())["val_accuracy"] == 1.0

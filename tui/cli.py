@@ -75,10 +75,13 @@ def usage_errors() -> Iterator[None]:
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
     """CONFIG, where there is one, and the `section.key=value` arguments. Raises UsageError."""
+    from engine.config import fields
     from engine.problems import UsageError
 
     overrides = [argument for argument in arguments or [] if "=" in argument]
     files = [argument for argument in arguments or [] if "=" not in argument]
+    if known := [file for file in files if file in dict(fields())]:
+        raise UsageError.one(known[0], f"is a key and needs its value behind an equals sign: {known[0]}=VALUE")
     if len(files) > 1:
         raise UsageError.one(
             files[1], f"is a second CONFIG beside {files[0]}; give one, and values as section.key=value"
@@ -102,6 +105,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")
 ]
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"gputrain {version('gputrain')}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def gputrain(show_version: Version = False) -> None:
+    """Train on several GPUs from a terminal: start a run, watch it, leave, come back."""
 
 
 @app.command(
@@ -247,7 +266,10 @@ def stop(
     runs_dir: RunsDir = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait until the run has stopped.")] = False,
 ) -> None:
-    """Ask a run to stop at its next step, with a checkpoint, and wait until it has."""
+    """Stop a run at its next step, with a checkpoint.
+
+    Waits until it has stopped.
+    """
     import time
 
     from engine.control import send_request
@@ -279,7 +301,10 @@ def resume(
         bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
     ] = False,
 ) -> None:
-    """Continue a run from its last checkpoint, with the config that it was started with."""
+    """Continue a run from its last checkpoint.
+
+    The config is the one that it was started with, but for what is given here.
+    """
     from engine.problems import UsageError
     from engine.resolve import resolve
     from engine.runs import find_run, runs_root
@@ -289,7 +314,7 @@ def resume(
         if not folder.config.exists():
             raise UsageError.one(folder.name, "has no config.yaml to go on with; start a new run")
         if any("=" not in change for change in changes or []):
-            raise UsageError.one(str(changes), "give values as section.key=value")
+            raise UsageError.one(" ".join(changes or []), "give values as section.key=value")
         flags: dict[str, tuple[str, str | bool]] = {
             "run.resume": ("gputrain resume", True),
             "run.name": ("gputrain resume", folder.name),

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import IO, Any, cast
 
-from engine.events import Epoch, Event, RunFinished, RunStarted, Step, Warned, to_line
+from engine.events import Epoch, Event, RunFinished, RunStarted, Starting, Step, Warned, to_line
 from engine.history import History
 from engine.lines import line_of
 
@@ -43,8 +43,9 @@ class JsonLines:
         self._out = LastingStream(sys.stdout)
 
     def __call__(self, event: Event) -> None:
-        self._out.write(to_line(event) + "\n")
-        self._out.flush()
+        if not isinstance(event, Starting):
+            self._out.write(to_line(event) + "\n")
+            self._out.flush()
 
     def close(self) -> None:
         self._out.flush()
@@ -96,7 +97,7 @@ class ProgressLines:
             # What matters of an epoch fits 80 columns; the rest of its line is for wider terminals.
             one_line = isinstance(event, Epoch)
             self._console.print(
-                line, markup=False, style=style, no_wrap=one_line, overflow="crop" if one_line else "fold"
+                line, markup=False, style=style, no_wrap=one_line, overflow="ellipsis" if one_line else "fold"
             )
         started = self._history.started
         if started is None or isinstance(event, RunFinished):
