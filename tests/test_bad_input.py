@@ -57,7 +57,8 @@ def test_a_circle_of_bases_is_refused(gputrain: Gputrain) -> None:
 def test_what_only_the_ranks_can_tell_is_refused_once_and_leaves_nothing(gputrain: Gputrain) -> None:
     done = gputrain("run", "--headless", "digits", "--model", "alexnet")
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    start, line = done.stderr.splitlines()
+    assert start.startswith("digits-1: starting in ")
     assert line.startswith("error: model.name: alexnet cannot take images of 1x8x8")
     assert not gputrain.runs.exists()
 

@@ -89,7 +89,7 @@ def test_torchruns_sigterm_stops_with_a_checkpoint(gputrain: Gputrain) -> None:
 
 def test_a_world_that_torchrun_starts_anew_goes_on_with_its_run(gputrain: Gputrain) -> None:
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", free_port()]
-    agent = torchrun(gputrain, *options, arguments=["run", "--headless", "--model", "linear", "--epochs", "200"])
+    agent = torchrun(gputrain, *options, arguments=["run", "--headless", "--model", "linear", "--epochs", "100"])
     gputrain.wait_for_event("digits-linear-1", "checkpoint", 2)
     second = next(p for p in gputrain.processes() if p.ppid() == agent.pid and p.environ()["RANK"] == "1")
     second.kill()
