@@ -31,6 +31,11 @@ def picture(path: Path, size: tuple[int, int] = (40, 30), colour: object = (200,
     return path
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def animals(tmp_path: Path) -> Path:
     for name, colour in (("cat", (250, 0, 0)), ("dog", (0, 250, 0))):
@@ -187,6 +192,16 @@ def test_a_flipped_byte_in_a_png_is_found(animals: Path) -> None:
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     assert [line.split(" ")[0] for line in open_folder(animals).skipped] == ["cat/noise.png"]
+
+
+def test_a_file_that_was_found_broken_is_looked_at_again_when_it_has_changed(animals: Path) -> None:
+    path = animals / "cat" / "late.png"
+    path.write_bytes(b"not yet")
+    assert open_folder(animals).skipped == ("cat/late.png (not an image)",)
+    picture(path)
+    assert open_folder(animals).skipped == ()
+    path.write_bytes(b"no longer")
+    assert open_folder(animals).skipped == ("cat/late.png (not an image)",)
 
 
 def test_a_pipe_among_the_images_is_left_out(animals: Path) -> None:

@@ -19,6 +19,7 @@ from engine.runs import (
     Ownership,
     RunFolder,
     State,
+    _lock,
     claim,
     find_run,
     fit_for_a_name,
@@ -117,6 +118,31 @@ input()
     other.kill()
     other.communicate()
     Ownership(folder).release()
+
+
+def test_a_run_that_another_host_is_at_work_on_is_not_taken(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started())
+    beat = {"format": 1, "host": "node7", "pid": 12, "heartbeat": time.time()}
+    folder.owner.write_text(json.dumps(beat))
+    with pytest.raises(UsageError, match="is being run by process 12 on node7"):
+        claim(tmp_path, "a", "x", resume=True)
+    folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
+    claim(tmp_path, "a", "x", resume=True).ownership.release()
+
+
+def test_a_lock_whose_file_was_taken_away_owns_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = _lock(path)
+    assert first is not None
+    waiting = os.open(path, os.O_RDWR)
+    path.unlink()
+    os.close(first)
+    second = _lock(path)
+    assert second is not None
+    assert _lock(path) is None
+    assert os.fstat(second).st_ino == path.stat().st_ino != os.fstat(waiting).st_ino
+    os.close(second)
+    os.close(waiting)
 
 
 def test_a_name_is_made_of_the_stem_and_the_next_free_number(tmp_path: Path) -> None:

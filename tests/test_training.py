@@ -173,6 +173,8 @@ def test_a_run_may_go_on_with_fewer_ranks_and_other_settings(gputrain: Gputrain)
     assert "the checkpoint is of 2 ranks and a global batch of 32, and this run has 1 and 16" in resumed.stderr
     epochs = [event for event in events_of(gputrain.runs / "fewer") if event["type"] == "epoch"]
     assert [(epoch["epoch"], epoch["lr"]) for epoch in epochs] == [(1, 0.02), (2, 0.01)]
+    kept = resolve(str(gputrain.runs / "fewer" / "config.yaml")).config
+    assert (kept.run.epochs, kept.device.ranks, kept.optim.momentum) == (2, 1, 0.5)
     state = torch.load(gputrain.runs / "fewer" / "checkpoints" / "last.pt", weights_only=True)
     assert state["optimizer"]["param_groups"][0]["momentum"] == 0.5
 
