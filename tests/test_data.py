@@ -200,6 +200,7 @@ def test_a_file_that_was_found_broken_is_looked_at_again_when_it_has_changed(ani
     assert open_folder(animals).skipped == ("cat/late.png (not an image)",)
     picture(path)
     assert open_folder(animals).skipped == ()
+    assert open_folder(animals).skipped == (), "now from the cache"
     path.write_bytes(b"no longer")
     assert open_folder(animals).skipped == ("cat/late.png (not an image)",)
 

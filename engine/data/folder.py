@@ -155,25 +155,26 @@ def _folders_in(folder: Path) -> tuple[str, ...]:
 
 
 def _good_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """The images at any depth below a folder, in the order of their names, and what is none with the reason. What was
-    found out is kept in the user's cache, so that a file is decoded again only when it has changed."""
+    """The images at any depth below a folder, in the order of their names, and what is none with the reason. Good
+    ones are kept in mind in the user's cache and decoded again only when they have changed; the others are looked at
+    each time, for what is wrong with them may have been mended."""
     files = sorted(_files_below(folder))
     cache = cache_folder() / f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
     known = read_json(cache) or {}
     marks = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
-    fresh = [path for path in files if path not in marks or known.get(str(path), [None])[:2] != marks[path]]
+    fresh = [path for path in files if path not in marks or known.get(str(path)) != marks[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
         found = dict(zip(fresh, pool.map(_fault, fresh), strict=True))
     finally:
         # Ctrl-C must not wait for the files that nobody has looked at.
         pool.shutdown(cancel_futures=True)
-    faults = {path: found[path] if path in found else known[str(path)][2] for path in files}
-    if found:
+    good = [path for path in files if found.get(path) is None]
+    if len(good) != len(known) or any(fault is None for fault in found.values()):
         with suppress(OSError):
             cache.parent.mkdir(parents=True, exist_ok=True)
-            write_json(cache, {str(path): [*mark, faults[path]] for path, mark in marks.items()})
-    return [path for path in files if faults[path] is None], [(path, why) for path in files if (why := faults[path])]
+            write_json(cache, {str(path): marks[path] for path in good if path in marks})
+    return good, [(path, why) for path in files if (why := found.get(path))]
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
