@@ -49,16 +49,21 @@ class PipeChannel:
 
 
 class DirectChannel:
-    """The end of a rank that has no supervisor: rank 0 records its events itself, the others have no one to tell."""
+    """The end of a rank that has no supervisor: rank 0 records its events itself, the others have no one to tell.
+    `between` is called at every step, and must not wait."""
 
-    def __init__(self, record: Callable[[Event], None] | None, flag: StopFlag) -> None:
-        self._record, self._flag = record, flag
+    def __init__(
+        self, record: Callable[[Event], None] | None, flag: StopFlag, between: Callable[[], None] | None = None
+    ) -> None:
+        self._record, self._flag, self._between = record, flag, between
 
     def send(self, event: Event) -> None:
         if self._record is not None:
             self._record(event)
 
     def stop_requested(self) -> bool:
+        if self._between is not None:
+            self._between()
         return self._flag.raised
 
 

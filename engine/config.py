@@ -56,6 +56,7 @@ class Device(Section):
         description="GPUs to train on: auto (those that nobody computes on, else the CPU), all, cpu, free:N, "
         "indices such as 0,2, or UUIDs.",
     )
+    wait: bool = Field(False, description="Wait until the GPUs are free, and take them in turn with others who wait.")
     ranks: int = Field(1, ge=1, description="Processes that train when on the CPU; on GPUs there is one for each.")
     launcher: Literal["auto", "spawn", "env", "slurm"] = Field(
         "auto", description="Who starts the ranks: gputrain itself (spawn), torchrun (env), srun (slurm), or found out."

@@ -28,7 +28,8 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """The ranks are set up and training begins. The first event of a run, once."""
+    """The ranks are set up and training begins. The first event of a run, once. `devices` are UUIDs or "cpu", one a
+    rank; `ranks` holds `rank`, `host`, `pid` and `device` of each."""
 
     type: ClassVar[str] = "run_started"
     format: int = JOURNAL_FORMAT
@@ -46,6 +47,7 @@ class RunStarted(Event):
     parameters: int
     workers: int
     versions: dict[str, str]
+    ranks: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,24 @@ class Starting(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waiting(Event):
+    """The GPUs that were asked for are not free; `message` says why. For who waits at the terminal."""
+
+    type: ClassVar[str] = "waiting"
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpus(Event):
+    """What the GPUs of a run did when it was looked. `gpus` holds for each `uuid`, `host`, `state`, and `busy`,
+    `sm_active`, `tensor_active` (%), `memory_used` (bytes), `temperature` (degrees Celsius), `power` (watts),
+    `sm_clock` (MHz), `throttle` (words): null where the driver did not tell."""
+
+    type: ClassVar[str] = "gpus"
+    gpus: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Refused(Event):
     """What was asked for turned out to be impossible while the ranks were set up: `problems` are pairs of key and
     reason. Told to the owner of the run, who takes the run back; the journal never sees it."""
@@ -161,6 +181,7 @@ EVENTS: dict[str, type[Event]] = {
         RunResumed,
         Step,
         Epoch,
+        Gpus,
         CheckpointSaved,
         Warned,
         Control,

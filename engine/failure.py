@@ -27,14 +27,18 @@ def cause_of(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def exit_in_words(code: int) -> str:
     """How a process ended that told nothing itself; a negative code is a signal's number."""
     if code >= 0:
         return f"it ended with exit code {code} and left no message but what the log holds"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
+    name = signal_name(-code)
     hint = "; if nobody did that, the machine ran out of memory" if name == "SIGKILL" else ""
     return f"it was killed by {name}{hint}"
 

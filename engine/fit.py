@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -24,9 +26,32 @@ from engine.lines import counted
 from engine.loop import Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
 from engine.models import count_parameters
 from engine.precision import autocast
+from engine.problems import UsageError
 from engine.seat import Seat
 
 SHOWN_FILES = 10
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank is: its process, and the device that it has there, which it has seen to be the one."""
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+
+
+def refuse_shared_devices(ranks: Sequence[RankPlace]) -> None:
+    """Raises UsageError where two ranks have one GPU, which NCCL does not serve."""
+    first: dict[tuple[str, str], int] = {}
+    for one in ranks:
+        if one.device != "cpu" and first.setdefault((one.host, one.device), one.rank) != one.rank:
+            raise UsageError.one(
+                "device.gpus",
+                f"ranks {first[one.host, one.device]} and {one.rank} on {one.host} both have {one.device}; start no "
+                "more ranks there than there are GPUs",
+            )
 
 
 class Fit:
@@ -37,8 +62,11 @@ class Fit:
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
         self.hosts, self.workers = hosts, workers
-        self.devices: list[str] = [""] * seat.world_size
-        dist.all_gather_object(self.devices, job.plan.devices[seat.local_rank], group=hosts)
+        place = job.plan.place(seat.local_rank)
+        mine = RankPlace(rank=seat.rank, host=socket.gethostname(), pid=os.getpid(), device=job.plan.devices[place])
+        self.ranks: list[RankPlace] = [mine] * seat.world_size
+        dist.all_gather_object(self.ranks, mine, group=hosts)
+        refuse_shared_devices(self.ranks)
         self.best_epoch, self.best_accuracy = 0, -1.0
 
     def run(self) -> Outcome:
@@ -196,7 +224,8 @@ class Fit:
             name=name,
             host=socket.gethostname(),
             world_size=self.seat.world_size,
-            devices=self.devices,
+            devices=[one.device for one in self.ranks],
+            ranks=[asdict(one) for one in self.ranks],
             backend=self.job.plan.backend,
             epochs=self.config.run.epochs,
             global_batch=t.shares.global_batch,

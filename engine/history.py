@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from engine.events import Control, Epoch, Event, RankFailed, RunFinished, RunResumed, RunStarted, Step
+from engine.events import Control, Epoch, Event, Gpus, RankFailed, RunFinished, RunResumed, RunStarted, Step
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of `summary.json`. `seconds` is the time that all sittings of the run took together."""
+    """The content of `summary.json`. `seconds` is the time that all sittings of the run took together; `gpus` says what
+    each GPU did, see `GpuUse`."""
 
     state: str
     epochs: int = 0
@@ -23,9 +25,46 @@ class Summary:
     images_per_second: float | None = None
     seconds: float = 0.0
     message: str = ""
+    gpus: list[dict[str, object]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+@dataclass
+class GpuUse:
+    """What one GPU did, over all looks at it: means of what was known, and the most."""
+
+    host: str
+    sums: dict[str, list[float]] = field(default_factory=dict)
+    most: dict[str, float] = field(default_factory=dict)
+    throttled: set[str] = field(default_factory=set)
+
+    def add(self, values: dict[str, Any]) -> None:
+        for name in ("busy", "sm_active", "tensor_active", "power"):
+            if values.get(name) is not None:
+                total = self.sums.setdefault(name, [0.0, 0.0])
+                total[0] += values[name]
+                total[1] += 1
+        for name in ("memory_used", "temperature"):
+            if values.get(name) is not None:
+                self.most[name] = max(self.most.get(name, 0.0), values[name])
+        self.throttled |= set(values.get("throttle") or ()) - {"idle"}
+
+    def mean(self, name: str) -> float | None:
+        total = self.sums.get(name)
+        return None if total is None else round(total[0] / total[1], 1)
+
+    def to_dict(self, uuid: str) -> dict[str, object]:
+        """`busy`, `sm_active`, `tensor_active` (%) and `power` (W) are means; null where nothing was known."""
+        return {
+            "uuid": uuid,
+            "host": self.host,
+            **{name: self.mean(name) for name in ("busy", "sm_active", "tensor_active", "power")},
+            "most_memory_used": self.most.get("memory_used"),
+            "most_temperature": self.most.get("temperature"),
+            "throttled": sorted(self.throttled),
+        }
 
 
 @dataclass
@@ -39,6 +78,7 @@ class History:
     failures: list[RankFailed] = field(default_factory=list)
     finished: RunFinished | None = None
     seconds: float = 0.0
+    gpus: dict[str, GpuUse] = field(default_factory=dict)
     _sitting: float | None = None
     _latest: float = 0.0
 
@@ -58,6 +98,10 @@ class History:
                 self.step = event
             case Epoch():
                 self.epochs.append(event)
+            case Gpus():
+                for values in event.gpus:
+                    use = self.gpus.setdefault(str(values.get("uuid")), GpuUse(str(values.get("host", ""))))
+                    use.add(values)
             case Control():
                 self.stopping = self.stopping or event.request == "stop"
             case RankFailed():
@@ -97,6 +141,7 @@ class History:
             images_per_second=self._median_rate(),
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
+            gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
         )
 
 

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.channel import DirectChannel, StopFlag
 from engine.control import take_requests
-from engine.events import Control, Event, RankFailed
+from engine.events import Control, Event, RankFailed, RunStarted, Warned
 from engine.failure import cause_of, failure_in_words
+from engine.gpus.choice import Choice, waiting_told
+from engine.gpus.usage import UsageWatch
+from engine.hostmates import NodesUsage, await_key, choose_on_host, tell_usage
 from engine.job import Ending, ExitCode, Job
 from engine.machine import plan, prepare_environment
 from engine.order import Order, close_run, named, nothing_left, open_recorder, take_folder
@@ -41,13 +44,6 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
         signal.signal(number, flag.raise_it)
     seat, variables = seat_from_environment(launcher, os.environ)
     os.environ.update(variables)
-    try:
-        run_plan = plan(order.config, seat.local_world_size)
-    except UsageError:
-        if seat.rank == 0:
-            raise
-        return ExitCode.REFUSED
-    prepare_environment(run_plan, os.environ)
 
     import torch.distributed as dist
 
@@ -59,7 +55,14 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
     # A world that torchrun started anew must not read what the one before it left in the agent's store.
     store = dist.PrefixStore(f"attempt-{_attempt()}", rendezvous[0])
     claimed: Claim | None = None
+    choice = Choice()
     try:
+        choice = choose_on_host(order, seat, store, flag, waiting_told(listener))
+        run_plan = plan(order.config, choice.devices, seat.local_world_size)
+        prepare_environment(run_plan, os.environ)
+        if seat.local_rank == 0:
+            for warning in choice.warnings:
+                listener(Warned(message=warning))
         if order.dry_run:
             job = Job(order.config, run_plan, None, False, None)
         elif seat.rank == 0:
@@ -70,12 +73,16 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
             config = named(order.config, claimed.folder)
             job = Job(config, run_plan, claimed.folder, not claimed.fresh, None)
         else:
-            found = _hear_of_claim(seat, store)
+            found = _hear_of_claim(seat, store, flag)
             if found is None:
                 return ExitCode.FINISHED
             folder, resumed = found
             job = Job(named(order.config, folder), run_plan, folder, resumed, None)
-        code = _train(job, seat, store, claimed, listener, flag)
+        choice.reservation.name_run(job.config.run.name or order.stem)
+        code = _train(job, seat, store, claimed, choice, listener, flag)
+    except KeyboardInterrupt:
+        print(f"rank {seat.rank} was asked to stop before the run began", file=sys.stderr)
+        code = ExitCode.STOPPED
     except UsageError as error:
         if claimed is not None:
             claimed.discard()
@@ -87,6 +94,7 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
                 print(f"error: rank {seat.rank}: {problem}", file=sys.stderr)
         return ExitCode.REFUSED
     finally:
+        choice.reservation.release()
         if claimed is not None:
             claimed.ownership.release()
     # torchrun would start a process anew that ends with anything but 0.
@@ -128,23 +136,27 @@ def _claim_for_all(order: Order, seat: Seat, store: Store) -> Claim | None:
             store.wait([f"heard/{rank}" for rank in range(1, seat.world_size)], timedelta(seconds=HEAR_SECONDS))
 
 
-def _hear_of_claim(seat: Seat, store: Store) -> tuple[RunFolder, bool] | None:
+def _hear_of_claim(seat: Seat, store: Store, flag: StopFlag) -> tuple[RunFolder, bool] | None:
     """The run's folder and whether it has a history; None where nothing is left to do. Raises UsageError."""
-    news = json.loads(store.get("claim"))
+    news = json.loads(await_key(store, "claim", flag))
     store.set(f"heard/{seat.rank}", "yes")
     if news.get("refused"):
         raise UsageError.one("", "rank 0 could not take the run's folder")
     return (RunFolder(Path(news["folder"])), bool(news["resumed"])) if news else None
 
 
-def _train(job: Job, seat: Seat, store: Store, claimed: Claim | None, listener: Listener, flag: StopFlag) -> int:
+def _train(
+    job: Job, seat: Seat, store: Store, claimed: Claim | None, choice: Choice, listener: Listener, flag: StopFlag
+) -> int:
     from engine.worker import train
 
     recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
     record = listener if seat.rank == 0 else None
+    usage = UsageWatch([device.uuid for device in choice.devices] if seat.local_rank == 0 and job.folder else [])
     if recorder is not None and claimed is not None:
-        record = _watched(recorder, claimed, flag)
-    channel = DirectChannel(record, flag)
+        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), flag)
+    between = (lambda: tell_usage(usage, store, seat)) if record is None else None
+    channel = DirectChannel(record, flag, between)
     try:
         outcome = train(job, seat, store, channel)
         if recorder is None:
@@ -153,24 +165,27 @@ def _train(job: Job, seat: Seat, store: Store, claimed: Claim | None, listener: 
     except UsageError:
         raise
     except Exception as error:
-        device = job.plan.devices[seat.local_rank]
+        device = job.plan.devices[job.plan.place(seat.local_rank)]
         failure = RankFailed(rank=seat.rank, device=device, cause=cause_of(error), traceback=traceback.format_exc())
         if recorder is not None:
             return close_run(Ending("failed", failure), recorder)
         print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)
         return ExitCode.FAILED
     finally:
+        usage.close()
         if recorder is not None:
             recorder.close()
 
 
-def _watched(recorder: Recorder, claimed: Claim, flag: StopFlag) -> Listener:
-    """A listener that starts, with its first event, a thread that renews the heartbeat and takes requests: not earlier,
-    because loader processes are forked before."""
+def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, flag: StopFlag) -> Listener:
+    """A listener that starts, with its first event, a thread that renews the heartbeat, looks at the GPUs and takes
+    requests: not earlier, because loader processes are forked before."""
 
     def watch() -> None:
         while not recorder.closed.wait(WATCH_SECONDS):
             claimed.ownership.beat()
+            for event in nodes.look():
+                recorder.record(event)
             for request in take_requests(claimed.folder.control):
                 known = request.request == "stop"
                 flag.raised = flag.raised or known
@@ -180,6 +195,8 @@ def _watched(recorder: Recorder, claimed: Claim, flag: StopFlag) -> Listener:
     thread = threading.Thread(target=watch, name="control", daemon=True)
 
     def record_and_watch(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            nodes.begin(event)
         if not thread.is_alive():
             thread.start()
         recorder.record(event)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 
 from engine.catalogue import check_model_name
 from engine.data import check_source, open_early, shares_of
-from engine.events import RunFinished, Starting
+from engine.events import Event, RunFinished, RunStarted, Starting, Warned
 from engine.failure import failure_in_words
+from engine.gpus.choice import Choice, choose, ranks_here, waiting_told
+from engine.gpus.usage import UsageWatch
 from engine.job import Ending, ExitCode, Job
 from engine.machine import plan, prepare_environment
 from engine.order import Order, close_run, named, nothing_left, open_recorder, take_folder
 from engine.problems import UsageError
 from engine.process import Signals, outlive_terminal
 from engine.recorder import Listener
-from engine.runs import Ownership
+from engine.runs import Ownership, RunFolder
 from engine.seat import find_launcher
 
 
@@ -28,12 +32,34 @@ def launch(order: Order, listener: Listener) -> int:
 
         return join(order, launcher, listener)
 
-    run_plan = plan(order.config)
+    # Until the folder is taken a signal simply ends this process, through the clauses that let go of the GPUs.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    choice = Choice()
+    try:
+        choice = choose_gpus(order, listener)
+        return _launch(order, choice, listener)
+    except KeyboardInterrupt:
+        listener(Warned(message="asked to stop before the run began; nothing was made"))
+        return ExitCode.FAILED
+    finally:
+        choice.reservation.release()
+
+
+def choose_gpus(order: Order, listener: Listener) -> Choice:
+    """The GPUs of a run, reserved for it and waited for where that is wanted. Raises UsageError."""
+    device, run = order.config.device, order.config.run.name or order.stem
+    choice = choose(device.gpus, run, wait=device.wait, waiting=waiting_told(listener))
+    for warning in choice.warnings:
+        listener(Warned(message=warning))
+    return choice
+
+
+def _launch(order: Order, choice: Choice, listener: Listener) -> int:
+    run_plan = plan(order.config, choice.devices)
     source = open_early(order.config)
     if source is not None:
-        check_source(order.config, source, shares_of(order.config, source, len(run_plan.devices)))
+        check_source(order.config, source, shares_of(order.config, source, run_plan.ranks))
     check_model_name(order.config.model.name)
-    # Until here nothing is made, and a signal simply ends the process; from here on it asks the run to stop.
     signals = Signals()
     signals.install()
     if order.dry_run:
@@ -45,7 +71,7 @@ def launch(order: Order, listener: Listener) -> int:
         return ExitCode.FINISHED
     try:
         job = Job(named(order.config, claimed.folder), run_plan, claimed.folder, not claimed.fresh, source)
-        return _supervise(job, claimed.ownership, signals, listener)
+        return _supervise(job, claimed.ownership, choice, signals, listener)
     except UsageError:
         claimed.discard()
         raise
@@ -53,27 +79,44 @@ def launch(order: Order, listener: Listener) -> int:
         claimed.ownership.release()
 
 
-def _supervise(job: Job, ownership: Ownership, signals: Signals, listener: Listener) -> int:
+def _supervise(job: Job, ownership: Ownership, choice: Choice, signals: Signals, listener: Listener) -> int:
     recorder = open_recorder(ownership.folder, job.config, listener)
     listener(Starting(name=ownership.folder.name, folder=str(ownership.folder.path)))
+    choice.reservation.name_run(ownership.folder.name)
+    usage = UsageWatch([device.uuid for device in choice.devices])
+
+    def record(event: Event) -> None:
+        recorder.record(event)
+        if isinstance(event, RunStarted):
+            choice.reservation.show_ranks(ranks_here(event))
+
+    def between() -> None:
+        ownership.beat()
+        choice.reservation.touch()
+        if (event := usage.look()) is not None:
+            recorder.record(event)
+
     try:
-        return close_run(_run_ranks(job, signals, recorder.record, ownership), recorder)
+        return close_run(_run_ranks(job, signals, record, ownership.folder, between), recorder)
     finally:
+        usage.close()
         recorder.close()
 
 
 def _try(job: Job, signals: Signals, listener: Listener) -> int:
     """A dry run."""
-    ending = _run_ranks(job, signals, listener, None)
+    ending = _run_ranks(job, signals, listener, None, lambda: None)
     if ending.failure is not None:
         listener(RunFinished(state="failed", message=failure_in_words(ending.failure)))
     return ExitCode.FINISHED if ending.state == "finished" else ExitCode.FAILED
 
 
-def _run_ranks(job: Job, signals: Signals, tell: Listener, ownership: Ownership | None) -> Ending:
+def _run_ranks(
+    job: Job, signals: Signals, tell: Listener, folder: RunFolder | None, between: Callable[[], None]
+) -> Ending:
     prepare_environment(job.plan, os.environ)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # torch is imported from here on, once everything that could be refused without it has been looked at.
     from engine.supervisor import Supervisor
 
-    return Supervisor(job, signals, tell, ownership).run()
+    return Supervisor(job, signals, tell, folder, between).run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.events import Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Starting, Warned
+from engine.events import Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Starting, Waiting, Warned
 
 
 def line_of(event: Event) -> str | None:
@@ -32,6 +32,8 @@ def _line_of(event: Event) -> str | None:
                 f"val loss {event.val_loss:.4f} acc {event.val_accuracy:.4f}  {event.images_per_second:,.0f} img/s  "
                 f"lr {event.lr:.3g}  {event.seconds:.1f} s{skipped}"
             )
+        case Waiting():
+            return f"waiting: {event.message}"
         case Warned():
             return f"warning: {event.message}"
         case Control():

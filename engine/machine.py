@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import Config
-from engine.gpus import choose
+from engine.gpus.selection import Device
 from engine.problems import UsageError
 
 RANKS_PER_CORE = 4
@@ -17,12 +17,19 @@ MOST_WORKERS = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """The share of each rank on this host. `devices` holds a GPU's UUID or "cpu" for each of them."""
+    """The share of each of the `ranks` on this host. `devices` holds the UUID of a GPU or a MIG instance for each of
+    them, or of the one that this rank sees, or "cpu"; `parents` the UUID of the GPU that an instance is of. `workers`
+    are the loader processes a rank where the config names a number, None where the data decides."""
 
     devices: tuple[str, ...]
+    parents: tuple[str | None, ...]
+    ranks: int
     threads: int
     workers: int | None
-    """Loader processes a rank where the config names a number, None where the data decides."""
+
+    def place(self, local_rank: int) -> int:
+        """Which of `devices` a rank has; CUDA counts them in this order."""
+        return local_rank if len(self.devices) > 1 else 0
 
     @property
     def on_gpu(self) -> bool:
@@ -43,33 +50,26 @@ def cores() -> int:
         return allowed
 
 
-def plan(config: Config, local_ranks: int | None = None) -> Plan:
-    """`local_ranks` is given where a launcher has already decided how many ranks this host has. Raises UsageError."""
+def plan(config: Config, gpus: Sequence[Device], local_ranks: int | None = None) -> Plan:
+    """`gpus` are those that the run has to itself, none for the CPU; `local_ranks` is given where a launcher has
+    already decided how many ranks this host has: it may show each of them one GPU only. Raises UsageError."""
     workers = None if config.data.workers == "auto" else config.data.workers
-    if local_ranks is not None and config.device.gpus == "auto":
-        gpus = choose("all") if _has_gpus() else []
-    else:
-        gpus = choose(config.device.gpus)
     if gpus:
-        if local_ranks is not None and local_ranks > len(gpus):
+        ranks = local_ranks or len(gpus)
+        if 1 < len(gpus) < ranks:
             raise UsageError.one(
-                "device.gpus",
-                f"{local_ranks} ranks on this host need a GPU each, and there are {len(gpus)}; start fewer",
+                "device.gpus", f"{ranks} ranks on this host need a GPU each, and there are {len(gpus)}; start fewer"
             )
-        devices = tuple(gpu.uuid for gpu in gpus[:local_ranks])
-    else:
-        ranks = local_ranks or config.device.ranks
-        most = RANKS_PER_CORE * cores()
-        if ranks > most:
-            raise UsageError.one(
-                "device.ranks", f"{ranks} ranks are too many for {cores()} cores; give {most} or fewer (4 a core)"
-            )
-        devices = ("cpu",) * ranks
-    return Plan(devices, max(1, cores() // len(devices)), workers)
-
-
-def _has_gpus() -> bool:
-    return bool(choose("auto")) or os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
+        devices = tuple(gpu.uuid for gpu in gpus[:ranks])
+        parents = tuple(gpu.parent for gpu in gpus[:ranks])
+        return Plan(devices, parents, ranks, max(1, cores() // ranks), workers)
+    ranks = local_ranks or config.device.ranks
+    most = RANKS_PER_CORE * cores()
+    if ranks > most:
+        raise UsageError.one(
+            "device.ranks", f"{ranks} ranks are too many for {cores()} cores; give {most} or fewer (4 a core)"
+        )
+    return Plan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, cores() // ranks), workers)
 
 
 def auto_workers(ranks: int, batch_size: int) -> int:

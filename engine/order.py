@@ -99,6 +99,8 @@ def close_run(ending: Ending, recorder: Recorder) -> int:
     if ending.state == "finished":
         best = recorder.history.best
         told = f"best accuracy {best.val_accuracy:.4f} in epoch {best.epoch}" if best else ""
+        busy = [mean for use in recorder.history.gpus.values() if (mean := use.mean("busy")) is not None]
+        told += f"; GPUs busy {sum(busy) / len(busy):.0f}% of the time" if busy else ""
         recorder.record(RunFinished(state="finished", message=told))
         return ExitCode.FINISHED
     why = "killed by a second SIGINT; " if ending.state == "killed" else ""

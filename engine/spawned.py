@@ -34,7 +34,7 @@ def run_rank(rank: int, connections: list[Connection], supervisor: int, port: in
     signal.signal(signal.SIGTERM, flag.raise_it)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     channel = PipeChannel(connections[rank], flag)
-    seat = Seat(rank, len(job.plan.devices), rank, len(job.plan.devices))
+    seat = Seat(rank, job.plan.ranks, rank, job.plan.ranks)
     try:
         import torch.distributed as dist
 

@@ -19,7 +19,7 @@ from engine.failure import exit_in_words, root_cause
 from engine.job import Ending, ExitCode, Job
 from engine.problems import Problem, UsageError
 from engine.process import Signals
-from engine.runs import Ownership
+from engine.runs import RunFolder
 from engine.spawned import HELD_BACK, run_rank
 
 TICK_SECONDS = 0.1
@@ -28,10 +28,18 @@ GRACE_SECONDS = 1.0
 
 
 class Supervisor:
-    """One run's ranks. `tell` takes each event that is for the journal."""
+    """One run's ranks. `tell` takes each event that is for the journal; `between` is called at every tick, and must not
+    wait; requests come in through the run's folder, where it has one."""
 
-    def __init__(self, job: Job, signals: Signals, tell: Callable[[Event], None], ownership: Ownership | None) -> None:
-        self._job, self._signals, self._tell, self._ownership = job, signals, tell, ownership
+    def __init__(
+        self,
+        job: Job,
+        signals: Signals,
+        tell: Callable[[Event], None],
+        folder: RunFolder | None,
+        between: Callable[[], None],
+    ) -> None:
+        self._job, self._signals, self._tell, self._folder, self._between = job, signals, tell, folder, between
         self._ends: list[SupervisorEnd] = []
         self._processes: list[BaseProcess] = []
         self._failures: dict[int, RankFailed] = {}
@@ -45,6 +53,7 @@ class Supervisor:
             doomed: float | None = None
             while self._alive():
                 self._listen()
+                self._between()
                 self._take_requests()
                 if self._signals.kill:
                     return Ending("killed")
@@ -66,7 +75,7 @@ class Supervisor:
         import torch.distributed as dist
         import torch.multiprocessing as mp
 
-        ranks = len(self._job.plan.devices)
+        ranks = self._job.plan.ranks
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [mp_connection.Pipe() for _ in range(ranks)]
         theirs = [pipe[1] for pipe in pipes]
@@ -117,9 +126,8 @@ class Supervisor:
             self._tell(event)
 
     def _take_requests(self) -> None:
-        if self._ownership is not None:
-            self._ownership.beat()
-            for request in take_requests(self._ownership.folder.control):
+        if self._folder is not None:
+            for request in take_requests(self._folder.control):
                 if request.request == "stop":
                     self._stop(request.by)
                 else:

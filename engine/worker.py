@@ -115,7 +115,7 @@ def _position(saved: dict[str, Any], shares: Shares) -> Position:
 def _workers(job: Job, source: Source) -> int:
     if job.plan.workers is not None:
         return job.plan.workers
-    return 0 if source.in_memory else auto_workers(len(job.plan.devices), job.config.data.batch_size)
+    return 0 if source.in_memory else auto_workers(job.plan.ranks, job.config.data.batch_size)
 
 
 def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
@@ -131,10 +131,30 @@ def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
                 "device.gpus",
                 f"torch {torch.__version__} cannot use the GPUs that the driver shows; train with --gpus cpu",
             )
-        device = torch.device("cuda", seat.local_rank)
+        place = plan.place(seat.local_rank)
+        device = torch.device("cuda", place)
         torch.cuda.set_device(device)
+        check_device(plan.devices[place], plan.parents[place], cuda_uuid(device))
     check_precision(config.precision, device)
     return device
+
+
+class WrongDeviceError(RuntimeError):
+    """CUDA gave a rank another GPU than the one that was chosen for it."""
+
+
+def cuda_uuid(device: torch.device) -> str:
+    """The UUID of the GPU that CUDA takes for this device, without what it begins with."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def check_device(wanted: str, parent: str | None, given: str) -> None:
+    """Raises WrongDeviceError unless CUDA gave what was wanted. CUDA may tell an instance by the GPU that it is of."""
+    if not any(uuid is not None and uuid.split("-", 1)[-1] == given for uuid in (wanted, parent)):
+        raise WrongDeviceError(
+            f"CUDA gave this rank the GPU {given}, and {wanted} was chosen for it: the driver's order of GPUs changed, "
+            "or something set CUDA_VISIBLE_DEVICES in between; start again"
+        )
 
 
 def _fit_state(model: nn.Module, saved: dict[str, Any], config: Config, source: Source) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from gpu_host import GpuHost, build_driver
 
 ROOT = Path(__file__).parent.parent
 COMMAND = str(Path(sys.executable).with_name("gputrain"))
@@ -130,6 +131,18 @@ def ours_in_shared_memory() -> set[str]:
 @pytest.fixture
 def gputrain(tmp_path: Path) -> Iterator[Gputrain]:
     yield from lived_in(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables under which a driver of ours is found."""
+    return build_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def host(tmp_path: Path, driver: dict[str, str]) -> GpuHost:
+    """GPUs as `becomes` says; until then no driver is loaded."""
+    return GpuHost(tmp_path, driver)
 
 
 @pytest.fixture(scope="session")

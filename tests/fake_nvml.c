@@ -1,61 +1,495 @@
-/* A stand-in for NVIDIA's driver library: what nvmlInit and the queries of one host with GPUs answer.
-   FAKE_GPUS describes the GPUs as "uuid:memory used in MiB:pid" (pid 0: nobody computes), separated by commas. */
+/* A stand-in for NVIDIA's driver library NVML, so that what reads GPUs can be tested where there are none:
+
+       cc -shared -fPIC -pthread -o libnvidia-ml.so.1 fake_nvml.c      (found by LD_LIBRARY_PATH)
+
+   With -DOLD_DRIVER it lacks the symbols that older drivers lack. fake_nvml.py is the same in Python.
+
+   The file named by $FAKE_NVML, the scenario, says what the host is like; without it no driver is loaded. Every call
+   looks whether the file is another one by now, so a test changes the scene of a running program by renaming a new
+   file over it. While the file is gone, the last scene stays. `#` begins a comment. The lines, in any number:
+
+       driver VERSION
+       cuda NUMBER                                                    13000 is 13.0
+       gpu uuid=UUID [KEY=VALUE ...]                                  one a GPU, in index order
+       instance GPU uuid=UUID [name= gi= ci= total= used=]            a MIG instance of the GPU with that index
+       process GPU PID MIB compute|graphics [GPU_INSTANCE_ID]         MIB of -1: not available
+       fault GPU|* FUNCTION|* CODE|hang|slow=MILLISECONDS             the first that matches a call counts
+
+   The keys of a gpu and their defaults are DEFAULTS below, name=Fake_H100_80GB (underscores are read as spaces) and
+   bus=00000000:10:00.0 (then 20, 30, ...). Memory is in MiB, power and limit in W, tx and rx in KB/s, clocks in MHz,
+   the rest in percent, degrees or as NVML has it. What is negative is not supported; ecc=0 is off, mig=1 is MIG mode,
+   gpm=0: none of sm, tensor and dram can be measured. The first memory call counts what is reserved as used.
+
+   A fault is of a GPU (or of its instances), or of `*`, all and also the calls that have no GPU, and of an exported
+   symbol, or of `*`, all but those in SPARED. CODE is the nvmlReturn_t answered. A hang lasts until the scenario has
+   no such fault any more; after a hang or a slow call the answer is that of the scene by then.
+
+   A line that cannot be read ends the program: a test with a typing error in it must not pass. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
 
 typedef int nvmlReturn_t;
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9 };
-#define MOST 16
+typedef unsigned long long u64;
+enum {
+  SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
+  GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, HANG = -1, SLOW = -2
+};
+enum { GPUS = 16, INSTANCES = 32, PROCESSES = 64, FAULTS = 64, HANDLES = 256, TEXT = 96, ANY = -1 };
+static const unsigned nothing = -1u;
 
-static struct { char uuid[80]; unsigned long long used; unsigned int pid; } gpus[MOST];
-static unsigned int count;
+#define DEFAULTS(X)                                                                                                    \
+  X(total, 81559) X(used, 500) X(reserved, 600) X(busy, 0) X(memory_busy, 0) X(temperature, 40) X(power, 100)          \
+  X(limit, 700) X(sm_clock, 1200) X(memory_clock, 2600) X(max_sm_clock, 1980) X(max_memory_clock, 2619) X(fan, -1)     \
+  X(pstate, 0) X(throttle, 0) X(ecc, 1) X(corrected, 0) X(uncorrected, 0) X(pcie_gen, 5) X(pcie_width, 16)             \
+  X(tx, 1000) X(rx, 2000) X(mig, 0) X(gpm, 1) X(sm, 0) X(tensor, 0) X(dram, 0)
+#define INSTANCE_DEFAULTS(X) X(gi, 1) X(ci, 0) X(total, 9728) X(used, 20)
 
-typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
-typedef struct { unsigned int pid; unsigned long long usedGpuMemory; unsigned int gpu, compute; } nvmlProcessInfo_t;
+#define MEMBER(key, value) key,
+struct device { /* a GPU, or a MIG instance of the GPU `index` */
+  char uuid[TEXT], name[TEXT], bus[TEXT];
+  unsigned index;
+  double DEFAULTS(MEMBER) gi, ci;
+};
+struct process { unsigned gpu, pid, gi; double used; bool graphics; };
+struct fault { int gpu; char function[TEXT]; int code, milliseconds; };
+struct scene {
+  char driver[TEXT];
+  int cuda;
+  size_t gpu_count, instance_count, process_count, fault_count;
+  struct device gpus[GPUS], instances[INSTANCES];
+  struct process processes[PROCESSES];
+  struct fault faults[FAULTS];
+};
 
-nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
-  (void)flags;
-  const char *text = getenv("FAKE_GPUS");
-  if (!text) return DRIVER_NOT_LOADED;
-  char copy[2048];
-  snprintf(copy, sizeof copy, "%s", text);
-  count = 0;
-  for (char *part = strtok(copy, ","); part && count < MOST; part = strtok(NULL, ","))
-    if (sscanf(part, "%79[^:]:%llu:%u", gpus[count].uuid, &gpus[count].used, &gpus[count].pid) == 3) count++;
+#define KEY(key, value) {#key, offsetof(struct device, key), value},
+static const struct key { const char *name; size_t offset; double value; }
+  GPU_KEYS[] = {DEFAULTS(KEY) {0}}, INSTANCE_KEYS[] = {INSTANCE_DEFAULTS(KEY) {0}};
+static const char *const SPARED[] = {
+  "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2",
+  "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", NULL};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static const struct scene *now; /* replaced and never freed: a call may still look at an older one */
+static atomic_int users;
+static char handles[HANDLES][TEXT]; /* a handle points at the UUID of what it is a handle of */
+
+/* ---- The scenario ---- */
+
+static void understand(bool understood, const char *line) {
+  if (understood) return;
+  fprintf(stderr, "fake_nvml: cannot read this line of $FAKE_NVML: %s\n", line);
+  abort();
+}
+
+static bool set(struct device *device, const struct key *keys, char *pair) {
+  char *value = strchr(pair, '='), *end;
+  if (!value) return false;
+  *value++ = 0;
+  char *text = !strcmp(pair, "uuid") ? device->uuid : !strcmp(pair, "name") ? device->name
+             : !strcmp(pair, "bus") ? device->bus : NULL;
+  if (text) {
+    snprintf(text, TEXT, "%s", value);
+    for (char *at = text; text == device->name && *at; at++) if (*at == '_') *at = ' ';
+    return true;
+  }
+  for (; keys->name; keys++) {
+    if (strcmp(keys->name, pair)) continue;
+    *(double *)((char *)device + keys->offset) = strtod(value, &end); /* reads 0x.. too */
+    return end != value && !*end;
+  }
+  return false;
+}
+
+static bool read_device(struct device *device, const struct key *keys, unsigned index, const char *name, char **rest) {
+  device->index = index;
+  snprintf(device->name, TEXT, "%s", name);
+  snprintf(device->bus, TEXT, "00000000:%02X:00.0", (index + 1) * 0x10 & 0xFF);
+  for (const struct key *key = keys; key->name; key++) *(double *)((char *)device + key->offset) = key->value;
+  for (char *pair; (pair = strtok_r(NULL, " \t\n", rest));) if (!set(device, keys, pair)) return false;
+  return *device->uuid;
+}
+
+static bool read_line(struct scene *scene, char *line) {
+  char *rest, *first = strtok_r(line, " \t\n", &rest), kind[16], gpu[16], code[16];
+  if (!first) return true;
+  if (!strcmp(first, "driver")) return sscanf(rest, "%95s", scene->driver) == 1;
+  if (!strcmp(first, "cuda")) return sscanf(rest, "%d", &scene->cuda) == 1;
+  if (!strcmp(first, "gpu") && scene->gpu_count < GPUS) {
+    unsigned index = (unsigned)scene->gpu_count++;
+    return read_device(&scene->gpus[index], GPU_KEYS, index, "Fake H100 80GB", &rest);
+  }
+  if (!strcmp(first, "instance") && scene->instance_count < INSTANCES) {
+    const char *number = strtok_r(NULL, " \t\n", &rest);
+    unsigned index;
+    return number && sscanf(number, "%u", &index) == 1 &&
+           read_device(&scene->instances[scene->instance_count++], INSTANCE_KEYS, index, "Fake MIG 1g.10gb", &rest);
+  }
+  if (!strcmp(first, "process") && scene->process_count < PROCESSES) {
+    struct process *process = &scene->processes[scene->process_count++];
+    process->gi = nothing;
+    if (sscanf(rest, "%u %u %lf %15s %u", &process->gpu, &process->pid, &process->used, kind, &process->gi) < 4)
+      return false;
+    process->graphics = !strcmp(kind, "graphics");
+    return process->graphics || !strcmp(kind, "compute");
+  }
+  if (!strcmp(first, "fault") && scene->fault_count < FAULTS) {
+    struct fault *fault = &scene->faults[scene->fault_count++];
+    if (sscanf(rest, "%15s %95s %15s", gpu, fault->function, code) != 3) return false;
+    if (!strcmp(gpu, "*")) fault->gpu = ANY; else if (sscanf(gpu, "%d", &fault->gpu) != 1) return false;
+    if (!strcmp(code, "hang")) fault->code = HANG;
+    else if (sscanf(code, "slow=%d", &fault->milliseconds) == 1) fault->code = SLOW;
+    else return sscanf(code, "%d", &fault->code) == 1 && fault->code >= 0;
+    return true;
+  }
+  return false;
+}
+
+/* Called with the lock held. Whether there is a scenario; `now` is the last one there was. */
+static bool load(void) {
+  static struct stat seen;
+  struct stat found;
+  const char *path = getenv("FAKE_NVML");
+  FILE *file = path ? fopen(path, "re") : NULL;
+  if (!file) return false;
+  fstat(fileno(file), &found);
+  if (!now || found.st_ino != seen.st_ino || found.st_size != seen.st_size ||
+      found.st_mtim.tv_sec != seen.st_mtim.tv_sec || found.st_mtim.tv_nsec != seen.st_mtim.tv_nsec) {
+    struct scene *scene = calloc(1, sizeof *scene);
+    char line[1024], copy[1024];
+    strcpy(scene->driver, "580.95.05");
+    scene->cuda = 13000;
+    while (fgets(line, sizeof line, file)) {
+      line[strcspn(line, "#\n")] = 0;
+      strcpy(copy, line);
+      understand(read_line(scene, line), copy);
+    }
+    now = scene;
+    seen = found;
+  }
+  fclose(file);
+  return true;
+}
+
+/* ---- What every call begins with ---- */
+
+struct call { nvmlReturn_t code; const struct scene *scene; const struct device *gpu, *mig; };
+
+static void wait_for(int milliseconds) {
+  nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
+}
+
+static void *handle_of(const struct device *device) {
+  int slot = 0;
+  pthread_mutex_lock(&lock);
+  while (slot < HANDLES && *handles[slot] && strcmp(handles[slot], device->uuid)) slot++;
+  understand(slot < HANDLES, "(too many UUIDs in one program)");
+  strcpy(handles[slot], device->uuid);
+  pthread_mutex_unlock(&lock);
+  return handles[slot];
+}
+
+static const struct device *with_uuid(const struct device *devices, size_t count, const char *uuid) {
+  for (const struct device *device = devices; device < devices + count; device++)
+    if (!strcmp(device->uuid, uuid)) return device;
+  return NULL;
+}
+
+/* Where there is no handle (NULL here), the faults are those of the GPU `index`, or of no GPU (ANY). */
+static struct call enter(const char *function, const char *handle, int index) {
+  bool waited = false, spared = false, first = !strncmp(function, "nvmlInit", 8);
+  for (const char *const *name = SPARED; *name; name++) spared |= !strcmp(*name, function);
+  for (;;) {
+    pthread_mutex_lock(&lock);
+    bool readable = load();
+    struct call call = {.scene = now};
+    pthread_mutex_unlock(&lock);
+    if (first ? !readable : !users) return (struct call){.code = first ? DRIVER_NOT_LOADED : UNINITIALIZED};
+    if (handle) {
+      if (handle < handles[0] || handle >= handles[HANDLES] || !*handle) return (struct call){.code = INVALID_ARGUMENT};
+      call.gpu = with_uuid(call.scene->gpus, call.scene->gpu_count, handle);
+      call.mig = with_uuid(call.scene->instances, call.scene->instance_count, handle);
+      if (call.mig) call.gpu = call.mig->index < call.scene->gpu_count ? &call.scene->gpus[call.mig->index] : NULL;
+      if (!call.gpu) return (struct call){.code = GPU_IS_LOST};
+      index = (int)call.gpu->index;
+    }
+    const struct fault *fault = call.scene->faults, *end = fault + call.scene->fault_count;
+    for (; fault < end; fault++)
+      if ((fault->gpu == ANY || fault->gpu == index) &&
+          (strcmp(fault->function, "*") ? !strcmp(fault->function, function) : !spared)) break;
+    if (fault == end || waited) return call;
+    if (fault->code >= 0) {
+      call.code = fault->code;
+      return call;
+    }
+    wait_for(fault->code == HANG ? 20 : fault->milliseconds);
+    waited = fault->code == SLOW;
+  }
+}
+
+#define ENTER(handle, index)                                                                                           \
+  struct call call = enter(__func__, handle, index);                                                                   \
+  if (call.code) return call.code
+#define HOST ENTER(NULL, ANY)
+#define DEVICE ENTER(device ? device : "", ANY)
+#define GPU_ONLY DEVICE; const struct device *gpu = call.gpu; if (call.mig) return NOT_SUPPORTED
+
+#define GIVE(text, room, ...) return snprintf(text, room, __VA_ARGS__) < (int)(room) ? SUCCESS : INSUFFICIENT_SIZE
+
+static nvmlReturn_t give_handle(void **handle, const struct device *device, nvmlReturn_t otherwise) {
+  if (!device) return otherwise;
+  *handle = handle_of(device);
   return SUCCESS;
 }
-nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-nvmlReturn_t nvmlShutdown(void) { return SUCCESS; }
-const char *nvmlErrorString(nvmlReturn_t code) { return code == DRIVER_NOT_LOADED ? "Driver Not Loaded" : "Error"; }
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *found) { *found = count; return SUCCESS; }
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
-  if (index >= count) return INVALID_ARGUMENT;
-  *device = &gpus[index];
+
+/* ---- The host ---- */
+
+nvmlReturn_t nvmlInitWithFlags(unsigned flags) { (void)flags; HOST; users++; return SUCCESS; }
+nvmlReturn_t nvmlInit_v2(void) { HOST; users++; return SUCCESS; }
+nvmlReturn_t nvmlShutdown(void) { HOST; users--; return SUCCESS; }
+
+const char *nvmlErrorString(nvmlReturn_t code) {
+  static const char *const texts[] = {
+    "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions", "Already Initialized",
+    "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded", "Timeout",
+    "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found", "Corrupted infoROM",
+    "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
+    "Driver/library version mismatch", "In use", "Insufficient Memory", "No data"};
+  enter(__func__, NULL, ANY);
+  return code >= 0 && (size_t)code < sizeof texts / sizeof *texts ? texts[code] : "Unknown Error";
+}
+
+nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned room) { HOST; GIVE(text, room, "%s", call.scene->driver); }
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *text, unsigned room) {
+  HOST;
+  GIVE(text, room, "%d.%s", call.scene->cuda / 1000, call.scene->driver);
+}
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { HOST; *version = call.scene->cuda; return SUCCESS; }
+nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) { HOST; *version = call.scene->cuda; return SUCCESS; }
+
+/* ---- Handles ---- */
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) { HOST; *count = (unsigned)call.scene->gpu_count; return SUCCESS; }
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+  ENTER(NULL, (int)index);
+  return give_handle(device, index < call.scene->gpu_count ? &call.scene->gpus[index] : NULL, INVALID_ARGUMENT);
+}
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+  HOST;
+  const struct device *found = with_uuid(call.scene->gpus, call.scene->gpu_count, uuid);
+  if (!found) found = with_uuid(call.scene->instances, call.scene->instance_count, uuid);
+  return give_handle(device, found, NOT_FOUND);
+}
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) {
+  HOST;
+  const struct device *gpu = call.scene->gpus, *end = gpu + call.scene->gpu_count;
+  for (unsigned a[4], b[4]; gpu < end; gpu++) /* the domain is written with four digits or with eight */
+    if (sscanf(gpu->bus, "%x:%x:%x.%x", a, a + 1, a + 2, a + 3) == 4 &&
+        sscanf(bus, "%x:%x:%x.%x", b, b + 1, b + 2, b + 3) == 4 && !memcmp(a, b, sizeof a)) break;
+  return give_handle(device, gpu < end ? gpu : NULL, NOT_FOUND);
+}
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **mig) {
+  GPU_ONLY;
+  const struct device *found = call.scene->instances, *end = found + call.scene->instance_count;
+  while (found < end && (found->index != gpu->index || index--)) found++;
+  return give_handle(mig, found < end ? found : NULL, NOT_FOUND);
+}
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *device, void **parent) {
+  DEVICE;
+  return give_handle(parent, call.mig ? call.gpu : NULL, INVALID_ARGUMENT);
+}
+
+/* ---- A GPU's readings ---- */
+
+#define WHERE(condition) if (!(condition)) return NOT_SUPPORTED
+#define NUMBER(name, type, reading)                                                                                    \
+  nvmlReturn_t name(void *device, type *out) {                                                                         \
+    GPU_ONLY; double value = reading; WHERE(value >= 0); *out = (type)value; return SUCCESS; }
+#define PAIR(name, reading)                                                                                            \
+  nvmlReturn_t name(void *device, unsigned *current, unsigned *pending) {                                              \
+    GPU_ONLY; double value = reading; WHERE(value >= 0); *current = *pending = (unsigned)value; return SUCCESS; }
+#define CHOICE(name, limit, reading)                                                                                   \
+  nvmlReturn_t name(void *device, unsigned which, unsigned *out) {                                                     \
+    GPU_ONLY; if (which >= limit) return INVALID_ARGUMENT;                                                             \
+    double value = reading; WHERE(value >= 0); *out = (unsigned)value; return SUCCESS; }
+
+NUMBER(nvmlDeviceGetIndex, unsigned, gpu->index)
+NUMBER(nvmlDeviceGetMinorNumber, unsigned, gpu->index)
+NUMBER(nvmlDeviceGetPowerUsage, unsigned, gpu->power * 1000)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, gpu->limit * 1000)
+NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, gpu->limit * 1000)
+NUMBER(nvmlDeviceGetFanSpeed, unsigned, gpu->fan)
+NUMBER(nvmlDeviceGetPerformanceState, unsigned, gpu->pstate)
+NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, u64, gpu->throttle)
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, gpu->pcie_gen)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, gpu->pcie_gen)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, gpu->pcie_width)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, gpu->pcie_width)
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, gpu->mig == 1 ? 7 : 0)
+PAIR(nvmlDeviceGetEccMode, gpu->ecc)
+CHOICE(nvmlDeviceGetTemperature, 1, gpu->temperature)
+CHOICE(nvmlDeviceGetClockInfo, 4, which == 2 ? gpu->memory_clock : gpu->sm_clock)
+CHOICE(nvmlDeviceGetMaxClockInfo, 4, which == 2 ? gpu->max_memory_clock : gpu->max_sm_clock)
+CHOICE(nvmlDeviceGetPcieThroughput, 2, (wait_for(20), which ? gpu->rx : gpu->tx)) /* the real one measures so long */
+#ifndef OLD_DRIVER
+NUMBER(nvmlDeviceGetCurrentClocksEventReasons, u64, gpu->throttle)
+PAIR(nvmlDeviceGetMigMode, gpu->mig)
+#endif
+
+/* Other monitors ask for these and complain where the symbol is missing. */
+#define UNSUPPORTED(name) nvmlReturn_t name(void *device) { GPU_ONLY; WHERE(!gpu); return SUCCESS; }
+UNSUPPORTED(nvmlDeviceGetComputeMode)
+UNSUPPORTED(nvmlDeviceGetCudaComputeCapability)
+UNSUPPORTED(nvmlDeviceGetDecoderUtilization)
+UNSUPPORTED(nvmlDeviceGetDisplayActive)
+UNSUPPORTED(nvmlDeviceGetDisplayMode)
+UNSUPPORTED(nvmlDeviceGetDriverModel)
+UNSUPPORTED(nvmlDeviceGetEncoderUtilization)
+UNSUPPORTED(nvmlDeviceGetPersistenceMode)
+UNSUPPORTED(nvmlDeviceGetProcessUtilization)
+
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u64 *count) {
+  GPU_ONLY;
+  if (type > 1 || counter > 1) return INVALID_ARGUMENT;
+  WHERE(gpu->ecc > 0);
+  *count = (u64)(type ? gpu->uncorrected : gpu->corrected);
   return SUCCESS;
 }
-static unsigned int index_of(void *device) { return (unsigned int)(((char *)device - (char *)gpus) / sizeof gpus[0]); }
-nvmlReturn_t nvmlDeviceGetUUID(void *device, char *uuid, unsigned int length) {
-  snprintf(uuid, length, "%s", gpus[index_of(device)].uuid);
+nvmlReturn_t nvmlDeviceGetUtilizationRates(void *device, unsigned rates[2]) {
+  GPU_ONLY;
+  WHERE(gpu->mig != 1 && gpu->busy >= 0 && gpu->memory_busy >= 0);
+  rates[0] = (unsigned)gpu->busy, rates[1] = (unsigned)gpu->memory_busy;
   return SUCCESS;
 }
-nvmlReturn_t nvmlDeviceGetName(void *device, char *name, unsigned int length) {
-  (void)device;
-  snprintf(name, length, "Fake H100");
+
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; };
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
+  GPU_ONLY;
+  *pci = (struct pci){.id = 0x233010DE, .subsystem = 0x16C110DE};
+  snprintf(pci->text, sizeof pci->text, "%.31s", gpu->bus);
+  sscanf(gpu->bus, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
+  snprintf(pci->legacy, sizeof pci->legacy, "%04X:%02X:%02X.0", pci->domain & 0xFFFF, pci->bus & 0xFF,
+           pci->device & 0xFF);
   return SUCCESS;
 }
-nvmlReturn_t nvmlDeviceGetMemoryInfo(void *device, nvmlMemory_t *memory) {
-  memory->total = 80ull << 30;
-  memory->used = gpus[index_of(device)].used << 20;
-  memory->free = memory->total - memory->used;
+
+/* ---- What a GPU and a MIG instance both have ---- */
+
+#define EITHER DEVICE; const struct device *it = call.mig ? call.mig : call.gpu
+
+nvmlReturn_t nvmlDeviceGetUUID(void *device, char *text, unsigned room) { EITHER; GIVE(text, room, "%s", it->uuid); }
+nvmlReturn_t nvmlDeviceGetName(void *device, char *text, unsigned room) { EITHER; GIVE(text, room, "%s", it->name); }
+
+static u64 bytes(double mib) { return (u64)mib << 20; }
+
+/* Since driver 510 this one counts the reserved memory as used, and the second does not. */
+nvmlReturn_t nvmlDeviceGetMemoryInfo(void *device, u64 memory[3]) { /* total, free, used */
+  EITHER;
+  memory[0] = bytes(it->total), memory[2] = bytes(it->used + it->reserved), memory[1] = memory[0] - memory[2];
   return SUCCESS;
 }
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *size, nvmlProcessInfo_t *infos) {
-  unsigned int pid = gpus[index_of(device)].pid;
-  if (!pid) { *size = 0; return SUCCESS; }
-  if (*size < 1) { *size = 1; return INSUFFICIENT_SIZE; }
-  *size = 1;
-  memset(infos, 0, sizeof *infos);
-  infos[0].pid = pid;
+nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(void *device, u64 memory[3]) { /* other monitors cannot do without it */
+  EITHER;
+  memory[0] = bytes(it->total), memory[2] = bytes(1), memory[1] = memory[0] - memory[2];
   return SUCCESS;
 }
+#ifndef OLD_DRIVER
+struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
+  EITHER;
+  if (memory->version != (sizeof *memory | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+  memory->total = bytes(it->total);
+  memory->reserved = bytes(it->reserved);
+  memory->used = bytes(it->used);
+  memory->free = memory->total - memory->reserved - memory->used;
+  return SUCCESS;
+}
+#endif
+
+#define INSTANCE_ID(name, key)                                                                                         \
+  nvmlReturn_t name(void *device, unsigned *id) {                                                                      \
+    DEVICE; WHERE(call.mig); *id = (unsigned)call.mig->key; return SUCCESS; }
+INSTANCE_ID(nvmlDeviceGetGpuInstanceId, gi)
+INSTANCE_ID(nvmlDeviceGetComputeInstanceId, ci)
+
+struct process_info { unsigned pid; u64 used; unsigned gi, ci; };
+static nvmlReturn_t give_processes(struct call call, bool graphics, unsigned *count, struct process_info *infos) {
+  unsigned room = *count, found = 0;
+  const struct process *process = call.scene->processes, *end = process + call.scene->process_count;
+  for (; process < end; process++) {
+    if (process->gpu != call.gpu->index || process->graphics != graphics) continue;
+    if (call.mig && process->gi != (unsigned)call.mig->gi) continue;
+    if (found++ < room)
+      infos[found - 1] = (struct process_info){
+        process->pid, process->used < 0 ? -1ull : bytes(process->used), process->gi,
+        process->gi == nothing ? nothing : 0};
+  }
+  *count = found;
+  return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+#define RUNNING(name, graphics)                                                                                        \
+  nvmlReturn_t name(void *device, unsigned *count, struct process_info *infos) {                                       \
+    DEVICE; return give_processes(call, graphics, count, infos); }
+RUNNING(nvmlDeviceGetComputeRunningProcesses_v3, false)
+RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v3, true)
+
+/* ---- GPM: what a metric was between two samples (here: what the scene says at the time of the question) ---- */
+
+#ifndef OLD_DRIVER
+struct sample { void *device; unsigned gi; };
+struct metric { unsigned id; nvmlReturn_t code; double value; const char *short_name, *long_name, *unit; };
+struct metrics { unsigned version, count; struct sample *samples[2]; struct metric metrics[]; };
+
+nvmlReturn_t nvmlGpmQueryDeviceSupport(void *device, unsigned support[2]) { /* its version, then the answer */
+  GPU_ONLY;
+  if (support[0] != 1) return ARGUMENT_VERSION_MISMATCH;
+  support[1] = gpu->gpm != 0;
+  return SUCCESS;
+}
+nvmlReturn_t nvmlGpmSampleAlloc(struct sample **sample) {
+  HOST;
+  *sample = calloc(1, sizeof **sample);
+  return SUCCESS;
+}
+nvmlReturn_t nvmlGpmSampleFree(struct sample *sample) { HOST; free(sample); return SUCCESS; }
+
+nvmlReturn_t nvmlGpmSampleGet(void *device, struct sample *sample) {
+  GPU_ONLY;
+  WHERE(gpu->gpm);
+  *sample = (struct sample){device, nothing};
+  return SUCCESS;
+}
+nvmlReturn_t nvmlGpmMigSampleGet(void *device, unsigned gi, struct sample *sample) {
+  GPU_ONLY;
+  WHERE(gpu->gpm);
+  const struct device *mig = call.scene->instances, *end = mig + call.scene->instance_count;
+  while (mig < end && (mig->index != gpu->index || (unsigned)mig->gi != gi)) mig++;
+  if (mig == end) return INVALID_ARGUMENT;
+  *sample = (struct sample){device, gi};
+  return SUCCESS;
+}
+nvmlReturn_t nvmlGpmMetricsGet(struct metrics *asked) {
+  const struct sample *one = asked->samples[0], *two = asked->samples[1];
+  void *device = one ? one->device : NULL;
+  GPU_ONLY;
+  if (asked->version != 1) return ARGUMENT_VERSION_MISMATCH;
+  if (!two || one->device != two->device || one->gi != two->gi) return INVALID_ARGUMENT;
+  WHERE(gpu->gpm);
+  const struct { unsigned id; const char *name; double value; } known[] = {
+    {2, "SM Util", gpu->sm}, {5, "Any Tensor Util", gpu->tensor}, {10, "DRAM BW Util", gpu->dram}};
+  for (struct metric *metric = asked->metrics; metric < asked->metrics + asked->count; metric++) {
+    *metric = (struct metric){.id = metric->id, .code = NOT_SUPPORTED};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+      if (known[i].id == metric->id)
+        *metric = (struct metric){metric->id, SUCCESS, known[i].value, known[i].name, known[i].name, "%"};
+  }
+  return SUCCESS;
+}
+#endif

@@ -1,29 +1,32 @@
-"""Which GPUs a run gets, asked of a driver that answers at the level of its C library."""
+"""Which GPUs a run gets: what `device.gpus` and an inherited CUDA_VISIBLE_DEVICES mean, and what CUDA must confirm."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Gputrain
+from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, uuid_of
 
-from engine.gpus import Gpu, select, visible
+from engine.fit import RankPlace, refuse_shared_devices
+from engine.gpus.readings import Snapshot
+from engine.gpus.selection import Device, NotFreeError, devices_of, select
+from engine.gpus.visible import ask_cuda, visible
 from engine.problems import UsageError
+from engine.worker import WrongDeviceError, check_device
 
 FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
+MIG = ["MIG-11aa", "MIG-22bb"]
 GPUS = [
-    Gpu(0, FREE, "Fake H100", 5 << 20, 80 << 30, ()),
-    Gpu(1, BUSY, "Fake H100", 900 << 20, 80 << 30, (77,)),
-    Gpu(2, LIGHT, "Fake H100", 1 << 20, 80 << 30, ()),
+    Device(0, FREE, "Fake H100", 5 << 20),
+    Device(1, BUSY, "Fake H100", 900 << 20, taken="process 77 of alice computes on it"),
+    Device(2, LIGHT, "Fake H100", 1 << 20),
 ]
-
-
-def chosen(selection: str) -> list[str]:
-    return [gpu.uuid for gpu in select(selection, GPUS)]
+INSTANCES = [Device(3, uuid, "MIG 1g.10gb", 0, "GPU-cccc4444", f"{place}/0") for place, uuid in enumerate(MIG, 1)]
+LOST = Device(3, "GPU-dddd5555", "Fake H100", None, broken="lost")
 
 
 @pytest.mark.parametrize(
@@ -38,80 +41,187 @@ def chosen(selection: str) -> list[str]:
         ("2, 1", [LIGHT, BUSY]),
         (BUSY, [BUSY]),
         ("GPU-a", [FREE]),
+        (MIG[0], [MIG[0]]),
+        ("MIG-2", [MIG[1]]),
     ],
 )
 def test_a_selection_names_gpus(selection: str, uuids: list[str]) -> None:
-    assert chosen(selection) == uuids
+    assert [device.uuid for device in select(selection, GPUS + INSTANCES)] == uuids
 
 
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ("3", "there is no GPU '3'; there are 0 (Fake H100"),
-        ("0,0", "GPU 0 is named twice"),
-        ("0,GPU-aaaa", "GPU 0 is named twice"),
+        ("4", "there is no GPU '4'; there are 0 (Fake H100"),
+        ("0,0", f"GPU 0 (Fake H100, {FREE}) is named twice"),
+        ("0,GPU-aaaa", f"GPU 0 (Fake H100, {FREE}) is named twice"),
         ("GPU-bbbb", "'GPU-bbbb' could be several GPUs"),
-        ("free:3", "3 free GPUs are wanted and 2 are free"),
+        ("free:4", "4 free GPUs wanted, and no more than 3 can be had"),
         ("free:0", "train on the CPU with --gpus cpu"),
         ("gpu0", "there is no GPU 'gpu0'"),
+        ("3", f"GPU '3' is divided into MIG instances; name one: {', '.join(MIG)}"),
+        ("GPU-cccc", f"GPU 'GPU-cccc' is divided into MIG instances; name one: {', '.join(MIG)}"),
+        (",".join(MIG), "2 devices with MIG instances among them: NCCL does not join MIG instances"),
+        (f"0,{MIG[0]}", "NCCL does not join MIG instances"),
     ],
 )
-def test_a_selection_that_names_none_is_refused_with_what_there_is(selection: str, message: str) -> None:
+def test_a_selection_that_cannot_be_had_is_refused_with_what_there_is(selection: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        chosen(selection)
+        select(selection, GPUS + INSTANCES)
     assert message in str(caught.value)
+    assert not isinstance(caught.value, NotFreeError)
+
+
+def test_what_is_taken_is_waited_for_and_what_is_lost_is_not() -> None:
+    with pytest.raises(NotFreeError, match="3 free GPUs wanted, 2 there: GPU 1: process 77 of alice computes"):
+        select("free:3", GPUS)
+    with pytest.raises(NotFreeError, match="not all of these are free: GPU 1: process 77 of alice"):
+        select("0,1", GPUS, only_free=True)
+    with pytest.raises(UsageError, match=r"GPU 3 .* cannot be used: lost") as caught:
+        select("3", [*GPUS, LOST])
+    assert not isinstance(caught.value, NotFreeError)
+    assert LOST not in select("auto", [*GPUS, LOST])
+
+
+def test_only_instances_leave_auto_one_and_all_none() -> None:
+    assert select("auto", INSTANCES) == INSTANCES[:1]
+    assert select("free:1", INSTANCES) == INSTANCES[:1]
+    with pytest.raises(UsageError, match="NCCL"):
+        select("all", INSTANCES)
+    with pytest.raises(UsageError, match=r"no more than 0 can be had.*NCCL"):
+        select("free:2", INSTANCES)
+
+
+def test_a_launcher_gets_as_many_as_it_started_ranks_free_ones_first() -> None:
+    assert [device.uuid for device in select("auto", GPUS, ranks=2)] == [FREE, LIGHT]
+    assert [device.uuid for device in select("auto", GPUS, ranks=3)] == [FREE, BUSY, LIGHT]
 
 
 @pytest.mark.parametrize(
     ("variable", "uuids"),
     [
-        (None, [FREE, BUSY, LIGHT]),
+        (None, [FREE, BUSY, LIGHT, *MIG]),
         ("", []),
         ("-1", []),
         ("2,0", [LIGHT, FREE]),
         (f"{BUSY},GPU-aaaa", [BUSY, FREE]),
         ("0,7,1", [FREE]),
+        ("3", [MIG[0]]),
+        (MIG[1], [MIG[1]]),
+        ("MIG-GPU-cccc4444/2/0", [MIG[1]]),
     ],
 )
 def test_an_inherited_variable_narrows_the_choice(variable: str | None, uuids: list[str]) -> None:
-    assert [gpu.uuid for gpu in visible(GPUS, variable)] == uuids
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if variable is None else {"CUDA_VISIBLE_DEVICES": variable})
+    assert [device.uuid for device in visible(GPUS + INSTANCES, environment)] == uuids
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a libnvidia-ml.so.1 of ours."""
-    folder = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).with_name("fake_nvml.c")
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return folder
+def test_indices_of_unequal_cards_are_asked_of_cuda() -> None:
+    mixed = [GPUS[0], replace(GPUS[1], name="Fake A100"), GPUS[2]]
+    environment = {"CUDA_VISIBLE_DEVICES": "0"}
+    assert visible(GPUS, environment, ask=lambda _: []) == [GPUS[0]]
+    assert visible(mixed, environment, ask=lambda _: [BUSY]) == [mixed[1]]
+    assert visible(mixed, environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ask=lambda _: [BUSY]) == [mixed[0]]
+    assert visible(mixed, {"CUDA_VISIBLE_DEVICES": LIGHT}, ask=lambda _: [BUSY]) == [mixed[2]]
 
 
-def ask(driver: Path, expression: str, gpus: str | None) -> str:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver)} | ({"FAKE_GPUS": gpus} if gpus else {})
-    program = f"from engine import gpus\nimport json\nprint(json.dumps({expression}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=30
+CUDA = r"""
+#include <string.h>
+int cuInit(unsigned flags) { (void)flags; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = 1 - ordinal; return 0; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device ? 0xbb : 0xaa, 16); return 0; }
+"""
+
+
+@pytest.mark.skipif(COMPILER is None, reason=NO_COMPILER)
+def test_cuda_is_asked_in_a_child_process(tmp_path: Path) -> None:
+    (tmp_path / "cuda.c").write_text(CUDA)
+    library = str(tmp_path / "libcuda.so.1")
+    subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
+    shown = ask_cuda({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert shown == ["GPU-bbbbbbbb-bbbb-bbbb-bbbb-bbbbbbbbbbbb", "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"]
+
+
+def test_where_cuda_does_not_answer_either_the_way_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("")
+    with pytest.raises(UsageError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        ask_cuda({**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"})
+
+
+def snapshot_of(gputrain: Gputrain, host: GpuHost) -> Snapshot:
+    return Snapshot.from_line(gputrain("gpus", "--json", **host.environment).stdout)
+
+
+def test_a_gpu_is_free_by_its_processes_and_its_memory(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(
+        [gpu(0, used=100), gpu(1, used=100), gpu(2, used=9000), gpu(3, used=3000), gpu(4, used=100)],
+        f"process 1 {PHANTOM} 50 compute",
+        f"process 3 {PHANTOM} 2900 graphics",
+        "fault 4 nvmlDeviceGetComputeRunningProcesses_v3 4",
+        "fault 4 nvmlDeviceGetMemoryInfo_v2 4",
     )
-    return done.stdout
-
-
-def test_the_driver_is_read_in_pci_order(driver: Path) -> None:
-    fields = "[[g.index, g.uuid, g.name, g.memory_used, g.memory_total, g.computing] for g in gpus.list_gpus()]"
-    answer = json.loads(ask(driver, fields, f"{FREE}:5:0,{BUSY}:900:77"))
-    assert answer == [
-        [0, FREE, "Fake H100", 5 << 20, 80 << 30, []],
-        [1, BUSY, "Fake H100", 900 << 20, 80 << 30, [77]],
+    taken = [device.taken for device in devices_of(snapshot_of(gputrain, host))]
+    assert taken == [
+        None,
+        f"process {PHANTOM} of an unknown user computes on it",
+        "8.8 GiB of it are in use, by processes that the driver does not show here",
+        None,
+        "it is not known who uses it (no permission)",
     ]
 
 
-def test_without_a_driver_auto_is_the_cpu(driver: Path) -> None:
-    assert json.loads(ask(driver, "gpus.choose('auto')", None)) == []
+def test_the_instances_of_a_divided_gpu_are_devices_of_their_own(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(
+        gpu(0, mig=1),
+        "instance 0 uuid=MIG-11aa gi=1 ci=0 total=9728 used=20",
+        "instance 0 uuid=MIG-22bb gi=2 ci=0 total=9728 used=2000",
+        f"process 0 {PHANTOM} 1900 compute 2",
+    )
+    devices = devices_of(snapshot_of(gputrain, host))
+    assert [(one.uuid, one.parent, one.place, one.free) for one in devices] == [
+        ("MIG-11aa", uuid_of(0), "1/0", True),
+        ("MIG-22bb", uuid_of(0), "2/0", False),
+    ]
+    assert "2 MIG instances" in gputrain("gpus", **host.environment).stdout
 
 
-def test_a_run_names_the_gpus_that_exist_where_one_does_not(driver: Path, gputrain: Gputrain) -> None:
-    environment = {"LD_LIBRARY_PATH": str(driver), "FAKE_GPUS": f"{FREE}:5:0", "CUDA_VISIBLE_DEVICES": "0"}
-    done = gputrain("run", "--headless", "digits", "--gpus", "0,4", **environment)
+def test_a_run_names_the_gpus_that_exist_where_one_does_not(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(gpu(0), gpu(1))
+    done = gputrain("run", "--headless", "digits", "--gpus", "0,4", **host.environment, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 2
-    assert f"device.gpus: there is no GPU '4'; there are 0 (Fake H100, {FREE})" in done.stderr
+    assert f"device.gpus: there is no GPU '4'; there are 0 (Fake H100 80GB, {uuid_of(0)});" in done.stderr
     assert not gputrain.runs.exists()
+
+
+def test_a_run_that_finds_no_gpu_free_says_so_and_trains_on_the_cpu(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(gpu(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
+    environment = host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = gputrain("run", "digits", "--dry-run", "--ranks", "1", **environment)
+    assert done.returncode == 0
+    assert f"warning: no GPU is free, training on the CPU (GPU 0: process {os.getpid()} of " in done.stderr
+    assert list((host.folder / "reservations").iterdir()) == []
+
+
+def test_what_torch_cannot_use_is_refused_and_let_go_of(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(gpu(0))
+    environment = host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = gputrain("run", "digits", "--headless", "--gpus", "0", **environment)
+    assert done.returncode == 2
+    assert "cannot use the GPUs that the driver shows; train with --gpus cpu" in done.stderr
+    assert list((host.folder / "reservations").iterdir()) == []
+
+
+def test_a_rank_that_cuda_gives_another_gpu_does_not_train() -> None:
+    check_device("GPU-aa-11", None, "aa-11")
+    check_device("MIG-bb-22", "GPU-aa-11", "bb-22")
+    check_device("MIG-bb-22", "GPU-aa-11", "aa-11")
+    with pytest.raises(WrongDeviceError, match="CUDA gave this rank the GPU cc-33, and GPU-aa-11 was chosen for it"):
+        check_device("GPU-aa-11", None, "cc-33")
+
+
+def test_two_ranks_never_share_a_gpu_but_may_share_a_cpu() -> None:
+    refuse_shared_devices([RankPlace(0, "a", 1, "cpu"), RankPlace(1, "a", 2, "cpu")])
+    refuse_shared_devices([RankPlace(0, "a", 1, FREE), RankPlace(1, "b", 2, FREE)])
+    with pytest.raises(UsageError, match="ranks 0 and 1 on a both have"):
+        refuse_shared_devices([RankPlace(0, "a", 1, FREE), RankPlace(1, "a", 2, FREE)])

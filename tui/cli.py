@@ -30,6 +30,7 @@ app = typer.Typer(
 # Parameter of `run` -> the key of the config that it is short for.
 FLAGS = {
     "gpus": "device.gpus",
+    "wait": "device.wait",
     "ranks": "device.ranks",
     "launcher": "device.launcher",
     "epochs": "run.epochs",
@@ -136,6 +137,7 @@ def run(
     ngpu: Annotated[
         int | None, typer.Option("--ngpu", min=0, help="Short for --gpus free:N; 0 for --gpus cpu.")
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait")] = False,
     ranks: Annotated[str | None, typer.Option("--ranks")] = None,
     epochs: Annotated[str | None, typer.Option("--epochs")] = None,
     batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
@@ -177,8 +179,9 @@ def run(
             for key, value in given.items()
             if value is not None
         }
-        if resume:
-            flags[FLAGS["resume"]] = ("--resume", True)
+        for key, switched in (("resume", resume), ("wait", wait)):
+            if switched:
+                flags[FLAGS[key]] = (f"--{key}", True)
         if ngpu is not None:
             chosen = f"free:{ngpu}" if ngpu else "cpu"
             if gpus is not None and gpus != chosen:
@@ -258,6 +261,34 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
         typer.echo(f"There are no runs in {root}. Start one: gputrain run --headless digits", err=True)
     else:
         typer.echo(as_table(rows))
+
+
+@app.command(epilog="Example: gputrain gpus --watch --processes")
+def gpus(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Every reading as JSON: a value, or null and the reason.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until Ctrl-C or q; with --json one line a sample.")
+    ] = False,
+    processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure the traffic over PCIe too, which takes 40 ms a GPU (in --json).")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.25, max=3600, help="Seconds between two samples.")
+    ] = 1.0,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="End after so many samples.")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option("--record", help="Write the samples to this file; GPUTRAIN_NVML=replay:FILE plays them back."),
+    ] = None,
+) -> None:
+    """Show what every GPU does, and who uses it."""
+    from tui.gpu_watch import GpuView, show_gpus
+
+    with usage_errors():
+        show_gpus(GpuView(as_json, watch, processes, links, interval, samples, record))
 
 
 @app.command()

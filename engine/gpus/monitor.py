@@ -1,0 +1,172 @@
+"""What everyone else sees of the GPUs: the snapshots that a sampler process tells, or that a recording holds."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from engine.failure import signal_name
+from engine.files import expand
+from engine.gpus.readings import Reading, Snapshot
+from engine.gpus.recording import RecordingMonitor
+from engine.gpus.wants import Wants
+from engine.problems import UsageError
+
+REPLAY = "replay:"
+# A sampler that ended is started again after so long, and ever more rarely while there is no driver.
+RESTART_SECONDS = 1.0
+MOST_RESTART_SECONDS = 60.0
+# So long it may be silent before another takes its place.
+SILENT_SECONDS = 15.0
+
+
+class Monitor(Protocol):
+    """Snapshots, as they come."""
+
+    def read(self, seconds: float) -> Snapshot | None:
+        """The newest snapshot that came since the last call; waits at most so long for one."""
+
+    def latest(self) -> Snapshot | None:
+        """The newest one of all as it looks now: what it tells may have become stale."""
+
+    def want(self, wants: Wants) -> None:
+        """Ask for other readings from now on."""
+
+    def close(self) -> None:
+        """Waits for nothing."""
+
+
+def open_monitor(wants: Wants) -> Monitor:
+    """Of this host's driver, or of the recording that $GPUTRAIN_NVML names (`replay:FILE`). Raises UsageError."""
+    path = recording_path()
+    return DriverMonitor(wants) if path is None else RecordingMonitor(path, wants.patience)
+
+
+def recording_path() -> Path | None:
+    """Raises UsageError where $GPUTRAIN_NVML says what is not known."""
+    given = os.environ.get("GPUTRAIN_NVML", "")
+    if not given:
+        return None
+    if not given.startswith(REPLAY) or given == REPLAY:
+        raise UsageError.one("GPUTRAIN_NVML", f"{given!r} is not known; give replay:FILE, or leave it out")
+    return expand(given.removeprefix(REPLAY))
+
+
+class DriverMonitor:
+    """Starts the sampler, reads it, and starts another where it has ended: the driver may be back."""
+
+    def __init__(self, wants: Wants) -> None:
+        self._wants = wants
+        self._latest: Snapshot | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = self._heard = 0.0
+        self._pause = RESTART_SECONDS
+        self._rest = b""
+        self._start()
+
+    def _start(self) -> None:
+        # In a session of its own: Ctrl-C and the end of the terminal are for us to hear. -P: what lies in the current
+        # folder must not be taken for our modules.
+        command = [sys.executable, "-P", "-m", "engine.gpus.sampler", self._wants.to_line()]
+        self._process = subprocess.Popen(  # noqa: S603 (our own module)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._started = self._heard = time.monotonic()
+        self._rest = b""
+
+    def read(self, seconds: float) -> Snapshot | None:
+        deadline = time.monotonic() + seconds
+        while True:
+            self._restart_where_needed()
+            news = self._drain(max(deadline - time.monotonic(), 0.0))
+            if news is not None or time.monotonic() >= deadline:
+                return news
+
+    def _drain(self, seconds: float) -> Snapshot | None:
+        if self._process is None or self._process.stdout is None:
+            time.sleep(min(seconds, 0.1))
+            return None
+        stream = self._process.stdout.fileno()
+        line = b""
+        while select.select([stream], [], [], 0.0 if line else min(seconds, 0.5))[0]:
+            data = os.read(stream, 1 << 16)
+            if not data:
+                failed = self._reap()
+                if failed is not None or not line:
+                    return failed
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            line = lines[-1] if lines else line
+            if not lines:
+                seconds = 0.1
+        if not line:
+            return None
+        self._heard = time.monotonic()
+        self._latest = Snapshot.from_line(line)
+        if self._latest.error is None:
+            self._pause = RESTART_SECONDS
+        return self._latest
+
+    def _reap(self) -> Snapshot | None:
+        """The sampler has ended; where the driver killed it, that is what there is to say."""
+        if self._process is None:
+            return None
+        process, self._process = self._process, None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(1.0)
+            if code != 0:
+                how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+                self._latest = _failed(f"the process that asks the NVIDIA driver {how}")
+                return self._latest
+        return None
+
+    def _restart_where_needed(self) -> None:
+        now = time.monotonic()
+        if self._process is None:
+            if now - self._started >= self._pause:
+                self._pause = min(2 * self._pause, MOST_RESTART_SECONDS)
+                self._start()
+        elif now - self._heard > SILENT_SECONDS:
+            # Killed, it may still hang inside the driver: another is started only when it is really gone.
+            self._process.kill()
+            if self._process.poll() is not None:
+                self._process = None
+
+    def latest(self) -> Snapshot | None:
+        if self._latest is None:
+            return None
+        return self._latest.silent(time.time(), self._wants.patience)
+
+    def want(self, wants: Wants) -> None:
+        self._wants = wants
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.write(wants.to_line().encode() + b"\n")
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+        # What hangs inside the driver does not die when it is killed.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+
+
+def _failed(error: str) -> Snapshot:
+    unknown: Reading[str] = Reading(None, time.time(), error)
+    return Snapshot(time.time(), os.uname().nodename, unknown, unknown, (), error)

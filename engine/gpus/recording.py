@@ -1,0 +1,83 @@
+"""Recordings: snapshots, one JSON line each, written as they come and played back as if they came now."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from engine.gpus.readings import Snapshot, Source
+from engine.gpus.wants import Wants
+from engine.problems import UsageError
+
+LEAST_GAP_SECONDS = 0.05
+
+
+def read_recording(path: Path) -> list[Snapshot]:
+    """Raises UsageError where there is none, or it is not one."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+    snapshots = []
+    for number, line in enumerate(lines, 1):
+        try:
+            snapshot = Snapshot.from_line(line)
+            snapshots.append(replace(snapshot, source=Source("recording", snapshot.source.made_up)))
+        except ValueError as error:
+            # What was being written when the recorder was killed.
+            if number == len(lines) and snapshots:
+                break
+            raise UsageError.one(str(path), f"is no recording of GPUs: line {number}: {error}") from error
+    if not snapshots:
+        raise UsageError.one(str(path), "is no recording of GPUs: it is empty")
+    return snapshots
+
+
+class RecordingMonitor:
+    """Plays a recording at the pace at which it was made, over and over, with its times moved to now."""
+
+    def __init__(self, path: Path, patience: float) -> None:
+        """Raises UsageError."""
+        self._snapshots, self._patience = read_recording(path), patience
+        gaps = [max(after.time - before.time, LEAST_GAP_SECONDS) for before, after in pairwise(self._snapshots)]
+        self._gaps = [*gaps, gaps[-1] if gaps else 1.0]
+        self._place = -1
+        self._due = time.monotonic()
+
+    def read(self, seconds: float) -> Snapshot | None:
+        wait = self._due - time.monotonic()
+        if wait > seconds:
+            time.sleep(seconds)
+            return None
+        time.sleep(max(wait, 0.0))
+        self._place = (self._place + 1) % len(self._snapshots)
+        self._due = max(self._due + self._gaps[self._place], time.monotonic())
+        return self.latest()
+
+    def latest(self) -> Snapshot | None:
+        if self._place < 0:
+            return None
+        snapshot = self._snapshots[self._place]
+        shift = self._due - self._gaps[self._place] + time.time() - time.monotonic() - snapshot.time
+        return Snapshot.from_dict(moved(snapshot.to_dict(), shift)).silent(time.time(), self._patience)
+
+    def want(self, wants: Wants) -> None:
+        """A recording holds what it holds."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def moved(values: Any, seconds: float) -> Any:
+    """The same JSON with every `time` so much later."""
+    if isinstance(values, list):
+        return [moved(value, seconds) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {
+        key: value + seconds if key == "time" and isinstance(value, int | float) else moved(value, seconds)
+        for key, value in values.items()
+    }

@@ -1,0 +1,276 @@
+"""Which runs of this host hold which GPUs, and which wait for some, so that two never take the same one.
+
+Every run that trains on GPUs keeps a JSON file in `BASE/gputrain-UID/`, where BASE is $GPUTRAIN_RESERVATIONS or /tmp
+(containers that share GPUs can share a folder), and holds the lock beside it for as long as it lives: a run that dies
+in whatever way lets go of its GPUs with it. Who chooses holds `BASE/gputrain.lock` meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.files import read_json, write_json
+from engine.problems import UsageError
+
+RESERVATION_FORMAT = 1
+CHOOSING_SECONDS = 20.0
+# A file that nobody touches for days is taken away from /tmp on many systems.
+TOUCH_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class HeldRank:
+    """A rank of a run: its pid, and the device that CUDA gave it."""
+
+    run: str
+    rank: int
+    pid: int
+    uuid: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a live run holds, or waits for where `gpus` is empty: `wants` is its `device.gpus`."""
+
+    run: str
+    user: str
+    pid: int
+    since: float
+    wants: str
+    visible: tuple[str, ...]
+    gpus: tuple[str, ...]
+    ranks: tuple[HeldRank, ...]
+
+    @property
+    def waits(self) -> bool:
+        return not self.gpus
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """What tells one entry from another."""
+        return self.pid, self.since
+
+
+def base() -> Path:
+    return Path(os.environ.get("GPUTRAIN_RESERVATIONS") or "/tmp")  # noqa: S108 (known to all users of the host)
+
+
+class Reservation:
+    """This process's entry. It is there for others to see from `enter` to `release`."""
+
+    def __init__(self) -> None:
+        self._lock: Path | None = None
+        self._handle = -1
+        self._values: dict[str, Any] = {}
+        self._touched = 0.0
+
+    def enter(self, wants: str, visible: Sequence[str], run: str) -> None:
+        """Stand in line for GPUs; to be called while `choosing`. Raises UsageError where it cannot be written."""
+        if self._lock is not None:
+            return
+        folder = _own_folder()
+        lock = folder / f"{os.getpid()}-{time.time_ns()}.lock"
+        try:
+            self._handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            os.fchmod(self._handle, 0o644)
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        self._lock = lock
+        self._values = {
+            "format": RESERVATION_FORMAT,
+            "run": run,
+            "user": getpass.getuser(),
+            "pid": os.getpid(),
+            "since": time.time(),
+            "wants": wants,
+            "visible": list(visible),
+            "gpus": [],
+            "ranks": [],
+        }
+        self._write()
+
+    @property
+    def key(self) -> tuple[int, float] | None:
+        """As in `Held`; None before `enter`."""
+        return None if self._lock is None else (self._values["pid"], self._values["since"])
+
+    @property
+    def since(self) -> float:
+        return float(self._values["since"])
+
+    def hold(self, gpus: Sequence[str]) -> None:
+        """To be called while `choosing`."""
+        self._values["gpus"] = list(gpus)
+        self._write()
+
+    def name_run(self, run: str) -> None:
+        """The run has its name now."""
+        self._values["run"] = run
+        self._write()
+
+    def show_ranks(self, ranks: Sequence[HeldRank]) -> None:
+        self._values["ranks"] = [asdict(rank) for rank in ranks]
+        self._write()
+
+    def touch(self) -> None:
+        """Show now and then that the files are in use."""
+        if self._lock is not None and time.monotonic() - self._touched > TOUCH_SECONDS:
+            self._touched = time.monotonic()
+            with suppress(OSError):
+                os.utime(self._lock)
+                os.utime(self._lock.with_suffix(".json"))
+
+    def release(self) -> None:
+        """Let go; nothing is left. May be called again."""
+        if self._lock is None:
+            return
+        lock, self._lock = self._lock, None
+        _remove(lock)
+        os.close(self._handle)
+
+    def _write(self) -> None:
+        """Raises UsageError."""
+        if self._lock is None:
+            return
+        self._touched = time.monotonic()
+        path = self._lock.with_suffix(".json")
+        try:
+            write_json(path, self._values)
+            path.chmod(0o644)
+        except OSError as error:
+            raise _unusable(path, error) from error
+
+
+def _remove(lock: Path) -> None:
+    with suppress(OSError):
+        lock.with_suffix(".json").unlink(missing_ok=True)
+        lock.unlink(missing_ok=True)
+        # The last one out takes the folder away.
+        lock.parent.rmdir()
+
+
+def _own_folder() -> Path:
+    """Raises UsageError where it is not this user's alone to write to."""
+    folder = base() / f"gputrain-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+        status = folder.lstat()
+        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
+            raise UsageError.one(
+                "device.gpus",
+                f"{folder}, where GPUs are reserved, is not yours alone to write to; remove it, or name another folder "
+                "in GPUTRAIN_RESERVATIONS",
+            )
+        folder.chmod(0o755)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    return folder
+
+
+def _unusable(path: Path, error: OSError) -> UsageError:
+    return UsageError.one(
+        "device.gpus",
+        f"GPUs cannot be reserved in {path}: {error.strerror}; name another folder in GPUTRAIN_RESERVATIONS, the same "
+        "for all users of this host",
+    )
+
+
+@contextmanager
+def choosing() -> Iterator[None]:
+    """One process of the host at a time. Raises UsageError where another does not make way."""
+    path = base() / "gputrain.lock"
+    deadline = time.monotonic() + CHOOSING_SECONDS
+    while (handle := _lock_shared_file(path)) is None:
+        if time.monotonic() > deadline:
+            raise UsageError.one(
+                "device.gpus", f"another process has held {path} for {CHOOSING_SECONDS:.0f} s; see `fuser {path}`"
+            )
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        # Gone before it is let go of: who waits for it sees that, and makes another. Only its maker can, in /tmp.
+        with suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _lock_shared_file(path: Path) -> int | None:
+    """A handle that holds the lock on a file that any user may have made; None where another holds it."""
+    try:
+        # Made and opened apart: Linux refuses to open another user's file in /tmp with O_CREAT.
+        with suppress(FileExistsError):
+            made = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            os.fchmod(made, 0o644)
+            os.close(made)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(path, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_ino == path.stat().st_ino:
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(handle)
+    return None
+
+
+def all_held(*, clean: bool = False) -> list[Held]:
+    """What the live runs of all users hold or wait for, the first in line first. `clean`, for who is `choosing`, takes
+    away what dead runs of this user left."""
+    found = []
+    for folder in base().glob("gputrain-*"):
+        # A folder that belongs to another than its name says is nobody's word.
+        with suppress(OSError, ValueError):
+            if folder.is_symlink() or folder.stat().st_uid != int(folder.name.removeprefix("gputrain-")):
+                continue
+            for lock in folder.glob("*.lock"):
+                if _is_locked(lock):
+                    held = _parse(read_json(lock.with_suffix(".json")) or {})
+                    found += [held] if held is not None else []
+                elif clean and folder.stat().st_uid == os.getuid():
+                    _remove(lock)
+    return sorted(found, key=lambda held: held.since)
+
+
+def _is_locked(path: Path) -> bool:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _parse(values: dict[str, Any]) -> Held | None:
+    """None where it makes no sense."""
+    try:
+        run = str(values["run"])
+        ranks = tuple(HeldRank(run, int(rank["rank"]), int(rank["pid"]), str(rank["uuid"])) for rank in values["ranks"])
+        return Held(
+            run,
+            str(values["user"]),
+            int(values["pid"]),
+            float(values["since"]),
+            str(values["wants"]),
+            tuple(map(str, values["visible"])),
+            tuple(map(str, values["gpus"])),
+            ranks,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,49 @@
+"""What the GPUs of a run do while it trains, as an event every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from engine.events import Gpus
+from engine.gpus.monitor import DriverMonitor
+from engine.gpus.readings import Gpu
+from engine.gpus.wants import Wants
+
+EVERY_SECONDS = 5.0
+KEPT = ("busy", "sm_active", "tensor_active", "memory_used", "temperature", "power", "sm_clock", "throttle")
+
+
+class UsageWatch:
+    """Looks at these GPUs, by UUID. Without any it does nothing; it never waits, and never fails a run."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self._monitor: DriverMonitor | None = None
+        self._silent_at = time.monotonic() + 2 * EVERY_SECONDS
+        if uuids:
+            with suppress(OSError):
+                self._monitor = DriverMonitor(Wants(period=EVERY_SECONDS, processes=False, gpus=list(uuids)))
+
+    def look(self) -> Gpus | None:
+        """An event where one is due: that the driver says nothing is one too."""
+        if self._monitor is None:
+            return None
+        try:
+            snapshot = self._monitor.read(0.0)
+        except (OSError, ValueError):
+            return None
+        if snapshot is None and time.monotonic() > self._silent_at:
+            snapshot = self._monitor.latest()
+        if snapshot is None:
+            return None
+        self._silent_at = time.monotonic() + 2 * EVERY_SECONDS
+        return Gpus(gpus=[_kept(gpu, snapshot.host) for gpu in snapshot.gpus]) if snapshot.gpus else None
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+
+def _kept(gpu: Gpu, host: str) -> dict[str, object]:
+    return {"uuid": gpu.uuid, "host": host, "state": gpu.state, **{name: gpu.value(name) for name in KEPT}}

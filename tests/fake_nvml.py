@@ -1,0 +1,577 @@
+"""A stand-in for NVIDIA's driver library NVML where there is no C compiler: fake_nvml.c, behind the Python binding.
+
+`install()` makes `ctypes.CDLL("libnvidia-ml.so.1")` an object of ours, whose attributes are called as the C functions
+are, so that the real pynvml with its own structures is what runs. A program gets it by a `sitecustomize.py` in a folder
+on its PYTHONPATH:
+
+    import sys; sys.path.insert(0, "<this folder>"); import fake_nvml; fake_nvml.install()
+
+The file named by $FAKE_NVML, the scenario, says what the host is like; its format and every answer are those that
+fake_nvml.c describes. With FAKE_NVML_OLD=1 the symbols are missing that older drivers lack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 6, 7
+DRIVER_NOT_LOADED, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH = 9, 15, 25
+NOTHING = 0xFFFFFFFF
+MEMORY_V2 = 0x02000028
+
+GPU_DEFAULTS: dict[str, str | float] = {
+    "name": "Fake_H100_80GB", "total": 81559, "used": 500, "reserved": 600, "busy": 0, "memory_busy": 0,
+    "temperature": 40, "power": 100, "limit": 700, "sm_clock": 1200, "memory_clock": 2600, "max_sm_clock": 1980,
+    "max_memory_clock": 2619, "fan": -1, "pstate": 0, "throttle": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
+    "pcie_gen": 5, "pcie_width": 16, "tx": 1000, "rx": 2000, "mig": 0, "gpm": 1, "sm": 0, "tensor": 0, "dram": 0,
+}  # fmt: skip
+INSTANCE_DEFAULTS: dict[str, str | float] = {
+    "name": "Fake_MIG_1g.10gb", "gi": 1, "ci": 0, "total": 9728, "used": 20, "reserved": 0,
+}  # fmt: skip
+ERRORS = (
+    "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions", "Already Initialized",
+    "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded", "Timeout",
+    "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found", "Corrupted infoROM",
+    "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
+    "Driver/library version mismatch", "In use", "Insufficient Memory", "No data",
+)  # fmt: skip
+SPARED = {  # by a fault of `*`
+    "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3",
+}  # fmt: skip
+MISSING = {  # from an older driver
+    "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMigMode",
+    "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet",
+    "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
+}  # fmt: skip
+
+Device = SimpleNamespace  # a GPU or a MIG instance: `uuid`, `bus`, `index` of the GPU, and the keys above
+
+
+@dataclass
+class Process:
+    gpu: int
+    pid: int
+    used: float
+    kind: str
+    gi: int = NOTHING
+
+
+@dataclass
+class Fault:
+    gpu: int | None
+    function: str
+    answer: str
+
+
+@dataclass
+class Scene:
+    driver: str = "580.95.05"
+    cuda: int = 13000
+    gpus: list[Device] = field(default_factory=list)
+    instances: list[Device] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def read(self, line: str) -> None:
+        kind, *words = line.split()
+        match kind, words:
+            case "driver", [version]:
+                self.driver = version
+            case "cuda", [number]:
+                self.cuda = int(number)
+            case "gpu", pairs:
+                self.gpus.append(device(len(self.gpus), GPU_DEFAULTS, pairs))
+            case "instance", [gpu, *pairs]:
+                self.instances.append(device(int(gpu), INSTANCE_DEFAULTS, pairs))
+            case "process", [gpu, pid, used, "compute" | "graphics" as what, *instance]:
+                self.processes.append(Process(int(gpu), int(pid), float(used), what, *map(int, instance)))
+            case "fault", [gpu, function, answer] if answer == "hang" or answer.removeprefix("slow=").isdigit():
+                self.faults.append(Fault(None if gpu == "*" else int(gpu), function, answer))
+            case _:
+                raise ValueError(line)
+
+
+def device(index: int, defaults: dict[str, str | float], pairs: list[str]) -> Device:
+    known = {**defaults, "uuid": "", "bus": f"00000000:{(index + 1) * 0x10 & 0xFF:02X}:00.0"}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        is_text = isinstance(known[key], str)
+        known[key] = value if is_text else int(value, 16) if value.startswith("0x") else float(value)
+    if not known["uuid"]:
+        raise ValueError("no uuid")
+    return Device(**known | {"name": str(known["name"]).replace("_", " ")}, index=index)
+
+
+class Answer(Exception):  # noqa: N818 - how a call ends that has nothing to give
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def need(condition: object, code: int = NOT_SUPPORTED) -> None:
+    if not condition:
+        raise Answer(code)
+
+
+class Host:
+    """What the library remembers between calls."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.scene: Scene | None = None
+        self.seen: tuple[int, int, int] | None = None
+        self.users = 0
+        self.memory = (ctypes.c_char * 256)()  # a handle is the address of one of these
+        self.uuids: list[str] = []  # ... and this is the UUID that each stands for
+        self.samples: dict[int, tuple[ctypes.c_char, int, int]] = {}  # by address: itself, the device, its GPU instance
+
+    def load(self) -> bool:
+        """Whether there is a scenario; `scene` is the last one there was."""
+        with self.lock:
+            try:
+                with open(os.environ["FAKE_NVML"]) as file:  # noqa: PTH123 - as cheap as can be: it is at every call
+                    found = os.fstat(file.fileno())
+                    seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+                    text = None if seen == self.seen else file.read()
+            except (KeyError, OSError):
+                return False
+            if text is not None:
+                scene = Scene()
+                for whole in text.splitlines():
+                    line = whole.partition("#")[0]
+                    try:
+                        if line.strip():
+                            scene.read(line)
+                    except (KeyError, TypeError, ValueError):
+                        print("fake_nvml: cannot read this line of $FAKE_NVML:", line, file=sys.stderr, flush=True)
+                        os.abort()
+                self.scene, self.seen = scene, seen
+            return True
+
+    def handle(self, device: Device) -> int:
+        with self.lock:
+            if device.uuid not in self.uuids:
+                self.uuids.append(device.uuid)
+            return ctypes.addressof(self.memory) + self.uuids.index(device.uuid)
+
+    def uuid(self, handle: int | None) -> str:
+        slot = (handle or 0) - ctypes.addressof(self.memory)
+        need(0 <= slot < len(self.uuids), INVALID_ARGUMENT)
+        return self.uuids[slot]
+
+
+HOST = Host()
+
+
+@dataclass
+class Call:
+    scene: Scene
+    gpu: Device
+    mig: Device | None = None
+
+    @property
+    def either(self) -> Device:
+        return self.mig or self.gpu
+
+
+def enter(name: str, kind: str, first: Any) -> Call:
+    """What every call begins with: the scene, its device, and the fault that is meant for it."""
+    waited = False
+    while True:
+        readable = HOST.load()
+        if name.startswith("nvmlInit"):
+            need(readable, DRIVER_NOT_LOADED)
+        need(name.startswith("nvmlInit") or HOST.users, UNINITIALIZED)
+        scene = HOST.scene or Scene()
+        call = Call(scene, Device(index=first if kind == "index" else None))
+        if kind in ("gpu", "device"):
+            uuid = HOST.uuid(first)
+            call.mig = next((mig for mig in scene.instances if mig.uuid == uuid), None)
+            index = call.mig.index if call.mig else next((gpu.index for gpu in scene.gpus if gpu.uuid == uuid), 999)
+            need(index < len(scene.gpus), GPU_IS_LOST)
+            call.gpu = scene.gpus[index]
+        functions = (name,) if name in SPARED else (name, "*")
+        for fault in scene.faults:
+            if fault.gpu in (None, call.gpu.index) and fault.function in functions:
+                break
+        else:
+            break
+        if waited:
+            break
+        if fault.answer != "hang" and not fault.answer.startswith("slow="):
+            need(fault.answer == "0", int(fault.answer))
+            break
+        waited = fault.answer != "hang"
+        time.sleep(int(fault.answer.removeprefix("slow=")) / 1000 if waited else 0.02)
+    need(kind != "gpu" or not call.mig)
+    return call
+
+
+# ---- The functions ----
+
+
+@dataclass
+class Function:
+    kind: str  # of its first argument: "host" (anything), "index" (of a GPU), "gpu" or "device" (a GPU or an instance)
+    answer: Callable[..., None]  # of the call and the arguments that follow
+
+
+FUNCTIONS: dict[str, Function] = {}
+
+
+def add(name: str, kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def adding(answer: Callable[..., None]) -> Callable[..., None]:
+        FUNCTIONS[name] = Function(kind, answer)
+        return answer
+
+    return adding
+
+
+def give_text(buffer: Any, room: int, text: str) -> None:
+    need(len(text) < room, INSUFFICIENT_SIZE)
+    buffer.value = text.encode()
+
+
+def give_handle(out: Any, device: Device | None, otherwise: int) -> None:
+    need(device, otherwise)
+    ctypes.c_void_p.from_buffer(out).value = HOST.handle(device or Device())
+
+
+def address(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+def mib(amount: float) -> int:
+    return int(amount) << 20
+
+
+@add("nvmlInitWithFlags", "host")
+@add("nvmlInit_v2", "host")
+def init(call: Call, *_flags: int) -> None:
+    with HOST.lock:
+        HOST.users += 1
+
+
+@add("nvmlShutdown", "host")
+def shutdown(call: Call) -> None:
+    with HOST.lock:
+        HOST.users -= 1
+
+
+@add("nvmlSystemGetDriverVersion", "host")
+def driver_version(call: Call, text: Any, room: int) -> None:
+    give_text(text, room, call.scene.driver)
+
+
+@add("nvmlSystemGetNVMLVersion", "host")
+def nvml_version(call: Call, text: Any, room: int) -> None:
+    give_text(text, room, f"{call.scene.cuda // 1000}.{call.scene.driver}")
+
+
+@add("nvmlSystemGetCudaDriverVersion", "host")
+@add("nvmlSystemGetCudaDriverVersion_v2", "host")
+def cuda_version(call: Call, version: Any) -> None:
+    version.value = call.scene.cuda
+
+
+@add("nvmlDeviceGetCount_v2", "host")
+def count(call: Call, number: Any) -> None:
+    number.value = len(call.scene.gpus)
+
+
+@add("nvmlDeviceGetHandleByIndex_v2", "index")
+def by_index(call: Call, out: Any) -> None:
+    give_handle(out, next(iter(call.scene.gpus[call.gpu.index :]), None), INVALID_ARGUMENT)
+
+
+@add("nvmlDeviceGetHandleByUUID", "host")
+def by_uuid(call: Call, uuid: bytes, out: Any) -> None:
+    devices = [*call.scene.gpus, *call.scene.instances]
+    give_handle(out, next((device for device in devices if device.uuid == uuid.decode()), None), NOT_FOUND)
+
+
+def bus_numbers(bus: str) -> list[int]:
+    """The domain is written with four digits or with eight."""
+    return [int(part, 16) for part in bus.replace(".", ":").split(":")]
+
+
+@add("nvmlDeviceGetHandleByPciBusId_v2", "host")
+def by_bus(call: Call, bus: bytes, out: Any) -> None:
+    found = (gpu for gpu in call.scene.gpus if bus_numbers(gpu.bus) == bus_numbers(bus.decode()))
+    give_handle(out, next(found, None), NOT_FOUND)
+
+
+@add("nvmlDeviceGetMigDeviceHandleByIndex", "gpu")
+def mig_by_index(call: Call, index: int, out: Any) -> None:
+    instances = [instance for instance in call.scene.instances if instance.index == call.gpu.index]
+    give_handle(out, next(iter(instances[index:]), None), NOT_FOUND)
+
+
+@add("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "device")
+def gpu_of_mig(call: Call, out: Any) -> None:
+    give_handle(out, call.mig and call.gpu, INVALID_ARGUMENT)
+
+
+# The values that each gives through its pointers; a negative one is not supported.
+NUMBERS: dict[str, Callable[[Device], list[float]]] = {
+    "nvmlDeviceGetIndex": lambda gpu: [gpu.index],
+    "nvmlDeviceGetMinorNumber": lambda gpu: [gpu.index],
+    "nvmlDeviceGetPowerUsage": lambda gpu: [gpu.power * 1000],
+    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: [gpu.limit * 1000],
+    "nvmlDeviceGetPowerManagementLimit": lambda gpu: [gpu.limit * 1000],
+    "nvmlDeviceGetFanSpeed": lambda gpu: [gpu.fan],
+    "nvmlDeviceGetPerformanceState": lambda gpu: [gpu.pstate],
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: [gpu.throttle],
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: [gpu.throttle],
+    "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: [gpu.pcie_gen],
+    "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: [gpu.pcie_gen],
+    "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: [gpu.pcie_width],
+    "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: [gpu.pcie_width],
+    "nvmlDeviceGetEccMode": lambda gpu: [gpu.ecc, gpu.ecc],
+    "nvmlDeviceGetMigMode": lambda gpu: [gpu.mig, gpu.mig],
+    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: [7 if gpu.mig == 1 else 0],
+}
+# The value for each value of the argument before the pointer.
+CHOICES: dict[str, Callable[[Device], list[float]]] = {
+    "nvmlDeviceGetTemperature": lambda gpu: [gpu.temperature],
+    "nvmlDeviceGetClockInfo": lambda gpu: [gpu.sm_clock, gpu.sm_clock, gpu.memory_clock, gpu.sm_clock],
+    "nvmlDeviceGetMaxClockInfo": lambda gpu: [
+        gpu.max_sm_clock, gpu.max_sm_clock, gpu.max_memory_clock, gpu.max_sm_clock
+    ],
+    "nvmlDeviceGetPcieThroughput": lambda gpu: [gpu.tx, gpu.rx],
+}  # fmt: skip
+# Other monitors ask for these and complain where the symbol is missing.
+UNSUPPORTED = (
+    "nvmlDeviceGetComputeMode", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetDecoderUtilization",
+    "nvmlDeviceGetDisplayActive", "nvmlDeviceGetDisplayMode", "nvmlDeviceGetDriverModel",
+    "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization",
+)  # fmt: skip
+
+
+def add_number(name: str, values: Callable[[Device], list[float]]) -> None:
+    @add(name, "gpu")
+    def numbers(call: Call, *pointers: Any) -> None:
+        for pointer, value in zip(pointers, values(call.gpu), strict=True):
+            need(value >= 0)
+            pointer.value = int(value)
+
+
+def add_choice(name: str, values: Callable[[Device], list[float]]) -> None:
+    @add(name, "gpu")
+    def choice(call: Call, which: int, pointer: Any) -> None:
+        need(which < len(values(call.gpu)), INVALID_ARGUMENT)
+        if name == "nvmlDeviceGetPcieThroughput":
+            time.sleep(0.02)  # the real one measures so long
+        need(values(call.gpu)[which] >= 0)
+        pointer.value = int(values(call.gpu)[which])
+
+
+def add_unsupported(name: str) -> None:
+    @add(name, "gpu")
+    def unsupported(call: Call, *_arguments: object) -> None:
+        need(False)
+
+
+for each, values in NUMBERS.items():
+    add_number(each, values)
+for each, values in CHOICES.items():
+    add_choice(each, values)
+for each in UNSUPPORTED:
+    add_unsupported(each)
+
+
+@add("nvmlDeviceGetTotalEccErrors", "gpu")
+def ecc_errors(call: Call, kind: int, counter: int, number: Any) -> None:
+    need(kind < 2 and counter < 2, INVALID_ARGUMENT)
+    need(call.gpu.ecc > 0)
+    number.value = int(call.gpu.uncorrected if kind else call.gpu.corrected)
+
+
+@add("nvmlDeviceGetUtilizationRates", "gpu")
+def utilization(call: Call, rates: Any) -> None:
+    need(call.gpu.mig != 1 and call.gpu.busy >= 0 and call.gpu.memory_busy >= 0)
+    rates.gpu, rates.memory = int(call.gpu.busy), int(call.gpu.memory_busy)
+
+
+@add("nvmlDeviceGetPciInfo_v3", "gpu")
+def pci_info(call: Call, pci: Any) -> None:
+    pci.busId = call.gpu.bus.encode()
+    pci.domain, pci.bus, pci.device, _ = bus_numbers(call.gpu.bus)
+    pci.busIdLegacy = f"{pci.domain & 0xFFFF:04X}:{pci.bus:02X}:{pci.device:02X}.0".encode()
+    pci.pciDeviceId, pci.pciSubSystemId = 0x233010DE, 0x16C110DE
+
+
+@add("nvmlDeviceGetUUID", "device")
+def uuid_of(call: Call, text: Any, room: int) -> None:
+    give_text(text, room, call.either.uuid)
+
+
+@add("nvmlDeviceGetName", "device")
+def name_of(call: Call, text: Any, room: int) -> None:
+    give_text(text, room, call.either.name)
+
+
+@add("nvmlDeviceGetMemoryInfo", "device")
+def memory(call: Call, info: Any) -> None:
+    """Since driver 510 this one counts the reserved memory as used, and the second does not."""
+    it = call.either
+    info.total, info.used = mib(it.total), mib(it.used + it.reserved)
+    info.free = info.total - info.used
+
+
+@add("nvmlDeviceGetBAR1MemoryInfo", "device")
+def bar1_memory(call: Call, info: Any) -> None:
+    """Other monitors cannot do without it."""
+    info.bar1Total, info.bar1Used = mib(call.either.total), mib(1)
+    info.bar1Free = info.bar1Total - info.bar1Used
+
+
+@add("nvmlDeviceGetMemoryInfo_v2", "device")
+def memory_v2(call: Call, info: Any) -> None:
+    need(info.version == MEMORY_V2, ARGUMENT_VERSION_MISMATCH)
+    it = call.either
+    info.total, info.reserved, info.used = mib(it.total), mib(it.reserved), mib(it.used)
+    info.free = info.total - info.reserved - info.used
+
+
+@add("nvmlDeviceGetGpuInstanceId", "device")
+def gpu_instance(call: Call, number: Any) -> None:
+    need(call.mig)
+    number.value = int(call.either.gi)
+
+
+@add("nvmlDeviceGetComputeInstanceId", "device")
+def compute_instance(call: Call, number: Any) -> None:
+    need(call.mig)
+    number.value = int(call.either.ci)
+
+
+def give_processes(call: Call, kind: str, number: Any, infos: Any) -> None:
+    found = [process for process in call.scene.processes if (process.gpu, process.kind) == (call.gpu.index, kind)]
+    if call.mig:
+        found = [process for process in found if process.gi == call.mig.gi]
+    room, number.value = number.value, len(found)
+    need(len(found) <= room, INSUFFICIENT_SIZE)
+    for process, info in zip(found, infos or (), strict=False):
+        info.pid, info.usedGpuMemory = process.pid, -1 if process.used < 0 else mib(process.used)
+        info.gpuInstanceId, info.computeInstanceId = process.gi, NOTHING if process.gi == NOTHING else 0
+
+
+@add("nvmlDeviceGetComputeRunningProcesses_v3", "device")
+def compute_processes(call: Call, number: Any, infos: Any) -> None:
+    give_processes(call, "compute", number, infos)
+
+
+@add("nvmlDeviceGetGraphicsRunningProcesses_v3", "device")
+def graphics_processes(call: Call, number: Any, infos: Any) -> None:
+    give_processes(call, "graphics", number, infos)
+
+
+# ---- GPM: what a metric was between two samples (here: what the scene says at the time of the question) ----
+
+
+@add("nvmlGpmQueryDeviceSupport", "gpu")
+def gpm_support(call: Call, support: Any) -> None:
+    need(support.version == 1, ARGUMENT_VERSION_MISMATCH)
+    support.isSupportedDevice = int(call.gpu.gpm != 0)
+
+
+@add("nvmlGpmSampleAlloc", "host")
+def gpm_alloc(call: Call, out: Any) -> None:
+    sample = ctypes.c_char()
+    HOST.samples[ctypes.addressof(sample)] = (sample, 0, NOTHING)
+    ctypes.c_void_p.from_buffer(out).value = ctypes.addressof(sample)
+
+
+@add("nvmlGpmSampleFree", "host")
+def gpm_free(call: Call, sample: int) -> None:
+    HOST.samples.pop(sample, None)
+
+
+@add("nvmlGpmSampleGet", "gpu")
+def gpm_sample(call: Call, sample: int, gi: int = NOTHING) -> None:
+    need(call.gpu.gpm)
+    HOST.samples[sample] = (HOST.samples[sample][0], HOST.handle(call.gpu), gi)
+
+
+@add("nvmlGpmMigSampleGet", "gpu")
+def gpm_mig_sample(call: Call, gi: int, sample: int) -> None:
+    need(call.gpu.gpm)
+    need((call.gpu.index, gi) in [(mig.index, mig.gi) for mig in call.scene.instances], INVALID_ARGUMENT)
+    gpm_sample(call, sample, gi)
+
+
+@add("nvmlGpmMetricsGet", "gpu")
+def gpm_metrics(call: Call, asked: Any) -> None:
+    need(asked.version == 1, ARGUMENT_VERSION_MISMATCH)
+    one, two = (HOST.samples.get(address(sample), (None, 0, 0)) for sample in (asked.sample1, asked.sample2))
+    need(one[1:] == two[1:], INVALID_ARGUMENT)
+    need(call.gpu.gpm)
+    known = {2: ("SM Util", "sm"), 5: ("Any Tensor Util", "tensor"), 10: ("DRAM BW Util", "dram")}
+    for metric in asked.metrics[: asked.numMetrics]:
+        name, key = known.get(metric.metricId, (None, None))
+        metric.nvmlReturn, metric.value = (0, getattr(call.gpu, key)) if key else (NOT_SUPPORTED, 0)
+        info = metric.metricInfo
+        info.shortName, info.longName, info.unit = (name.encode(), name.encode(), b"%") if name else (None, None, None)
+
+
+# ---- The library ----
+
+
+def plain(argument: Any) -> Any:
+    """A number for what C gets by value, also for a pointer; what a byref() refers to; a buffer as it is."""
+    if isinstance(argument, ctypes._SimpleCData):
+        return argument.value
+    if isinstance(argument, ctypes._Pointer):
+        return address(argument)
+    return getattr(argument, "_obj", argument)
+
+
+def error_string(code: Any) -> bytes:
+    with contextlib.suppress(Answer):  # it has no code to answer with
+        enter("nvmlErrorString", "host", None)
+    return (ERRORS[plain(code)] if 0 <= plain(code) < len(ERRORS) else "Unknown Error").encode()
+
+
+class Library:
+    def __init__(self) -> None:
+        self.nvmlErrorString = error_string
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        function = FUNCTIONS.get(name)
+        if function is None or (name in MISSING and os.environ.get("FAKE_NVML_OLD") == "1"):
+            raise AttributeError(name)
+
+        def entry(*arguments: Any) -> int:
+            values = [plain(argument) for argument in arguments]
+            if name == "nvmlGpmMetricsGet":  # its device is that of its first sample
+                values.insert(0, HOST.samples.get(address(values[0].sample1), (None, 0, 0))[1])
+            first = None if function.kind == "host" else values.pop(0)
+            try:
+                function.answer(enter(name, function.kind, first), *values)
+            except Answer as answer:
+                return answer.code
+            return 0
+
+        setattr(self, name, entry)
+        return entry
+
+
+def install() -> None:
+    library = Library()
+
+    # The class stays itself: others are derived from it, and some have imported it by now.
+    def new(cls: type, name: object = None, *_arguments: object, **_options: object) -> object:
+        return library if name == LIBRARY else object.__new__(cls)
+
+    ctypes.CDLL.__new__ = new  # type: ignore[assignment, method-assign]

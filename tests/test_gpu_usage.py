@@ -1,0 +1,112 @@
+"""What the GPUs of a run do is told while it trains, of every node that it trains on; the ranks of one node agree on
+their GPUs first."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gpu_host import GpuHost, eight, gpu, uuid_of
+from test_journal import started
+from torch.distributed import HashStore
+
+from engine.channel import StopFlag
+from engine.config import Config
+from engine.events import Gpus
+from engine.gpus.choice import Choice
+from engine.gpus.reservation import Reservation, all_held
+from engine.gpus.usage import UsageWatch
+from engine.history import history_of
+from engine.hostmates import NodesUsage, choose_on_host, tell_usage
+from engine.order import Order
+from engine.problems import UsageError
+from engine.seat import Seat
+
+
+@pytest.fixture
+def here(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> GpuHost:
+    """The driver that this process and its children find."""
+    for name, value in host.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return host
+
+
+def first_event(usage: UsageWatch) -> Gpus:
+    while (event := usage.look()) is None:
+        time.sleep(0.02)
+    return event
+
+
+def test_the_gpus_of_a_run_are_watched_and_no_others(here: GpuHost) -> None:
+    here.becomes(eight(throttle=5))
+    usage = UsageWatch([uuid_of(2), uuid_of(5)])
+    event = first_event(usage)
+    usage.close()
+    assert [one["uuid"] for one in event.gpus] == [uuid_of(2), uuid_of(5)]
+    assert [one["busy"] for one in event.gpus] == [92, 95]
+    assert event.gpus[0]["throttle"] == ["idle", "power cap"]
+    assert event.gpus[0]["memory_used"] == 61000 << 20
+
+
+def test_a_run_on_the_cpu_watches_nothing() -> None:
+    assert UsageWatch([]).look() is None
+
+
+def test_the_summary_says_what_each_gpu_did() -> None:
+    looks = [
+        Gpus(gpus=[{"uuid": "a", "host": "h", "busy": 90, "memory_used": 5, "throttle": ["idle"]}]),
+        Gpus(gpus=[{"uuid": "a", "host": "h", "busy": 100, "memory_used": 7, "throttle": ["thermal"]}]),
+        Gpus(gpus=[{"uuid": "a", "host": "h", "busy": None, "memory_used": None, "throttle": None}]),
+    ]
+    [used] = history_of([started(), *looks]).summary().gpus
+    assert (used["uuid"], used["busy"], used["most_memory_used"]) == ("a", 95.0, 7)
+    assert (used["throttled"], used["power"]) == (["thermal"], None)
+
+
+def test_another_node_tells_rank_0_what_its_gpus_do(here: GpuHost) -> None:
+    here.becomes(gpu(0, busy=50))
+    store, there = HashStore(), UsageWatch([uuid_of(0)])
+    ranks = [{"rank": rank, "host": host, "pid": 1, "device": "cpu"} for rank, host in enumerate("aabb")]
+    nodes = NodesUsage(UsageWatch([]), store, Reservation())
+    nodes.begin(replace(started(), ranks=ranks))
+    assert nodes.look() == []
+    while not store.check(["usage/2"]):
+        tell_usage(there, store, Seat(2, 4, 0, 2))
+        time.sleep(0.02)
+    there.close()
+    [event] = nodes.look()
+    assert event.gpus[0]["busy"] == 50
+    assert nodes.look() == []
+
+
+def choose_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[Choice]:
+    store, config = HashStore(), Config.model_validate({"device": device})
+    order = Order(config, tmp_path / "runs", "digits")
+
+    def choose(rank: int) -> Choice:
+        return choose_on_host(order, Seat(rank, ranks, rank, ranks), store, StopFlag(), lambda _: None)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [pool.submit(choose, rank) for rank in reversed(range(ranks))]
+        return [future.result() for future in reversed(futures)]
+
+
+def test_the_ranks_of_a_host_get_the_same_gpus_and_one_reservation(here: GpuHost, tmp_path: Path) -> None:
+    here.becomes([gpu(0), gpu(1, used=100), gpu(2, used=50)])
+    choices = choose_in_threads(tmp_path, 2, gpus="free:2")
+    assert [[one.index for one in choice.devices] for choice in choices] == [[1, 2], [1, 2]]
+    [held] = all_held()
+    assert held.gpus == (uuid_of(1), uuid_of(2))
+    for choice in choices:
+        choice.reservation.release()
+    assert all_held() == []
+
+
+def test_ranks_that_cannot_have_their_gpus_hear_the_reason(here: GpuHost, tmp_path: Path) -> None:
+    here.becomes(gpu(0))
+    with pytest.raises(UsageError, match="2 free GPUs wanted, and no more than 1 can be had"):
+        choose_in_threads(tmp_path, 2, gpus="free:2")
