@@ -9,7 +9,8 @@ import sys
 import pytest
 from conftest import COMMAND, ROOT, Gputrain
 
-LIGHT = ["config", "resolve", "events", "history", "runs", "control", "gpus", "schedule", "launch", "data", "seat"]
+LIGHT = ["config", "resolve", "events", "history", "runs", "control", "schedule", "launch", "data", "seat"]
+LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.choice", "gpus.recording"]
 
 
 def modules_after(statement: str) -> set[str]:

@@ -231,7 +231,7 @@ def test_a_driver_that_kills_who_asks_it(gputrain: Gputrain, host: GpuHost) -> N
     host.becomes(gpu(0, busy=50))
     with watching(gputrain, host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
-        [sampler] = [one for one in gputrain.processes() if "engine.gpus.sampler" in one.cmdline()]
+        [sampler] = [one for one in gputrain.processes() if "engine.gpus.sampler" in " ".join(one.cmdline())]
         os.kill(sampler.pid, signal.SIGSEGV)
         watch.until(lambda gpus: gpus == [])
         assert watch.snapshot["error"] == "the process that asks the NVIDIA driver was ended by SIGSEGV"

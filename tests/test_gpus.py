@@ -183,7 +183,7 @@ def test_the_instances_of_a_divided_gpu_are_devices_of_their_own(gputrain: Gputr
         ("MIG-11aa", uuid_of(0), "1/0", True),
         ("MIG-22bb", uuid_of(0), "2/0", False),
     ]
-    assert "2 MIG instances" in gputrain("gpus", **host.environment).stdout
+    assert "2 MIG, pid " in gputrain("gpus", **host.environment).stdout
 
 
 def test_a_run_names_the_gpus_that_exist_where_one_does_not(gputrain: Gputrain, host: GpuHost) -> None:

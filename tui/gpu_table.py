@@ -104,7 +104,7 @@ def _note(gpu: Gpu) -> Cell:
     if gpu.value("ecc_uncorrected"):
         words.append(f"{gpu.value('ecc_uncorrected')} ECC errors")
     if gpu.divided:
-        words.append(f"{len(gpu.instances)} MIG instances")
+        words.append(f"{len(gpu.instances)} MIG")
     user = who_uses(gpu)
     return Cell(", ".join([*words, user.text]), "yellow" if words else user.style)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket
@@ -39,6 +40,8 @@ def choose(selection: str, run: str, *, wait: bool, waiting: Callable[[str], Non
         return Choice()
     if recording_path() is not None:
         return _none(selection, "GPUTRAIN_NVML plays a recording, and nothing can be trained on recorded GPUs")
+    if not _driver_library():
+        return _none(selection, "no NVIDIA driver can be asked (its library is not found)", expected=True)
     monitor = DriverMonitor(Wants(period=WAIT_SECONDS, activity=False))
     try:
         snapshot = monitor.read(FIRST_SECONDS)
@@ -48,6 +51,15 @@ def choose(selection: str, run: str, *, wait: bool, waiting: Callable[[str], Non
         return _Turn(selection, run, wait, ranks).take(snapshot, monitor, waiting)
     finally:
         monitor.close()
+
+
+def _driver_library() -> bool:
+    """Whether there is one. To look costs nothing, where to start a sampler would take a quarter of a second."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def waiting_told(tell: Callable[[Event], None]) -> Callable[[str], None]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from engine.failure import signal_name
 from engine.files import expand
 from engine.gpus.readings import Reading, Snapshot
-from engine.gpus.recording import RecordingMonitor
+from engine.gpus.start import start_sampler, started_ahead
 from engine.gpus.wants import Wants
 from engine.problems import UsageError
 
@@ -24,6 +22,7 @@ RESTART_SECONDS = 1.0
 MOST_RESTART_SECONDS = 60.0
 # So long it may be silent before another takes its place.
 SILENT_SECONDS = 15.0
+END_SECONDS = 0.2
 
 
 class Monitor(Protocol):
@@ -42,12 +41,6 @@ class Monitor(Protocol):
         """Waits for nothing."""
 
 
-def open_monitor(wants: Wants) -> Monitor:
-    """Of this host's driver, or of the recording that $GPUTRAIN_NVML names (`replay:FILE`). Raises UsageError."""
-    path = recording_path()
-    return DriverMonitor(wants) if path is None else RecordingMonitor(path, wants.patience)
-
-
 def recording_path() -> Path | None:
     """Raises UsageError where $GPUTRAIN_NVML says what is not known."""
     given = os.environ.get("GPUTRAIN_NVML", "")
@@ -61,27 +54,16 @@ def recording_path() -> Path | None:
 class DriverMonitor:
     """Starts the sampler, reads it, and starts another where it has ended: the driver may be back."""
 
-    def __init__(self, wants: Wants) -> None:
+    def __init__(self, wants: Wants, process: subprocess.Popen[bytes] | None = None) -> None:
         self._wants = wants
         self._latest: Snapshot | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started = self._heard = 0.0
+        self._process: subprocess.Popen[bytes] | None = process or start_sampler(wants.to_line())
+        self._started = self._heard = time.monotonic()
         self._pause = RESTART_SECONDS
         self._rest = b""
-        self._start()
 
     def _start(self) -> None:
-        # In a session of its own: Ctrl-C and the end of the terminal are for us to hear. -P: what lies in the current
-        # folder must not be taken for our modules.
-        command = [sys.executable, "-P", "-m", "engine.gpus.sampler", self._wants.to_line()]
-        self._process = subprocess.Popen(  # noqa: S603 (our own module)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
-        )
+        self._process = start_sampler(self._wants.to_line())
         self._started = self._heard = time.monotonic()
         self._rest = b""
 
@@ -126,6 +108,8 @@ class DriverMonitor:
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(1.0)
             if code != 0:
+                from engine.failure import signal_name
+
                 how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 self._latest = _failed(f"the process that asks the NVIDIA driver {how}")
                 return self._latest
@@ -156,15 +140,33 @@ class DriverMonitor:
 
     def close(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
-        # What hangs inside the driver does not die when it is killed.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.2)
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+    # What hangs inside the driver does not die when it is killed.
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+
+
+def open_monitor(wants: Wants) -> Monitor:
+    """Of this host's driver, or of the recording that $GPUTRAIN_NVML names (`replay:FILE`). Raises UsageError."""
+    path = recording_path()
+    if path is not None:
+        from engine.gpus.recording import RecordingMonitor
+
+        return RecordingMonitor(path, wants.patience)
+    ahead = started_ahead()
+    if ahead is not None and wants != Wants():
+        # It has perhaps answered already, and not to this.
+        _end(ahead)
+        ahead = None
+    return DriverMonitor(wants, ahead)
 
 
 def _failed(error: str) -> Snapshot:

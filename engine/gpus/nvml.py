@@ -232,8 +232,13 @@ class Activity:
         self._taken = 0.0
         self._request = nv.c_nvmlGpmMetricsGet_t()
 
+    def begin(self, handle: Any) -> None:
+        """Take a first sample, where there is none yet."""
+        if not self._taken:
+            ask(self._begin, handle)
+
     def read(self, handle: Any) -> dict[str, Reading[Any]]:
-        """Since the last call; a first one takes two samples, 0.1 s apart."""
+        """What it did since the last call, or since `begin`, for at least 0.1 s."""
         answer = ask(self._read, handle)
         if answer.value is None:
             return dict.fromkeys(GPM_METRICS, answer)
@@ -246,14 +251,17 @@ class Activity:
         """Nobody looks for a while: what lies between must not count."""
         self._taken = 0.0
 
-    def _read(self, handle: Any) -> dict[str, float | None]:
+    def _begin(self, handle: Any) -> None:
         if not nv.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED)
         if self._before is None:
             self._before, self._spare = nv.nvmlGpmSampleAlloc(), nv.nvmlGpmSampleAlloc()
+        nv.nvmlGpmSampleGet(handle, self._before)
+        self._taken = time.monotonic()
+
+    def _read(self, handle: Any) -> dict[str, float | None]:
         if not self._taken:
-            nv.nvmlGpmSampleGet(handle, self._before)
-            self._taken = time.monotonic()
+            self._begin(handle)
         time.sleep(max(self._taken + GPM_GAP_SECONDS - time.monotonic(), 0.0))
         nv.nvmlGpmSampleGet(handle, self._spare)
         self._taken = time.monotonic()

@@ -1,26 +1,27 @@
 """The process that asks the driver: one thread a GPU, so that a call that never returns holds up no other GPU, and a
 process of its own, so that it holds up no one else either.
 
-`python -m engine.gpus.sampler` prints one `Snapshot` a line, once a period. Its standard input says what is wanted, a
-`Wants` in JSON a line; it ends when that closes, or when the driver must be loaded anew.
+It prints one `Snapshot` a line, once a period. Its standard input says what is wanted, a `Wants` in JSON a line; it
+ends when that closes, or when the driver must be loaded anew.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import socket
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.gpus import nvml
-from engine.gpus.processes import ProcessTable, ranks_on
 from engine.gpus.readings import LASTING, UNITS, Gpu, Instance, Process, Reading, Snapshot, State
 from engine.gpus.reservation import Held, all_held
 from engine.gpus.wants import Wants
+
+if TYPE_CHECKING:
+    from engine.gpus.processes import ProcessTable
 
 SLOW_SECONDS = 5.0
 LOOK_AROUND_SECONDS = 2.0
@@ -67,7 +68,7 @@ class GpuWatch(threading.Thread):
         self._instances: tuple[Instance, ...] = ()
         self._slow_at = float("-inf")
         self._activity = nvml.Activity()
-        self._people = ProcessTable()
+        self._people: ProcessTable | None = None
         self._processes: Reading[tuple[Process, ...]] = Reading(None, time.time(), "not asked for")
         self._processes_at = float("-inf")
 
@@ -99,6 +100,10 @@ class GpuWatch(threading.Thread):
                 self._uuid, slow = uuid, True
             self._handle = handle
         handle = self._handle
+        if wants.activity:
+            self._activity.begin(handle)
+        else:
+            self._activity.forget()
         if slow:
             missing = {
                 name: question
@@ -116,15 +121,13 @@ class GpuWatch(threading.Thread):
             self.unwanted = self.retired = True
 
         answers = self._kept | nvml.ask_load(handle) | nvml.ask_all(nvml.QUESTIONS, handle)
-        if wants.activity:
-            answers |= self._activity.read(handle)
-        else:
-            self._activity.forget()
         if wants.links:
             answers |= nvml.ask_all(nvml.LINK_QUESTIONS, handle)
         if wants.processes and now - self._processes_at >= min(wants.period, 1.0):
             self._processes_at = now
             self._processes = self._ask_processes(handle, ours)
+        if wants.activity:
+            answers |= self._activity.read(handle)
         not_asked: Reading[Any] = Reading(None, time.time(), "not asked for")
         readings = {name: answers.get(name, not_asked) for name in UNITS}
         lost = readings["busy"].reason == "lost" or readings["memory_used"].reason == "lost"
@@ -132,6 +135,10 @@ class GpuWatch(threading.Thread):
         return self._gpu(state, 0.0, time.time(), readings, self._processes)
 
     def _ask_processes(self, handle: Any, uuids: list[str]) -> Reading[tuple[Process, ...]]:
+        # Imported while the GPM measures.
+        from engine.gpus.processes import ProcessTable, ranks_on
+
+        self._people = self._people or ProcessTable()
         listed = nvml.tenants(handle)
         ranks = ranks_on(uuids, self._shared.held)
         if listed.value is None and not ranks:
@@ -260,7 +267,7 @@ class Sampler:
         unknown: Reading[str] = Reading(None, now, error or "not known")
         gpus = [] if self._shared.gone else [one.report() for one in self._driver.watches if not one.unwanted]
         versions = (driver.version, driver.cuda) if driver and not self._shared.gone else (unknown, unknown)
-        return Snapshot(now, socket.gethostname(), *versions, tuple(gpus), error)
+        return Snapshot(now, os.uname().nodename, *versions, tuple(gpus), error)
 
     @staticmethod
     def _tell(snapshot: Snapshot) -> None:
@@ -278,7 +285,3 @@ def main() -> None:
         Sampler(Wants.from_line(sys.argv[1])).run()
     finally:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

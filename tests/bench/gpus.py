@@ -1,0 +1,71 @@
+"""How long one look at eight GPUs takes as a whole process, beside nvitop and gpustat where they are installed, and
+what the sampler costs: `python tests/bench/gpus.py [ROUNDS] [FOLDER OF nvitop AND gpustat]`. All ask the same driver,
+which is ours (`fake_nvml.c`); the commands take turns, and medians are printed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from gpu_host import GpuHost, build_driver, eight
+
+SAMPLED_SECONDS = 30.0
+
+
+def seconds_of(command: list[str], environment: dict[str, str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - began
+
+
+def share_of_a_core(environment: dict[str, str]) -> float:
+    """CPU time of the sampler at one sample a second, after its start, as a share of the time that passes."""
+    command = [sys.executable, "-P", "-c", "from engine.gpus.sampler import main; main()", "{}"]
+    sampler = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert sampler.stdout is not None
+    assert sampler.stdin is not None
+    sampler.stdout.readline()
+    process = psutil.Process(sampler.pid)
+    before, began = process.cpu_times(), time.monotonic()
+    while time.monotonic() - began < SAMPLED_SECONDS:
+        sampler.stdout.readline()
+    after = process.cpu_times()
+    share = (after.user + after.system - before.user - before.system) / (time.monotonic() - began)
+    sampler.stdin.close()
+    sampler.wait()
+    return share
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    search = os.pathsep.join([str(Path(sys.executable).parent), *sys.argv[2:], os.environ["PATH"]])
+    with tempfile.TemporaryDirectory() as folder:
+        host = GpuHost(Path(folder), build_driver(Path(folder)))
+        host.becomes(eight(), [f"process {index} {os.getpid()} 60000 compute" for index in range(8)])
+        environment = {**os.environ, **host.environment}
+        commands = {"gputrain": ["gpus", "--json"], "gpustat": ["--json"], "nvitop": ["-1"]}
+        found = {name: shutil.which(name, path=search) for name in commands}
+        times: dict[str, list[float]] = {name: [] for name, path in found.items() if path}
+        for round_number in range(rounds + 1):
+            for name, taken in times.items():
+                seconds = seconds_of([str(found[name]), *commands[name]], environment)
+                # The first round fills caches.
+                taken += [seconds] if round_number else []
+        for name, taken in times.items():
+            print(
+                f"{name:<9} {statistics.median(taken):.3f} s   ({min(taken):.3f} to {max(taken):.3f}, {rounds} rounds)"
+            )
+        print(f"sampler   {share_of_a_core(environment):.2%} of one core at one sample a second")
+
+
+if __name__ == "__main__":
+    main()

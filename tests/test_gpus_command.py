@@ -1,0 +1,167 @@
+"""`gputrain gpus`: the table, the JSON, the watch, and recordings of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import COMMAND, Gputrain
+from gpu_host import PHANTOM, GpuHost, eight, gpu, gpus_in
+from rich.cells import cell_len
+
+from engine.gpus.readings import UNITS
+
+MADE_UP = Path(__file__).parent / "recordings" / "eight-gpus.jsonl"
+REPLAY = {"GPUTRAIN_NVML": f"replay:{MADE_UP}"}
+
+
+def test_eight_gpus_fit_80_columns_and_need_no_colour(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(eight(power=699, throttle=4), f"process 3 {os.getpid()} 60000 compute")
+    done = gputrain("gpus", "--processes", **host.environment, COLUMNS="80")
+    assert "\x1b" not in done.stdout
+    assert max(map(cell_len, done.stdout.splitlines())) <= 80
+    titles, *rows = done.stdout.splitlines()[1:10]
+    assert titles.split() == [
+        "GPU",
+        "NAME",
+        "BUSY",
+        "SM",
+        "TENSOR",
+        "MEMORY",
+        "GiB",
+        "POWER",
+        "W",
+        "TEMP",
+        "USED",
+        "BY",
+    ]
+    assert [line.split()[0] for line in rows] == [str(index) for index in range(8)]
+    assert "  93%  80%     40%   59.6/79.6  699/700  40°C  power cap, " in rows[3]
+
+
+def test_json_holds_every_reading_with_its_unit_and_time_or_the_reason(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(gpu(0, busy=50, corrected=3), f"process 0 {PHANTOM} -1 compute")
+    before = time.time()
+    done = gputrain("gpus", "--json", **host.environment)
+    snapshot = json.loads(done.stdout)
+    assert snapshot["format"] == 1
+    assert snapshot["source"] == {"kind": "driver", "made_up": False}
+    assert (snapshot["driver"]["value"], snapshot["cuda"]["value"]) == ("580.95.05", "13.0")
+    [seen] = snapshot["gpus"]
+    for name, unit in UNITS.items():
+        assert seen[name]["unit"] == unit
+        assert before - 1 < seen[name]["time"] < time.time() + 1
+        assert (seen[name]["value"] is None) == ("reason" in seen[name])
+    assert {name for name in UNITS if seen[name]["value"] is None} == {"fan", "pcie_sent", "pcie_received"}
+    assert seen["memory_used"]["value"] == 500 << 20
+    assert seen["memory_reserved"]["value"] == 600 << 20
+    assert seen["ecc_corrected"]["value"] == 3
+    assert seen["processes"]["value"][0]["gpu_memory"]["reason"] == "the driver does not tell"
+
+
+def test_the_traffic_over_pcie_is_measured_on_request(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(gpu(0))
+    [seen] = gpus_in(gputrain("gpus", "--json", "--links", **host.environment).stdout)
+    assert (seen["pcie_sent"]["value"], seen["pcie_received"]["value"]) == (1000, 2000)
+
+
+def test_a_watch_as_json_is_one_line_a_sample(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(eight())
+    done = gputrain("gpus", "--watch", "--json", "--interval", "0.25", "--samples", "3", **host.environment)
+    samples = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [len(sample["gpus"]) for sample in samples] == [8, 8, 8]
+    assert samples[0]["time"] < samples[1]["time"] < samples[2]["time"]
+
+
+def test_the_second_look_knows_the_cpu_of_processes(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(gpu(0), f"process 0 {os.getpid()} 100 compute")
+    done = gputrain("gpus", "--json", "--processes", **host.environment)
+    [process] = gpus_in(done.stdout)[0]["processes"]["value"]
+    assert process["cpu"]["value"] is not None
+    assert "pytest" in process["command"]["value"]
+
+
+def test_a_watch_draws_in_its_place_and_ends_with_q(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(eight())
+    ours, theirs = pty.openpty()
+    environment = gputrain.environment | host.environment | {"TERM": "xterm-256color"}
+    process = gputrain.start("gpus", "--watch", stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = ""
+    while shown.count("USED BY") < 2:
+        shown += os.read(ours, 65536).decode()
+    os.write(ours, b"q")
+    with pytest.raises(OSError, match="Input/output"):
+        while True:
+            shown += os.read(ours, 65536).decode()
+    assert process.wait(10) == 0
+    os.close(ours)
+    assert "\x1b[1A" in shown
+    assert "Traceback" not in shown
+
+
+def test_a_recording_plays_back_what_was_seen(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(eight())
+    record = ("gpus", "--record", "seen.jsonl", "--samples", "2", "--interval", "0.25")
+    done = gputrain(*record, **host.environment)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Recording to seen.jsonl" in done.stderr
+    again = gputrain(*record, **host.environment)
+    assert (again.returncode, "seen.jsonl exists" in again.stderr) == (2, True)
+    replay = {"GPUTRAIN_NVML": "replay:seen.jsonl"}
+    played = json.loads(gputrain("gpus", "--json", **replay).stdout)
+    assert played["source"] == {"kind": "recording", "made_up": False}
+    assert [one["busy"]["value"] for one in played["gpus"]] == list(range(90, 98))
+    assert time.time() - played["gpus"][0]["busy"]["time"] < 20
+    assert "a recording: not what the GPUs do now" in gputrain("gpus", **replay).stdout
+
+
+def test_what_is_made_up_is_marked_wherever_it_is_shown(gputrain: Gputrain) -> None:
+    assert "MADE UP: no such GPUs exist" in gputrain("gpus", **REPLAY).stdout
+    assert json.loads(gputrain("gpus", "--json", **REPLAY).stdout)["source"] == {"kind": "recording", "made_up": True}
+
+
+def test_nothing_is_trained_on_recorded_gpus(gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--gpus", "all", **REPLAY)
+    assert done.returncode == 2
+    assert "nothing can be trained on recorded GPUs; train on the CPU with --gpus cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("record:x", "GPUTRAIN_NVML: 'record:x' is not known; give replay:FILE"),
+        ("replay:none", "none: cannot be read: No such file"),
+        ("replay:text", "text: is no recording of GPUs: line 1"),
+        ("replay:empty", "empty: is no recording of GPUs: it is empty"),
+    ],
+)
+def test_a_recording_that_is_none_is_refused(gputrain: Gputrain, value: str, message: str) -> None:
+    (gputrain.folder / "text").write_text("hello\n")
+    (gputrain.folder / "empty").write_text("")
+    done = gputrain("gpus", GPUTRAIN_NVML=value)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_from_outside_can_do_nothing_to_a_terminal(gputrain: Gputrain) -> None:
+    first = MADE_UP.read_text().splitlines()[0].replace("jupyter-lab", "\\u001b[31m[bold]x")
+    (gputrain.folder / "evil.jsonl").write_text(first + "\n")
+    shown = gputrain("gpus", "--processes", GPUTRAIN_NVML="replay:evil.jsonl").stdout
+    assert "\x1b" not in shown
+    assert "\\x1b[31m[bold]x" in shown
+
+
+def test_a_reader_that_has_seen_enough_ends_a_watch(gputrain: Gputrain) -> None:
+    shell = f"{COMMAND} gpus --watch --json --interval 0.25 | head -n 1"
+    done = subprocess.run(
+        ["sh", "-c", shell], env=gputrain.environment | REPLAY, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout)["format"] == 1
+    assert done.stderr == ""
