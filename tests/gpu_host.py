@@ -3,6 +3,7 @@ file says (`fake_nvml.c`), or over its stand-in where there is no C compiler (`f
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parent
+LIBRARY = "libnvidia-ml.so.1"
 COMPILER = shutil.which("cc")
 NO_COMPILER = "no C compiler here: the same is tested with the stand-in in Python"
 
@@ -38,9 +40,12 @@ def build_driver(folder: Path, *flags: str) -> dict[str, str]:
         (folder / "sitecustomize.py").write_text(hook)
         old = {"FAKE_NVML_OLD": "1"} if flags else {}
         return {"PYTHONPATH": str(folder), **old}
-    library = folder / "libnvidia-ml.so.1"
+    library = folder / LIBRARY
     source = str(TESTS / "fake_nvml.c")
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-pthread", *flags, "-o", str(library), source], check=True)
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{LIBRARY}", *flags, "-o", str(library), source],
+        check=True,
+    )
     return {"LD_LIBRARY_PATH": str(folder)}
 
 
@@ -70,6 +75,16 @@ class GpuHost:
         next_scene = self.folder / "next"
         next_scene.write_text("\n".join(flat) + "\n")
         next_scene.replace(self.scene)
+
+
+def load_here(driver: dict[str, str]) -> None:
+    """Make this process find the driver as well: it was started before there was one."""
+    if COMPILER is None:
+        import fake_nvml
+
+        fake_nvml.install()
+    else:
+        ctypes.CDLL(str(Path(driver["LD_LIBRARY_PATH"]) / LIBRARY))
 
 
 def gpus_in(output: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpu_host import GpuHost, eight, gpu, uuid_of
+from gpu_host import GpuHost, eight, gpu, load_here, uuid_of
 from test_journal import started
 from torch.distributed import HashStore
 
@@ -29,6 +29,7 @@ from engine.seat import Seat
 @pytest.fixture
 def here(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> GpuHost:
     """The driver that this process and its children find."""
+    load_here(host.driver)
     for name, value in host.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
