@@ -211,5 +211,6 @@ def title_line(snapshot: Snapshot) -> Text:
     driver, cuda = (one.value or NONE for one in (snapshot.driver, snapshot.cuda))
     line = Text(f"{printable(snapshot.host)}   driver {printable(driver)}   CUDA {printable(cuda)}", no_wrap=True)
     if snapshot.source.notice is not None:
-        line.append(f"   {snapshot.source.notice}", "bold reverse")
+        line.append("   ")
+        line.append(snapshot.source.notice, "bold reverse")
     return line
