@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -152,3 +153,21 @@ def test_a_reader_that_has_seen_enough_ends_a_watch(gputrain: Gputrain) -> None:
     )
     assert json.loads(done.stdout)["format"] == 1
     assert done.stderr == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
+def test_the_figures_agree_with_nvidia_smi(gputrain: Gputrain) -> None:
+    seen = {one["uuid"]: one for one in gpus_in(gputrain("gpus", "--json").stdout)}
+    query = "--query-gpu=uuid,memory.used,memory.total,temperature.gpu,power.draw,clocks.max.sm"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(rows) == len(seen)
+    for row in rows:
+        uuid, used, total, temperature, power, clock = row.split(", ")
+        ours = {name: reading["value"] for name, reading in seen[uuid].items() if name in UNITS}
+        assert abs(ours["memory_used"] / 2**20 - float(used)) <= 1
+        assert abs(ours["memory_total"] / 2**20 - float(total)) <= 1
+        assert abs(ours["temperature"] - float(temperature)) <= 3
+        assert abs(ours["power"] - float(power)) <= 0.1 * float(power) + 5
+        assert ours["max_sm_clock"] == int(clock)

@@ -223,4 +223,5 @@ def test_every_gpu_that_is_free_trains(gputrain: Gputrain, amp: str) -> None:
     started = events_of(gputrain.runs / "gpu")[0]
     assert started["backend"] == "nccl"
     assert started["devices"][0].startswith("GPU-")
+    assert started["ranks"][0]["device"] == started["devices"][0]
     assert json.loads((gputrain.runs / "gpu" / "summary.json").read_text())["val_accuracy"] > 0.97

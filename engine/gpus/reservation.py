@@ -116,11 +116,11 @@ class Reservation:
     def name_run(self, run: str) -> None:
         """The run has its name now."""
         self._values["run"] = run
-        self._write()
+        self._tell()
 
     def show_ranks(self, ranks: Sequence[HeldRank]) -> None:
         self._values["ranks"] = [asdict(rank) for rank in ranks]
-        self._write()
+        self._tell()
 
     def touch(self) -> None:
         """Show now and then that the files are in use."""
@@ -137,6 +137,11 @@ class Reservation:
         lock, self._lock = self._lock, None
         _remove(lock)
         os.close(self._handle)
+
+    def _tell(self) -> None:
+        """What others only like to know is no reason to end a run."""
+        with suppress(UsageError):
+            self._write()
 
     def _write(self) -> None:
         """Raises UsageError."""
