@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from engine.files import read_json, write_json
 from engine.problems import UsageError
+from engine.process import user_name
 
 REQUEST_FORMAT = 1
 
@@ -26,7 +26,7 @@ class Request:
 
 def send_request(control: Path, request: str) -> None:
     """Raises UsageError where this user may not."""
-    by = f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
+    by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     path = control / f"{time.time_ns()}-{os.getpid()}.json"
     values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}
     try:

@@ -172,9 +172,9 @@ def _train(
         print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)
         return ExitCode.FAILED
     finally:
-        usage.close()
         if recorder is not None:
             recorder.close()
+        usage.close()
 
 
 def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, flag: StopFlag) -> Listener:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import getpass
 import os
 import signal
 import sys
@@ -41,6 +42,14 @@ def leave(code: int) -> None:
         except OSError:
             continue
     os._exit(code)
+
+
+def user_name() -> str:
+    """Who this process belongs to; a container's user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 class Signals:

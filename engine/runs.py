@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import getpass
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from engine.events import JournalReader
 from engine.files import expand, is_file, read_json, write_json
 from engine.history import History, history_of
 from engine.problems import UsageError, nearest
+from engine.process import user_name
 
 OWNER_FORMAT = 1
 HEARTBEAT_SECONDS = 5.0
@@ -181,7 +181,7 @@ class Ownership:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "parent": os.getppid(),
-            "user": getpass.getuser(),
+            "user": user_name(),
             "heartbeat": heartbeat,
         }
         with suppress(OSError):

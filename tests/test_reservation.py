@@ -117,6 +117,25 @@ def test_who_waits_is_told_for_what_and_takes_in_turn(gputrain: Gputrain, four: 
     assert left_in(four) == []
 
 
+def test_a_driver_that_starts_slowly_is_not_taken_for_none(gputrain: Gputrain, four: GpuHost) -> None:
+    four.becomes([gpu(index) for index in range(2)], "fault * nvmlInitWithFlags slow=3000")
+    holder = Holder(gputrain, four, "auto")
+    assert holder.takes() == [0, 1]
+
+
+def test_a_driver_that_goes_while_a_run_waits_does_not_end_the_wait(gputrain: Gputrain, four: GpuHost) -> None:
+    first = Holder(gputrain, four, "all", "first")
+    first.takes()
+    waiting = Holder(gputrain, four, "auto", wait=True)
+    assert "no GPU is free" in waiting.says()["waits"]
+    healthy = [gpu(index) for index in range(4)]
+    four.becomes(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
+    assert waiting.says()["waits"] == "uninitialized"
+    four.becomes(healthy)
+    first.lets_go()
+    assert waiting.takes() == [0, 1, 2, 3]
+
+
 def test_named_gpus_may_be_shared_with_a_warning_and_waited_for(gputrain: Gputrain, four: GpuHost) -> None:
     first = Holder(gputrain, four, "0", "first")
     assert first.takes() == [0]

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +19,9 @@ from engine.gpus.visible import visible
 from engine.gpus.wants import Wants
 from engine.problems import UsageError
 
-# The sampler gives up on a GPU after two seconds; the driver's own start can take longer.
+# The driver's own start can take long; a GPU that then says nothing is not waited for so long.
 FIRST_SECONDS = 30.0
+FIRST_GPU_SECONDS = 5.0
 WAIT_SECONDS = 1.0
 
 
@@ -44,10 +46,11 @@ def choose(selection: str, run: str, *, wait: bool, waiting: Callable[[str], Non
         return _none(selection, "no NVIDIA driver can be asked (its library is not found)", expected=True)
     monitor = DriverMonitor(Wants(period=WAIT_SECONDS, activity=False))
     try:
-        snapshot = monitor.read(FIRST_SECONDS)
+        snapshot = _first(monitor)
         if snapshot is None or snapshot.error is not None:
             error = "it does not answer" if snapshot is None else snapshot.error
-            return _none(selection, f"no NVIDIA driver can be asked ({error})", expected=True)
+            silent = snapshot is None or snapshot.pending
+            return _none(selection, f"no NVIDIA driver can be asked ({error})", expected=not silent)
         return _Turn(selection, run, wait, ranks).take(snapshot, monitor, waiting)
     finally:
         monitor.close()
@@ -81,6 +84,17 @@ def ranks_here(started: RunStarted) -> list[HeldRank]:
     return [HeldRank(started.name, one["rank"], one["pid"], one["device"]) for one in ranks]
 
 
+def _first(monitor: DriverMonitor) -> Snapshot | None:
+    """What is known once the driver and its GPUs have answered, or have been given time enough to."""
+    began = time.monotonic()
+    snapshot = monitor.read(FIRST_SECONDS)
+    while snapshot is not None and snapshot.pending:
+        if time.monotonic() - began > (FIRST_GPU_SECONDS if snapshot.gpus else FIRST_SECONDS):
+            break
+        snapshot = monitor.read(WAIT_SECONDS) or snapshot
+    return snapshot
+
+
 def _none(selection: str, why: str, *, expected: bool = False) -> Choice:
     if selection == "auto":
         return Choice(warnings=[] if expected else [f"{why}; training on the CPU"])
@@ -100,7 +114,8 @@ class _Turn:
         choice = Choice()
         shown = [device.uuid for device in visible(devices_of(snapshot), os.environ)]
         try:
-            while (reason := self._try(choice, snapshot, shown)) is not None:
+            # While it is waited the driver may go, and come back.
+            while (reason := snapshot.error or self._try(choice, snapshot, shown)) is not None:
                 waiting(reason)
                 snapshot = monitor.read(WAIT_SECONDS) or monitor.latest() or snapshot
             return choice
@@ -112,6 +127,13 @@ class _Turn:
         """Fill the choice in, or stand in line and say for what it has to wait."""
         with choosing():
             devices = _as_it_stands(snapshot, shown, choice.reservation)
+            if self.wait:
+                if shown and not devices:
+                    return "the driver shows no GPU now"
+                devices = [
+                    replace(one, taken=one.broken, broken=None) if (one.broken or "").startswith("stale") else one
+                    for one in devices
+                ]
             try:
                 choice.devices = select(self.selection, devices, only_free=self.wait, ranks=self.ranks)
             except NotFreeError as error:
@@ -123,6 +145,8 @@ class _Turn:
             if choice.devices:
                 choice.reservation.enter(self.selection, shown, self.run)
                 choice.reservation.hold([device.uuid for device in choice.devices])
+            else:
+                choice.reservation.release()
             return None
 
 

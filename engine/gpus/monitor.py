@@ -60,6 +60,7 @@ class DriverMonitor:
         self._process: subprocess.Popen[bytes] | None = process or start_sampler(wants.to_line())
         self._started = self._heard = time.monotonic()
         self._pause = RESTART_SECONDS
+        self._closed = False
         self._rest = b""
 
     def _start(self) -> None:
@@ -70,8 +71,9 @@ class DriverMonitor:
     def read(self, seconds: float) -> Snapshot | None:
         deadline = time.monotonic() + seconds
         while True:
-            self._restart_where_needed()
             news = self._drain(max(deadline - time.monotonic(), 0.0))
+            if news is None:
+                self._restart_where_needed()
             if news is not None or time.monotonic() >= deadline:
                 return news
 
@@ -117,11 +119,13 @@ class DriverMonitor:
 
     def _restart_where_needed(self) -> None:
         now = time.monotonic()
+        if self._closed:
+            return
         if self._process is None:
             if now - self._started >= self._pause:
                 self._pause = min(2 * self._pause, MOST_RESTART_SECONDS)
                 self._start()
-        elif now - self._heard > SILENT_SECONDS:
+        elif now - self._heard > SILENT_SECONDS + self._wants.period:
             # Killed, it may still hang inside the driver: another is started only when it is really gone.
             self._process.kill()
             if self._process.poll() is not None:
@@ -139,6 +143,7 @@ class DriverMonitor:
                 self._process.stdin.write(wants.to_line().encode() + b"\n")
 
     def close(self) -> None:
+        self._closed = True
         process, self._process = self._process, None
         if process is not None:
             _end(process)

@@ -242,6 +242,8 @@ class Snapshot:
     gpus: tuple[Gpu, ...]
     error: str | None = None
     source: Source = field(default_factory=Source)
+    pending: bool = False
+    """Not everything was asked once yet: the driver, or a GPU, is still to answer for the first time."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -252,6 +254,7 @@ class Snapshot:
             "driver": self.driver.to_dict(),
             "cuda": self.cuda.to_dict(),
             "error": self.error,
+            "pending": self.pending,
             "gpus": [gpu.to_dict() for gpu in self.gpus],
         }
 
@@ -278,6 +281,7 @@ class Snapshot:
                 tuple(Gpu.from_dict(gpu) for gpu in values["gpus"]),
                 values["error"],
                 Source(values["source"]["kind"], bool(values["source"]["made_up"])),
+                bool(values.get("pending")),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("not a snapshot of GPUs") from error

@@ -7,8 +7,9 @@ in whatever way lets go of its GPUs with it. Who chooses holds `BASE/gputrain.lo
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import getpass
+import json
 import os
 import stat
 import time
@@ -16,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from engine.files import read_json, write_json
+from engine.files import read_json, replace_file
 from engine.problems import UsageError
+from engine.process import user_name
 
 RESERVATION_FORMAT = 1
 CHOOSING_SECONDS = 20.0
@@ -77,19 +79,17 @@ class Reservation:
         """Stand in line for GPUs; to be called while `choosing`. Raises UsageError where it cannot be written."""
         if self._lock is not None:
             return
-        folder = _own_folder()
-        lock = folder / f"{os.getpid()}-{time.time_ns()}.lock"
         try:
-            self._handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            lock = self._make_lock()
             os.fchmod(self._handle, 0o644)
             fcntl.flock(self._handle, fcntl.LOCK_EX)
         except OSError as error:
-            raise _unusable(folder, error) from error
+            raise _unusable(base(), error) from error
         self._lock = lock
         self._values = {
             "format": RESERVATION_FORMAT,
             "run": run,
-            "user": getpass.getuser(),
+            "user": user_name(),
             "pid": os.getpid(),
             "since": time.time(),
             "wants": wants,
@@ -98,6 +98,19 @@ class Reservation:
             "ranks": [],
         }
         self._write()
+
+    def _make_lock(self) -> Path:
+        """Raises OSError, UsageError."""
+        for last in (False, False, True):
+            try:
+                lock = _own_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
+                self._handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                return lock
+            except FileNotFoundError:
+                # A run that ended took the empty folder away in between.
+                if last:
+                    raise
+        raise FileNotFoundError
 
     @property
     def key(self) -> tuple[int, float] | None:
@@ -150,10 +163,16 @@ class Reservation:
         self._touched = time.monotonic()
         path = self._lock.with_suffix(".json")
         try:
-            write_json(path, self._values)
-            path.chmod(0o644)
+            data = json.dumps(self._values).encode()
+            replace_file(path, lambda file: _write_for_all(file, data))
         except OSError as error:
             raise _unusable(path, error) from error
+
+
+def _write_for_all(file: BinaryIO, data: bytes) -> None:
+    """Before the file has its name: no other user may find it closed to them for an instant."""
+    os.fchmod(file.fileno(), 0o644)
+    file.write(data)
 
 
 def _remove(lock: Path) -> None:
@@ -177,6 +196,10 @@ def _own_folder() -> Path:
                 "in GPUTRAIN_RESERVATIONS",
             )
         folder.chmod(0o755)
+    except FileNotFoundError:
+        if base().is_dir():
+            raise
+        raise _unusable(folder, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
     except OSError as error:
         raise _unusable(folder, error) from error
     return folder
@@ -243,11 +266,13 @@ def all_held(*, clean: bool = False) -> list[Held]:
             if folder.is_symlink() or folder.stat().st_uid != int(folder.name.removeprefix("gputrain-")):
                 continue
             for lock in folder.glob("*.lock"):
-                if _is_locked(lock):
-                    held = _parse(read_json(lock.with_suffix(".json")) or {})
-                    found += [held] if held is not None else []
-                elif clean and folder.stat().st_uid == os.getuid():
-                    _remove(lock)
+                # One that goes meanwhile must not hide the others.
+                with suppress(OSError):
+                    if _is_locked(lock):
+                        held = _parse(read_json(lock.with_suffix(".json")) or {})
+                        found += [held] if held is not None else []
+                    elif clean and folder.stat().st_uid == os.getuid():
+                        _remove(lock)
     return sorted(found, key=lambda held: held.since)
 
 

@@ -80,6 +80,10 @@ class GpuWatch(threading.Thread):
             except nvml.DriverGoneError as error:
                 self._shared.give_up(str(error))
                 return
+            except Exception as error:
+                # Not to be seen as a GPU that is silent for ever.
+                self._shared.give_up(f"{type(error).__name__}: {error}")
+                return
             with self._shared.changed:
                 self._answered, self._done = time.monotonic(), self._begun
                 self._shared.changed.notify_all()
@@ -169,6 +173,9 @@ class GpuWatch(threading.Thread):
         late = self._done < self._shared.round and self._begun in (0, self._done, self._shared.round)
         return late and not self.retired
 
+    def answered(self) -> bool:
+        return self._published is not None
+
     def report(self) -> Gpu:
         """What is known by now, marked as stale where it is old."""
         if self._published is None or self._answered is None:
@@ -198,6 +205,8 @@ class DriverWatch(threading.Thread):
                 time.sleep(LOOK_AROUND_SECONDS)
         except nvml.DriverGoneError as error:
             self._shared.give_up(str(error))
+        except Exception as error:
+            self._shared.give_up(f"{type(error).__name__}: {error}")
 
     def _count(self, gpus: int) -> None:
         if gpus != len(self.watches):
@@ -267,7 +276,9 @@ class Sampler:
         unknown: Reading[str] = Reading(None, now, error or "not known")
         gpus = [] if self._shared.gone else [one.report() for one in self._driver.watches if not one.unwanted]
         versions = (driver.version, driver.cuda) if driver and not self._shared.gone else (unknown, unknown)
-        return Snapshot(now, os.uname().nodename, *versions, tuple(gpus), error)
+        asked = self._driver.counted and all(one.answered() for one in self._driver.watches)
+        pending = self._shared.gone is None and not asked
+        return Snapshot(now, os.uname().nodename, *versions, tuple(gpus), error, pending=pending)
 
     @staticmethod
     def _tell(snapshot: Snapshot) -> None:
@@ -281,7 +292,9 @@ class Sampler:
 
 def main() -> None:
     # The interpreter's own end would wait for no thread either, but may trip over one that is inside the driver.
+    code = 1
     try:
         Sampler(Wants.from_line(sys.argv[1])).run()
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
