@@ -138,6 +138,11 @@ def test_a_recording_that_is_none_is_refused(gputrain: Gputrain, value: str, mes
     assert "Traceback" not in done.stderr
 
 
+def test_a_record_of_nothing_leaves_no_file(gputrain: Gputrain) -> None:
+    assert gputrain("gpus", "--record", "seen.jsonl", GPUTRAIN_NVML="replay:none").returncode == 2
+    assert not (gputrain.folder / "seen.jsonl").exists()
+
+
 def test_names_from_outside_can_do_nothing_to_a_terminal(gputrain: Gputrain) -> None:
     first = MADE_UP.read_text().splitlines()[0].replace("jupyter-lab", "\\u001b[31m[bold]x")
     (gputrain.folder / "evil.jsonl").write_text(first + "\n")

@@ -53,21 +53,21 @@ class GpuView:
 
 def show_gpus(view: GpuView) -> None:
     """Raises UsageError."""
-    with _recorder(view.record) as record:
-        # The share of the CPU that a process takes is known from its second look on.
-        quick = view.count == 1 and view.processes
-        monitor = open_monitor(Wants(0.25 if quick else view.interval, links=view.links))
-        try:
+    # The share of the CPU that a process takes is known from its second look on.
+    quick = view.count == 1 and view.processes
+    monitor = open_monitor(Wants(0.25 if quick else view.interval, links=view.links))
+    try:
+        with _recorder(view.record) as record:
             if quick:
                 monitor.read(FIRST_SECONDS)
             _show(view, monitor, record)
-        except BrokenPipeError:
-            # The reader has seen enough; nothing may be written when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            monitor.close()
+    except BrokenPipeError:
+        # The reader has seen enough; nothing may be written when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        monitor.close()
 
 
 def _show(view: GpuView, monitor: Monitor, record: IO[str] | None) -> None:
@@ -94,6 +94,8 @@ def no_driver(snapshot: Snapshot) -> str:
     from engine.machine import cores
 
     error, instead = printable(snapshot.error or ""), counted(cores(), "core")
+    if snapshot.pending:
+        return f"On {snapshot.host} {error}; a run waits longer for it, so look again."
     return f"No NVIDIA driver can be asked on {snapshot.host} ({error}): training uses the CPU, {instead}."
 
 

@@ -165,6 +165,13 @@ def temperature(handle: Any) -> int:
     )
 
 
+def performance_state(handle: Any) -> str:
+    state = nv.nvmlDeviceGetPerformanceState(handle)
+    if state == nv.NVML_PSTATE_UNKNOWN:
+        raise ImplausibleError("not available")
+    return f"P{state}"
+
+
 Questions = Mapping[str, Callable[[Any], Any]]
 
 LASTING_QUESTIONS: Questions = {
@@ -187,7 +194,7 @@ QUESTIONS: Questions = {
     "sm_clock": lambda h: number(nv.nvmlDeviceGetClockInfo(h, nv.NVML_CLOCK_SM)),
     "memory_clock": lambda h: number(nv.nvmlDeviceGetClockInfo(h, nv.NVML_CLOCK_MEM)),
     "fan": lambda h: number(nv.nvmlDeviceGetFanSpeed(h)),
-    "performance_state": lambda h: performance_state(h),
+    "performance_state": performance_state,
     "throttle": throttle,
 }
 # The driver measures these for 20 ms a call.
@@ -195,13 +202,6 @@ LINK_QUESTIONS: Questions = {
     "pcie_sent": lambda h: number(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_TX_BYTES)),
     "pcie_received": lambda h: number(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_RX_BYTES)),
 }
-
-
-def performance_state(handle: Any) -> str:
-    state = nv.nvmlDeviceGetPerformanceState(handle)
-    if state == nv.NVML_PSTATE_UNKNOWN:
-        raise ImplausibleError("not available")
-    return f"P{state}"
 
 
 def ask_all(questions: Questions, handle: Any) -> dict[str, Reading[Any]]:
