@@ -1,4 +1,4 @@
-"""The line between one rank and the owner of its run: events go up, the wish to stop comes down."""
+"""The line between one rank and the owner of its run: events go up, requests come down."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from engine.control import Asked
 from engine.events import Event, from_line, to_line
-
-STOP = b"stop\n"
 
 
 class Channel(Protocol):
     """A rank's end."""
 
     def send(self, event: Event) -> None: ...
-    def stop_requested(self) -> bool: ...
+    def asked(self) -> Asked: ...
 
 
 class StopFlag:
@@ -37,15 +36,20 @@ class PipeChannel:
     def __init__(self, connection: Connection, flag: StopFlag) -> None:
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._flag = flag
+        self._asked = Asked()
+        self._rest = b""
 
     def send(self, event: Event) -> None:
         self._socket.sendall(to_line(event).encode() + b"\n")
 
-    def stop_requested(self) -> bool:
-        if not self._flag.raised:
-            with suppress(BlockingIOError):
-                self._flag.raised = bool(self._socket.recv(64, socket.MSG_DONTWAIT))
-        return self._flag.raised
+    def asked(self) -> Asked:
+        with suppress(BlockingIOError):
+            self._rest += self._socket.recv(4096, socket.MSG_DONTWAIT)
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                self._asked.take(line.decode())
+        self._asked.stop = self._asked.stop or self._flag.raised
+        return self._asked
 
 
 class DirectChannel:
@@ -53,18 +57,23 @@ class DirectChannel:
     `between` is called at every step, and must not wait."""
 
     def __init__(
-        self, record: Callable[[Event], None] | None, flag: StopFlag, between: Callable[[], None] | None = None
+        self,
+        record: Callable[[Event], None] | None,
+        flag: StopFlag,
+        asked: Asked,
+        between: Callable[[], None] | None = None,
     ) -> None:
-        self._record, self._flag, self._between = record, flag, between
+        self._record, self._flag, self._asked, self._between = record, flag, asked, between
 
     def send(self, event: Event) -> None:
         if self._record is not None:
             self._record(event)
 
-    def stop_requested(self) -> bool:
+    def asked(self) -> Asked:
         if self._between is not None:
             self._between()
-        return self._flag.raised
+        self._asked.stop = self._asked.stop or self._flag.raised
+        return self._asked
 
 
 class SupervisorEnd:
@@ -96,11 +105,9 @@ class SupervisorEnd:
         *lines, self._rest = self._rest.split(b"\n")
         return [event for line in lines if (event := from_line(line.decode(errors="replace"))) is not None]
 
-    def request_stop(self) -> None:
-        try:
-            self._socket.send(STOP)
-        except OSError:
-            return
+    def request(self, name: str) -> None:
+        with suppress(OSError):
+            self._socket.send(name.encode() + b"\n")
 
     def close(self) -> None:
         self.open = False

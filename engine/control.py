@@ -5,26 +5,65 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from engine.files import read_json, write_json
 from engine.problems import UsageError
 from engine.process import user_name
 
 REQUEST_FORMAT = 1
+RequestName = Literal["stop", "checkpoint", "pause", "continue"]
+REQUESTS: tuple[str, ...] = get_args(RequestName)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Something asked of a run's owner: `stop`."""
+    """Something asked of a run's owner; known are those of `REQUESTS`."""
 
     request: str
     by: str
 
 
-def send_request(control: Path, request: str) -> None:
+@dataclass
+class Asked:
+    """What a run has been asked for so far: to stop; how many checkpoints; and `holds`, how often to pause or to go on
+    again, which is odd while it is to pause. Each only grows, so the most that any rank knows of is the latest."""
+
+    stop: bool = False
+    checkpoints: int = 0
+    holds: int = 0
+
+    @property
+    def paused(self) -> bool:
+        return self.holds % 2 == 1
+
+    def take(self, request: str) -> str:
+        """Note a request; what comes of it, in words."""
+        if request == "stop":
+            already, self.stop = self.stop, True
+            return "was asked for already" if already else "at the next step, with a checkpoint"
+        if request == "checkpoint":
+            self.checkpoints += 1
+            return "at the next step"
+        if request in ("pause", "continue"):
+            if self.paused == (request == "pause"):
+                return "is paused already" if self.paused else "is not paused"
+            self.holds += 1
+            return "at the next step" if self.paused else "at once"
+        return "not known here, left undone"
+
+    def numbers(self) -> list[int]:
+        return [int(self.stop), self.checkpoints, self.holds]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> Asked:
+        return cls(bool(numbers[0]), numbers[1], numbers[2])
+
+
+def send_request(control: Path, request: RequestName) -> None:
     """Raises UsageError where this user may not."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     path = control / f"{time.time_ns()}-{os.getpid()}.json"

@@ -118,6 +118,24 @@ class Control(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Paused(Event):
+    """All ranks hold after `step`, until they are asked to go on or to stop."""
+
+    type: ClassVar[str] = "paused"
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued(Event):
+    """All ranks go on after `step`, where they held."""
+
+    type: ClassVar[str] = "continued"
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankFailed(Event):
     """`cause` is one sentence; `traceback` may be empty, as when a signal ended the rank."""
 
@@ -185,11 +203,14 @@ EVENTS: dict[str, type[Event]] = {
         CheckpointSaved,
         Warned,
         Control,
+        Paused,
+        Continued,
         RankFailed,
         RunFinished,
         Refused,
     )
 }
+_KNOWN = {name: frozenset(part.name for part in fields(kind)) for name, kind in EVENTS.items()}
 
 
 def _finite(value: Any) -> Any:
@@ -212,9 +233,9 @@ def from_line(line: str) -> Event | None:
     """The event of a line of JSON; None for a torn line, an unknown type, or one that lacks a field."""
     try:
         values = json.loads(line)
-        kind = EVENTS[values["type"]]
-        known = {part.name for part in fields(kind)}
-        return kind(**{key: value for key, value in values.items() if key in known})
+        name = values["type"]
+        known = _KNOWN[name]
+        return EVENTS[name](**{key: value for key, value in values.items() if key in known})
     except (ValueError, KeyError, TypeError):
         return None
 

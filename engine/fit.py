@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from engine.checkpoint import keep_checkpoint, rng_state, save_checkpoint, set_rng_state
 from engine.config import as_dict
 from engine.data.source import Source
-from engine.events import CheckpointSaved, Epoch, RunResumed, RunStarted, Warned
+from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
 from engine.files import write_json
 from engine.job import Job, Outcome
 from engine.lines import counted
@@ -30,6 +30,8 @@ from engine.problems import UsageError
 from engine.seat import Seat
 
 SHOWN_FILES = 10
+# Between two questions of ranks that hold, whether they are to go on.
+HOLD_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Fit:
         dist.all_gather_object(self.ranks, mine, group=hosts)
         refuse_shared_devices(self.ranks)
         self.best_epoch, self.best_accuracy = 0, -1.0
+        self._checkpoints, self._held = 0, 0.0
 
     def run(self) -> Outcome:
         t, started = self.trainer, self._started()
@@ -79,18 +82,46 @@ class Fit:
         self._write_classes()
         while t.position.epoch <= self.config.run.epochs:
             began, first = time.perf_counter(), t.position.batch
-            if not train_epoch(t):
+            self._held = 0.0
+            if not train_epoch(t, self._attend):
                 return self._stop()
-            trained = time.perf_counter() - began
+            trained = time.perf_counter() - began - self._held
             train_loss, train_accuracy = finish_training(t)
             share_buffers(t.model)
-            evaluated = evaluate(t)
+            evaluated = evaluate(t, self._attend)
             if evaluated is None:
                 return self._stop()
             rate = t.shares.images_from(first) / trained
-            self._end_epoch(time.perf_counter() - began, rate, (train_loss, train_accuracy), evaluated)
-        t.stop.settle()
+            seconds = time.perf_counter() - began - self._held
+            self._end_epoch(seconds, rate, (train_loss, train_accuracy), evaluated)
+        t.agree.settle()
         return "finished"
+
+    def _attend(self) -> bool:
+        """Between two steps: save a checkpoint where one was asked for, hold while the run is to pause; true where it
+        is to stop. All ranks do the same."""
+        t = self.trainer
+        agreed = t.agree(t.channel.asked())
+        held: float | None = None
+        while not agreed.stop:
+            if agreed.checkpoints > self._checkpoints:
+                self._checkpoints = agreed.checkpoints
+                self._save_between()
+                t.log.restart_clock()
+            if not agreed.paused:
+                break
+            if held is None:
+                held = time.perf_counter()
+                t.log.settle()
+                self._tell(Paused(step=t.position.step, epoch=t.position.epoch))
+            time.sleep(HOLD_SECONDS)
+            agreed = t.agree(t.channel.asked())
+        if held is not None:
+            self._held += time.perf_counter() - held
+            t.log.restart_clock()
+            if not agreed.stop:
+                self._tell(Continued(step=t.position.step, epoch=t.position.epoch))
+        return agreed.stop
 
     def _end_epoch(
         self, seconds: float, rate: float, train: tuple[float, float], evaluated: tuple[float, float]
@@ -122,13 +153,16 @@ class Fit:
         self._save(ended=epoch, best=best)
 
     def _stop(self) -> Outcome:
-        """All ranks are at the same step, with nothing under way between them but the log."""
-        t = self.trainer
-        t.stop.settle()
-        t.log.settle()
-        share_buffers(t.model)
-        self._save()
+        self.trainer.agree.settle()
+        self._save_between()
         return "stopped"
+
+    def _save_between(self) -> None:
+        """Write a checkpoint within an epoch. All ranks are at the same step, with nothing under way between them but
+        the log and a question whether to go on."""
+        self.trainer.log.settle()
+        share_buffers(self.trainer.model)
+        self._save()
 
     def _save(self, ended: int | None = None, *, best: bool = False) -> None:
         """Write a checkpoint of all ranks, under the name of the epoch that it ends where it does. A collective."""
@@ -213,7 +247,7 @@ class Fit:
         self._tell_skipped()
         return "finished"
 
-    def _tell(self, event: RunStarted | Epoch | CheckpointSaved | Warned) -> None:
+    def _tell(self, event: Event) -> None:
         if self.seat.rank == 0:
             self.trainer.channel.send(event)
 

@@ -7,7 +7,19 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from engine.events import Control, Epoch, Event, Gpus, RankFailed, RunFinished, RunResumed, RunStarted, Step
+from engine.events import (
+    Continued,
+    Control,
+    Epoch,
+    Event,
+    Gpus,
+    Paused,
+    RankFailed,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Step,
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,7 @@ class History:
     epochs: list[Epoch] = field(default_factory=list)
     step: Step | None = None
     stopping: bool = False
+    paused: bool = False
     failures: list[RankFailed] = field(default_factory=list)
     finished: RunFinished | None = None
     seconds: float = 0.0
@@ -88,7 +101,8 @@ class History:
                 # The sitting before ended without a word if it crashed: its time is up to its last event.
                 self._close_sitting()
                 self._sitting = event.time
-                self.started, self.finished, self.stopping = event, None, False
+                self.started, self.finished = event, None
+                self.stopping = self.paused = False
                 self.failures.clear()
                 if isinstance(event, RunResumed):
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
@@ -104,6 +118,10 @@ class History:
                     use.add(values)
             case Control():
                 self.stopping = self.stopping or event.request == "stop"
+            case Paused():
+                self.paused = True
+            case Continued():
+                self.paused = False
             case RankFailed():
                 self.failures.append(event)
             case RunFinished():

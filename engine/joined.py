@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.channel import DirectChannel, StopFlag
-from engine.control import take_requests
+from engine.control import Asked, take_requests
 from engine.events import Control, Event, RankFailed, RunStarted, Warned
 from engine.failure import cause_of, failure_in_words
 from engine.gpus.choice import Choice, waiting_told
@@ -152,11 +152,12 @@ def _train(
 
     recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
     record = listener if seat.rank == 0 else None
+    asked = Asked()
     usage = UsageWatch([device.uuid for device in choice.devices] if seat.local_rank == 0 and job.folder else [])
     if recorder is not None and claimed is not None:
-        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), flag)
+        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), asked)
     between = (lambda: tell_usage(usage, store, seat)) if record is None else None
-    channel = DirectChannel(record, flag, between)
+    channel = DirectChannel(record, flag, asked, between)
     try:
         outcome = train(job, seat, store, channel)
         if recorder is None:
@@ -177,7 +178,7 @@ def _train(
         usage.close()
 
 
-def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, flag: StopFlag) -> Listener:
+def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, asked: Asked) -> Listener:
     """A listener that starts, with its first event, a thread that renews the heartbeat, looks at the GPUs and takes
     requests: not earlier, because loader processes are forked before."""
 
@@ -187,9 +188,7 @@ def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, flag: StopFl
             for event in nodes.look():
                 recorder.record(event)
             for request in take_requests(claimed.folder.control):
-                known = request.request == "stop"
-                flag.raised = flag.raised or known
-                outcome = "at the next step, with a checkpoint" if known else "not known here, left undone"
+                outcome = asked.take(request.request)
                 recorder.record(Control(request=request.request, by=request.by, outcome=outcome))
 
     thread = threading.Thread(target=watch, name="control", daemon=True)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from engine.events import Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Starting, Waiting, Warned
+from engine.events import (
+    Continued,
+    Control,
+    Epoch,
+    Event,
+    Paused,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Starting,
+    Waiting,
+    Warned,
+)
 
 
 def line_of(event: Event) -> str | None:
@@ -38,6 +50,10 @@ def _line_of(event: Event) -> str | None:
             return f"warning: {event.message}"
         case Control():
             return f"{event.request} requested by {event.by}: {event.outcome}"
+        case Paused():
+            return f"paused after step {event.step}"
+        case Continued():
+            return f"goes on after step {event.step}"
         case RunFinished():
             return f"{event.state}{': ' + event.message if event.message else ''}"
     return None

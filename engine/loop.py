@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from engine.agreement import StopAgreement
+from engine.agreement import Agreement
 from engine.channel import Channel
 from engine.config import Config
 from engine.data.loader import Batch
@@ -76,7 +76,7 @@ class Trainer:
     batches: Iterator[Batch]
     image_format: ImageFormat
     channel: Channel
-    stop: StopAgreement
+    agree: Agreement
     log: StepLog
     position: Position
     totals: Totals
@@ -103,12 +103,16 @@ class Trainer:
         return scaled_lr(self.config.optim, self.shares.world_size) * factor
 
 
-def train_epoch(t: Trainer) -> bool:
+# Asked between two steps by all ranks, to do what was asked of the run; true where they agreed to stop.
+Attend = Callable[[], bool]
+
+
+def train_epoch(t: Trainer, attend: Attend) -> bool:
     """Train from the position to the end of its epoch; False where all ranks agreed to stop on the way."""
     t.model.train()
     t.log.restart_clock()
     while t.position.batch < t.shares.steps_per_epoch:
-        if t.stop(t.channel.stop_requested()):
+        if attend():
             return False
         waiting = time.perf_counter()
         images, labels, weight = t.next_batch()
@@ -141,7 +145,7 @@ def train_step(t: Trainer, images: Tensor, labels: Tensor, weight: float) -> Non
     t.log.add(loss.detach() * weight, t.position.step, t.position.epoch, lr)
 
 
-def evaluate(t: Trainer) -> tuple[float, float] | None:
+def evaluate(t: Trainer, attend: Attend) -> tuple[float, float] | None:
     """Mean loss and accuracy over all validation images, each counted once; None where all ranks agreed to stop.
     Raises NonFiniteLossError, on all ranks alike."""
     t.model.eval()
@@ -150,7 +154,7 @@ def evaluate(t: Trainer) -> tuple[float, float] | None:
     shared = t.shares.val_images // t.shares.world_size // t.shares.batch_size
     with torch.no_grad():
         for number, _ in enumerate(t.shares.val()):
-            if number < shared and t.stop(t.channel.stop_requested()):
+            if number < shared and attend():
                 return None
             images, labels, _ = t.next_batch()
             with autocast(t.config.precision, t.device):

@@ -119,7 +119,9 @@ class RunFolder:
             return State(history.finished.state) if history.finished else State.CRASHED
         if history.started is None or history.finished is not None:
             return State.STARTING
-        return State.STOPPING if history.stopping else State.RUNNING
+        if history.stopping:
+            return State.STOPPING
+        return State.PAUSED if history.paused else State.RUNNING
 
     def owned(self) -> bool:
         """Whether a process has the run in its hands."""

@@ -13,7 +13,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 from engine.channel import SupervisorEnd
-from engine.control import take_requests
+from engine.control import REQUESTS, Asked, take_requests
 from engine.events import Control, Event, RankFailed, Refused
 from engine.failure import exit_in_words, root_cause
 from engine.job import Ending, ExitCode, Job
@@ -44,7 +44,7 @@ class Supervisor:
         self._processes: list[BaseProcess] = []
         self._failures: dict[int, RankFailed] = {}
         self._refusals: list[Problem] = []
-        self._asked_to_stop = False
+        self._asked = Asked()
 
     def run(self) -> Ending:
         """Raises UsageError where the ranks found that they cannot do what was asked for."""
@@ -128,20 +128,18 @@ class Supervisor:
     def _take_requests(self) -> None:
         if self._folder is not None:
             for request in take_requests(self._folder.control):
-                if request.request == "stop":
-                    self._stop(request.by)
-                else:
-                    self._tell(Control(request=request.request, by=request.by, outcome="not known here, left undone"))
-        if self._signals.by is not None and not self._asked_to_stop:
-            self._stop(self._signals.by)
+                self._ask(request.request, request.by)
+        if self._signals.by is not None and not self._asked.stop:
+            self._ask("stop", self._signals.by)
 
-    def _stop(self, by: str) -> None:
-        outcome = "was asked for already" if self._asked_to_stop else "at the next step, with a checkpoint"
-        self._asked_to_stop = True
-        for end in self._ends:
-            if end.open:
-                end.request_stop()
-        self._tell(Control(request="stop", by=by, outcome=outcome))
+    def _ask(self, request: str, by: str) -> None:
+        """Every rank gets every request, and makes of them what `Asked` does."""
+        outcome = self._asked.take(request)
+        if request in REQUESTS:
+            for end in self._ends:
+                if end.open:
+                    end.request(request)
+        self._tell(Control(request=request, by=by, outcome=outcome))
 
     def _kill(self) -> None:
         """End whatever is left. Loader processes end with their rank."""

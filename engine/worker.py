@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.agreement import StopAgreement
+from engine.agreement import Agreement
 from engine.channel import Channel
 from engine.checkpoint import load_checkpoint, rng_state, set_rng_state
 from engine.config import Config
@@ -79,7 +79,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
             batches,
             images,
             channel,
-            StopAgreement(hosts),
+            Agreement(hosts),
             StepLog(config.run.log_every, shares.global_batch, device, channel, speaks=seat.rank == 0),
             position,
             Totals(device),
