@@ -190,6 +190,25 @@ def fields() -> Iterator[tuple[str, FieldInfo]]:
             yield f"{section}.{name}", field
 
 
+# Keys that matter only where another key has one of these values.
+ONLY_WITH: dict[str, tuple[str, set[str]]] = {
+    "data.download": ("data.dataset", set(IMAGE_FILE_DATASETS)),
+    "data.val_split": ("data.dataset", {"digits", "folder"}),
+    "data.fake_train": ("data.dataset", {"fake"}),
+    "data.fake_val": ("data.dataset", {"fake"}),
+    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder"}),
+    "model.init_std": ("model.init", {"normal"}),
+    "optim.momentum": ("optim.name", {"sgd"}),
+    "optim.nesterov": ("optim.name", {"sgd"}),
+    "optim.betas": ("optim.name", {"adam", "adamw"}),
+    "optim.eps": ("optim.name", {"adam", "adamw"}),
+    "schedule.step_epochs": ("schedule.name", {"step"}),
+    "schedule.milestones": ("schedule.name", {"multistep"}),
+    "schedule.gamma": ("schedule.name", {"step", "multistep"}),
+    "schedule.final_lr_ratio": ("schedule.name", {"cosine"}),
+}
+
+
 def is_text(field: FieldInfo) -> bool:
     """Whether a field takes a name, a path or a selection, and not a number or one of a few words."""
     kinds = [field.annotation, *get_args(field.annotation)]

@@ -264,22 +264,24 @@ class Journal:
 
 
 class JournalReader:
-    """Reads the events that were appended since the last look."""
+    """Reads the events that were appended since the last look. `offset` is where the next look begins, in bytes; it may
+    be set, to the beginning of a line, before the first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self.offset = 0
         self._rest = b""
 
-    def poll(self) -> Iterator[Event]:
-        """The events of the lines that are whole by now; none where there is no journal yet."""
+    def poll(self, most: int = -1) -> Iterator[Event]:
+        """The events of the lines that are whole by now, of `most` bytes where given; none where there is no journal
+        yet."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except (FileNotFoundError, PermissionError):
+                file.seek(self.offset)
+                data = file.read(most)
+        except OSError:
             return
-        self._offset += len(data)
+        self.offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             event = from_line(line.decode(errors="replace"))

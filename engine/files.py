@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -30,6 +31,16 @@ def is_file(path: Path) -> bool:
 def cache_folder() -> Path:
     """Where this user keeps what can be found out again: $XDG_CACHE_HOME/gputrain."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gputrain"
+
+
+def config_folder() -> Path:
+    """Where this user's own settings are kept: $XDG_CONFIG_HOME/gputrain."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gputrain"
+
+
+def state_folder() -> Path:
+    """Where is kept what this user did last: $XDG_STATE_HOME/gputrain."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gputrain"
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
@@ -69,6 +80,18 @@ def link_file(source: Path, target: Path) -> None:
             replace_file(target, lambda copy: copy.write(file.read()), durable=True)
         return
     temporary.replace(target)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock on this file (`flock`). Raises OSError where it cannot be opened."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -44,6 +44,15 @@ class RankPlace:
     device: str
 
 
+def gather_places(job: Job, seat: Seat, hosts: dist.ProcessGroup) -> list[RankPlace]:
+    """Where all ranks are. A collective."""
+    place = job.plan.place(seat.local_rank)
+    mine = RankPlace(rank=seat.rank, host=socket.gethostname(), pid=os.getpid(), device=job.plan.devices[place])
+    ranks = [mine] * seat.world_size
+    dist.all_gather_object(ranks, mine, group=hosts)
+    return ranks
+
+
 def refuse_shared_devices(ranks: Sequence[RankPlace]) -> None:
     """Raises UsageError where two ranks have one GPU, which NCCL does not serve."""
     first: dict[tuple[str, str], int] = {}
@@ -60,15 +69,17 @@ class Fit:
     """One rank, set up and ready. `hosts` is a process group for what lies in host memory."""
 
     def __init__(
-        self, job: Job, seat: Seat, trainer: Trainer, source: Source, hosts: dist.ProcessGroup, workers: int
+        self,
+        job: Job,
+        seat: Seat,
+        trainer: Trainer,
+        source: Source,
+        hosts: dist.ProcessGroup,
+        ranks: list[RankPlace],
+        workers: int,
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.workers = hosts, workers
-        place = job.plan.place(seat.local_rank)
-        mine = RankPlace(rank=seat.rank, host=socket.gethostname(), pid=os.getpid(), device=job.plan.devices[place])
-        self.ranks: list[RankPlace] = [mine] * seat.world_size
-        dist.all_gather_object(self.ranks, mine, group=hosts)
-        refuse_shared_devices(self.ranks)
+        self.hosts, self.ranks, self.workers = hosts, ranks, workers
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._held = 0, 0.0
 

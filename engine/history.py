@@ -92,6 +92,7 @@ class History:
     finished: RunFinished | None = None
     seconds: float = 0.0
     gpus: dict[str, GpuUse] = field(default_factory=dict)
+    latest_gpus: Gpus | None = None
     _sitting: float | None = None
     _latest: float = 0.0
 
@@ -113,6 +114,7 @@ class History:
             case Epoch():
                 self.epochs.append(event)
             case Gpus():
+                self.latest_gpus = event
                 for values in event.gpus:
                     use = self.gpus.setdefault(str(values.get("uuid")), GpuUse(str(values.get("host", ""))))
                     use.add(values)
@@ -143,7 +145,24 @@ class History:
     @property
     def best(self) -> Epoch | None:
         """The first epoch of the highest validation accuracy."""
-        return max(self.epochs, key=lambda epoch: epoch.val_accuracy, default=None)
+        return max(self.epochs, key=lambda epoch: _or_least(epoch.val_accuracy), default=None)
+
+    @property
+    def done(self) -> int:
+        """Steps that are done."""
+        return max(self.step.step if self.step else 0, self.epochs[-1].step if self.epochs else 0)
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds that the rest of the run takes at the latest pace; None where that is not known."""
+        if self.started is None or not self.started.steps_per_epoch:
+            return None
+        left = self.started.epochs - self.done / self.started.steps_per_epoch
+        if self.epochs and self.epochs[-1].seconds > 0:
+            return max(left, 0.0) * self.epochs[-1].seconds
+        if self.step is None or self.step.images_per_second <= 0:
+            return None
+        return max(left, 0.0) * self.started.steps_per_epoch * self.started.global_batch / self.step.images_per_second
 
     def summary(self) -> Summary:
         last, best = (self.epochs[-1] if self.epochs else None), self.best
@@ -161,6 +180,11 @@ class History:
             message=self.finished.message if self.finished else "",
             gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
         )
+
+
+def _or_least(accuracy: float | None) -> float:
+    """What is no number is written as null."""
+    return -1.0 if accuracy is None else accuracy
 
 
 def history_of(events: Iterable[Event]) -> History:

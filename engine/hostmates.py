@@ -45,7 +45,8 @@ def choose_on_host(order: Order, seat: Seat, store: Store, flag: StopFlag, waiti
             raise UsageError([Problem(where, what) for where, what in news["problems"]])
         if not news["each"]:
             return Choice([Device(**one) for one in news["devices"]])
-        return choose(device.gpus, run, wait=device.wait, waiting=wait, ranks=1)
+        # The GPU that this rank is shown may be that of the first rank, which holds it for all: no waiting for it.
+        return choose(device.gpus, run, wait=False, waiting=wait, ranks=1)
     try:
         choice = choose(device.gpus, run, wait=device.wait, waiting=wait, ranks=seat.local_world_size)
     except UsageError as error:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.config import Config, as_dict, fields, impossible_pairs, is_text, sections
-from engine.files import expand, is_file
+from engine.files import config_folder, expand, is_file
 from engine.problems import Problem, UsageError, nearest
 
 Layer = dict[str, dict[str, Any]]
@@ -86,10 +86,16 @@ def to_yaml(values: Mapping[str, Any]) -> str:
 
 
 def presets() -> dict[str, Path]:
-    """Name -> file of the configs that travel with gputrain: in the wheel as data of `engine`, else in the checkout."""
+    """Name -> file of the configs that travel with gputrain, in the wheel as data of `engine`, else in the checkout;
+    and of those that the user has saved, which go before them."""
     here = Path(__file__).parent
     folder = here / "presets" if (here / "presets").is_dir() else here.parent / "configs"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: path for where in (folder, own_presets()) for path in sorted(where.glob("*.yaml"))}
+
+
+def own_presets() -> Path:
+    """Where this user's presets lie: $XDG_CONFIG_HOME/gputrain/presets."""
+    return config_folder() / "presets"
 
 
 def find_config(name: str) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.control import take_requests
 from engine.events import JournalReader
-from engine.files import expand, is_file, read_json, write_json
+from engine.files import expand, is_file, is_locked, read_json, write_json
 from engine.history import History, history_of
 from engine.problems import UsageError, nearest
 from engine.process import user_name
@@ -130,16 +130,9 @@ class RunFolder:
             # A lock says nothing across hosts on every file system; the heartbeat does, null where the owner left.
             return time.time() - float(owner.get("heartbeat") or 0) < SILENT_SECONDS
         try:
-            handle = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+            return is_locked(self.lock)
         except OSError:
             return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
 
 
 class Ownership:

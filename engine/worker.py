@@ -24,7 +24,7 @@ from engine.data import check_source, image_format, open_source, shares_of
 from engine.data.loader import stream_batches
 from engine.data.sampler import Shares
 from engine.data.source import Source
-from engine.fit import Fit
+from engine.fit import Fit, gather_places, refuse_shared_devices
 from engine.job import Job, Outcome
 from engine.loop import Position, Totals, Trainer
 from engine.machine import Plan, auto_workers
@@ -67,6 +67,9 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     dist.init_process_group(job.plan.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
     try:
         hosts: Any = dist.new_group(backend="gloo", timeout=timeout)
+        ranks = gather_places(job, seat, hosts)
+        # Before NCCL is first used: it would fail on this in words of its own.
+        refuse_shared_devices(ranks)
         ddp = _wrap(model, device)
         trainer = Trainer(
             config,
@@ -86,7 +89,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
         )
         seed_everything(config.run.seed + seat.rank)
         _warm_up(trainer)
-        fit = Fit(job, seat, trainer, source, hosts, workers)
+        fit = Fit(job, seat, trainer, source, hosts, ranks, workers)
         if job.folder is None:
             return fit.try_one_batch()
         if saved:

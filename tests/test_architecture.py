@@ -57,7 +57,7 @@ def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain)
 
 def test_the_flags_of_run_are_described_by_the_config(gputrain: Gputrain) -> None:
     from engine.config import describe
-    from tui.cli import FLAGS
+    from tui.flags import FLAGS
 
     shown = " ".join(gputrain("run", "--help").stdout.split())
     for flag, key in FLAGS.items():

@@ -21,6 +21,16 @@ def main() -> None:
 
 def screen() -> None:
     """Entry point of `gputrain-tui`."""
-    from tui.app import run
+    if len(sys.argv) == 1:
+        # The way that is gone most, without the import of what reads a command line.
+        from engine.problems import UsageError
+        from tui.opening import open_screen
 
-    run()
+        try:
+            open_screen()
+        except UsageError as error:
+            sys.exit(f"error: {error}")
+        return
+    from tui.cli import screen_app
+
+    screen_app()

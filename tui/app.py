@@ -1,81 +1,235 @@
-"""The screen: the runs of this folder, live."""
+"""The screen: a reader of run folders and of the sampler, with a remote control. It trains nothing, and its end stops
+nothing."""
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
-from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.widgets import DataTable, Footer, Static
+from textual.command import Provider
+from textual.screen import Screen
+from textual.theme import Theme
 
-from engine.problems import UsageError
-from engine.runs import all_runs, runs_root
-from tui.cli import RunsDir, usage_errors
-from tui.runs_table import HEADER, RunRow, cells_of, describe_run
+from tui.commands import EVERYWHERE, CommandProvider, bindings_of
+from tui.feeds import GpuFeed, RunsFeed
+from tui.screens.monitor import MonitorScreen
 
-REFRESH_SECONDS = 1.0
+if TYPE_CHECKING:
+    from engine.runs import RunFolder, State
+    from tui.starting import Started
+
+LEAVE_SECONDS = 1.5
+# The terminal's own sixteen colours and its background: short to send, and as its owner likes them.
+THEME = Theme(
+    name="gputrain",
+    ansi=True,
+    primary="ansi_blue",
+    secondary="ansi_cyan",
+    warning="ansi_yellow",
+    error="ansi_red",
+    success="ansi_green",
+    accent="ansi_cyan",
+    foreground="ansi_default",
+    background="ansi_default",
+    surface="ansi_default",
+    panel="ansi_default",
+    boost="ansi_default",
+    dark=True,
+    variables={
+        "ansi-background": "ansi_black",
+        "ansi-foreground": "ansi_white",
+        "border": "ansi_cyan",
+        "border-blurred": "ansi_bright_black",
+        "block-cursor-foreground": "ansi_black",
+        "block-cursor-background": "ansi_cyan",
+        "block-cursor-text-style": "reverse",
+        "input-cursor-background": "ansi_default",
+        "input-cursor-foreground": "ansi_default",
+        "input-cursor-text-style": "reverse",
+        "input-selection-background": "ansi_blue",
+        "input-selection-foreground": "ansi_white",
+        "scrollbar": "ansi_bright_black",
+        "scrollbar-hover": "ansi_cyan",
+        "scrollbar-active": "ansi_cyan",
+        "scrollbar-background": "ansi_default",
+        "scrollbar-background-hover": "ansi_default",
+        "scrollbar-background-active": "ansi_default",
+        "scrollbar-corner-color": "ansi_default",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds between two looks, and the least between two drawings of the charts."""
+
+    look: float = 1.0
+    charts: float = 3.0
+
+
+SLOW = Pace(5.0, 15.0)
 
 
 class CockpitApp(App[None]):
-    """A table of the runs below a folder, read again once a second in a thread of its own."""
-
     TITLE = "gputrain"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "quit")]
+    CSS_PATH = "app.tcss"
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {CommandProvider}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings_of(EVERYWHERE),
+        Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
+    ]
 
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self._root = root
+    def __init__(
+        self,
+        root: Path,
+        *,
+        run: Path | None = None,
+        pace: Pace | None = None,
+        gpus: GpuFeed | None = None,
+        demo: str | None = None,
+        started: Started | None = None,
+    ) -> None:
+        """`run` is the folder of the run to be shown first, `started` one that is on its way. `demo` is said on every
+        screen, and then nothing is started."""
+        # Said here and not only by the theme: it decides whether NO_COLOR means none, or shades of grey.
+        super().__init__(ansi_color=True)
+        self.register_theme(THEME)
+        self.theme = THEME.name
+        self.animation_level = "none"
+        self.pace = pace or Pace()
+        self.root, self.demo = root, demo
+        self._first, self._started = run, started
+        self.gpus = gpus or GpuFeed(self.pace.look)
+        self.runs = RunsFeed(root)
+        self.picked: set[str] = set()
+        """UUIDs of the GPUs for the next run."""
 
-    def compose(self) -> ComposeResult:
-        yield Static(f" gputrain   runs in {self._root}", id="title", markup=False)
-        yield DataTable(cursor_type="row", zebra_stripes=True)
-        yield Static("", id="message", markup=False)
-        yield Footer()
+    @property
+    def period(self) -> float:
+        return self.pace.look
+
+    def notice(self) -> str | None:
+        """What must be said on every screen of where all this comes from."""
+        snapshot = self.gpus.snapshot
+        return self.demo or (snapshot.source.notice if snapshot is not None else None)
+
+    def get_default_screen(self) -> Screen[Any]:
+        return MonitorScreen()
 
     def on_mount(self) -> None:
-        self.query_one(DataTable).add_columns(*HEADER)
-        self.set_interval(REFRESH_SECONDS, self._look)
-        self._look()
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread() and not self.is_headless:
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                loop.add_signal_handler(number, self._leave_soon)
+        if self._first is not None:
+            self.open_run(str(self._first))
+        elif self._started is not None:
+            self.wait_for_start(self._started)
+        self.call_after_refresh(self._start_feeds)
 
-    def _look(self) -> None:
-        # In a thread, so that a slow disk holds up no key, and one at a time, so that readers do not pile up.
-        if not any(worker.is_running for worker in self.workers):
-            self.run_worker(self._read, thread=True)
+    def _start_feeds(self) -> None:
+        self.gpus.start()
+        self.runs.start()
+        # What comes first need not wait for the next tick.
+        for seconds in (0.1, 0.3, 0.6):
+            self.set_timer(seconds, self._tick_once)
 
-    def _read(self) -> None:
-        try:
-            rows = [describe_run(folder) for folder in all_runs(self._root)]
-        except UsageError as error:
-            self.call_from_thread(self._show, [], str(error))
+    def _tick_once(self) -> None:
+        tick = getattr(self.screen, "tick", None)
+        if tick is not None:
+            tick()
+
+    def on_unmount(self) -> None:
+        self.gpus.close()
+        self.runs.close()
+
+    def _leave_soon(self) -> None:
+        """The terminal may be gone, and then nothing that is written to it ends."""
+        timer = threading.Timer(LEAVE_SECONDS, os._exit, [1])
+        timer.daemon = True
+        timer.start()
+        self.exit()
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        return ()
+
+    def on_screen_shown(self) -> None:
+        self._tick_once()
+
+    def open_run(self, folder: str) -> None:
+        from engine.runs import RunFolder
+        from tui.screens.run import RunScreen
+
+        self.push_screen(RunScreen(RunFolder(Path(folder))))
+
+    def wait_for_start(self, started: Started) -> None:
+        from tui.screens.starting import StartingScreen
+
+        self.push_screen(StartingScreen(started))
+
+    def start(self, arguments: Sequence[str], root: Path | None = None) -> None:
+        """Start a run with these arguments of `gputrain`, and wait for it on the screen."""
+        from engine.problems import UsageError
+        from tui.starting import start_run
+
+        if self.demo:
+            self.notify("this is a demonstration: nothing is started here", severity="warning")
             return
-        empty = f"There are no runs in {self._root}. Start one: gputrain run --headless digits"
-        self.call_from_thread(self._show, rows, "" if rows else empty)
+        try:
+            self.wait_for_start(start_run(arguments, root or self.root))
+        except UsageError as error:
+            self.notify(str(error), severity="error", markup=False)
 
-    def _show(self, rows: list[RunRow], message: str) -> None:
-        table = self.query_one(DataTable)
-        cursor = table.cursor_row
-        table.clear()
-        # As Text, because a plain string would be read as markup.
-        table.add_rows([Text(cell) for cell in cells_of(row)] for row in rows)
-        table.move_cursor(row=cursor)
-        self.query_one("#message", Static).update(f" {message}")
+    def resume_run(self, folder: RunFolder, state: State | None) -> None:
+        """Go on with a run that is over, from its last checkpoint."""
+        if state is None or state.live or not folder.last_checkpoint.exists():
+            why = "has no checkpoint to go on from" if state is not None and not state.live else f"is {state}"
+            self.notify(f"{folder.name} {why}", severity="warning", markup=False)
+            return
+        self.start(["resume", "--headless", str(folder.path)], folder.path.parent)
 
+    def run_began(self, folder: RunFolder) -> None:
+        """To the run's screen, past those that led to its start."""
+        from tui.screens.form import FormScreen
+        from tui.screens.run import RunScreen
+        from tui.screens.starting import StartingScreen
 
-def screen(runs_dir: RunsDir = None) -> None:
-    """Watch the runs of a folder, live. q quits; the runs go on."""
-    with usage_errors():
-        root = runs_root(runs_dir)
-    if not sys.stdout.isatty():
-        typer.echo("error: gputrain-tui needs a terminal; without one, list the runs with `gputrain runs`", err=True)
-        raise typer.Exit(2)
-    CockpitApp(root).run()
+        while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
+            self.pop_screen()
+        if not (isinstance(self.screen, RunScreen) and self.screen.folder == folder):
+            self.open_run(str(folder.path))
 
+    def open_form(self, folder: Path | None = None) -> None:
+        """The form of a run, filled from another run where one is given."""
+        from tui.screens.form import FormScreen
 
-def run() -> None:
-    command = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    command.command()(screen)
-    command()
+        self.push_screen(FormScreen(folder))
+
+    def action_new_run(self) -> None:
+        self.open_form()
+
+    def action_runs(self) -> None:
+        from tui.screens.runs import RunsScreen
+
+        self.push_screen(RunsScreen())
+
+    async def action_back(self) -> None:
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+
+    def action_help(self) -> None:
+        from tui.screens.dialogs import Reader, help_lines
+
+        commands: Sequence[Any] = getattr(self.screen, "COMMAND_TABLE", EVERYWHERE)
+        self.push_screen(Reader("keys", help_lines(commands)))
+
+    async def action_quit(self) -> None:
+        self.exit()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from tui.flags import FLAGS
+
 if TYPE_CHECKING:
     from engine.resolve import Resolved
 
@@ -26,27 +28,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: gputrain run --headless digits   (a preset that needs no download)",
 )
-
-# Parameter of `run` -> the key of the config that it is short for.
-FLAGS = {
-    "gpus": "device.gpus",
-    "wait": "device.wait",
-    "ranks": "device.ranks",
-    "launcher": "device.launcher",
-    "epochs": "run.epochs",
-    "seed": "run.seed",
-    "name": "run.name",
-    "resume": "run.resume",
-    "model": "model.name",
-    "dataset": "data.dataset",
-    "data_path": "data.path",
-    "batch_size": "data.batch_size",
-    "workers": "data.workers",
-    "optimizer": "optim.name",
-    "lr": "optim.lr",
-    "scheduler": "schedule.name",
-    "amp": "precision.amp",
-}
 
 
 class ConfigCommand(TyperCommand):
@@ -103,6 +84,9 @@ RunsDir = Annotated[
     str | None, typer.Option("--runs-dir", help="Folder that runs lie in [default: $GPUTRAIN_RUNS or ./runs]")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LowBandwidth = Annotated[
+    bool, typer.Option("--low-bandwidth", help="Draw every 5 seconds and not every second, for slow links.")
+]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")
 ]
@@ -162,9 +146,11 @@ def run(
         typer.Option("--dry-run", help="Build everything, try one batch on each rank, print the plan, keep nothing."),
     ] = False,
 ) -> None:
-    """Train. Ctrl-C stops at the next step with a checkpoint; a second one kills.
+    """Train, and watch it on the screen; leaving that stops nothing. Without a terminal, or with --headless, --json or
+    --dry-run, there is no screen: then Ctrl-C stops at the next step with a checkpoint, and a second one kills.
 
-    Exit codes: 0 finished, 1 failed, 2 bad usage or config, 3 stopped on request with a checkpoint to resume from.
+    Exit codes without a screen: 0 finished, 1 failed, 2 bad usage or config, 3 stopped on request with a checkpoint to
+    resume from.
     """
     from engine.problems import UsageError
 
@@ -188,13 +174,27 @@ def run(
                 raise UsageError.one("--ngpu", f"means --gpus {chosen}, and --gpus {gpus} is given too; keep one")
             flags[FLAGS["gpus"]] = (f"--ngpu {ngpu}", chosen)
         file, _ = split_arguments(arguments)
-        start(
-            resolve_arguments(arguments, flags),
-            Path(file).stem if file else None,
-            runs_dir,
-            as_json=as_json,
-            dry_run=dry_run,
-        )
+        resolved = resolve_arguments(arguments, flags)
+        if wants_screen(headless=headless or as_json or dry_run):
+            start_on_screen(sys.argv[1:], runs_dir)
+        else:
+            start(resolved, Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
+
+
+def wants_screen(*, headless: bool) -> bool:
+    """Not where another has started the ranks: each of them is a process of its own."""
+    from engine.seat import find_launcher
+
+    return not headless and sys.stdin.isatty() and sys.stdout.isatty() and find_launcher("auto", os.environ) == "spawn"
+
+
+def start_on_screen(arguments: list[str], runs_dir: str | None) -> None:
+    """The same command without a screen, in a session of its own; then the screen. Raises UsageError."""
+    from engine.runs import runs_root
+    from tui.opening import open_screen
+    from tui.starting import start_run
+
+    open_screen(started=start_run([*arguments, "--headless"], runs_root(runs_dir)))
 
 
 def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:
@@ -249,12 +249,13 @@ def config(
 @app.command()
 def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """List the runs, the one that was started last first."""
+    from engine.glimpse import RunWatch
     from engine.runs import all_runs, runs_root
     from tui.runs_table import as_table, describe_run
 
     with usage_errors():
         root = runs_root(runs_dir)
-        rows = [describe_run(folder) for folder in all_runs(root)]
+        rows = [describe_run(RunWatch(folder)) for folder in all_runs(root)]
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
     elif not rows:
@@ -351,7 +352,44 @@ def resume(
             "run.name": ("gputrain resume", folder.name),
         }
         resolved = resolve(str(folder.config), changes or [], flags)
-        start(resolved, None, str(folder.path.parent), as_json=as_json)
+        if wants_screen(headless=headless or as_json):
+            start_on_screen(sys.argv[1:], str(folder.path.parent))
+        else:
+            start(resolved, None, str(folder.path.parent), as_json=as_json)
+
+
+@app.command()
+def attach(run: RunName = "last", runs_dir: RunsDir = None, low_bandwidth: LowBandwidth = False) -> None:
+    """Watch a run, live or finished, on the screen.
+
+    Leaving stops nothing.
+    """
+    from tui.opening import open_screen
+
+    with usage_errors():
+        open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
+
+
+def cockpit(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Open this run at once.")] = None,
+    runs_dir: RunsDir = None,
+    low_bandwidth: LowBandwidth = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="A made-up server with eight GPUs and a made-up run, to look around.")
+    ] = False,
+) -> None:
+    """See the GPUs, start runs, watch them, leave, come back. q leaves; runs go on."""
+    from tui.opening import open_demo, open_screen
+
+    with usage_errors():
+        if demo:
+            open_demo(low_bandwidth)
+        else:
+            open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
+
+
+screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+screen_app.command(context_settings={"help_option_names": ["-h", "--help"]})(cockpit)
 
 
 @app.command()

@@ -80,6 +80,8 @@ def _show(view: GpuView, monitor: Monitor, record: IO[str] | None) -> None:
             if snapshot is None:
                 return
             if snapshot.error is not None and snapshot.error != told:
+                from tui.gpu_table import no_driver
+
                 typer.echo(no_driver(snapshot), err=True)
             told = snapshot.error
             if record is not None:
@@ -87,16 +89,6 @@ def _show(view: GpuView, monitor: Monitor, record: IO[str] | None) -> None:
                 record.flush()
             output.show(snapshot)
             left = None if left is None else left - 1
-
-
-def no_driver(snapshot: Snapshot) -> str:
-    from engine.lines import counted, printable
-    from engine.machine import cores
-
-    error, instead = printable(snapshot.error or ""), counted(cores(), "core")
-    if snapshot.pending:
-        return f"On {snapshot.host} {error}; a run waits longer for it, so look again."
-    return f"No NVIDIA driver can be asked on {snapshot.host} ({error}): training uses the CPU, {instead}."
 
 
 def _next(monitor: Monitor, view: GpuView, keys: int | None) -> Snapshot | None:
@@ -168,12 +160,12 @@ def _console() -> Console:
 def _lines(snapshot: Snapshot, view: GpuView, width: int) -> list[Text]:
     from rich.text import Text
 
-    from tui.gpu_table import gpu_lines, process_lines, title_line
+    from tui.gpu_table import gpu_lines, process_lines, processes_of, title_line
 
     if not snapshot.gpus:
         return []
     lines = [title_line(snapshot), *gpu_lines(snapshot, width)]
-    return [*lines, Text(""), *process_lines(snapshot, width)] if view.processes else lines
+    return [*lines, Text(""), *process_lines(processes_of(snapshot), width)] if view.processes else lines
 
 
 @contextmanager

@@ -1,18 +1,24 @@
-"""Runs as rows: name, state, epoch, best accuracy, age."""
+"""Runs as rows: name, state, how far, how well, how long ago."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from engine.runs import RunFolder
+from engine.events import RunFinished
+from engine.files import read_json
+from engine.glimpse import RunWatch
+from engine.lines import printable
+from engine.runs import State
 
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """`age_seconds` is the time since the run's last sign of life."""
+    """`age_seconds` is the time since the run's last sign of life; `eta_seconds` is what the rest takes at the latest
+    pace. `step` counts from the start of the run, `steps` are all of them."""
 
     name: str
     state: str
@@ -21,38 +27,96 @@ class RunRow:
     best_val_accuracy: float | None
     age_seconds: float
     folder: str
+    val_accuracy: float | None = None
+    val_loss: float | None = None
+    step: int = 0
+    steps: int | None = None
+    images_per_second: float | None = None
+    eta_seconds: float | None = None
+    message: str = ""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
+    @property
+    def live(self) -> bool:
+        return State(self.state).live
 
-def describe_run(folder: RunFolder) -> RunRow:
-    history = folder.history()
-    signs = [path.stat().st_mtime for path in (folder.journal, folder.lock) if path.exists()]
+
+def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
+    """A run as it is by now; without `look` as it was when it was last looked at."""
+    folder = watch.folder
+    history = watch.look() if look else watch.history
+    # Of a long journal only the latest events are known.
+    stored = {} if history.epochs or history.started is None else read_json(folder.summary) or {}
+    epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
+    known = (best.val_accuracy if best else None, stored.get("best_val_accuracy"))
+    bests = [float(value) for value in known if value is not None]
+    state = folder.state(history)
+    rate = history.step.images_per_second if history.step else epoch.images_per_second if epoch else None
     return RunRow(
         folder.name,
-        str(folder.state(history)),
-        history.epochs[-1].epoch if history.epochs else 0,
-        history.started.epochs if history.started else None,
-        history.best.val_accuracy if history.best else None,
-        round(max(time.time() - max(signs, default=time.time()), 0.0), 1),
+        str(state),
+        epoch.epoch if epoch else int(stored.get("epochs") or 0),
+        started.epochs if started else None,
+        max(bests, default=None),
+        age_of(watch),
         str(folder.path),
+        epoch.val_accuracy if epoch else stored.get("val_accuracy"),
+        epoch.val_loss if epoch else stored.get("val_loss"),
+        history.done,
+        started.epochs * started.steps_per_epoch if started else None,
+        rate,
+        history.eta if state.live else None,
+        message_of(history.finished, state),
     )
 
 
+def message_of(finished: RunFinished | None, state: State) -> str:
+    if state is State.CRASHED:
+        return "it ended without a word; `gputrain resume` goes on from its last checkpoint"
+    return finished.message if finished is not None and not state.live else ""
+
+
+def age_of(watch: RunWatch) -> float:
+    signs = []
+    for path in (watch.folder.journal, watch.folder.lock):
+        try:
+            signs.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return round(max(time.time() - max(signs, default=time.time()), 0.0), 1)
+
+
 def cells_of(row: RunRow) -> tuple[str, ...]:
-    accuracy = "–" if row.best_val_accuracy is None else f"{row.best_val_accuracy:.4f}"
-    return (row.name, row.state, f"{row.epoch}/{row.epochs or '?'}", accuracy, age_in_words(row.age_seconds))
+    """What the header names; nothing in it can do anything to a terminal."""
+    epoch = f"{row.epoch}/{row.epochs or '?'}"
+    return (printable(row.name), row.state, epoch, accuracy_in_words(row.best_val_accuracy), in_words(row.age_seconds))
 
 
-def as_table(rows: list[RunRow]) -> str:
+def accuracy_in_words(accuracy: float | None) -> str:
+    return "–" if accuracy is None else f"{accuracy:.4f}"
+
+
+def as_table(rows: Sequence[RunRow]) -> str:
     lines = [HEADER, *(cells_of(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def age_in_words(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """The largest unit that fits: 3 h."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{int(seconds)} s"
+
+
+def clock(seconds: float) -> str:
+    """The two largest units: 2h05m, 2m41s, 41s."""
+    whole = int(seconds)
+    if whole >= 86400:
+        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

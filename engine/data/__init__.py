@@ -47,6 +47,22 @@ def shares_of(config: Config, source: Source, world_size: int, rank: int = 0) ->
     )
 
 
+def problems_of_shares(shares: Shares) -> list[Problem]:
+    """What is wrong where a part of the data comes to no step at all."""
+    problems = []
+    if shares.steps_per_epoch == 0:
+        problems.append(
+            Problem(
+                "data.batch_size",
+                f"{shares.world_size} ranks with {shares.batch_size} images each take {shares.global_batch} a step, "
+                f"and there are {shares.train_images} for training; give a smaller batch or data.drop_last=false",
+            )
+        )
+    if shares.val_images == 0:
+        problems.append(Problem("data.val_split", "leaves no image for validation; give a larger share"))
+    return problems
+
+
 def check_source(config: Config, source: Source, shares: Shares) -> None:
     """Raises UsageError where the data and the config do not go together."""
     data, problems = config.data, []
@@ -57,16 +73,7 @@ def check_source(config: Config, source: Source, shares: Shares) -> None:
                 f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; leave it out",
             )
         )
-    if shares.steps_per_epoch == 0:
-        problems.append(
-            Problem(
-                "data.batch_size",
-                f"{shares.world_size} ranks with {data.batch_size} images each take {shares.global_batch} a step, and "
-                f"there are {shares.train_images} for training; give a smaller batch or data.drop_last=false",
-            )
-        )
-    if shares.val_images == 0:
-        problems.append(Problem("data.val_split", "leaves no image for validation; give a larger share"))
+    problems += problems_of_shares(shares)
     channels = data.channels or source.format.channels
     for key in ("mean", "std"):
         given = getattr(data, key)

@@ -20,32 +20,36 @@ from engine.problems import UsageError
 
 @dataclass(frozen=True)
 class _ImageSet:
-    """One of torchvision's sets: its class, where its files lie below `data.path`, and its images' statistics."""
+    """One of torchvision's sets: its class, where its files lie below `data.path`, how its images look, and how many
+    there are for training and for validation."""
 
     torchvision_class: str
     folder: str
     files: tuple[str, ...]
     format: ImageFormat
+    counts: tuple[int, int]
 
 
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 IMAGE_SETS = {
-    "mnist": _ImageSet("MNIST", "MNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.1307,), (0.3081,))),
+    "mnist": _ImageSet("MNIST", "MNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.1307,), (0.3081,)), (60_000, 10_000)),
     "fashion-mnist": _ImageSet(
-        "FashionMNIST", "FashionMNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.2860,), (0.3530,))
+        "FashionMNIST", "FashionMNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.2860,), (0.3530,)), (60_000, 10_000)
     ),
     "cifar10": _ImageSet(
         "CIFAR10",
         "cifar-10-batches-py",
         (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
         ImageFormat(32, 3, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        (50_000, 10_000),
     ),
     "cifar100": _ImageSet(
         "CIFAR100",
         "cifar-100-python",
         ("train", "test", "meta"),
         ImageFormat(32, 3, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        (50_000, 10_000),
     ),
 }
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.files import read_json, replace_file
+from engine.files import is_locked, read_json, replace_file
 from engine.problems import UsageError
 from engine.process import user_name
 
@@ -268,23 +268,12 @@ def all_held(*, clean: bool = False) -> list[Held]:
             for lock in folder.glob("*.lock"):
                 # One that goes meanwhile must not hide the others.
                 with suppress(OSError):
-                    if _is_locked(lock):
+                    if is_locked(lock):
                         held = _parse(read_json(lock.with_suffix(".json")) or {})
                         found += [held] if held is not None else []
                     elif clean and folder.stat().st_uid == os.getuid():
                         _remove(lock)
     return sorted(found, key=lambda held: held.since)
-
-
-def _is_locked(path: Path) -> bool:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def _parse(values: dict[str, Any]) -> Held | None:

@@ -1,0 +1,114 @@
+"""The screen over a made-up server whose clocks stand still: the same picture each time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from engine.events import RunFinished
+from engine.gpus.readings import Reading, Snapshot
+from engine.runs import Ownership
+from tui.app import CockpitApp
+from tui.demo import (
+    DONE,
+    DONE_EPOCHS,
+    LIVE,
+    NOTICE,
+    SECONDS_A_STEP,
+    STEPS,
+    demo_events,
+    demo_snapshot,
+    write_run,
+)
+from tui.feeds import GpuFeed, HostLoad
+
+BEGAN = 1_760_000_000.0
+NOW = BEGAN + 18.6 * STEPS * SECONDS_A_STEP
+NO_GPU = "nvml shared library not found"
+
+
+class StillFeed(GpuFeed):
+    """One snapshot, for ever."""
+
+    def __init__(self, snapshot: Snapshot, host: HostLoad | None = None) -> None:
+        super().__init__()
+        self.snapshot, self.host = snapshot, host
+
+    def look(self) -> None:
+        self._ended.wait(0.2)
+
+
+def without_gpu() -> StillFeed:
+    unknown: Reading[str] = Reading(None, NOW, NO_GPU)
+    load = HostLoad(37.0, 12 << 30, 64 << 30)
+    return StillFeed(Snapshot(NOW, "a-host", unknown, unknown, (), NO_GPU), load)
+
+
+def made_up_runs(root: Path) -> list[Ownership]:
+    """One run in the middle of its training, one that is over, one that failed; the owners of those that live."""
+    done, _ = write_run(root, DONE, demo_events(DONE, BEGAN - 9000, DONE_EPOCHS, 100, seed=3), NOW)
+    failed = RunFinished(time=NOW - 100, state="failed", message="rank 1 on GPU-1: CUDA out of memory")
+    few = itertools.takewhile(lambda event: event.time < BEGAN - 5900, demo_events("cifar-4", BEGAN - 6000, 20, 400, 5))
+    broken, _ = write_run(root, "cifar-4", itertools.chain(few, [failed]), NOW)
+    live, _ = write_run(root, LIVE, demo_events(LIVE, BEGAN), NOW)
+    for seconds, folder in ((9000, done), (200_000, broken)):
+        for path in (folder.journal, folder.lock, folder.config):
+            os.utime(path, (time.time() - seconds, time.time() - seconds))
+    return [Ownership(live)]
+
+
+def made_up_app(
+    root: Path, gpus: GpuFeed | None = None, demo: str | None = NOTICE, run: str | None = None
+) -> CockpitApp:
+    feed = gpus or StillFeed(demo_snapshot(NOW, 11))
+    return CockpitApp(root, gpus=feed, demo=demo, run=root / run if run else None)
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Until the screen has taken in and drawn all there is."""
+    app = pilot.app
+    assert isinstance(app, CockpitApp)
+    await until(pilot, lambda: app.runs.rows is not None)
+    feed = getattr(app.screen, "_feed", None)
+    if feed is not None:
+        await until(pilot, lambda: feed.caught_up and feed.events.empty() and feed.now is not None)
+    await pilot.pause()
+    for name in ("_draw", "tick"):
+        act: Callable[[], None] | None = getattr(app.screen, name, None)
+        if act is not None:
+            act()
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+async def until(pilot: Pilot[None], true: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        await pilot.pause(0.02)
+
+
+def text_of(pilot: Pilot[None], selector: str = "Screen") -> str:
+    """What a person reads there."""
+    screen = pilot.app.screen
+    region = screen.region if selector == "Screen" else screen.query_one(selector).region
+    lines = ["".join(segment.text for segment in strip) for strip in screen._compositor.render_strips()]
+    return "\n".join(line[region.x : region.right] for line in lines[region.y : region.bottom])
+
+
+def clipped(screen: Widget) -> list[str]:
+    """Panels and controls that do not lie wholly in the window, or in the part that can be scrolled."""
+    found = []
+    for widget in screen.query("Lines, Chart, Keys, #title, #plan, #command, #about, #progress, .dialog"):
+        if widget.display and widget.region and not screen.region.contains_region(widget.region):
+            found.append(f"{widget} {widget.region}")
+    for control in screen.query("Chooser, Entry"):
+        if control.display and control.region.width and control.region.right > screen.region.right:
+            found.append(f"{control} {control.region}")
+    return found

@@ -1,0 +1,102 @@
+"""What the curves are drawn from: a journal's events in arrays, and what of them is seen."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from test_journal import epoch, resumed, started
+
+from engine.events import Event, Step
+from tui.curves import Curves
+from tui.view import View
+
+
+def steps(last: int, losses: list[float | None], time: float, lr: float = 0.1) -> Step:
+    return Step(
+        time=time,
+        step=last,
+        epoch=1,
+        losses=losses,  # type: ignore[arg-type]
+        lr=lr,
+        images_per_second=1.0,
+        data_wait=0.0,
+    )
+
+
+def curves(*events: Event) -> Curves:
+    found = Curves()
+    for event in events:
+        found.add(event)
+    return found
+
+
+def test_losses_lie_at_their_steps() -> None:
+    loss = curves(started(), steps(3, [3.0, 2.0, 1.0], 10.0)).train_loss("step")
+    assert loss.x.tolist() == [1, 2, 3]
+    assert loss.y.tolist() == [3, 2, 1]
+
+
+def test_what_a_torn_line_took_is_a_gap() -> None:
+    loss = curves(started(), steps(2, [3.0, 2.0], 10.0), steps(6, [1.0, 1.0], 30.0)).train_loss("step")
+    assert np.array_equal(loss.y, [3, 2, math.nan, math.nan, 1, 1], equal_nan=True)
+
+
+def test_what_is_no_number_is_counted_and_a_gap() -> None:
+    found = curves(started(), steps(3, [1.0, None, math.inf], 10.0))
+    assert found.unreadable == 2
+    assert np.array_equal(found.train_loss("step").y, [1, math.nan, math.nan], equal_nan=True)
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint() -> None:
+    first = [started(), steps(10, [1.0] * 10, 10.0), epoch(1, 0.5), steps(14, [9.0] * 4, 14.0)]
+    found = curves(*first, resumed(10, 100.0), steps(12, [2.0, 2.0], 102.0))
+    assert found.train_loss("step").y.tolist() == [1.0] * 10 + [2.0] * 2
+    assert found.lr("step").x.tolist() == [10, 12]
+    assert found.of_epochs("val_accuracy", "step").y.tolist() == [0.5]
+
+
+def test_the_axes_are_steps_epochs_and_hours_of_training() -> None:
+    events = [started(0.0), steps(10, [1.0] * 10, 3600.0), resumed(10, 90_000.0), steps(20, [1.0] * 10, 93_600.0)]
+    found = curves(*events)
+    assert found.lr("step").x.tolist() == [10, 20]
+    assert found.lr("epoch").x.tolist() == [1, 2]
+    assert found.lr("hours").x.tolist() == [1, 2]
+
+
+def test_what_is_not_there_has_no_points() -> None:
+    assert len(Curves().train_loss("hours").y) == 0
+    assert View().window("loss").high > 0
+
+
+def seen(view: View) -> tuple[float, float]:
+    low, high = view.limits
+    return round(low, 6), round(high, 6)
+
+
+def test_zooming_keeps_the_latest_point_in_view_and_goes_on_with_it() -> None:
+    view = View(curves(started(), steps(40, [1.0] * 40, 10.0)))
+    assert seen(view) == (0, 4)
+    near = view.zoom(0.5)
+    assert seen(near) == (2, 4)
+    near.take([steps(80, [1.0] * 40, 20.0)])
+    assert seen(near) == (6, 8)
+    assert seen(near.pan(-0.5)) == (5, 7)
+    assert seen(near.pan(-9.0)) == (0, 2)
+    assert seen(near.pan(-9.0).zoom(2.0)) == (0, 4)
+    assert seen(near.whole()) == (0, 8)
+
+
+def test_the_cursor_stays_in_the_window_and_reads_the_nearest_point() -> None:
+    view = View(curves(started(), steps(40, [float(n) for n in range(40)], 10.0)), axis="step")
+    assert view.move_cursor(1).cursor == 40
+    moved = view.move_cursor(1).move_cursor(-50)
+    assert moved.cursor == 20
+    assert moved.curves_of("loss")[0].series.at(20) == 19
+    assert moved.move_cursor(-500).cursor == 0
+
+
+def test_a_journal_that_began_anew_is_forgotten() -> None:
+    view = View(curves(started(), steps(40, [1.0] * 40, 10.0)))
+    view.take(None)
+    assert view.curves.last_step == 0

@@ -1,0 +1,155 @@
+"""The form of a run: what is typed comes to one config, one command, one curve."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Gputrain
+
+from engine.config import ONLY_WITH, Config, as_dict, fields
+from engine.gpus.readings import Snapshot
+from engine.problems import UsageError
+from engine.resolve import Resolved, presets, resolve
+from engine.schedule import lr_factor
+from tui.cli import app
+from tui.demo import demo_snapshot
+from tui.flags import run_arguments
+from tui.form import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
+from tui.form_checks import Checker
+
+TYPED = {
+    "device.ranks": "3",
+    "run.epochs": "7",
+    "run.name": "a-b",
+    "optim.name": "adamw",
+    "optim.betas": "[0.8, 0.99]",
+    "schedule.name": "multistep",
+    "schedule.milestones": "[2, 5]",
+    "data.drop_last": "false",
+    "data.workers": "2",
+    "optim.weight_decay": "5e-4",
+    "precision.amp": "bf16",
+    "device.wait": "true",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "GPUTRAIN_RESERVATIONS"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+@pytest.mark.parametrize("base", [None, "digits"])
+def test_the_command_gives_the_same_config(base: str | None, gputrain: Gputrain) -> None:
+    form = Form(base, dict(TYPED))
+    command = shlex.join(["gputrain", *form.arguments()])
+    keys = [f"{key}={text}" for key, text in TYPED.items()]
+    shown = json.loads(gputrain("config", *([base] if base else []), *keys, "--json").stdout)
+    assert shown == as_dict(form.config())
+    assert as_dict(config_of_run(shlex.split(command)[1:])) == shown
+
+
+def config_of_run(arguments: list[str]) -> Config:
+    """What `gputrain run` makes of these arguments."""
+    found: list[Config] = []
+
+    def keep(resolved: Resolved, *_: object, **__: object) -> None:
+        found.append(resolved.config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tui.cli.start", keep)
+        app([*arguments, "--headless"], standalone_mode=False)
+    return found[0]
+
+
+def test_every_field_has_a_description_and_every_key_a_field() -> None:
+    infos = form_fields()
+    assert {info.key for info in infos} | {"run.resume"} == {key for key, _ in fields()}
+    assert all(info.description for info in infos)
+
+
+def test_fields_that_matter_only_beside_others_are_keys_themselves() -> None:
+    known = {key for key, _ in fields()}
+    assert set(ONLY_WITH) <= known
+    assert {other for other, _ in ONLY_WITH.values()} <= known
+    values = Form("digits").values()
+    assert matters("optim.momentum", values)
+    assert not matters("optim.betas", values)
+
+
+def test_what_is_wrong_is_told_for_each_key() -> None:
+    form = Form("digits", {"run.epochs": "many", "optim.lr": "-1", "data.dataset": "cifar"})
+    assert {problem.where for problem in problems_of(form)} == {"run.epochs", "optim.lr", "data.dataset"}
+
+
+def test_what_the_base_says_already_is_no_change() -> None:
+    form = Form("digits")
+    form.type("optim.lr", "0.2")
+    form.type("optim.lr", "0.1")
+    assert form.arguments() == ["run", "digits"]
+
+
+def test_the_curve_is_the_learning_rate_of_training() -> None:
+    config = Form("digits", {"run.epochs": "4", "optim.lr_scaling": "linear"}).config()
+    epochs, rates = lr_curve(config, ranks=2, steps_per_epoch=11, points=1000)
+    wanted = [0.2 * lr_factor(config.schedule, step, 11, 4) for step in range(1, 45)]
+    assert np.allclose(rates, wanted)
+    assert epochs[-1] == 4.0
+
+
+def test_choices_are_remembered_but_for_the_name() -> None:
+    assert remembered() == Form("digits")
+    remember(Form("digits", {"optim.lr": "0.3", "run.name": "a"}))
+    assert remembered() == Form("digits", {"optim.lr": "0.3"})
+
+
+def test_a_preset_is_saved_and_found_by_its_name() -> None:
+    form = Form("digits", {"optim.lr": "0.3", "run.name": "a"})
+    path = form.save_preset("my digits")
+    assert presets()["my-digits"] == path
+    saved, typed = resolve("my-digits").config, form.config()
+    assert as_dict(saved) | {"run": None} == as_dict(typed) | {"run": None}
+    assert saved.run.name is None
+    with pytest.raises(UsageError, match="exists"):
+        form.save_preset("my digits")
+
+
+def test_a_form_filled_from_a_run_takes_a_name_that_is_free(tmp_path: Path) -> None:
+    for name in ("a-3", "a-4", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}}}\noptim: {{lr: 0.7}}\n")
+    again = form_of_run(tmp_path / "a-3" / "config.yaml")
+    assert (again.config().run.name, again.config().optim.lr) == ("a-5", 0.7)
+    assert form_of_run(tmp_path / "b" / "config.yaml").config().run.name == "b-2"
+
+
+def check(snapshot: Snapshot | None = None, **typed: str) -> tuple[int, list[str]]:
+    form = Form("digits", {key.replace("__", "."): text for key, text in typed.items()})
+    checked = Checker().check(form.config(), snapshot)
+    return checked.ranks, [str(problem) for problem in checked.problems]
+
+
+def test_the_plan_counts_the_ranks_and_the_images() -> None:
+    checker = Checker()
+    checked = checker.check(Form("digits").config(), None)
+    assert checked.shares is not None
+    assert (checked.ranks, checked.shares.steps_per_epoch, checked.shares.train_images) == (2, 22, 1438)
+    assert check(demo_snapshot(0.0, 1), device__gpus="2,3") == (2, [])
+
+
+def test_what_this_machine_cannot_do_is_told() -> None:
+    snapshot = demo_snapshot(0.0, 1)
+    assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]
+    assert "no model 'cnnn'; did you mean cnn" in check(model__name="cnnn")[1][0]
+    assert "take 4000 a step" in check(data__batch_size="2000")[1][0]
+    assert "does not exist" in check(data__dataset="folder", data__path="/nowhere")[1][0]
+
+
+def test_a_key_without_a_flag_is_given_as_key_and_value() -> None:
+    before = resolve("digits").config
+    after = resolve("digits", ["data.mean=[0.5]", "run.epochs=3"]).config
+    assert run_arguments("digits", before, after) == ["run", "digits", "--epochs", "3", "data.mean=[0.5]"]

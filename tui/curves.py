@@ -1,0 +1,129 @@
+"""What the curves of a run are drawn from: its events, folded into arrays as they come."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from engine.events import Epoch, Event, RunResumed, RunStarted, Step
+from tui.axis import Floats, Series, finite
+
+XAxis = Literal["epoch", "step", "hours"]
+X_AXES: tuple[XAxis, ...] = ("epoch", "step", "hours")
+
+
+class Growing:
+    """Numbers in an array that grows; what is not set is NaN."""
+
+    def __init__(self) -> None:
+        self._values = np.full(1024, np.nan)
+        self.length = 0
+
+    def set(self, place: int, values: Floats) -> None:
+        end = place + len(values)
+        if end > len(self._values):
+            grown = np.full(max(end, 2 * len(self._values)), np.nan)
+            grown[: self.length] = self._values[: self.length]
+            self._values = grown
+        self._values[place:end] = values
+        self.length = max(self.length, end)
+
+    def append(self, value: float | None) -> None:
+        self.set(self.length, finite(np.array([math.nan if value is None else value], np.float64)))
+
+    def truncate(self, length: int) -> None:
+        if length < self.length:
+            self._values[length : self.length] = np.nan
+            self.length = length
+
+    @property
+    def values(self) -> Floats:
+        return self._values[: self.length]
+
+
+class Curves:
+    """The curves of one run. `version` changes with them."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.version += 1
+        self.steps_per_epoch = 0
+        self.unreadable = 0
+        """Values that are no finite number."""
+        self._losses = Growing()
+        """The training loss of each step, from step 1 on."""
+        self._told = {name: Growing() for name in ("step", "time", "lr")}
+        """Of each `step` event."""
+        self._epochs = {
+            name: Growing() for name in ("step", "train_loss", "val_loss", "train_accuracy", "val_accuracy")
+        }
+        self._began: float | None = None
+        self._sitting = 0.0
+        """Added to a time to make it one of training: the run did not train between two sittings."""
+
+    def add(self, event: Event) -> None:
+        """Events in the journal's order."""
+        match event:
+            case RunStarted():
+                self.steps_per_epoch = event.steps_per_epoch
+                trained = float(self._told["time"].values[-1]) if self._told["time"].length else 0.0
+                if isinstance(event, RunResumed):
+                    self._drop_after(event.from_step)
+                self._sitting = trained - event.time
+            case Step():
+                losses = finite(np.array([math.nan if loss is None else loss for loss in event.losses], np.float64))
+                self.unreadable += int(np.count_nonzero(~np.isfinite(losses)))
+                first = event.step - len(losses)
+                if first < 0 or event.step > self._losses.length + 10_000_000:
+                    return
+                self._losses.set(first, losses)
+                for name, value in (("step", event.step), ("time", event.time + self._sitting), ("lr", event.lr)):
+                    self._told[name].append(value)
+            case Epoch():
+                for name, numbers in self._epochs.items():
+                    value = getattr(event, name)
+                    numbers.append(value)
+                    self.unreadable += value is None
+            case _:
+                return
+        self.version += 1
+
+    def _drop_after(self, step: int) -> None:
+        self._losses.truncate(step)
+        for table in (self._told, self._epochs):
+            kept = int(np.searchsorted(table["step"].values, step, "right"))
+            for numbers in table.values():
+                numbers.truncate(kept)
+
+    @property
+    def last_step(self) -> int:
+        last = self._epochs["step"].values[-1] if self._epochs["step"].length else 0
+        return max(self._losses.length, int(last))
+
+    def train_loss(self, axis: XAxis) -> Series:
+        return self._over(np.arange(1, self._losses.length + 1, dtype=np.float64), self._losses.values, axis)
+
+    def of_epochs(self, name: str, axis: XAxis) -> Series:
+        """`train_loss`, `val_loss`, `train_accuracy` or `val_accuracy` at the end of each epoch."""
+        return self._over(self._epochs["step"].values, self._epochs[name].values, axis)
+
+    def lr(self, axis: XAxis) -> Series:
+        return self._over(self._told["step"].values, self._told["lr"].values, axis)
+
+    def _over(self, steps: Floats, values: Floats, axis: XAxis) -> Series:
+        return Series(self.place(steps, axis), values)
+
+    def place(self, steps: Floats, axis: XAxis) -> Floats:
+        """Where these steps lie on an axis."""
+        if axis == "epoch" and self.steps_per_epoch > 0:
+            return steps / self.steps_per_epoch
+        if axis == "hours" and self._told["step"].length:
+            hours: Floats = np.interp(steps, self._told["step"].values, self._told["time"].values) / 3600
+            return hours
+        return steps

@@ -1,0 +1,224 @@
+"""Where screens get what they show: threads that ask the sampler, look at the runs and tail a journal, and hand on what
+they find. A screen takes it when it draws, and waits for none of them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.events import Epoch, Event, JournalReader, RankFailed, RunStarted
+from engine.glimpse import RunWatch
+from engine.gpus.monitor import Monitor, open_monitor
+from engine.gpus.readings import Snapshot
+from engine.gpus.wants import Wants
+from engine.problems import UsageError
+from engine.runs import RunFolder, all_runs
+from tui.runs_table import RunRow, describe_run
+
+PERIOD_SECONDS = 1.0
+RUN_PERIOD_SECONDS = 0.5
+# A batch of events is handed on at a time, so that a screen that reads a long journal goes on answering keys.
+BATCH_EVENTS = 400
+BATCHES = 8
+CHUNK_BYTES = 1 << 20
+LOG_BYTES = 1 << 16
+LOG_LINES = 2000
+
+
+class Feed:
+    """A thread that looks again and again. `start` once; `close` asks it to end, and does not wait."""
+
+    def __init__(self, name: str, period: float) -> None:
+        self._period = period
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _work(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self.look()
+                self._ended.wait(self._period)
+        finally:
+            self.end()
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Called by the thread when it ends."""
+
+
+class GpuFeed(Feed):
+    """The newest snapshot of this host's GPUs, or why there is none."""
+
+    def __init__(self, period: float = PERIOD_SECONDS, monitor: Monitor | None = None) -> None:
+        super().__init__("gpus", 0.0)
+        self._wants = Wants(period)
+        self._monitor = monitor
+        self.snapshot: Snapshot | None = None
+        self.problem: str | None = None
+        self.host: HostLoad | None = None
+
+    def look(self) -> None:
+        try:
+            if self._monitor is None:
+                self._monitor = open_monitor(self._wants)
+            news = self._monitor.read(min(self._wants.period, 1.0))
+        except (UsageError, OSError, ValueError) as error:
+            self.problem = str(error)
+            self._ended.wait(5.0)
+            return
+        latest = self._monitor.latest() if news is None else news
+        self.snapshot = latest
+        if latest is not None and not latest.gpus:
+            self.host = host_load()
+
+    def end(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """Of the whole host: CPU in percent, memory in bytes."""
+
+    cpu: float
+    memory_used: int
+    memory_total: int
+
+
+def host_load() -> HostLoad:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return HostLoad(psutil.cpu_percent(), memory.total - memory.available, memory.total)
+
+
+class RunsFeed(Feed):
+    """The rows of all runs below a folder, those that were started last first. `wanted` false lets it rest."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__("runs", PERIOD_SECONDS)
+        self._root = root
+        self._watches: dict[Path, RunWatch] = {}
+        self.wanted = True
+        self.rows: list[RunRow] | None = None
+        self.problem: str | None = None
+
+    def look(self) -> None:
+        if not self.wanted:
+            return
+        try:
+            folders = all_runs(self._root)
+        except UsageError as error:
+            self.rows, self.problem = [], str(error)
+            return
+        self._watches = {folder.path: self._watches.get(folder.path) or RunWatch(folder) for folder in folders}
+        self.rows = [describe_run(watch) for watch in self._watches.values()]
+        self.problem = None
+
+
+@dataclass(frozen=True)
+class RunNow:
+    """What a run has come to, and the last lines of its log. `gone` says that its folder is not there."""
+
+    row: RunRow
+    started: RunStarted | None
+    epoch: Epoch | None
+    gpus: Sequence[dict[str, Any]] = ()
+    gpus_time: float = 0.0
+    failure: RankFailed | None = None
+    log: tuple[str, ...] = ()
+    gone: bool = False
+
+
+class RunFeed(Feed):
+    """One run: its newest state at once, and all its events, oldest first, in a queue."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__("run", RUN_PERIOD_SECONDS)
+        self.folder = folder
+        self.now: RunNow | None = None
+        self.events: queue.Queue[list[Event] | None] = queue.Queue(BATCHES)
+        """Batches of events; None means that the journal began anew, and what was told no longer holds."""
+        self.caught_up = False
+        self._watch = RunWatch(folder)
+        self._reader = JournalReader(folder.journal)
+        self._log = LogTail(folder.log)
+
+    def look(self) -> None:
+        self._look_at_state()
+        self._read_on()
+
+    def _look_at_state(self) -> None:
+        history = self._watch.look()
+        gone = not self.folder.path.is_dir()
+        latest = history.latest_gpus
+        self.now = RunNow(
+            describe_run(self._watch, look=False),
+            history.started,
+            history.epochs[-1] if history.epochs else None,
+            latest.gpus if latest else (),
+            latest.time if latest else 0.0,
+            history.failures[-1] if history.failures else None,
+            self._log.lines(),
+            gone,
+        )
+
+    def _read_on(self) -> None:
+        try:
+            size = self.folder.journal.stat().st_size
+        except OSError:
+            # What was read is still true.
+            self.caught_up = True
+            return
+        if size < self._reader.offset:
+            self._reader = JournalReader(self.folder.journal)
+            self._hand_on(None)
+        while self._reader.offset < size and not self._ended.is_set():
+            batch = list(self._reader.poll(CHUNK_BYTES))
+            for start in range(0, len(batch), BATCH_EVENTS):
+                self._hand_on(batch[start : start + BATCH_EVENTS])
+            if self._reader.offset < size:
+                self._look_at_state()
+        self.caught_up = True
+
+    def _hand_on(self, batch: list[Event] | None) -> None:
+        while not self._ended.is_set():
+            with suppress(queue.Full):
+                self.events.put(batch, timeout=0.2)
+                return
+
+
+class LogTail:
+    """The last lines of a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = -1
+        self._lines: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        try:
+            size = self._path.stat().st_size
+            if size != self._size:
+                with self._path.open("rb") as file:
+                    start = max(size - LOG_BYTES, 0)
+                    file.seek(start)
+                    text = file.read().decode(errors="replace")
+                found = text.splitlines()[1 if start else 0 :]
+                self._size, self._lines = size, tuple(found[-LOG_LINES:])
+        except OSError:
+            pass
+        return self._lines

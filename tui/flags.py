@@ -1,0 +1,57 @@
+"""The flags of `gputrain run`, and the command that comes to a config."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.config import Config
+
+# Parameter of `run` -> the key of the config that it is short for.
+FLAGS = {
+    "gpus": "device.gpus",
+    "wait": "device.wait",
+    "ranks": "device.ranks",
+    "launcher": "device.launcher",
+    "epochs": "run.epochs",
+    "seed": "run.seed",
+    "name": "run.name",
+    "resume": "run.resume",
+    "model": "model.name",
+    "dataset": "data.dataset",
+    "data_path": "data.path",
+    "batch_size": "data.batch_size",
+    "workers": "data.workers",
+    "optimizer": "optim.name",
+    "lr": "optim.lr",
+    "scheduler": "schedule.name",
+    "amp": "precision.amp",
+}
+SWITCHES = {"wait", "resume"}
+
+
+def run_arguments(base: str | None, before: Config, config: Config) -> list[str]:
+    """The arguments of `gputrain` that come to this config: `base`, which is `before` by itself, and what differs."""
+    from engine.config import as_dict
+    from engine.resolve import changed_keys
+
+    flag_of = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAGS.items() if flag not in SWITCHES}
+    values = as_dict(config)
+    flags: list[str] = []
+    overrides: list[str] = []
+    for key in changed_keys(before, config):
+        section, name = key.split(".")
+        text = value_text(values[section][name]) or "null"
+        if key in flag_of and not text.startswith("-"):
+            flags += [flag_of[key], text]
+        else:
+            overrides.append(f"{key}={text}")
+    return ["run", *([base] if base is not None else []), *flags, *overrides]
+
+
+def value_text(value: Any) -> str:
+    """A value as it is typed; nothing for none."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

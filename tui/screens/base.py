@@ -1,0 +1,137 @@
+"""What all screens have: a title, the keys at the foot, a filter where there is something to filter, and a sentence
+instead of all that where the terminal is too small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from rich.text import Text
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Input, Static
+
+from tui.commands import EVERYWHERE, Command, bindings_of
+from tui.palette import NOTICE, STRONG
+from tui.widgets.entry import Entry
+from tui.widgets.keys import Keys
+
+if TYPE_CHECKING:
+    from tui.app import CockpitApp
+
+LEAST_COLUMNS, LEAST_ROWS = 60, 15
+
+
+class Filter(Entry):
+    """One line below the panels, shown while it is used. Escape empties and hides it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", show=False)]
+
+    def __init__(self) -> None:
+        super().__init__(id="filter", hint="type to filter, esc to end")
+
+    def action_dismiss(self) -> None:
+        self.value = ""
+        self.display = False
+        self.screen.focus_next()
+
+
+class CockpitScreen(Screen[None]):
+    """`COMMANDS_HERE` are its own; `tick` is called while it is shown, once a period and when it comes up."""
+
+    COMMANDS_HERE: ClassVar[Sequence[Command]] = ()
+    COMMAND_TABLE: ClassVar[Sequence[Command]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.COMMAND_TABLE = (*cls.COMMANDS_HERE, *EVERYWHERE)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+        for binding in bindings_of(self.COMMANDS_HERE):
+            self.bind_command(binding)
+
+    def bind_command(self, binding: Binding) -> None:
+        for key in binding.key.split(","):
+            self._bindings.bind(key, binding.action, binding.description, show=False)
+
+    @property
+    def cockpit(self) -> CockpitApp:
+        return cast("CockpitApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="title", markup=False)
+        yield from self.body()
+        if any(command.action == "filter" for command in self.COMMANDS_HERE):
+            filter_line = Filter()
+            filter_line.display = False
+            yield filter_line
+        yield Keys(self.COMMAND_TABLE)
+        yield Static(
+            f"This terminal is too small: gputrain needs {LEAST_COLUMNS} columns and {LEAST_ROWS} lines. "
+            "Make it larger, or press q to leave; runs go on.",
+            id="too-small",
+        )
+
+    def body(self) -> ComposeResult:
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        self.set_interval(self.cockpit.period, self._tick_where_shown)
+
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.tick)
+
+    def _tick_where_shown(self) -> None:
+        if self.is_current:
+            self.tick()
+
+    def tick(self) -> None:
+        """Show what the feeds have come to."""
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width < LEAST_COLUMNS or event.size.height < LEAST_ROWS, "-too-small")
+        self.call_after_refresh(self.tick)
+
+    def show_title(self, left: str, right: str = "") -> None:
+        """What this is at the left, what goes on at the right, and what is made up in between."""
+        line = Text(no_wrap=True, end="", overflow="ellipsis")
+        line.append(" gputrain ", STRONG)
+        notice = self.cockpit.notice()
+        told = Text(f" {left}", no_wrap=True)
+        # What is made up is said before all else.
+        told.truncate(
+            max(self.size.width - line.cell_len - len(f"   {notice} " if notice else ""), 0), overflow="ellipsis"
+        )
+        line.append_text(told)
+        if notice is not None:
+            line.append("  ")
+            line.append(f" {notice} ", NOTICE)
+        room = self.size.width - line.cell_len - len(right) - 1
+        if right and room > 0:
+            line.append(" " * room + right)
+        self.show_line("#title", line)
+
+    def show_line(self, selector: str, line: Text) -> None:
+        """Draw a line again only where it has changed."""
+        static = self.query_one(selector, Static)
+        if getattr(static, "shown", None) != line:
+            static.shown = line  # type: ignore[attr-defined]
+            static.update(line)
+
+    @property
+    def filter_text(self) -> str:
+        found = self.query("#filter").results(Input)
+        return next((one.value.strip().lower() for one in found), "")
+
+    def action_filter(self) -> None:
+        line = self.query_one(Filter)
+        line.display = True
+        line.focus()
+
+    @on(Input.Changed, "#filter")
+    def _filter_more(self) -> None:
+        self.tick()

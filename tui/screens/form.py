@@ -1,0 +1,324 @@
+"""A new run: every key of the config as a field, and beside them what they come to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.widgets import Input, Select, Static
+
+from engine.config import Config
+from engine.lines import counted, printable
+from engine.problems import Problem, UsageError
+from engine.resolve import presets
+from engine.runs import runs_root
+from tui.axis import Series
+from tui.commands import FORM, Command
+from tui.form import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
+from tui.form_checks import Checked, Checker
+from tui.gpu_table import gpu_lines
+from tui.palette import BAD, MUTED
+from tui.plot import Curve, Window
+from tui.screens.base import CockpitScreen
+from tui.screens.dialogs import Question, Reader, Several, problem_lines
+from tui.view import LR_COLOUR
+from tui.widgets.chart import Chart
+from tui.widgets.entry import Entry
+from tui.widgets.field import Chooser, Field
+from tui.widgets.lines import Row
+
+CHECK_SECONDS = 0.15
+# The curve is drawn with these where the number of images is not known yet.
+GUESSED_STEPS = 100
+NO_PRESET = "(none)"
+
+
+class FormScreen(CockpitScreen):
+    COMMANDS_HERE: ClassVar[Sequence[Command]] = FORM
+    AUTO_FOCUS = "#field-device-gpus Input"
+
+    def __init__(self, run_config: Path | None = None) -> None:
+        """Filled from the config of a run where one is given, else with the last choices."""
+        super().__init__()
+        self.form = form_of_run(run_config) if run_config is not None else remembered()
+        self._fields = form_fields()
+        self._more = False
+        self._checker = Checker()
+        self._checked = Checked()
+        self._problems: list[Problem] = []
+
+    def body(self) -> ComposeResult:
+        self._take_picks()
+        values = self.form.values()
+        with Container(id="form"):
+            with Vertical(id="left"):
+                search = Entry(id="search", hint="search all fields")
+                search.display = False
+                yield search
+                with VerticalScroll(id="fields", can_focus=False):
+                    with Container(classes="line preset"):
+                        yield Static("preset", classes="key")
+                        yield Chooser(
+                            self._presets(),
+                            value=self.form.base or NO_PRESET,
+                            allow_blank=False,
+                            compact=True,
+                            id="preset",
+                        )
+                        yield Static("What the fields begin with.", classes="description")
+                    for info in self._fields:
+                        if info.main:
+                            yield Field(info, values[info.key])
+                yield Static("", id="about", markup=False)
+            with Container(id="beside"):
+                yield Chart("learning rate", "form-lr")
+                with Vertical(id="told"):
+                    yield Static("", id="plan", markup=False)
+                    command = Static("", id="command", markup=False)
+                    command.border_title = "the same run as a command"
+                    yield command
+
+    def _presets(self) -> list[tuple[str, str]]:
+        names = [NO_PRESET, *presets()]
+        base = self.form.base
+        if base is not None and base not in names:
+            names.append(base)
+        return [(Path(name).parent.name if "/" in name else name, name) for name in names]
+
+    def _take_picks(self) -> None:
+        """The GPUs that were picked on the first screen."""
+        snapshot, picked = self.cockpit.gpus.snapshot, self.cockpit.picked
+        if snapshot is not None and picked:
+            indices = [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
+            self.form.type("device.gpus", ",".join(indices))
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one("#plan").border_title = "plan"
+        self._show_fields()
+        self._check()
+
+    def on_unmount(self) -> None:
+        self._checker.give_up()
+
+    def tick(self) -> None:
+        wrong = len(self._all_problems())
+        right = f"{counted(wrong, 'thing')} to mend " if wrong else "ready to start "
+        self.show_title("new run", right)
+
+    # Fields
+
+    def _show_fields(self) -> None:
+        """Those that matter beside what is chosen, or that are searched for."""
+        values, wanted = self.form.values(), self.query_one("#search", Input).value.strip().lower()
+        snapshot = self.cockpit.gpus.snapshot
+        no_gpu = snapshot is None or not snapshot.gpus
+        for one in self.query(Field):
+            key = one.info.key
+            if wanted:
+                one.display = wanted in key or wanted in one.info.description.lower()
+            else:
+                shown = one.info.main or self._more or key in self.form.typed or one.has_class("-wrong")
+                on_cpu = key != "device.ranks" or no_gpu or values["device.gpus"] == "cpu"
+                one.display = shown and on_cpu and matters(key, values)
+
+    def _fill(self) -> None:
+        """Show in each field what holds by now."""
+        values = self.form.values()
+        for one in self.query(Field):
+            one.show(values[one.info.key])
+        self._show_fields()
+        self._check()
+
+    async def _mount_all(self) -> None:
+        if len(self.query(Field)) < len(self._fields):
+            values = self.form.values()
+            others = [Field(info, values[info.key]) for info in self._fields if not info.main]
+            await self.query_one("#fields").mount(*others)
+
+    def on_field_typed(self, event: Field.Typed) -> None:
+        self.form.type(event.key, event.text)
+        self._show_fields()
+        self._check()
+
+    def on_field_entered(self, event: Field.Entered) -> None:
+        snapshot = self.cockpit.gpus.snapshot
+        if event.key == "device.gpus" and snapshot is not None and snapshot.gpus:
+            self._pick_gpus()
+        else:
+            self.focus_next()
+
+    def _pick_gpus(self) -> None:
+        snapshot = self.cockpit.gpus.snapshot
+        if snapshot is None:
+            return
+        lines = gpu_lines(snapshot, 70)[1:]
+        rows = [Row(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
+        chosen = self.form.values()["device.gpus"].split(",")
+
+        def answer(picked: list[str] | None) -> None:
+            if picked is not None:
+                self.form.type("device.gpus", ",".join(picked) or "cpu")
+                self._fill()
+
+        self.app.push_screen(Several("GPUs to train on", rows, chosen), answer)
+
+    @on(Select.Changed, "#preset")
+    def _take_preset(self, event: Select.Changed) -> None:
+        base = None if event.value == NO_PRESET else str(event.value)
+        if base != self.form.base:
+            kept = {key: text for key, text in self.form.typed.items() if key == "device.gpus"}
+            self.form = Form(base, kept)
+            self._fill()
+
+    @on(Input.Changed, "#search")
+    def _search_more(self) -> None:
+        self._show_fields()
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        field = next((one for one in event.widget.ancestors_with_self if isinstance(one, Field)), None)
+        about = Text()
+        if field is not None:
+            about.append(field.info.key, "bold")
+            about.append(f"  {field.info.description}")
+            if field.info.choices:
+                about.append(f"  enter shows {counted(len(field.info.choices), 'choice')}.", MUTED)
+            elif field.info.key == "device.gpus":
+                about.append("  enter picks from a list.", MUTED)
+        self.query_one("#about", Static).update(about)
+
+    def key_down(self) -> None:
+        self.focus_next()
+
+    def key_up(self) -> None:
+        self.focus_previous()
+
+    # What is wrong, and what it comes to
+
+    def _check(self) -> None:
+        self._problems = problems_of(self.form)
+        self._mark()
+        if self._problems:
+            self._show_outcome(None)
+            return
+        config = self.form.config()
+        self._show_outcome(config)
+        self._look(config)
+
+    @work(thread=True, exclusive=True, group="look")
+    def _look(self, config: Config) -> None:
+        checked = self._checker.check(config, self.cockpit.gpus.snapshot)
+        if self.is_attached:
+            self.app.call_from_thread(self._take_look, config, checked)
+
+    def _take_look(self, config: Config, checked: Checked) -> None:
+        if self._problems or config != self.form.config():
+            return
+        self._checked = checked
+        self._mark()
+        self._show_outcome(config)
+
+    def _all_problems(self) -> list[Problem]:
+        return self._problems or self._checked.problems
+
+    def _mark(self) -> None:
+        wrong: dict[str, str] = {}
+        for problem in self._all_problems():
+            wrong.setdefault(problem.where.partition(" ")[0], problem.what)
+        for one in self.query(Field):
+            one.mark(printable(wrong.get(one.info.key, "")))
+        self.tick()
+
+    def _show_outcome(self, config: Config | None) -> None:
+        chart, checked = self.query_one("#form-lr", Chart), self._checked
+        if config is None:
+            chart.draw([], Window(0.0, 1.0))
+            self.query_one("#plan", Static).update(Text("to be told when nothing is wrong", MUTED))
+            self.query_one("#command", Static).update(Text("–", MUTED))
+            return
+        steps = checked.shares.steps_per_epoch if checked.shares else GUESSED_STEPS
+        if steps > 0:
+            x, y = lr_curve(config, checked.ranks, steps, 4 * max(chart.size.width, 20))
+            chart.draw([Curve("", Series(x, y), "braille", LR_COLOUR)], Window(0.0, float(config.run.epochs)), "epoch")
+        self.query_one("#plan", Static).update(plan_text(config, checked))
+        self.query_one("#command", Static).update(Text(self._command()))
+
+    def _arguments(self) -> list[str]:
+        arguments = self.form.arguments()
+        root = self.cockpit.root
+        return arguments if root.absolute() == runs_root() else [*arguments, "--runs-dir", str(root)]
+
+    def _command(self) -> str:
+        return shlex.join(["gputrain", *self._arguments()])
+
+    # Commands
+
+    def action_start(self) -> None:
+        self._problems = problems_of(self.form)
+        if problems := self._all_problems():
+            self._mark()
+            lines = problem_lines([(problem.where, printable(problem.what)) for problem in problems])
+            wrapped = [part for line in lines for part in line.wrap(self.app.console, 100)]
+            self.app.push_screen(Reader(f"not started: {counted(len(problems), 'thing')} to mend", wrapped))
+            return
+        remember(self.form)
+        self.cockpit.start([*self._arguments(), "--headless"])
+
+    async def action_search(self) -> None:
+        await self._mount_all()
+        search = self.query_one("#search", Input)
+        search.display = True
+        search.focus()
+
+    async def action_more(self) -> None:
+        await self._mount_all()
+        self._more = not self._more
+        self._show_fields()
+        self._mark()
+
+    def action_reset(self) -> None:
+        self.form = Form(self.form.base)
+        self._fill()
+
+    def action_copy(self) -> None:
+        if self._problems:
+            self.notify("there is no command while something is wrong", severity="warning")
+            return
+        self.app.copy_to_clipboard(self._command())
+        self.notify("copied")
+
+    def action_save_preset(self) -> None:
+        def answer(name: str | None) -> None:
+            if name is None:
+                return
+            try:
+                path = self.form.save_preset(name)
+            except UsageError as error:
+                self.notify(str(error), severity="error", markup=False)
+                return
+            self.notify(f"saved as {path}; `gputrain run {path.stem}` starts it", timeout=8, markup=False)
+
+        note = "A name, by which `gputrain run NAME` finds it, or the path of a YAML file."
+        self.app.push_screen(Question("save these choices as a preset", "", note), answer)
+
+
+def plan_text(config: Config, checked: Checked) -> Text:
+    """What the choices come to, and where."""
+    what = "GPU" if checked.on_gpus else "process"
+    many = {"GPU": "GPUs", "process": "processes"}[what] if checked.ranks != 1 else what
+    where = "" if checked.on_gpus else " on the CPU"
+    lines = [f"{checked.ranks} {many}{where}, global batch {checked.ranks * config.data.batch_size}"]
+    if checked.shares is not None:
+        shares, epochs = checked.shares, config.run.epochs
+        steps = shares.steps_per_epoch
+        lines.append(f"{counted(steps, 'step')} an epoch, {steps * epochs:,} in {counted(epochs, 'epoch')}")
+        lines.append(f"{shares.train_images:,} images, {shares.val_images:,} for validation")
+    elif not checked.problems:
+        lines.append("counting the images …")
+    return Text("\n".join(lines), BAD if checked.problems else "")

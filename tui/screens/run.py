@@ -1,0 +1,235 @@
+"""One run: how far it is, its curves, its GPUs, its log, and the requests that can be made of it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Container
+from textual.widgets import Static
+
+from engine.control import RequestName, send_request
+from engine.lines import printable
+from engine.problems import UsageError
+from engine.runs import RunFolder, State
+from tui.commands import RUN, Command
+from tui.feeds import RunFeed, RunNow
+from tui.palette import BAD, MUTED, STRONG, WARNING
+from tui.run_progress import device_lines, progress_line
+from tui.screens.base import CockpitScreen
+from tui.screens.dialogs import Choice, Reader
+from tui.view import View
+from tui.widgets.chart import Chart
+from tui.widgets.lines import Lines, Row
+
+# What of a second the reading of a long history may take, and how often it goes on.
+FOLD_SECONDS = 0.012
+FOLD_EVERY_SECONDS = 0.05
+QUESTION = {
+    State.RUNNING: "Stop it? It saves a checkpoint, and can be resumed.",
+    State.PAUSED: "Stop it? It saves a checkpoint, and can be resumed.",
+    State.STARTING: "Stop it before its first step?",
+}
+
+
+class RunScreen(CockpitScreen):
+    COMMANDS_HERE: ClassVar[Sequence[Command]] = RUN
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self.folder = folder
+        self.view = View()
+        self._feed = RunFeed(folder)
+        self._drawn = (-1, -1.0)
+        self._draw_at = 0.0
+
+    def body(self) -> ComposeResult:
+        yield Static("", id="progress", markup=False)
+        yield Static("", id="message", markup=False)
+        with Container(id="charts"):
+            yield Chart("loss", "loss")
+            yield Chart("accuracy", "accuracy")
+            yield Chart("learning rate", "lr")
+            devices = Lines(id="devices")
+            devices.border_title = "GPUs of this run"
+            yield devices
+        log = Lines(id="log")
+        log.border_title = "log"
+        yield log
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self._feed.start()
+        self.set_interval(FOLD_EVERY_SECONDS, self._fold)
+        self.query_one("#loss").focus()
+
+    def on_unmount(self) -> None:
+        self._feed.close()
+
+    def _fold(self) -> None:
+        """Take events from the queue for a little while, and draw when they are due."""
+        if not self.is_current:
+            return
+        end = time.perf_counter() + FOLD_SECONDS
+        while time.perf_counter() < end:
+            try:
+                batch = self._feed.events.get_nowait()
+            except queue.Empty:
+                break
+            self.view.take(batch)
+        now = time.monotonic()
+        due = now >= self._draw_at if self._feed.caught_up and self._feed.events.empty() else now >= self._draw_at + 1.0
+        if due and self.view.curves.version != self._drawn[0]:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._draw_at = time.monotonic() + (self.cockpit.pace.charts if self._drawn[0] >= 0 else 0.5)
+        self._drawn = (self.view.curves.version, self._draw_at)
+        for name in ("loss", "accuracy", "lr"):
+            chart = self.query_one(f"#{name}", Chart)
+            if chart.display:
+                chart.draw(self.view.curves_of(name), self.view.window(name), self.view.note(name))
+
+    def tick(self) -> None:
+        now = self._feed.now
+        if now is None:
+            self.show_title(printable(self.folder.name))
+            return
+        self.show_title(f"{printable(self.folder.name)}   {printable(str(self.folder.path.parent))}")
+        self.show_line("#progress", progress_line(now.row, self.size.width))
+        self._show_message(now)
+        devices = self.query_one("#devices", Lines)
+        devices.border_title, lines = device_lines(now, devices.size.width)
+        devices.show_texts(lines)
+        log = self.query_one("#log", Lines)
+        log.show_texts([Text(printable(line)) for line in now.log[-max(log.size.height, 1) :]])
+
+    def _show_message(self, now: RunNow) -> None:
+        line = Text(no_wrap=True, overflow="ellipsis", end="")
+        if now.gone:
+            line.append(" the folder of this run is not there any more; what was read of it is still shown", BAD)
+        elif now.row.message:
+            style = BAD if now.row.state in (State.FAILED, State.CRASHED) else MUTED
+            line.append(f" {printable(now.row.message)}", style)
+        elif now.row.state == State.STARTING:
+            line.append(" its ranks are being set up", MUTED)
+        elif not self._feed.caught_up:
+            line.append(f" reading its history: {self.view.curves.last_step:,} steps so far", WARNING)
+        self.query_one("#message").display = bool(line.plain)
+        self.show_line("#message", line)
+
+    @property
+    def state(self) -> State | None:
+        return State(self._feed.now.row.state) if self._feed.now is not None else None
+
+    # Requests
+
+    def _ask(self, request: RequestName) -> None:
+        if self.state is None or not self.state.live:
+            self.notify(f"this run is over: it is {self.state or 'not read yet'}", severity="warning")
+            return
+        try:
+            send_request(self.folder.control, request)
+        except UsageError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        self.notify(f"asked to {request}; the log says when it has")
+
+    def action_stop(self) -> None:
+        question = QUESTION.get(self.state) if self.state is not None else None
+        if question is None:
+            self._ask("stop")
+            return
+        rows = [Row("no", Text("go on training")), Row("yes", Text("stop"))]
+
+        def answer(key: str | None) -> None:
+            if key == "yes":
+                self._ask("stop")
+
+        self.app.push_screen(Choice(question, rows), answer)
+
+    def action_checkpoint(self) -> None:
+        self._ask("checkpoint")
+
+    def action_pause(self) -> None:
+        self._ask("continue" if self.state is State.PAUSED else "pause")
+
+    def action_resume(self) -> None:
+        self.cockpit.resume_run(self.folder, self.state)
+
+    def action_again(self) -> None:
+        self.cockpit.open_form(self.folder.config)
+
+    # What is seen
+
+    def _see(self, view: View) -> None:
+        self.view = view
+        self._draw()
+
+    def action_x_axis(self) -> None:
+        self._see(self.view.next_axis())
+
+    def action_smooth(self) -> None:
+        self._see(self.view.next_smoothing())
+
+    def action_log_scale(self) -> None:
+        self._see(replace(self.view, log=not self.view.log))
+
+    def action_zoom(self, factor: float) -> None:
+        self._see(self.view.zoom(factor))
+
+    def action_zoom_all(self) -> None:
+        self._see(self.view.whole())
+
+    def action_pan(self, share: float) -> None:
+        self._see(self.view.pan(share))
+
+    def action_cursor(self, columns: int) -> None:
+        self._see(self.view.move_cursor(columns))
+
+    @property
+    def chart(self) -> Chart:
+        """The one that has the focus, else the first."""
+        return self.focused if isinstance(self.focused, Chart) else self.query_one("#loss", Chart)
+
+    def action_full(self) -> None:
+        full = not self.has_class("-full")
+        chart = self.chart
+        for one in self.query("#charts > Lines"):
+            one.set_class(full and one is chart, "shown")
+        self.set_class(full, "-full")
+        chart.focus()
+        self.call_after_refresh(self._draw)
+
+    def action_export(self) -> None:
+        from tui.export import export_chart
+
+        chart = self.chart
+        if not any(len(curve.series.y) for curve in chart.curves):
+            self.notify("there is nothing to export yet", severity="warning")
+            return
+        try:
+            paths = export_chart(chart, f"{self.folder.name}-{chart.id}", self.view.axis, Path.cwd())
+        except OSError as error:
+            self.notify(f"cannot be written to {Path.cwd()}: {error.strerror}", severity="error", markup=False)
+            return
+        self.notify(f"saved {' and '.join(map(str, paths))}", timeout=8, markup=False)
+
+    def action_config(self) -> None:
+        try:
+            text = self.folder.config.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            self.notify(f"the config cannot be read: {error.strerror}", severity="error", markup=False)
+            return
+        self.app.push_screen(Reader("config", [Text(printable(line)) for line in text.splitlines()]))
+
+    def action_log(self) -> None:
+        now = self._feed.now
+        lines = [Text(printable(line)) for line in (now.log if now else ())]
+        self.app.push_screen(Reader("log", lines or [Text("nothing yet", STRONG)]))

@@ -1,0 +1,75 @@
+"""All runs, with their states and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from engine.control import send_request
+from engine.lines import counted
+from engine.problems import UsageError
+from engine.runs import RunFolder, State
+from tui.commands import RUNS, Command
+from tui.palette import MUTED
+from tui.run_rows import name_columns, table_head, table_line
+from tui.screens.base import CockpitScreen
+from tui.widgets.lines import Lines, Row
+
+
+class RunsScreen(CockpitScreen):
+    COMMANDS_HERE: ClassVar[Sequence[Command]] = RUNS
+
+    def body(self) -> ComposeResult:
+        lines = Lines(choosing=True, id="all-runs")
+        lines.border_title = "Runs"
+        yield lines
+
+    def tick(self) -> None:
+        lines = self.query_one("#all-runs", Lines)
+        rows, wanted = self.cockpit.runs.rows, self.filter_text
+        lines.empty = Text(
+            self.cockpit.runs.problem
+            or ("looking …" if rows is None else "no run holds this text" if wanted else "no runs yet; n starts one"),
+            MUTED,
+        )
+        shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
+        width = name_columns(shown, lines.size.width)
+        lines.show([Row(row.folder, table_line(row, width)) for row in shown], [table_head(width)])
+        self.show_title(f"runs in {self.cockpit.root}", f"{counted(len(shown), 'run')} ")
+
+    def _chosen(self) -> tuple[RunFolder, State] | None:
+        key = self.query_one("#all-runs", Lines).key
+        found = [row for row in self.cockpit.runs.rows or [] if row.folder == key]
+        return (RunFolder(Path(found[0].folder)), State(found[0].state)) if found else None
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.cockpit.open_run(event.key)
+
+    def action_open(self) -> None:
+        if (chosen := self._chosen()) is not None:
+            self.cockpit.open_run(str(chosen[0].path))
+
+    def action_stop(self) -> None:
+        if (chosen := self._chosen()) is None:
+            return
+        folder, state = chosen
+        if not state.live:
+            self.notify(f"{folder.name} is not running, it is {state}", severity="warning", markup=False)
+            return
+        try:
+            send_request(folder.control, "stop")
+            self.notify(f"{folder.name} is asked to stop", markup=False)
+        except UsageError as error:
+            self.notify(str(error), severity="error", markup=False)
+
+    def action_resume(self) -> None:
+        if (chosen := self._chosen()) is not None:
+            self.cockpit.resume_run(*chosen)
+
+    def action_again(self) -> None:
+        if (chosen := self._chosen()) is not None:
+            self.cockpit.open_form(chosen[0].config)

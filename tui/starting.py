@@ -1,0 +1,112 @@
+"""Starts a run as a person would type it: in a session of its own, with nothing of this terminal, so that it outlives
+the screen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from engine.files import read_json
+from engine.problems import UsageError
+from engine.runs import RunFolder, all_runs
+
+PROGRAM = "from tui import main; main()"
+ASK_SECONDS = 3.0
+
+
+@dataclass
+class Started:
+    """A supervisor that was started here. What it says before its run has a folder lies in a file without a name, which
+    is gone with its readers."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    root: Path
+    warning: str | None
+    time: float = field(default_factory=time.monotonic)
+
+    def lines(self) -> list[str]:
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace").splitlines()
+
+    def folder(self) -> RunFolder | None:
+        """The run's folder, once its journal has begun: what is refused before that leaves none."""
+        try:
+            runs = all_runs(self.root)
+        except UsageError:
+            return None
+        for run in runs:
+            owner = read_json(run.owner)
+            if owner is not None and owner.get("pid") == self.process.pid and run.journal.exists():
+                return run
+        return None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, once it has ended."""
+        return self.process.poll()
+
+
+def start_run(arguments: Sequence[str], root: Path, cwd: Path | None = None) -> Started:
+    """`arguments` are those of `gputrain`. Raises UsageError where it cannot be started."""
+    scope, warning = scope_command()
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read as long as the run starts)
+    command = [*scope, *command_line(), *arguments]
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    try:
+        process = subprocess.Popen(  # noqa: S603 (our own command)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
+            env=environment | {"GPUTRAIN_RUNS": str(root)},
+            start_new_session=True,
+        )
+    except OSError as error:
+        output.close()
+        raise UsageError.one(command[0], f"cannot be started: {error.strerror}") from error
+    return Started(process, output, root, warning)
+
+
+def command_line() -> list[str]:
+    """How `gputrain` is called from here: the script beside this Python where there is one."""
+    script = Path(sys.executable).with_name("gputrain")
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-c", PROGRAM]
+
+
+def scope_command() -> tuple[list[str], str | None]:
+    """What goes before a command that is to live on after a logout, and a warning where it will not: a host may be set
+    to end a user's processes then (logind.conf(5), KillUserProcesses). A scope of the user's own service manager lives
+    on where that does (loginctl(1), enable-linger)."""
+    if not _logind("KillUserProcesses"):
+        return [], None
+    if shutil.which("systemd-run") and _logind("Linger", str(os.getuid())):
+        return ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--"], None
+    return [], (
+        "this host ends your processes when you log out (KillUserProcesses): the run will NOT survive that. "
+        "`loginctl enable-linger` makes it survive"
+    )
+
+
+def _logind(name: str, *user: str) -> bool:
+    """Whether a setting of the host, or of a user, is `yes`."""
+    loginctl = shutil.which("loginctl")
+    if loginctl is None:
+        return False
+    command = [loginctl, "show-user", *user, f"--property={name}", "--value"]
+    try:
+        done = subprocess.run(  # noqa: S603 (a fixed command)
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == "yes"

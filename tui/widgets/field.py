@@ -1,0 +1,92 @@
+"""One field of the form: the key, a control that fits it, what it is for, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.widgets import Input, Select, Static
+
+from tui.form import FieldInfo
+from tui.widgets.entry import Entry
+
+SWITCH = ("false", "true")
+
+
+class Chooser(Select[str], inherit_bindings=False):
+    """A select that leaves the arrows to the form, to go from field to field."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "show_overlay", show=False)]
+
+
+class Field(Vertical):
+    """`typed` is told with each change that a person makes."""
+
+    class Typed(Message):
+        def __init__(self, key: str, text: str) -> None:
+            super().__init__()
+            self.key, self.text = key, text
+
+    class Entered(Message):
+        """Enter in a field of text."""
+
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    def __init__(self, info: FieldInfo, text: str) -> None:
+        super().__init__(id=f"field-{info.key.replace('.', '-')}")
+        self.info = info
+        self._text = text
+        self._words = SWITCH if info.switch else info.choices
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(classes="line"):
+            yield Static(self.info.key, classes="key", markup=False)
+            if self._words:
+                words = self._words if self._text in self._words else (*self._words, self._text)
+                yield Chooser([(word, word) for word in words], value=self._text, allow_blank=False, compact=True)
+            else:
+                yield Entry(self._text)
+            yield Static(self.info.description, classes="description", markup=False)
+        yield Static("", classes="error", markup=False)
+
+    @property
+    def control(self) -> Any:
+        return self.query_one(Chooser if self._words else Input)
+
+    def show(self, text: str) -> None:
+        """Put this text into the control, where it is another."""
+        if text == self._text:
+            return
+        self._text = text
+        if self._words and text not in self._words:
+            self.control.set_options([(word, word) for word in (*self._words, text)])
+        self.control.value = text
+
+    def mark(self, error: str) -> None:
+        """Say what is wrong, or nothing."""
+        self.set_class(bool(error), "-wrong")
+        line = self.query_one(".error", Static)
+        line.update(f"✗ {error}" if error else "")
+        line.display = bool(error)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._tell(event.value)
+
+    def on_select_changed(self, event: Select.Changed) -> None:
+        event.stop()
+        self._tell(str(event.value))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.post_message(self.Entered(self.info.key))
+
+    def _tell(self, text: str) -> None:
+        if text != self._text:
+            self._text = text
+            self.post_message(self.Typed(self.info.key, text))

@@ -1,0 +1,189 @@
+"""Rows of text that are drawn again only where they have changed, and among which one can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+CURSOR = Style(reverse=True)
+CURSOR_ELSEWHERE = Style(bold=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line with the `key` by which it is known again when others have come or gone."""
+
+    key: str
+    text: Text
+
+
+class Lines(ScrollView, can_focus=True):
+    """Rows below lines that stay in place. With `choosing` it has a cursor."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "move(-1000000)", show=False),
+        Binding("end", "move(1000000)", show=False),
+        Binding("enter", "choose", show=False),
+    ]
+
+    class Chosen(Message):
+        """Enter or a second click on a row."""
+
+        def __init__(self, lines: Lines, key: str) -> None:
+            super().__init__()
+            self.lines, self.key = lines, key
+
+        @property
+        def control(self) -> Lines:
+            return self.lines
+
+    class Moved(Message):
+        """The cursor is on another row."""
+
+        def __init__(self, lines: Lines, key: str | None) -> None:
+            super().__init__()
+            self.lines, self.key = lines, key
+
+        @property
+        def control(self) -> Lines:
+            return self.lines
+
+    def __init__(self, *, choosing: bool = False, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
+        super().__init__(id=id)
+        self._choosing = choosing
+        self._head: list[Text] = []
+        self._rows: list[Row] = []
+        self._cursor = 0
+        self.empty = Text("")
+        """Shown where there are no rows."""
+
+    @property
+    def key(self) -> str | None:
+        """The key of the row under the cursor."""
+        return self._rows[self._cursor].key if self._choosing and self._rows else None
+
+    def show(self, rows: Sequence[Row], head: Sequence[Text] = ()) -> None:
+        """Show these rows from now on. The cursor stays on its row where that is still there."""
+        key, before = self.key, self._shown()
+        self._rows, self._head = list(rows), list(head)
+        if key is not None:
+            places = [place for place, row in enumerate(rows) if row.key == key]
+            self._cursor = places[0] if places else min(self._cursor, max(len(rows) - 1, 0))
+        size = Size(self.size.width, len(self._head) + len(self._rows))
+        if size != self.virtual_size:
+            self.virtual_size = size
+        after = self._shown()
+        for y, (old, new) in enumerate(zip(before, after, strict=True)):
+            if old != new:
+                self._refresh_change(y, old, new)
+        if self.key != key:
+            self.post_message(self.Moved(self, self.key))
+
+    def show_texts(self, texts: Sequence[Text], head: Sequence[Text] = ()) -> None:
+        """Rows that are known by their place."""
+        self.show([Row(str(place), text) for place, text in enumerate(texts)], head)
+
+    def _refresh_change(self, y: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
+        """Draw a line again from the first cell to the last that differ."""
+        first, end = 0, self.size.width
+        before, after = old[0].plain, new[0].plain
+        alike = old[1] == new[1] and old[0].spans == new[0].spans and len(before) == len(after)
+        if alike and before.isascii() and after.isascii():
+            differ = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+            if differ:
+                first, end = differ[0], min(differ[-1] + 1, end)
+        if first < end:
+            self.refresh(Region(first, y, end - first, 1))
+
+    def _shown(self) -> list[tuple[Text, bool]]:
+        """What each line of the window shows, and whether the cursor is on it."""
+        return [self._line(y) for y in range(self.size.height)]
+
+    def _line(self, y: int) -> tuple[Text, bool]:
+        if y < len(self._head):
+            return self._head[y], False
+        place = y - len(self._head) + int(self.scroll_offset.y)
+        if place < len(self._rows):
+            return self._rows[place].text, self._choosing and place == self._cursor
+        return (self.empty if not self._rows and place == 0 else Text("")), False
+
+    def render_line(self, y: int) -> Strip:
+        text, chosen = self._line(y)
+        width = self.size.width
+        base = self.rich_style
+        if chosen:
+            base += CURSOR if self.has_focus else CURSOR_ELSEWHERE
+        line = text.copy()
+        line.truncate(width, overflow="ellipsis", pad=True)
+        segments = [
+            Segment(part, base + style if style else base)
+            for part, style, _ in line.render(self.app.console, end="")
+            if part
+        ]
+        return Strip(segments, width)
+
+    def on_resize(self) -> None:
+        self.virtual_size = Size(self.size.width, len(self._head) + len(self._rows))
+        self._keep_in_view()
+
+    def on_focus(self) -> None:
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()
+
+    def action_move(self, rows: int) -> None:
+        if self._choosing:
+            self._move_to(self._cursor + rows)
+        else:
+            self.scroll_relative(y=rows, animate=False)
+
+    def action_page(self, pages: int) -> None:
+        self.action_move(pages * max(self.size.height - len(self._head) - 1, 1))
+
+    def action_choose(self) -> None:
+        if self.key is not None:
+            self.post_message(self.Chosen(self, self.key))
+
+    def move_to(self, key: str) -> None:
+        """Put the cursor on this row, where it is there."""
+        for place, row in enumerate(self._rows):
+            if row.key == key:
+                self._move_to(place)
+
+    def _move_to(self, place: int) -> None:
+        place = min(max(place, 0), max(len(self._rows) - 1, 0))
+        if place != self._cursor:
+            self._cursor = place
+            self._keep_in_view()
+            self.refresh()
+            self.post_message(self.Moved(self, self.key))
+
+    def _keep_in_view(self) -> None:
+        room = max(self.size.height - len(self._head), 1)
+        top = int(self.scroll_offset.y)
+        if self._choosing and not top <= self._cursor < top + room:
+            self.scroll_to(y=self._cursor if self._cursor < top else self._cursor - room + 1, animate=False, force=True)
+
+    def on_click(self, event: events.Click) -> None:
+        place = event.y - len(self._head) + int(self.scroll_offset.y)
+        if self._choosing and 0 <= place < len(self._rows) and event.y >= len(self._head):
+            again = place == self._cursor and event.chain > 1
+            self._move_to(place)
+            if again:
+                self.action_choose()
