@@ -21,7 +21,7 @@ def series(values: list[float] | Floats) -> Series:
 def drawn(values: list[float] | Floats, *, log: bool = False, low: float = 0.0, high: float | None = None) -> list[str]:
     curve = Curve("train", series(values), "braille", 75)
     window = Window(low, len(values) if high is None else high, log)
-    return [line.plain for line in plot([curve], window, WIDTH, HEIGHT)]
+    return [line.plain for line in plot([curve], window, WIDTH, HEIGHT).lines]
 
 
 STRANGE = {

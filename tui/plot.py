@@ -30,29 +30,57 @@ class Curve:
 
 @dataclass(frozen=True)
 class Window:
-    """What of the curves is seen: from `low` to `high` on the x axis; `cursor` is a place on it."""
+    """What of the curves is seen: from `low` to `high` on the x axis."""
 
     low: float
     high: float
     log: bool = False
     smoothing: float = 0.0
     """The share of the points in the window that is drawn as one."""
-    cursor: float | None = None
 
 
-def plot(curves: Sequence[Curve], window: Window, width: int, height: int) -> list[Text]:
-    """`height` lines of `width` columns; those that do not fit, or an empty plot, say so."""
+@dataclass(frozen=True)
+class Plot:
+    """Lines of text. The x axis begins at column `left` and is `across` columns long; 0 where nothing is drawn."""
+
+    lines: list[Text]
+    left: int = 0
+    across: int = 0
+
+
+def plot(curves: Sequence[Curve], window: Window, width: int, height: int) -> Plot:
+    """`height` lines of `width` columns, or one that says why there are none."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
-        return [Text("too small to draw")]
+        return Plot([Text("too small to draw")])
     seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
     if window.log:
         seen = [(curve, above_zero(series)) for curve, series in seen]
     ys = [limit for _, series in seen for limit in series.limits() or ()]
     if not ys:
-        return [Text(_nothing(seen, window.log))]
-    low, high = padded(min(ys), max(ys), window.log)
-    lines = _draw(seen, window, (low, high), width, height)
-    return [Text.from_ansi(line, no_wrap=True) for line in lines]
+        return Plot([Text(_nothing(seen, window.log))])
+    return _draw(seen, window, padded(min(ys), max(ys), window.log), width, height)
+
+
+def _painted(line: str) -> Text:
+    """A line of plotext's with its colours. Blanks take the colour of what is before them: they show none, and so there
+    are fewer changes of colour to be sent."""
+    first, *parts = line.split("\x1b[")
+    pieces: list[tuple[str, str]] = [(first, "")] if first else []
+    colour = weight = ""
+    for part in parts:
+        code, _, text = part.partition("m")
+        if code == "0":
+            colour = weight = ""
+        elif code == "2":
+            weight = "dim "
+        elif code.startswith("38;5;"):
+            colour = f"color({code.removeprefix('38;5;')})"
+        style = weight + colour
+        if text and pieces and (text.isspace() or style == pieces[-1][1]):
+            pieces[-1] = (pieces[-1][0] + text, pieces[-1][1])
+        elif text:
+            pieces.append((text, style))
+    return Text.assemble(*pieces, no_wrap=True, end="")
 
 
 def _nothing(seen: Sequence[tuple[Curve, Series]], log: bool) -> str:
@@ -63,7 +91,7 @@ def _nothing(seen: Sequence[tuple[Curve, Series]], log: bool) -> str:
 
 def _draw(
     seen: Sequence[tuple[Curve, Series]], window: Window, y_limits: tuple[float, float], width: int, height: int
-) -> list[str]:
+) -> Plot:
     import plotext
     from plotext import pixel
 
@@ -71,7 +99,8 @@ def _draw(
     y_ticks = (log_ticks if log else ticks)(low, high, max(height // 3, 2))
     y_labels = tick_labels(y_ticks)
     # plotext takes the width of the longest label and of the axis off.
-    inner = max(width - max(map(len, y_labels), default=0) - 1, 2)
+    left = max(map(len, y_labels), default=0) + 1
+    inner = max(width - left, 2)
     x_ticks = ticks(window.low, window.high, max(inner // 12, 2))
 
     figure = plotext.figure
@@ -101,10 +130,8 @@ def _draw(
             stroke(smooth(series, window.smoothing), curve.marker, curve.colour, columns)
         else:
             stroke(series, curve.marker, curve.colour, columns)
-    if window.cursor is not None and window.low <= window.cursor <= window.high:
-        figure.draw(figure.signal([window.cursor] * 2, [_scaled(low, log), _scaled(high, log)], marker="│").lines())
     text: str = figure.build().string()
-    return text.rstrip("\n").split("\n")
+    return Plot([_painted(line) for line in text.rstrip("\n").split("\n")], left, inner)
 
 
 def _scaled(value: float, log: bool) -> float:

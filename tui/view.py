@@ -51,7 +51,7 @@ class View:
     def window(self, name: str) -> Window:
         low, high = self.limits
         smoothing = self.smoothing if name == "loss" else 0.0
-        return Window(low, high, self.log and name != "accuracy", smoothing, self.cursor)
+        return Window(low, high, self.log and name != "accuracy", smoothing)
 
     def curves_of(self, name: str) -> list[Curve]:
         if name == "lr":

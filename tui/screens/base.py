@@ -86,8 +86,13 @@ class CockpitScreen(Screen[None]):
         self.call_after_refresh(self.tick)
 
     def _tick_where_shown(self) -> None:
-        if self.is_current:
+        if self.on_top:
             self.tick()
+
+    @property
+    def on_top(self) -> bool:
+        """Textual's `is_current` holds for the screen below, too, which would then be drawn for nobody."""
+        return self.app.screen is self
 
     def tick(self) -> None:
         """Show what the feeds have come to."""
@@ -120,7 +125,8 @@ class CockpitScreen(Screen[None]):
         static = self.query_one(selector, Static)
         if getattr(static, "shown", None) != line:
             static.shown = line  # type: ignore[attr-defined]
-            static.update(line)
+            # Its place does not hang on what it says: nothing else is to be laid out again.
+            static.update(line, layout=False)
 
     @property
     def filter_text(self) -> str:

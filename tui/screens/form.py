@@ -99,7 +99,6 @@ class FormScreen(CockpitScreen):
             self.form.type("device.gpus", ",".join(indices))
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#plan").border_title = "plan"
         self._show_fields()
         self._check()

@@ -46,14 +46,12 @@ class MonitorScreen(CockpitScreen):
         self._processes: dict[str, Process] = {}
 
     def body(self) -> ComposeResult:
-        gpus = Lines(choosing=True, id="gpus")
+        gpus = Lines(choosing=True, id="gpus", empty=Text("looking …", MUTED))
         gpus.border_title = "GPUs"
-        gpus.empty = Text("looking …", MUTED)
         yield gpus
         with Container(id="below"):
-            processes = Lines(choosing=True, id="processes")
+            processes = Lines(choosing=True, id="processes", empty=Text("none", MUTED))
             processes.border_title = "Processes"
-            processes.empty = Text("none", MUTED)
             yield processes
             runs = Lines(choosing=True, id="runs")
             runs.border_title = "Runs"
@@ -113,11 +111,11 @@ class MonitorScreen(CockpitScreen):
     def _show_runs(self, rows: list[RunRow] | None) -> None:
         panel = self.query_one("#runs", Lines)
         problem = self.cockpit.runs.problem
-        panel.empty = Text(problem or "no runs yet; n starts one" if rows is not None else "looking …", MUTED)
+        empty = Text(problem or "no runs yet; n starts one" if rows is not None else "looking …", MUTED)
         wanted = self.filter_text
         shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
         width = name_columns(shown, panel.size.width)
-        panel.show([Row(row.folder, run_line(row, width)) for row in shown])
+        panel.show([Row(row.folder, run_line(row, width)) for row in shown], empty=empty)
 
     def action_pick(self) -> None:
         lines = self.query_one("#gpus", Lines)

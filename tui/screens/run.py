@@ -29,8 +29,9 @@ from tui.widgets.chart import Chart
 from tui.widgets.lines import Lines, Row
 
 # What of a second the reading of a long history may take, and how often it goes on.
-FOLD_SECONDS = 0.012
-FOLD_EVERY_SECONDS = 0.05
+FOLD_SECONDS = 0.02
+FOLD_EVERY_SECONDS = 0.1
+REST_SECONDS = 0.25
 QUESTION = {
     State.RUNNING: "Stop it? It saves a checkpoint, and can be resumed.",
     State.PAUSED: "Stop it? It saves a checkpoint, and can be resumed.",
@@ -46,8 +47,11 @@ class RunScreen(CockpitScreen):
         self.folder = folder
         self.view = View()
         self._feed = RunFeed(folder)
-        self._drawn = (-1, -1.0)
+        self._drawn = -1
+        self._left: list[Chart] = []
         self._draw_at = 0.0
+        self._shown = False
+        self._rest_until = 0.0
 
     def body(self) -> ComposeResult:
         yield Static("", id="progress", markup=False)
@@ -64,7 +68,6 @@ class RunScreen(CockpitScreen):
         yield log
 
     def on_mount(self) -> None:
-        super().on_mount()
         self._feed.start()
         self.set_interval(FOLD_EVERY_SECONDS, self._fold)
         self.query_one("#loss").focus()
@@ -74,8 +77,12 @@ class RunScreen(CockpitScreen):
 
     def _fold(self) -> None:
         """Take events from the queue for a little while, and draw when they are due."""
-        if not self.is_current:
+        now = time.monotonic()
+        if not self.on_top or now < self._rest_until:
             return
+        if not self._shown and self._feed.now is not None:
+            self._shown = True
+            self.tick()
         end = time.perf_counter() + FOLD_SECONDS
         while time.perf_counter() < end:
             try:
@@ -83,18 +90,27 @@ class RunScreen(CockpitScreen):
             except queue.Empty:
                 break
             self.view.take(batch)
-        now = time.monotonic()
+        if self._feed.caught_up and self._shown:
+            self._rest_until = now + REST_SECONDS
         due = now >= self._draw_at if self._feed.caught_up and self._feed.events.empty() else now >= self._draw_at + 1.0
-        if due and self.view.curves.version != self._drawn[0]:
+        if due and self.view.curves.version != self._drawn:
             self._draw()
 
     def _draw(self) -> None:
-        self._draw_at = time.monotonic() + (self.cockpit.pace.charts if self._drawn[0] >= 0 else 0.5)
-        self._drawn = (self.view.curves.version, self._draw_at)
-        for name in ("loss", "accuracy", "lr"):
-            chart = self.query_one(f"#{name}", Chart)
-            if chart.display:
-                chart.draw(self.view.curves_of(name), self.view.window(name), self.view.note(name))
+        """The charts one after the other, the one that has the focus first, so that no key waits for all of them."""
+        self._draw_at = time.monotonic() + (self.cockpit.pace.charts if self._drawn >= 0 else 0.5)
+        self._drawn = self.view.curves.version
+        self._left = sorted(self.query(Chart), key=lambda chart: chart is not self.chart)
+        self._draw_next()
+
+    def _draw_next(self) -> None:
+        while self._left:
+            chart = self._left.pop(0)
+            if chart.display and chart.id is not None:
+                view = self.view
+                chart.draw(view.curves_of(chart.id), view.window(chart.id), view.note(chart.id), view.cursor)
+                self.call_after_refresh(self._draw_next)
+                return
 
     def tick(self) -> None:
         now = self._feed.now
@@ -105,7 +121,8 @@ class RunScreen(CockpitScreen):
         self.show_line("#progress", progress_line(now.row, self.size.width))
         self._show_message(now)
         devices = self.query_one("#devices", Lines)
-        devices.border_title, lines = device_lines(now, devices.size.width)
+        title, lines = device_lines(now, devices.size.width)
+        devices.retitle(title)
         devices.show_texts(lines)
         log = self.query_one("#log", Lines)
         log.show_texts([Text(printable(line)) for line in now.log[-max(log.size.height, 1) :]])
@@ -191,7 +208,14 @@ class RunScreen(CockpitScreen):
         self._see(self.view.pan(share))
 
     def action_cursor(self, columns: int) -> None:
-        self._see(self.view.move_cursor(columns))
+        self.view = self.view.move_cursor(columns)
+        self.chart.point(self.view.cursor, self.view.note(str(self.chart.id)))
+        self.call_after_refresh(self._point_others)
+
+    def _point_others(self) -> None:
+        for chart in self.query(Chart):
+            if chart is not self.chart:
+                chart.point(self.view.cursor, self.view.note(str(chart.id)))
 
     @property
     def chart(self) -> Chart:

@@ -31,14 +31,14 @@ class RunsScreen(CockpitScreen):
     def tick(self) -> None:
         lines = self.query_one("#all-runs", Lines)
         rows, wanted = self.cockpit.runs.rows, self.filter_text
-        lines.empty = Text(
+        empty = Text(
             self.cockpit.runs.problem
             or ("looking …" if rows is None else "no run holds this text" if wanted else "no runs yet; n starts one"),
             MUTED,
         )
         shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
         width = name_columns(shown, lines.size.width)
-        lines.show([Row(row.folder, table_line(row, width)) for row in shown], [table_head(width)])
+        lines.show([Row(row.folder, table_line(row, width)) for row in shown], [table_head(width)], empty)
         self.show_title(f"runs in {self.cockpit.root}", f"{counted(len(shown), 'run')} ")
 
     def _chosen(self) -> tuple[RunFolder, State] | None:

@@ -34,11 +34,10 @@ class StartingScreen(CockpitScreen):
         yield lines
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.set_interval(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        if not self.is_current:
+        if not self.on_top:
             return
         folder = self._started.folder()
         if folder is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from rich.segment import Segment
 from rich.style import Style
@@ -63,23 +63,46 @@ class Lines(ScrollView, can_focus=True):
         def control(self) -> Lines:
             return self.lines
 
-    def __init__(self, *, choosing: bool = False, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
+    def __init__(
+        self,
+        *,
+        choosing: bool = False,
+        id: str | None = None,  # noqa: A002 (Textual's name)
+        empty: Text | None = None,
+    ) -> None:
+        self._frame_only = False
+        self._titles = ("", "")
         super().__init__(id=id)
         self._choosing = choosing
         self._head: list[Text] = []
         self._rows: list[Row] = []
         self._cursor = 0
-        self.empty = Text("")
-        """Shown where there are no rows."""
+        self._empty = empty or Text("")
+
+    def retitle(self, title: str, subtitle: str = "") -> None:
+        """Put these into the frame, which alone is drawn again."""
+        if (title, subtitle) == self._titles:
+            return
+        self._titles = (title, subtitle)
+        self._frame_only = True
+        self.border_title, self.border_subtitle = title, subtitle or None
+        self._frame_only = False
+        width, height = self.size
+        self.refresh(Region(-1, -1, width + 3, 1), Region(-1, height, width + 3, 1))
+
+    def refresh(self, *regions: Region, **wanted: Any) -> Self:
+        return self if self._frame_only else super().refresh(*regions, **wanted)
 
     @property
     def key(self) -> str | None:
         """The key of the row under the cursor."""
         return self._rows[self._cursor].key if self._choosing and self._rows else None
 
-    def show(self, rows: Sequence[Row], head: Sequence[Text] = ()) -> None:
-        """Show these rows from now on. The cursor stays on its row where that is still there."""
+    def show(self, rows: Sequence[Row], head: Sequence[Text] = (), empty: Text | None = None) -> None:
+        """Show these rows from now on, or `empty` where there are none. The cursor stays on its row where that is still
+        there."""
         key, before = self.key, self._shown()
+        self._empty = empty or self._empty
         self._rows, self._head = list(rows), list(head)
         if key is not None:
             places = [place for place, row in enumerate(rows) if row.key == key]
@@ -120,7 +143,7 @@ class Lines(ScrollView, can_focus=True):
         place = y - len(self._head) + int(self.scroll_offset.y)
         if place < len(self._rows):
             return self._rows[place].text, self._choosing and place == self._cursor
-        return (self.empty if not self._rows and place == 0 else Text("")), False
+        return (self._empty if not self._rows and place == 0 else Text("")), False
 
     def render_line(self, y: int) -> Strip:
         text, chosen = self._line(y)
