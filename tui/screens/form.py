@@ -33,9 +33,9 @@ from tui.widgets.entry import Entry
 from tui.widgets.field import Chooser, Field
 from tui.widgets.lines import Row
 
-CHECK_SECONDS = 0.15
 # The curve is drawn with these where the number of images is not known yet.
 GUESSED_STEPS = 100
+CURVE_POINTS = 1000
 NO_PRESET = "(none)"
 
 
@@ -243,7 +243,7 @@ class FormScreen(CockpitScreen):
             return
         steps = checked.shares.steps_per_epoch if checked.shares else GUESSED_STEPS
         if steps > 0:
-            x, y = lr_curve(config, checked.ranks, steps, 4 * max(chart.size.width, 20))
+            x, y = lr_curve(config, checked.ranks, steps, CURVE_POINTS)
             chart.draw([Curve("", Series(x, y), "braille", LR_COLOUR)], Window(0.0, float(config.run.epochs)), "epoch")
         self.query_one("#plan", Static).update(plan_text(config, checked))
         self.query_one("#command", Static).update(Text(self._command()))
