@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -109,6 +110,7 @@ class CockpitApp(App[None]):
         self._first, self._started = run, started
         self.gpus = gpus or GpuFeed(self.pace.look)
         self.runs = RunsFeed(root)
+        self._suspended = False
         self.picked: set[str] = set()
         """UUIDs of the GPUs for the next run."""
 
@@ -125,10 +127,8 @@ class CockpitApp(App[None]):
         return MonitorScreen()
 
     def on_mount(self) -> None:
-        loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread() and not self.is_headless:
-            for number in (signal.SIGHUP, signal.SIGTERM):
-                loop.add_signal_handler(number, self._leave_soon)
+            self._take_signals()
         if self._first is not None:
             self.open_run(str(self._first))
         elif self._started is not None:
@@ -150,6 +150,29 @@ class CockpitApp(App[None]):
     def on_unmount(self) -> None:
         self.gpus.close()
         self.runs.close()
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            loop.add_signal_handler(number, self._leave_soon)
+        suspend, resume = signal.getsignal(signal.SIGTSTP), signal.getsignal(signal.SIGCONT)
+
+        def suspended(number: int, frame: FrameType | None) -> None:
+            self._suspended = True
+            if callable(suspend):
+                suspend(number, frame)
+
+        def continued(number: int, frame: FrameType | None) -> None:
+            # Textual takes over the terminal at every SIGCONT. After a SIGSTOP it never gave it up: a second time would
+            # leave two readers of the keys, and the terminal raw at the end.
+            if not self._suspended:
+                loop.call_soon_threadsafe(self.refresh)
+            elif callable(resume):
+                self._suspended = False
+                resume(number, frame)
+
+        signal.signal(signal.SIGTSTP, suspended)
+        signal.signal(signal.SIGCONT, continued)
 
     def _leave_soon(self) -> None:
         """The terminal may be gone, and then nothing that is written to it ends."""
