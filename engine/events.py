@@ -210,7 +210,19 @@ EVENTS: dict[str, type[Event]] = {
         Refused,
     )
 }
-_KNOWN = {name: frozenset(part.name for part in fields(kind)) for name, kind in EVENTS.items()}
+# What JSON may hold for a field of each type; a number that JSON cannot hold is null.
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float, type(None)),
+    "str": (str,),
+    "bool": (bool,),
+    "list": (list,),
+    "dict": (dict,),
+}
+_KNOWN = {
+    name: {part.name: _JSON_TYPES[str(part.type).partition("[")[0]] for part in fields(kind)} | {"time": (int, float)}
+    for name, kind in EVENTS.items()
+}
 
 
 def _finite(value: Any) -> Any:
@@ -230,12 +242,16 @@ def to_line(event: Event) -> str:
 
 
 def from_line(line: str) -> Event | None:
-    """The event of a line of JSON; None for a torn line, an unknown type, or one that lacks a field."""
+    """The event of a line of JSON; None for a torn line, an unknown type, or one that lacks a field or has one of
+    another type."""
     try:
         values = json.loads(line)
         name = values["type"]
         known = _KNOWN[name]
-        return EVENTS[name](**{key: value for key, value in values.items() if key in known})
+        kept = {key: value for key, value in values.items() if key in known}
+        if not all(isinstance(value, known[key]) for key, value in kept.items()):
+            return None
+        return EVENTS[name](**kept)
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -149,3 +149,11 @@ def test_the_summary_tells_the_last_and_the_best_epoch() -> None:
 def test_the_seconds_of_a_run_leave_out_the_time_between_its_sittings() -> None:
     events = [started(0.0), epoch(1, time=10.0), resumed(10, 100.0), epoch(2, time=105.0)]
     assert history_of(events).summary().seconds == 15.0
+
+
+def test_a_line_with_a_field_of_another_type_is_passed_over() -> None:
+    line = to_line(step(7))
+    assert from_line(line) is not None
+    for strange in ('"7"', "null", "[7]", "{}", "7.5"):
+        assert from_line(line.replace('"step": 7', f'"step": {strange}')) is None
+    assert from_line(line.replace('"time": 1.0', '"time": null')) is None

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tui.axis import Floats, Series, finite, log_ticks, reduce_to_columns, smooth, tick_labels, ticks
+from tui.axis import Floats, Series, log_ticks, reduce_to_columns, smooth, tick_labels, ticks
 from tui.plot import Curve, Window, plot
 
 WIDTH, HEIGHT = 60, 10
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 60, 10
 
 def series(values: list[float] | Floats) -> Series:
     y = np.asarray(values, np.float64)
-    return Series(np.arange(len(y), dtype=np.float64), finite(y))
+    return Series(np.arange(len(y), dtype=np.float64), np.where(np.isfinite(y), y, np.nan))
 
 
 def drawn(values: list[float] | Floats, *, log: bool = False, low: float = 0.0, high: float | None = None) -> list[str]:

@@ -52,11 +52,6 @@ class Series:
         return value if math.isfinite(value) else None
 
 
-def finite(values: Floats) -> Floats:
-    """The numbers with NaN in place of infinity, fit for a series."""
-    return np.where(np.isfinite(values), values, np.nan)
-
-
 def above_zero(series: Series) -> Series:
     """The same points with a gap where a logarithmic axis has no place."""
     limits = series.limits()

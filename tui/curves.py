@@ -8,10 +8,19 @@ from typing import Literal
 import numpy as np
 
 from engine.events import Epoch, Event, RunResumed, RunStarted, Step
-from tui.axis import Floats, Series, finite
+from tui.axis import Floats, Series
 
 XAxis = Literal["epoch", "step", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "hours")
+
+
+# A step that lies farther on than this is not believed.
+FARTHEST_STEPS = 10_000_000
+
+
+def is_number(value: object) -> bool:
+    """A journal can hold anything."""
+    return isinstance(value, float | int) and math.isfinite(value)
 
 
 class Growing:
@@ -21,7 +30,7 @@ class Growing:
         self._values = np.full(1024, np.nan)
         self.length = 0
 
-    def set(self, place: int, values: Floats) -> None:
+    def set(self, place: int, values: Floats | list[float]) -> None:
         end = place + len(values)
         if end > len(self._values):
             grown = np.full(max(end, 2 * len(self._values)), np.nan)
@@ -31,7 +40,11 @@ class Growing:
         self.length = max(self.length, end)
 
     def append(self, value: float | None) -> None:
-        self.set(self.length, finite(np.array([math.nan if value is None else value], np.float64)))
+        if self.length == len(self._values):
+            self.set(self.length, np.array([math.nan]))
+            self.length -= 1
+        self._values[self.length] = value if is_number(value) else math.nan
+        self.length += 1
 
     def truncate(self, length: int) -> None:
         if length < self.length:
@@ -58,6 +71,8 @@ class Curves:
         """Values that are no finite number."""
         self._losses = Growing()
         """The training loss of each step, from step 1 on."""
+        self._places: dict[XAxis, Growing] = {}
+        """Where those steps lie on an axis."""
         self._told = {name: Growing() for name in ("step", "time", "lr")}
         """Of each `step` event."""
         self._epochs = {
@@ -71,17 +86,21 @@ class Curves:
         """Events in the journal's order."""
         match event:
             case RunStarted():
+                if event.steps_per_epoch != self.steps_per_epoch:
+                    self._places.clear()
                 self.steps_per_epoch = event.steps_per_epoch
                 trained = float(self._told["time"].values[-1]) if self._told["time"].length else 0.0
                 if isinstance(event, RunResumed):
                     self._drop_after(event.from_step)
                 self._sitting = trained - event.time
             case Step():
-                losses = finite(np.array([math.nan if loss is None else loss for loss in event.losses], np.float64))
-                self.unreadable += int(np.count_nonzero(~np.isfinite(losses)))
-                first = event.step - len(losses)
-                if first < 0 or event.step > self._losses.length + 10_000_000:
+                first = event.step - len(event.losses)
+                if first < 0 or event.step > self._losses.length + FARTHEST_STEPS:
                     return
+                losses = event.losses
+                if not all(map(is_number, losses)):
+                    losses = [loss if is_number(loss) else math.nan for loss in losses]
+                    self.unreadable += sum(map(math.isnan, losses))
                 self._losses.set(first, losses)
                 for name, value in (("step", event.step), ("time", event.time + self._sitting), ("lr", event.lr)):
                     self._told[name].append(value)
@@ -89,13 +108,14 @@ class Curves:
                 for name, numbers in self._epochs.items():
                     value = getattr(event, name)
                     numbers.append(value)
-                    self.unreadable += value is None
+                    self.unreadable += not is_number(value)
             case _:
                 return
         self.version += 1
 
     def _drop_after(self, step: int) -> None:
         self._losses.truncate(step)
+        self._places.clear()
         for table in (self._told, self._epochs):
             kept = int(np.searchsorted(table["step"].values, step, "right"))
             for numbers in table.values():
@@ -107,7 +127,11 @@ class Curves:
         return max(self._losses.length, int(last))
 
     def train_loss(self, axis: XAxis) -> Series:
-        return self._over(np.arange(1, self._losses.length + 1, dtype=np.float64), self._losses.values, axis)
+        places, length = self._places.setdefault(axis, Growing()), self._losses.length
+        if places.length < length:
+            # Only of those that came since: there may be millions.
+            places.set(places.length, self.place(np.arange(places.length + 1.0, length + 1.0), axis))
+        return Series(places.values[:length], self._losses.values)
 
     def of_epochs(self, name: str, axis: XAxis) -> Series:
         """`train_loss`, `val_loss`, `train_accuracy` or `val_accuracy` at the end of each epoch."""

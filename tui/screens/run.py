@@ -30,7 +30,7 @@ from tui.widgets.lines import Lines, Row
 
 # What of a second the reading of a long history may take, and how often it goes on.
 FOLD_SECONDS = 0.02
-FOLD_EVERY_SECONDS = 0.1
+FOLD_EVERY_SECONDS = 0.05
 REST_SECONDS = 0.25
 QUESTION = {
     State.RUNNING: "Stop it? It saves a checkpoint, and can be resumed.",
