@@ -43,7 +43,7 @@ class Run(Section):
     name: Annotated[Text, Field(pattern=NAME, max_length=100)] | None = Field(
         None, description="Name of the run and of its folder; made from the config's name and a number when left out."
     )
-    epochs: int = Field(10, ge=1, description="Times that training goes through the data.")
+    epochs: int = Field(10, ge=1, le=10**9, description="Times that training goes through the data.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the split, the order, the augmentation and the model.")
     resume: bool = Field(False, description="Continue the run of this name from its last checkpoint, if it exists.")
     log_every: int = Field(10, ge=1, description="Steps between two `step` events.")
@@ -73,7 +73,7 @@ class Data(Section):
     )
     path: Text | None = Field(None, description="Folder that the data lies in; digits and fake need none.")
     download: bool = Field(False, description="Fetch a missing torchvision dataset into data.path.")
-    batch_size: int = Field(64, ge=1, description="Images a rank takes at each step.")
+    batch_size: int = Field(64, ge=1, le=10**9, description="Images a rank takes at each step.")
     drop_last: bool = Field(True, description="Leave out the last, partial batch of a training epoch.")
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
@@ -106,8 +106,8 @@ class Data(Section):
         max_length=3,
         description="Standard deviation of each channel, on 0 to 1; the dataset's own when left out.",
     )
-    fake_train: int = Field(1024, ge=1, description="Training images that fake makes.")
-    fake_val: int = Field(256, ge=1, description="Validation images that fake makes.")
+    fake_train: int = Field(1024, ge=1, le=10**9, description="Training images that fake makes.")
+    fake_val: int = Field(256, ge=1, le=10**9, description="Validation images that fake makes.")
 
 
 class Model(Section):

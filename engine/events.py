@@ -92,13 +92,14 @@ class Epoch(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """`path` is relative to the run's folder."""
+    """`path` is relative to the run's folder; `asked` says that someone asked for it."""
 
     type: ClassVar[str] = "checkpoint"
     path: str
     step: int
     epoch: int
     best: bool = False
+    asked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +211,8 @@ EVENTS: dict[str, type[Event]] = {
         Refused,
     )
 }
+# No step, size or loss comes near it.
+LARGEST = 2**63
 # What JSON may hold for a field of each type; a number that JSON cannot hold is null.
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -219,6 +222,8 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "list": (list,),
     "dict": (dict,),
 }
+# Fields that are lists of objects.
+RECORDS = {"ranks", "gpus"}
 _KNOWN = {
     name: {part.name: _JSON_TYPES[str(part.type).partition("[")[0]] for part in fields(kind)} | {"time": (int, float)}
     for name, kind in EVENTS.items()
@@ -245,15 +250,26 @@ def from_line(line: str) -> Event | None:
     """The event of a line of JSON; None for a torn line, an unknown type, or one that lacks a field or has one of
     another type."""
     try:
-        values = json.loads(line)
+        values = json.loads(line, parse_constant=_nothing)
         name = values["type"]
         known = _KNOWN[name]
         kept = {key: value for key, value in values.items() if key in known}
-        if not all(isinstance(value, known[key]) for key, value in kept.items()):
+        if not all(isinstance(value, known[key]) and _fits(value) for key, value in kept.items()):
+            return None
+        if not all(isinstance(one, dict) for records in RECORDS & kept.keys() for one in kept[records]):
             return None
         return EVENTS[name](**kept)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _nothing(_: str) -> None:
+    """Python's JSON reads NaN and Infinity, which are no JSON."""
+
+
+def _fits(value: Any) -> bool:
+    """Whether a number is one that can be computed with."""
+    return not isinstance(value, int | float) or -LARGEST < value < LARGEST
 
 
 class Journal:

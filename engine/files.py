@@ -103,6 +103,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """None where the file is not there, not readable or not a JSON object."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -117,7 +117,10 @@ class Fit:
         while not agreed.stop:
             if agreed.checkpoints > self._checkpoints:
                 self._checkpoints = agreed.checkpoints
-                self._save_between()
+                began = time.perf_counter()
+                self._save_between(asked=True)
+                # Of a pause it is a part already.
+                self._held += time.perf_counter() - began if held is None else 0.0
                 t.log.restart_clock()
             if not agreed.paused:
                 break
@@ -168,14 +171,14 @@ class Fit:
         self._save_between()
         return "stopped"
 
-    def _save_between(self) -> None:
+    def _save_between(self, *, asked: bool = False) -> None:
         """Write a checkpoint within an epoch. All ranks are at the same step, with nothing under way between them but
         the log and a question whether to go on."""
         self.trainer.log.settle()
         share_buffers(self.trainer.model)
-        self._save()
+        self._save(asked=asked)
 
-    def _save(self, ended: int | None = None, *, best: bool = False) -> None:
+    def _save(self, ended: int | None = None, *, best: bool = False, asked: bool = False) -> None:
         """Write a checkpoint of all ranks, under the name of the epoch that it ends where it does. A collective."""
         t = self.trainer
         mine = {
@@ -211,7 +214,8 @@ class Fit:
             self._tell(Warned(message=f"the checkpoint of step {t.position.step} could not be written: {error}"))
             return
         relative = str(path.relative_to(self.job.folder.path))
-        self._tell(CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best))
+        saved = CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best, asked=asked)
+        self._tell(saved)
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the

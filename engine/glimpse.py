@@ -4,8 +4,20 @@ read."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
-from engine.events import Continued, Epoch, Event, JournalReader, Paused, RunFinished, RunStarted, Step, from_line
+from engine.events import (
+    Continued,
+    Epoch,
+    Event,
+    JournalReader,
+    Paused,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Step,
+    from_line,
+)
 from engine.history import History
 from engine.runs import RunFolder
 
@@ -13,7 +25,8 @@ from engine.runs import RunFolder
 SHORT_BYTES = 1 << 20
 TAIL_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
-# Each says, by itself, whether a run trains, holds or has ended.
+SCAN_BYTES = 1 << 24
+# Each says whether a run trains, holds or has ended.
 TELLING = (RunStarted, Step, Epoch, Paused, Continued, RunFinished)
 
 
@@ -28,6 +41,8 @@ class RunWatch:
 
     def _begin(self) -> None:
         self.history = History()
+        self.partial = False
+        """Of the journal only the ends were read."""
         self._reader: JournalReader | None = None
 
     def look(self) -> History:
@@ -41,12 +56,17 @@ class RunWatch:
         if self._reader is not None and size < self._reader.offset:
             self._begin()
         if self._reader is None:
-            self._reader = JournalReader(journal)
+            reader = JournalReader(journal)
             if size > SHORT_BYTES:
-                events, self._reader.offset, read = both_ends(journal, size)
+                try:
+                    events, reader.offset, read = both_ends(journal, size)
+                except OSError:
+                    return self.history
+                self.partial = True
                 self.bytes_read += read
                 for event in events:
                     self.history.add(event)
+            self._reader = reader
         before = self._reader.offset
         for event in self._reader.poll():
             self.history.add(event)
@@ -55,8 +75,8 @@ class RunWatch:
 
 
 def both_ends(journal: Path, size: int) -> tuple[list[Event], int, int]:
-    """The first event of a journal of this many bytes and the latest ones, from one on that tells the state; where the
-    last whole line ends, and how many bytes were read for it."""
+    """How the latest sitting of a journal of this many bytes began, and its latest events, from one on that tells the
+    state; where the last whole line ends, and how many bytes were read as lines for it."""
     with journal.open("rb") as file:
         first = from_line(file.readline(HEAD_BYTES).decode(errors="replace"))
         length, read = TAIL_BYTES, HEAD_BYTES
@@ -69,6 +89,23 @@ def both_ends(journal: Path, size: int) -> tuple[list[Event], int, int]:
             if start == 0:
                 return events, size - len(torn), read + length
             if any(isinstance(event, TELLING) for event in events):
-                return [first, *events] if first else events, size - len(torn), read + length
+                begun = latest_resumption(file, start) or first
+                return [begun, *events] if begun else events, size - len(torn), read + length
             read += length
             length *= 2
+
+
+def latest_resumption(file: BinaryIO, end: int) -> Event | None:
+    """The last `run_resumed` that begins before this place; looked for as bytes, which takes a second for ten
+    gigabytes."""
+    mark = f'{{"type": "{RunResumed.type}"'.encode()
+    while end > 0:
+        start = max(end - SCAN_BYTES, 0)
+        file.seek(start)
+        # A line that begins in this block may run on into the one behind it.
+        block = file.read(end - start + HEAD_BYTES)
+        place = block.rfind(mark, 0, end - start + len(mark))
+        if place >= 0:
+            return from_line(block[place:].split(b"\n", 1)[0].decode(errors="replace"))
+        end = start
+    return None

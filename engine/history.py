@@ -54,14 +54,15 @@ class GpuUse:
 
     def add(self, values: dict[str, Any]) -> None:
         for name in ("busy", "sm_active", "tensor_active", "power"):
-            if values.get(name) is not None:
+            if isinstance(values.get(name), int | float):
                 total = self.sums.setdefault(name, [0.0, 0.0])
                 total[0] += values[name]
                 total[1] += 1
         for name in ("memory_used", "temperature"):
-            if values.get(name) is not None:
+            if isinstance(values.get(name), int | float):
                 self.most[name] = max(self.most.get(name, 0.0), values[name])
-        self.throttled |= set(values.get("throttle") or ()) - {"idle"}
+        throttle = values.get("throttle")
+        self.throttled |= set(map(str, throttle)) - {"idle"} if isinstance(throttle, list) else set()
 
     def mean(self, name: str) -> float | None:
         total = self.sums.get(name)
@@ -139,7 +140,7 @@ class History:
 
     def _median_rate(self) -> float | None:
         """Leaves out epochs of which a sitting had nothing but the evaluation."""
-        rates = [epoch.images_per_second for epoch in self.epochs if epoch.images_per_second > 0]
+        rates = [epoch.images_per_second for epoch in self.epochs if (epoch.images_per_second or 0) > 0]
         return round(statistics.median(rates), 1) if rates else None
 
     @property
@@ -158,9 +159,10 @@ class History:
         if self.started is None or not self.started.steps_per_epoch:
             return None
         left = self.started.epochs - self.done / self.started.steps_per_epoch
-        if self.epochs and self.epochs[-1].seconds > 0:
+        # What was no number is None in a journal.
+        if self.epochs and (self.epochs[-1].seconds or 0) > 0:
             return max(left, 0.0) * self.epochs[-1].seconds
-        if self.step is None or self.step.images_per_second <= 0:
+        if self.step is None or (self.step.images_per_second or 0) <= 0:
             return None
         return max(left, 0.0) * self.started.steps_per_epoch * self.started.global_batch / self.step.images_per_second
 

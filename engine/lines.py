@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.events import (
+    CheckpointSaved,
     Continued,
     Control,
     Epoch,
@@ -50,6 +51,8 @@ def _line_of(event: Event) -> str | None:
             return f"warning: {event.message}"
         case Control():
             return f"{event.request} requested by {event.by}: {event.outcome}"
+        case CheckpointSaved() if event.asked:
+            return f"checkpoint of step {event.step} saved"
         case Paused():
             return f"paused after step {event.step}"
         case Continued():

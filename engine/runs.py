@@ -116,7 +116,7 @@ class RunFolder:
     def state(self, history: History) -> State:
         """What the journal says, and whether anyone is still there to go on with it."""
         if not self.owned():
-            return State(history.finished.state) if history.finished else State.CRASHED
+            return _ended_as(history.finished.state) if history.finished else State.CRASHED
         if history.started is None or history.finished is not None:
             return State.STARTING
         if history.stopping:
@@ -128,11 +128,17 @@ class RunFolder:
         owner = read_json(self.owner)
         if owner is not None and owner.get("host") != socket.gethostname():
             # A lock says nothing across hosts on every file system; the heartbeat does, null where the owner left.
-            return time.time() - float(owner.get("heartbeat") or 0) < SILENT_SECONDS
+            heartbeat = owner.get("heartbeat")
+            return isinstance(heartbeat, int | float) and time.time() - heartbeat < SILENT_SECONDS
         try:
             return is_locked(self.lock)
         except OSError:
             return False
+
+
+def _ended_as(word: str) -> State:
+    """What a journal says at its end; a word that is not known here is no success."""
+    return State(word) if word in set(State) and not State(word).live else State.FAILED
 
 
 class Ownership:

@@ -240,7 +240,8 @@ def test_a_folder_that_is_deleted_while_it_is_open_is_said_to_be(runs: Path) -> 
         screen: Any = pilot.app.screen
         await until(pilot, lambda: screen._feed.now.gone)
         await settled(pilot)
-        assert "is not there any more" in text_of(pilot)
+        assert "the folder of this run is gone" in text_of(pilot)
+        assert "rank 1" in text_of(pilot, "#devices")
         assert "train 0." in text_of(pilot, "#loss")
         await press(pilot, "d", "s", "e")
 

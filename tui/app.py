@@ -19,6 +19,7 @@ from textual.command import Provider
 from textual.screen import Screen
 from textual.theme import Theme
 
+from engine.lines import printable
 from tui.commands import EVERYWHERE, CommandProvider, bindings_of
 from tui.feeds import GpuFeed, RunsFeed
 from tui.screens.monitor import MonitorScreen
@@ -109,8 +110,10 @@ class CockpitApp(App[None]):
         self.root, self.demo = root, demo
         self._first, self._started = run, started
         self.gpus = gpus or GpuFeed(self.pace.look)
-        self.runs = RunsFeed(root)
+        self.runs = RunsFeed(root, self.pace.look)
         self._suspended = False
+        self.pending: Started | None = None
+        """A run that was started here and has not begun."""
         self.picked: set[str] = set()
         """UUIDs of the GPUs for the next run."""
 
@@ -138,14 +141,10 @@ class CockpitApp(App[None]):
     def _start_feeds(self) -> None:
         self.gpus.start()
         self.runs.start()
-        # What comes first need not wait for the next tick.
-        for seconds in (0.1, 0.3, 0.6):
-            self.set_timer(seconds, self._tick_once)
 
-    def _tick_once(self) -> None:
-        tick = getattr(self.screen, "tick", None)
-        if tick is not None:
-            tick()
+    def tell(self, message: str, *, warning: bool = False, seconds: float = 5.0) -> None:
+        """A note at the corner of the screen. What comes from outside can do nothing to the terminal."""
+        self.notify(printable(message), severity="warning" if warning else "information", timeout=seconds, markup=False)
 
     def on_unmount(self) -> None:
         self.gpus.close()
@@ -154,7 +153,7 @@ class CockpitApp(App[None]):
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
-            loop.add_signal_handler(number, self._leave_soon)
+            loop.add_signal_handler(number, self._leave_soon, number)
         suspend, resume = signal.getsignal(signal.SIGTSTP), signal.getsignal(signal.SIGCONT)
 
         def suspended(number: int, frame: FrameType | None) -> None:
@@ -174,18 +173,15 @@ class CockpitApp(App[None]):
         signal.signal(signal.SIGTSTP, suspended)
         signal.signal(signal.SIGCONT, continued)
 
-    def _leave_soon(self) -> None:
+    def _leave_soon(self, number: int) -> None:
         """The terminal may be gone, and then nothing that is written to it ends."""
-        timer = threading.Timer(LEAVE_SECONDS, os._exit, [1])
+        timer = threading.Timer(LEAVE_SECONDS, os._exit, [128 + number])
         timer.daemon = True
         timer.start()
-        self.exit()
+        self.exit(return_code=128 + number)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         return ()
-
-    def on_screen_shown(self) -> None:
-        self._tick_once()
 
     def open_run(self, folder: str) -> None:
         from engine.runs import RunFolder
@@ -196,6 +192,7 @@ class CockpitApp(App[None]):
     def wait_for_start(self, started: Started) -> None:
         from tui.screens.starting import StartingScreen
 
+        self.pending = started
         self.push_screen(StartingScreen(started))
 
     def start(self, arguments: Sequence[str], root: Path | None = None) -> None:
@@ -204,18 +201,18 @@ class CockpitApp(App[None]):
         from tui.starting import start_run
 
         if self.demo:
-            self.notify("this is a demonstration: nothing is started here", severity="warning")
+            self.tell("this is a demonstration: nothing is started here", warning=True)
             return
         try:
             self.wait_for_start(start_run(arguments, root or self.root))
         except UsageError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.tell(str(error), warning=True)
 
     def resume_run(self, folder: RunFolder, state: State | None) -> None:
         """Go on with a run that is over, from its last checkpoint."""
         if state is None or state.live or not folder.last_checkpoint.exists():
             why = "has no checkpoint to go on from" if state is not None and not state.live else f"is {state}"
-            self.notify(f"{folder.name} {why}", severity="warning", markup=False)
+            self.tell(f"{folder.name} {why}", warning=True)
             return
         self.start(["resume", "--headless", str(folder.path)], folder.path.parent)
 
@@ -225,6 +222,7 @@ class CockpitApp(App[None]):
         from tui.screens.run import RunScreen
         from tui.screens.starting import StartingScreen
 
+        self.pending = None
         while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
             self.pop_screen()
         if not (isinstance(self.screen, RunScreen) and self.screen.folder == folder):

@@ -60,8 +60,8 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
     from engine.config import fields
     from engine.problems import UsageError
 
-    overrides = [argument for argument in arguments or [] if "=" in argument]
-    files = [argument for argument in arguments or [] if "=" not in argument]
+    overrides = [argument for argument in arguments or [] if is_override(argument)]
+    files = [argument for argument in arguments or [] if not is_override(argument)]
     if known := [file for file in files if file in dict(fields())]:
         raise UsageError.one(known[0], f"is a key and needs its value behind an equals sign: {known[0]}=VALUE")
     if len(files) > 1:
@@ -69,6 +69,11 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
             files[1], f"is a second CONFIG beside {files[0]}; give one, and values as section.key=value"
         )
     return (files[0] if files else None), overrides
+
+
+def is_override(argument: str) -> bool:
+    """`section.key=value`, and not a path that has an equals sign in it."""
+    return "/" not in argument.partition("=")[0] and "=" in argument
 
 
 def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None) -> Resolved:
@@ -194,7 +199,8 @@ def start_on_screen(arguments: list[str], runs_dir: str | None) -> None:
     from tui.opening import open_screen
     from tui.starting import start_run
 
-    open_screen(started=start_run([*arguments, "--headless"], runs_root(runs_dir)))
+    # Behind the command's name: behind a `--` it would be no flag.
+    open_screen(started=start_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
 
 
 def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:

@@ -42,7 +42,9 @@ KEY_NAMES = {
     "left": "←",
     "right": "→",
     "escape": "esc",
+    "f1": "F1",
     "ctrl+c": "^c",
+    "ctrl+f": "^f",
     "ctrl+p": "^p",
     "ctrl+s": "^s",
     "ctrl+r": "^r",
@@ -52,11 +54,17 @@ KEY_NAMES = {
 }
 
 EVERYWHERE = (
-    Command("question_mark", "help", "Every key of this screen, with what it does.", "app.help", 8),
+    Command("question_mark,f1", "help", "Every key of this screen, with what it does.", "app.help", 8),
     Command("ctrl+p", "commands", "Find a command by typing.", "app.command_palette", 2),
     Command("q", "quit", "Leave. Runs go on.", "app.quit", 7),
 )
-BACK = Command("escape", "back", "To the screen before; nothing is stopped.", "app.back", 8)
+# The same where letters are typed into fields.
+WHILE_TYPING = (
+    Command("f1", "help", "Every key of this screen, with what it does.", "app.help", 8),
+    Command("ctrl+p", "commands", "Find a command by typing.", "app.command_palette", 2),
+    Command("ctrl+c", "quit", "Leave. Runs go on.", "app.quit", 7),
+)
+BACK = Command("escape", "back", "To the screen before; nothing is stopped.", "back", 8)
 
 MONITOR = (
     Command("space", "pick", "Pick this GPU for the next run, or put it back.", "pick", 9),
@@ -65,6 +73,7 @@ MONITOR = (
     Command("r", "runs", "Every run, with its results.", "app.runs", 5),
     Command("k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
     Command("slash", "filter", "Show only the processes and runs that hold this text.", "filter", 3),
+    Command("escape", "no filter", "Show all processes and runs again.", "back", 0),
     Command("tab", "next panel", "Go to the next panel.", "app.focus_next", 0),
 )
 RUNS = (
@@ -80,11 +89,11 @@ RUN = (
     Command("s", "stop", "Stop at the next step, with a checkpoint.", "stop", 9),
     Command("c", "checkpoint", "Save a checkpoint at the next step, and go on.", "checkpoint", 6),
     Command("p", "pause", "Hold at the next step, or go on again.", "pause", 7),
-    Command("u", "resume", "Go on with this run from its last checkpoint, when it is over.", "resume", 3),
+    Command("u", "resume", "Go on from the last checkpoint of a run that is over.", "resume", 3),
     Command("a", "again", "Start a run like this one, with changes.", "again", 2),
     Command("x", "x axis", "Draw over epochs, steps or hours.", "x_axis", 5),
     Command("m", "smooth", "Smooth the curves: a little, much, not at all.", "smooth", 5),
-    Command("g", "log", "Logarithmic or linear scale of the loss and the learning rate.", "log_scale", 4),
+    Command("g", "log", "Loss and learning rate on a logarithmic scale.", "log_scale", 4),
     Command("plus,equals_sign", "zoom in", "See half as much of the x axis.", "zoom(0.5)", 3),
     Command("minus", "zoom out", "See twice as much of the x axis.", "zoom(2.0)", 2),
     Command("0", "all", "See the whole run again.", "zoom_all", 1),
@@ -92,15 +101,15 @@ RUN = (
     Command("right", "cursor on", "Move the cursor that reads the values.", "cursor(1)", 0),
     Command("comma,shift+left", "pan back", "Move what is seen towards the start.", "pan(-0.25)", 0),
     Command("full_stop,shift+right", "pan on", "Move what is seen towards the end.", "pan(0.25)", 0),
-    Command("f", "full", "The chart that has the focus fills the screen, or no longer does.", "full", 1),
-    Command("e", "export", "Save the chart that has the focus as SVG and its data as CSV.", "export", 3),
+    Command("f", "full", "The focused chart fills the screen, or not.", "full", 1),
+    Command("e", "export", "Save the focused chart as SVG, its data as CSV.", "export", 3),
     Command("d", "config", "The config that this run was started with.", "config", 2),
-    Command("l", "log", "The whole log of this run.", "log", 1),
+    Command("l", "log", "The last lines of the log, whole.", "log", 1),
     BACK,
 )
 FORM = (
     Command("ctrl+s", "start", "Check everything, and start the run.", "start", 9),
-    Command("slash,ctrl+f", "search", "Show only the fields that hold this text, of all there are.", "search", 5),
+    Command("ctrl+f,slash", "search", "Show only the fields that hold this text, of all there are.", "search", 5),
     Command("ctrl+o", "more", "Show every field, or only those that are changed most.", "more", 6),
     Command("ctrl+t", "save preset", "Save these choices as a preset.", "save_preset", 4),
     Command("ctrl+y", "copy command", "Copy the command that starts the same run.", "copy", 4),

@@ -14,8 +14,8 @@ XAxis = Literal["epoch", "step", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "hours")
 
 
-# A step that lies farther on than this is not believed.
-FARTHEST_STEPS = 10_000_000
+# So many steps may be missing in a journal before what it says is no longer believed.
+MISSING_STEPS = 10_000_000
 
 
 def is_number(value: object) -> bool:
@@ -71,6 +71,7 @@ class Curves:
         """Values that are no finite number."""
         self._losses = Growing()
         """The training loss of each step, from step 1 on."""
+        self._gaps_left = MISSING_STEPS
         self._places: dict[XAxis, Growing] = {}
         """Where those steps lie on an axis."""
         self._told = {name: Growing() for name in ("step", "time", "lr")}
@@ -95,8 +96,10 @@ class Curves:
                 self._sitting = trained - event.time
             case Step():
                 first = event.step - len(event.losses)
-                if first < 0 or event.step > self._losses.length + FARTHEST_STEPS:
+                gap = max(first - self._losses.length, 0)
+                if first < 0 or gap > self._gaps_left:
                     return
+                self._gaps_left -= gap
                 losses = event.losses
                 if not all(map(is_number, losses)):
                     losses = [loss if is_number(loss) else math.nan for loss in losses]

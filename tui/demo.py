@@ -81,7 +81,9 @@ def demo_events(name: str, began: float, epochs: int = EPOCHS, steps: int = STEP
         now = began + step * SECONDS_A_STEP
         share, epoch = step / total, (step - 1) // steps + 1
         rate = demo_lr(step, steps, epochs)
-        losses.append(round(2.3 * math.exp(-9 * share) + 0.18 * (1 - share) + draw.gauss(0.02, 0.02 + 0.05 * rate), 5))
+        losses.append(
+            round(abs(2.3 * math.exp(-9 * share) + 0.18 * (1 - share) + draw.gauss(0.03, 0.01 + 0.05 * rate)), 5)
+        )
         if step % LOG_EVERY == 0 or step == total:
             yield Step(
                 time=now, step=step, epoch=epoch, losses=losses, lr=rate,
@@ -282,7 +284,7 @@ class Demo:
                 before = asked.checkpoints
                 tell(Control(request=request.request, by=request.by, outcome=asked.take(request.request)))
                 if asked.checkpoints > before:
-                    tell(CheckpointSaved(path="checkpoints/last.pt", step=step, epoch=epoch))
+                    tell(CheckpointSaved(path="checkpoints/last.pt", step=step, epoch=epoch, asked=True))
             if asked.paused != paused:
                 paused = asked.paused
                 tell(Paused(step=step, epoch=epoch) if paused else Continued(step=step, epoch=epoch))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
+from engine.lines import printable
 from tui.axis import Series, above_zero, log_ticks, padded, reduce_to_columns, smooth, tick_labels, ticks
 from tui.plot import Curve, Window
 
@@ -31,7 +32,7 @@ def export_chart(chart: Chart, name: str, axis: str, folder: Path) -> list[Path]
         paths = [folder / f"{stem}.svg", folder / f"{stem}.csv"]
         if not any(path.exists() for path in paths):
             break
-    svg = to_svg(chart.curves, chart.window, name, axis)
+    svg = to_svg(chart.curves, chart.window, printable(name), axis)
     with paths[0].open("x", encoding="utf-8") as file:
         file.write(svg)
     with paths[1].open("x", encoding="utf-8", newline="") as file:

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from engine.gpus.readings import Snapshot
 from engine.gpus.wants import Wants
 from engine.problems import UsageError
 from engine.runs import RunFolder, all_runs
-from tui.runs_table import RunRow, describe_run
+from tui.runs_table import RunRow, age_of, describe_run, unreadable_row
 
 PERIOD_SECONDS = 1.0
 RUN_PERIOD_SECONDS = 0.5
@@ -36,6 +36,8 @@ class Feed:
     def __init__(self, name: str, period: float) -> None:
         self._period = period
         self._ended = threading.Event()
+        self.fault: str | None = None
+        """What went wrong at the latest look, in a way that nobody foresaw."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
@@ -47,7 +49,13 @@ class Feed:
     def _work(self) -> None:
         try:
             while not self._ended.is_set():
-                self.look()
+                try:
+                    self.look()
+                    self.fault = None
+                except Exception as error:
+                    # What is shown would stand still without a word.
+                    self.fault = f"it cannot be read: {type(error).__name__}: {error}"
+                    self._ended.wait(1.0)
                 self._ended.wait(self._period)
         finally:
             self.end()
@@ -79,6 +87,7 @@ class GpuFeed(Feed):
             self.problem = str(error)
             self._ended.wait(5.0)
             return
+        self.problem = None
         latest = self._monitor.latest() if news is None else news
         self.snapshot = latest
         if latest is not None and not latest.gpus:
@@ -105,11 +114,24 @@ def host_load() -> HostLoad:
     return HostLoad(psutil.cpu_percent(), memory.total - memory.available, memory.total)
 
 
+def _marks(folder: RunFolder) -> list[tuple[int, int]]:
+    """Size and time of change of the files that a run's state hangs on."""
+    found = []
+    for path in (folder.journal, folder.owner, folder.config):
+        try:
+            status = path.stat()
+            found.append((status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append((-1, 0))
+    return found
+
+
 class RunsFeed(Feed):
     """The rows of all runs below a folder, those that were started last first. `wanted` false lets it rest."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__("runs", PERIOD_SECONDS)
+    def __init__(self, root: Path, period: float = PERIOD_SECONDS) -> None:
+        super().__init__("runs", period)
+        self._known: dict[Path, tuple[list[tuple[int, int]], RunRow]] = {}
         self._root = root
         self._watches: dict[Path, RunWatch] = {}
         self.wanted = True
@@ -125,8 +147,21 @@ class RunsFeed(Feed):
             self.rows, self.problem = [], str(error)
             return
         self._watches = {folder.path: self._watches.get(folder.path) or RunWatch(folder) for folder in folders}
-        self.rows = [describe_run(watch) for watch in self._watches.values()]
+        self.rows = [self._row(watch) for watch in self._watches.values()]
         self.problem = None
+
+    def _row(self, watch: RunWatch) -> RunRow:
+        """A run that is over and whose files are as they were is not looked at again."""
+        marks = _marks(watch.folder)
+        marked, row = self._known.get(watch.folder.path, (None, None))
+        if row is not None and not row.live and marked == marks:
+            return replace(row, age_seconds=age_of(watch))
+        try:
+            row = describe_run(watch)
+        except Exception as error:
+            row = unreadable_row(watch.folder, f"cannot be read: {type(error).__name__}: {error}")
+        self._known[watch.folder.path] = (marks, row)
+        return row
 
 
 @dataclass(frozen=True)
@@ -162,8 +197,10 @@ class RunFeed(Feed):
         self._read_on()
 
     def _look_at_state(self) -> None:
+        if self.now is not None and not self.folder.path.is_dir():
+            self.now = replace(self.now, gone=True)
+            return
         history = self._watch.look()
-        gone = not self.folder.path.is_dir()
         latest = history.latest_gpus
         self.now = RunNow(
             describe_run(self._watch, look=False),
@@ -173,7 +210,7 @@ class RunFeed(Feed):
             latest.time if latest else 0.0,
             history.failures[-1] if history.failures else None,
             self._log.lines(),
-            gone,
+            not self.folder.path.is_dir(),
         )
 
     def _read_on(self) -> None:
@@ -187,7 +224,11 @@ class RunFeed(Feed):
             self._reader = JournalReader(self.folder.journal)
             self._hand_on(None)
         while self._reader.offset < size and not self._ended.is_set():
+            before = self._reader.offset
             batch = list(self._reader.poll(CHUNK_BYTES))
+            if self._reader.offset == before:
+                # It is gone, or may not be read.
+                break
             for start in range(0, len(batch), BATCH_EVENTS):
                 self._hand_on(batch[start : start + BATCH_EVENTS])
             if self._reader.offset < size:

@@ -28,15 +28,30 @@ class Checked:
     problems: list[Problem] = field(default_factory=list)
 
 
+@dataclass
+class Count:
+    """A look at the data of one config, under way or done."""
+
+    key: str
+    look: DataLook
+    images: Images | None = None
+    problems: list[Problem] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        try:
+            self.images = self.look.wait()
+        except UsageError as error:
+            self.problems = error.problems
+        self.done.set()
+
+
 class Checker:
     """Looks at one config after the other; a look at data that is no longer wanted is given up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._data_look: DataLook | None = None
-        self._data_key = ""
-        self._images: Images | None = None
-        self._data_problems: list[Problem] = []
+        self._count: Count | None = None
 
     def check(self, config: Config, snapshot: Snapshot | None) -> Checked:
         """Waits for what it looks at."""
@@ -54,36 +69,36 @@ class Checker:
             check_model_name(config.model.name)
         except UsageError as error:
             problems += error.problems
-        images = self._count(config)
-        problems += self._data_problems
+        counted = self._images_of(config)
+        problems += counted.problems
         shares = None
-        if images is not None:
-            data = config.data
+        if counted.images is not None:
+            data, images = config.data, counted.images
             shares = Shares(images.train, images.val, data.batch_size, 0, ranks, data.drop_last, config.run.seed)
             problems += problems_of_shares(shares)
         return Checked(ranks, on_gpus, shares, problems)
 
-    def _count(self, config: Config) -> Images | None:
+    def _images_of(self, config: Config) -> Count:
+        """Of the look that is under way, or was done, for the same data; of another one where there is none."""
         key = f"{config.data.model_dump_json(include=DATA_KEYS)}{config.run.seed}"
         with self._lock:
-            if key == self._data_key:
-                return self._images
-            self.give_up()
-            look = self._data_look = DataLook(config)
-        images, problems = None, []
-        try:
-            images = look.wait()
-        except UsageError as error:
-            problems = error.problems
-        with self._lock:
-            if look is self._data_look:
-                self._images, self._data_problems, self._data_look = images, problems, None
-                self._data_key = key if images is not None or problems else ""
-        return images
+            count = self._count
+            if count is not None and count.key == key:
+                mine = False
+            else:
+                if count is not None:
+                    count.look.give_up()
+                count = self._count = Count(key, DataLook(config))
+                mine = True
+        if mine:
+            count.wait()
+        count.done.wait()
+        return count
 
     def give_up(self) -> None:
-        if self._data_look is not None:
-            self._data_look.give_up()
+        with self._lock:
+            if self._count is not None:
+                self._count.look.give_up()
 
 
 # What the number of images hangs on.

@@ -49,5 +49,15 @@ def refuse_without_terminal() -> None:
 
 
 def leave(app: CockpitApp) -> None:
-    if app.return_code:
-        sys.exit(app.return_code)
+    """What is still to be said when the screen is gone, and the exit code."""
+    code = app.return_code or 0
+    if code == 1:
+        print("The screen failed; runs go on. `gputrain attach last` shows the latest again.", file=sys.stderr)
+    if app.pending is not None:
+        # It has not begun, so it has no folder that could tell.
+        for line in app.pending.lines():
+            print(line, file=sys.stderr)
+        if app.pending.code is None:
+            print("The run is still being set up; `gputrain runs` shows it when it has begun.", file=sys.stderr)
+        code = code or app.pending.code or 0
+    sys.exit(code)

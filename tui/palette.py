@@ -10,6 +10,5 @@ VERMILION = "color(202)"
 MUTED = "dim"
 STRONG = "bold"
 
-TRAIN, VALIDATION = BLUE, ORANGE
 GOOD, WARNING, BAD = GREEN, ORANGE, f"bold {VERMILION}"
 NOTICE = "bold reverse"

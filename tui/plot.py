@@ -14,6 +14,8 @@ from tui.axis import Series, above_zero, log_ticks, padded, reduce_to_columns, s
 
 # A character of Braille is two dots wide.
 DOTS = 2
+BLANK = "\u2800"
+SHORT_GAP = 6
 LEAST_WIDTH, LEAST_HEIGHT = 16, 4
 SIGN_COLUMNS = 12
 
@@ -62,8 +64,8 @@ def plot(curves: Sequence[Curve], window: Window, width: int, height: int) -> Pl
 
 
 def _painted(line: str) -> Text:
-    """A line of plotext's with its colours. Blanks take the colour of what is before them: they show none, and so there
-    are fewer changes of colour to be sent."""
+    """A line of plotext's with its colours. A short gap between two strokes of one colour becomes Braille without dots,
+    which is shorter to send than two changes of colour."""
     first, *parts = line.split("\x1b[")
     pieces: list[tuple[str, str]] = [(first, "")] if first else []
     colour = weight = ""
@@ -75,12 +77,18 @@ def _painted(line: str) -> Text:
             weight = "dim "
         elif code.startswith("38;5;"):
             colour = f"color({code.removeprefix('38;5;')})"
-        style = weight + colour
-        if text and pieces and (text.isspace() or style == pieces[-1][1]):
-            pieces[-1] = (pieces[-1][0] + text, pieces[-1][1])
-        elif text:
-            pieces.append((text, style))
+        if text:
+            pieces.append((text, weight + colour))
+            _join_last(pieces)
     return Text.assemble(*pieces, no_wrap=True, end="")
+
+
+def _join_last(pieces: list[tuple[str, str]]) -> None:
+    if len(pieces) < 3:
+        return
+    (before, style), (gap, _), (after, same) = pieces[-3:]
+    if style == same and gap.isspace() and len(gap) <= SHORT_GAP and before[-1] > BLANK < after[0]:
+        pieces[-3:] = [(before + BLANK * len(gap) + after, style)]
 
 
 def _nothing(seen: Sequence[tuple[Curve, Series]], log: bool) -> str:

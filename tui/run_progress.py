@@ -90,15 +90,17 @@ def _does(values: dict[str, Any] | None) -> str:
     if values.get("state") not in (None, "ok"):
         return str(values["state"])
     used = values.get("memory_used")
+    memory = f"{used / GIB:.1f}" if isinstance(used, int | float) else NONE
     parts = [
         f"busy {_number(values.get('busy'))}%",
         f"SM {_number(values.get('sm_active'))}%",
-        f"{NONE if used is None else f'{used / GIB:.1f}'} GiB",
+        f"{memory} GiB",
         f"{_number(values.get('power'))} W",
         f"{_number(values.get('temperature'))}°C",
     ]
-    throttle = [str(word) for word in values.get("throttle") or () if word != "idle"]
-    return "  ".join(parts + throttle)
+    throttle = values.get("throttle")
+    words = [str(word) for word in throttle if word != "idle"] if isinstance(throttle, list) else []
+    return "  ".join(parts + words)
 
 
 def _number(value: Any) -> str:

@@ -49,15 +49,18 @@ def run_line(row: RunRow, name_width: int) -> Text:
     return line
 
 
-TABLE_HEAD = "  {}  STATE     EPOCH      BEST ACC  VAL LOSS  IMAGES/S  ETA OR AGE   MESSAGE"
+TABLE_HEAD = "  {}  STATE     EPOCH      BEST ACC  VAL LOSS  IMAGES/S  ETA OR AGE"
+LEAST_MESSAGE = 20
 
 
-def table_head(name_width: int) -> Text:
-    return Text(TABLE_HEAD.format(fitted("NAME", name_width)), "bold", no_wrap=True, end="")
+def table_head(name_width: int, width: int) -> Text:
+    head = TABLE_HEAD.format(fitted("NAME", name_width))
+    room = width - len(head) - 3
+    return Text(f"{head}   MESSAGE" if room >= LEAST_MESSAGE else head, "bold", no_wrap=True, end="")
 
 
-def table_line(row: RunRow, name_width: int) -> Text:
-    """A row below `table_head`."""
+def table_line(row: RunRow, name_width: int, width: int) -> Text:
+    """A row below `table_head`; what a run said at its end only where there is room for it."""
     sign, style = sign_of(row.state)
     loss = "–" if row.val_loss is None else f"{row.val_loss:.4f}"
     rate = "–" if row.images_per_second is None else f"{row.images_per_second:,.0f}"
@@ -70,7 +73,8 @@ def table_line(row: RunRow, name_width: int) -> Text:
     epoch = f"{row.epoch}/{row.epochs or '?'}"
     line.append(f"  {row.state:<8}  {epoch:<9}  ")
     line.append(f"{accuracy_in_words(row.best_val_accuracy):>8}  {loss:>8}  {rate:>8}  {when:<11}  ")
-    line.append(printable(row.message), MUTED)
+    if width - line.cell_len >= LEAST_MESSAGE:
+        line.append(printable(row.message), MUTED)
     return line
 
 

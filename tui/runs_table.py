@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from engine.events import RunFinished
+from engine.events import LARGEST, RunFinished
 from engine.files import read_json
 from engine.glimpse import RunWatch
 from engine.lines import printable
-from engine.runs import State
+from engine.runs import RunFolder, State
 
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 
@@ -47,8 +48,7 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
     """A run as it is by now; without `look` as it was when it was last looked at."""
     folder = watch.folder
     history = watch.look() if look else watch.history
-    # Of a long journal only the latest events are known.
-    stored = {} if history.epochs or history.started is None else read_json(folder.summary) or {}
+    stored = _numbers(read_json(folder.summary) or {}) if watch.partial else {}
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
     known = (best.val_accuracy if best else None, stored.get("best_val_accuracy"))
     bests = [float(value) for value in known if value is not None]
@@ -57,7 +57,7 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
     return RunRow(
         folder.name,
         str(state),
-        epoch.epoch if epoch else int(stored.get("epochs") or 0),
+        epoch.epoch if epoch else int(stored.get("epochs", 0)),
         started.epochs if started else None,
         max(bests, default=None),
         age_of(watch),
@@ -70,6 +70,15 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
         history.eta if state.live else None,
         message_of(history.finished, state),
     )
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    """Those of a summary that are numbers: anyone can have written it."""
+    return {key: value for key, value in values.items() if isinstance(value, int | float) and abs(value) < LARGEST}
+
+
+def unreadable_row(folder: RunFolder, message: str) -> RunRow:
+    return RunRow(folder.name, State.CRASHED, 0, None, None, 0.0, str(folder.path), message=message)
 
 
 def message_of(finished: RunFinished | None, state: State) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +21,8 @@ from engine.runs import RunFolder, all_runs
 
 PROGRAM = "from tui import main; main()"
 ASK_SECONDS = 3.0
+# A file system's clock may lag behind so far.
+CLOCK_SECONDS = 0.05
 
 
 @dataclass
@@ -31,28 +34,39 @@ class Started:
     output: IO[bytes]
     root: Path
     warning: str | None
-    time: float = field(default_factory=time.monotonic)
+    began: float
+    """Unix seconds."""
 
     def lines(self) -> list[str]:
         self.output.seek(0)
         return self.output.read().decode(errors="replace").splitlines()
 
     def folder(self) -> RunFolder | None:
-        """The run's folder, once its journal has begun: what is refused before that leaves none."""
+        """The run's folder, once its journal has begun or gone on: what is refused before leaves no trace there."""
         try:
             runs = all_runs(self.root)
         except UsageError:
             return None
-        for run in runs:
-            owner = read_json(run.owner)
-            if owner is not None and owner.get("pid") == self.process.pid and run.journal.exists():
-                return run
-        return None
+        return next((run for run in runs if self._owns(run) and _changed(run.journal) > self.began), None)
+
+    def _owns(self, run: RunFolder) -> bool:
+        """Pids come again, on this host and on others: the owner must have written since the start."""
+        if _changed(run.owner) < self.began:
+            return False
+        owner = read_json(run.owner) or {}
+        return owner.get("pid") == self.process.pid and owner.get("host") == socket.gethostname()
 
     @property
     def code(self) -> int | None:
         """The exit code, once it has ended."""
         return self.process.poll()
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def start_run(arguments: Sequence[str], root: Path, cwd: Path | None = None) -> Started:
@@ -61,6 +75,7 @@ def start_run(arguments: Sequence[str], root: Path, cwd: Path | None = None) -> 
     output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read as long as the run starts)
     command = [*scope, *command_line(), *arguments]
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    began = time.time() - CLOCK_SECONDS
     try:
         process = subprocess.Popen(  # noqa: S603 (our own command)
             command,
@@ -74,7 +89,7 @@ def start_run(arguments: Sequence[str], root: Path, cwd: Path | None = None) -> 
     except OSError as error:
         output.close()
         raise UsageError.one(command[0], f"cannot be started: {error.strerror}") from error
-    return Started(process, output, root, warning)
+    return Started(process, output, root, warning, began)
 
 
 def command_line() -> list[str]:

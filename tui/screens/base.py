@@ -11,6 +11,7 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from tui.commands import EVERYWHERE, Command, bindings_of
@@ -25,32 +26,55 @@ LEAST_COLUMNS, LEAST_ROWS = 60, 15
 
 
 class Filter(Entry):
-    """One line below the panels, shown while it is used. Escape empties and hides it."""
+    """One line, shown while it is used. Enter goes back to what is filtered, escape empties and hides it as well."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", show=False)]
 
-    def __init__(self) -> None:
-        super().__init__(id="filter", hint="type to filter, esc to end")
+    def __init__(self, id: str = "filter", hint: str = "type to filter, enter keeps it, esc ends it") -> None:  # noqa: A002
+        super().__init__(id=id, hint=hint)
+        self.display = False
+        self._came_from: Widget | None = None
+
+    def begin(self) -> None:
+        if not self.has_focus:
+            self._came_from = self.screen.focused
+        self.display = True
+        self.focus()
 
     def action_dismiss(self) -> None:
         self.value = ""
         self.display = False
-        self.screen.focus_next()
+        self.go_back()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.go_back()
+
+    def go_back(self) -> None:
+        """To what had the focus before, where that is still shown."""
+        came_from = self._came_from
+        if came_from is not None and came_from.is_attached and came_from.region:
+            came_from.focus()
+        else:
+            self.screen.focus_next()
 
 
 class CockpitScreen(Screen[None]):
     """`COMMANDS_HERE` are its own; `tick` is called while it is shown, once a period and when it comes up."""
 
     COMMANDS_HERE: ClassVar[Sequence[Command]] = ()
+    COMMANDS_EVERYWHERE: ClassVar[Sequence[Command]] = EVERYWHERE
+    SHOWS_RUNS: ClassVar[bool] = False
     COMMAND_TABLE: ClassVar[Sequence[Command]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.COMMAND_TABLE = (*cls.COMMANDS_HERE, *EVERYWHERE)
+        cls.COMMAND_TABLE = (*cls.COMMANDS_HERE, *cls.COMMANDS_EVERYWHERE)
 
     def __init__(self) -> None:
         super().__init__()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+        self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
         for binding in bindings_of(self.COMMANDS_HERE):
             self.bind_command(binding)
 
@@ -66,9 +90,7 @@ class CockpitScreen(Screen[None]):
         yield Static("", id="title", markup=False)
         yield from self.body()
         if any(command.action == "filter" for command in self.COMMANDS_HERE):
-            filter_line = Filter()
-            filter_line.display = False
-            yield filter_line
+            yield Filter()
         yield Keys(self.COMMAND_TABLE)
         yield Static(
             f"This terminal is too small: gputrain needs {LEAST_COLUMNS} columns and {LEAST_ROWS} lines. "
@@ -81,9 +103,14 @@ class CockpitScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_interval(self.cockpit.period, self._tick_where_shown)
+        # What comes first need not wait for the first of those.
+        for seconds in (0.1, 0.3, 0.6):
+            self.set_timer(seconds, self._tick_where_shown)
 
     def on_screen_resume(self) -> None:
-        self.call_after_refresh(self.tick)
+        self.cockpit.runs.wanted = self.SHOWS_RUNS
+        # By then it may have been left again.
+        self.call_after_refresh(self._tick_where_shown)
 
     def _tick_where_shown(self) -> None:
         if self.on_top:
@@ -92,14 +119,18 @@ class CockpitScreen(Screen[None]):
     @property
     def on_top(self) -> bool:
         """Textual's `is_current` holds for the screen below, too, which would then be drawn for nobody."""
-        return self.app.screen is self
+        return self.app.screen_stack[-1:] == [self]
 
     def tick(self) -> None:
         """Show what the feeds have come to."""
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < LEAST_COLUMNS or event.size.height < LEAST_ROWS, "-too-small")
-        self.call_after_refresh(self.tick)
+        self.call_after_refresh(self._tick_where_shown)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """In a terminal that is too small nothing is done that cannot be seen."""
+        return action == "quit" or not self.has_class("-too-small")
 
     def show_title(self, left: str, right: str = "") -> None:
         """What this is at the left, what goes on at the right, and what is made up in between."""
@@ -134,9 +165,15 @@ class CockpitScreen(Screen[None]):
         return next((one.value.strip().lower() for one in found), "")
 
     def action_filter(self) -> None:
-        line = self.query_one(Filter)
-        line.display = True
-        line.focus()
+        self.query_one(Filter).begin()
+
+    async def action_back(self) -> None:
+        """First out of the filter, then to the screen before."""
+        for line in self.query(Filter):
+            if line.display:
+                line.action_dismiss()
+                return
+        await self.cockpit.action_back()
 
     @on(Input.Changed, "#filter")
     def _filter_more(self) -> None:

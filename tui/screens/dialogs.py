@@ -48,6 +48,11 @@ class Choice(ModalScreen[str | None]):
         self.dismiss(None)
 
 
+def stop_question(question: str) -> Choice:
+    """Answered with `yes`; what comes first changes nothing."""
+    return Choice(question, [Row("no", Text("go on training")), Row("yes", Text("stop"))])
+
+
 class Several(ModalScreen[list[str] | None]):
     """Any number of rows, by their keys; None where it was left with escape."""
 
@@ -129,13 +134,20 @@ class Reader(ModalScreen[None]):
             yield Static("esc back   ^y copy", classes="hint")
 
     def on_mount(self) -> None:
-        self.query_one(Lines).styles.height = len(self._lines)
-        self.query_one(Lines).show_texts(self._lines)
         self.query_one(Lines).focus()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._show)
+
+    def _show(self) -> None:
+        lines = self.query_one(Lines)
+        wrapped = [part for line in self._lines for part in line.wrap(self.app.console, max(lines.size.width, 20))]
+        lines.styles.height = len(wrapped)
+        lines.show_texts(wrapped)
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard("\n".join(line.plain for line in self._lines))
-        self.notify("copied")
+        self.app.notify("copied")
 
     def action_leave(self) -> None:
         self.dismiss(None)

@@ -19,17 +19,16 @@ from engine.problems import Problem, UsageError
 from engine.resolve import presets
 from engine.runs import runs_root
 from tui.axis import Series
-from tui.commands import FORM, Command
+from tui.commands import FORM, WHILE_TYPING, Command
 from tui.form import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
 from tui.form_checks import Checked, Checker
 from tui.gpu_table import gpu_lines
 from tui.palette import BAD, MUTED
 from tui.plot import Curve, Window
-from tui.screens.base import CockpitScreen
+from tui.screens.base import CockpitScreen, Filter
 from tui.screens.dialogs import Question, Reader, Several, problem_lines
 from tui.view import LR_COLOUR
 from tui.widgets.chart import Chart
-from tui.widgets.entry import Entry
 from tui.widgets.field import Chooser, Field
 from tui.widgets.lines import Row
 
@@ -41,26 +40,31 @@ NO_PRESET = "(none)"
 
 class FormScreen(CockpitScreen):
     COMMANDS_HERE: ClassVar[Sequence[Command]] = FORM
-    AUTO_FOCUS = "#field-device-gpus Input"
+    COMMANDS_EVERYWHERE: ClassVar[Sequence[Command]] = WHILE_TYPING
+    AUTO_FOCUS = "#preset"
 
     def __init__(self, run_config: Path | None = None) -> None:
         """Filled from the config of a run where one is given, else with the last choices."""
         super().__init__()
-        self.form = form_of_run(run_config) if run_config is not None else remembered()
+        self._run_config = run_config
+        self.form = Form()
         self._fields = form_fields()
         self._more = False
         self._checker = Checker()
-        self._checked = Checked()
+        self._checked: Checked | None = None
         self._problems: list[Problem] = []
 
     def body(self) -> ComposeResult:
+        if self._run_config is not None:
+            self.form = form_of_run(self._run_config)
+        else:
+            # What is tried in a demonstration is not what is wanted next time.
+            self.form = remembered() if self.cockpit.demo is None else Form("digits")
         self._take_picks()
         values = self.form.values()
         with Container(id="form"):
             with Vertical(id="left"):
-                search = Entry(id="search", hint="search all fields")
-                search.display = False
-                yield search
+                yield Filter("search", "search all fields; enter goes to them, esc ends the search")
                 with VerticalScroll(id="fields", can_focus=False):
                     with Container(classes="line preset"):
                         yield Static("preset", classes="key")
@@ -84,12 +88,12 @@ class FormScreen(CockpitScreen):
                     command.border_title = "the same run as a command"
                     yield command
 
-    def _presets(self) -> list[tuple[str, str]]:
+    def _presets(self) -> list[tuple[Text, str]]:
         names = [NO_PRESET, *presets()]
         base = self.form.base
         if base is not None and base not in names:
             names.append(base)
-        return [(Path(name).parent.name if "/" in name else name, name) for name in names]
+        return [(Text(printable(Path(name).parent.name if "/" in name else name)), name) for name in names]
 
     def _take_picks(self) -> None:
         """The GPUs that were picked on the first screen."""
@@ -108,7 +112,8 @@ class FormScreen(CockpitScreen):
 
     def tick(self) -> None:
         wrong = len(self._all_problems())
-        right = f"{counted(wrong, 'thing')} to mend " if wrong else "ready to start "
+        ready = "ready to start " if self._checked is not None else "checking … "
+        right = f"{counted(wrong, 'thing')} to mend " if wrong else ready
         self.show_title("new run", right)
 
     # Fields
@@ -118,6 +123,7 @@ class FormScreen(CockpitScreen):
         values, wanted = self.form.values(), self.query_one("#search", Input).value.strip().lower()
         snapshot = self.cockpit.gpus.snapshot
         no_gpu = snapshot is None or not snapshot.gpus
+        self.query_one(".preset").display = not wanted
         for one in self.query(Field):
             key = one.info.key
             if wanted:
@@ -207,24 +213,29 @@ class FormScreen(CockpitScreen):
             self._show_outcome(None)
             return
         config = self.form.config()
+        self._checked = None
         self._show_outcome(config)
         self._look(config)
 
-    @work(thread=True, exclusive=True, group="look")
+    @work(thread=True, exclusive=True, group="look", exit_on_error=False)
     def _look(self, config: Config) -> None:
-        checked = self._checker.check(config, self.cockpit.gpus.snapshot)
+        try:
+            checked = self._checker.check(config, self.cockpit.gpus.snapshot)
+        except Exception as error:
+            # Whatever a machine does to a look, it ends no screen.
+            checked = Checked(problems=[Problem("", f"this machine could not be looked at: {error}")])
         if self.is_attached:
             self.app.call_from_thread(self._take_look, config, checked)
 
     def _take_look(self, config: Config, checked: Checked) -> None:
-        if self._problems or config != self.form.config():
+        if not self.is_attached or self._problems or config != self.form.config():
             return
         self._checked = checked
         self._mark()
         self._show_outcome(config)
 
     def _all_problems(self) -> list[Problem]:
-        return self._problems or self._checked.problems
+        return self._problems or (self._checked.problems if self._checked is not None else [])
 
     def _mark(self) -> None:
         wrong: dict[str, str] = {}
@@ -238,20 +249,27 @@ class FormScreen(CockpitScreen):
         chart, checked = self.query_one("#form-lr", Chart), self._checked
         if config is None:
             chart.draw([], Window(0.0, 1.0))
-            self.query_one("#plan", Static).update(Text("to be told when nothing is wrong", MUTED))
+            keys = {info.key for info in self._fields}
+            strange = [str(problem) for problem in self._problems if problem.where.partition(" ")[0] not in keys]
+            told = Text(printable("\n".join(strange)), BAD) if strange else Text("told when nothing is wrong", MUTED)
+            self.query_one("#plan", Static).update(told)
             self.query_one("#command", Static).update(Text("–", MUTED))
             return
-        steps = checked.shares.steps_per_epoch if checked.shares else GUESSED_STEPS
+        steps = checked.shares.steps_per_epoch if checked and checked.shares else GUESSED_STEPS
         if steps > 0:
-            x, y = lr_curve(config, checked.ranks, steps, CURVE_POINTS)
+            x, y = lr_curve(config, checked.ranks if checked else config.device.ranks, steps, CURVE_POINTS)
             chart.draw([Curve("", Series(x, y), "braille", LR_COLOUR)], Window(0.0, float(config.run.epochs)), "epoch")
         self.query_one("#plan", Static).update(plan_text(config, checked))
-        self.query_one("#command", Static).update(Text(self._command()))
+        self.query_one("#command", Static).update(Text(printable(self._command())))
 
     def _arguments(self) -> list[str]:
         arguments = self.form.arguments()
         root = self.cockpit.root
-        return arguments if root.absolute() == runs_root() else [*arguments, "--runs-dir", str(root)]
+        try:
+            usual = root.absolute() == runs_root()
+        except UsageError:
+            usual = False
+        return arguments if usual else [*arguments, "--runs-dir", str(root)]
 
     def _command(self) -> str:
         return shlex.join(["gputrain", *self._arguments()])
@@ -271,9 +289,7 @@ class FormScreen(CockpitScreen):
 
     async def action_search(self) -> None:
         await self._mount_all()
-        search = self.query_one("#search", Input)
-        search.display = True
-        search.focus()
+        self.query_one("#search", Filter).begin()
 
     async def action_more(self) -> None:
         await self._mount_all()
@@ -282,15 +298,16 @@ class FormScreen(CockpitScreen):
         self._mark()
 
     def action_reset(self) -> None:
+        self.query_one("#search", Filter).action_dismiss()
         self.form = Form(self.form.base)
         self._fill()
 
     def action_copy(self) -> None:
         if self._problems:
-            self.notify("there is no command while something is wrong", severity="warning")
+            self.cockpit.tell("there is no command while something is wrong", warning=True)
             return
         self.app.copy_to_clipboard(self._command())
-        self.notify("copied")
+        self.cockpit.tell("copied")
 
     def action_save_preset(self) -> None:
         def answer(name: str | None) -> None:
@@ -299,16 +316,18 @@ class FormScreen(CockpitScreen):
             try:
                 path = self.form.save_preset(name)
             except UsageError as error:
-                self.notify(str(error), severity="error", markup=False)
+                self.cockpit.tell(str(error), warning=True)
                 return
-            self.notify(f"saved as {path}; `gputrain run {path.stem}` starts it", timeout=8, markup=False)
+            self.cockpit.tell(f"saved as {path}; `gputrain run {path.stem}` starts it", seconds=8)
 
         note = "A name, by which `gputrain run NAME` finds it, or the path of a YAML file."
         self.app.push_screen(Question("save these choices as a preset", "", note), answer)
 
 
-def plan_text(config: Config, checked: Checked) -> Text:
+def plan_text(config: Config, checked: Checked | None) -> Text:
     """What the choices come to, and where."""
+    if checked is None:
+        return Text("looking at this machine …", MUTED)
     what = "GPU" if checked.on_gpus else "process"
     many = {"GPU": "GPUs", "process": "processes"}[what] if checked.ranks != 1 else what
     where = "" if checked.on_gpus else " on the CPU"

@@ -37,6 +37,7 @@ SIGNALS = (
 
 class MonitorScreen(CockpitScreen):
     COMMANDS_HERE: ClassVar[Sequence[Command]] = MONITOR
+    SHOWS_RUNS = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +45,9 @@ class MonitorScreen(CockpitScreen):
         self._load: deque[float | None] = deque(maxlen=KEPT_LOOKS)
         self._drawn: Snapshot | None = None
         self._processes: dict[str, Process] = {}
+        self._began: dict[int, float | None] = {}
+        """When each of those processes began, as it was first seen."""
+        self._went_to_runs = False
 
     def body(self) -> ComposeResult:
         gpus = Lines(choosing=True, id="gpus", empty=Text("looking …", MUTED))
@@ -80,7 +84,7 @@ class MonitorScreen(CockpitScreen):
 
     def _show_gpus(self, snapshot: Snapshot | None) -> None:
         lines = self.query_one("#gpus", Lines)
-        problem = self.cockpit.gpus.problem
+        problem = self.cockpit.gpus.problem or self.cockpit.gpus.fault
         if problem is not None:
             lines.show_texts([Text(printable(problem), BAD)])
         elif snapshot is not None and snapshot.gpus:
@@ -89,6 +93,9 @@ class MonitorScreen(CockpitScreen):
             rows = [Row(gpu.uuid or f"#{gpu.index}", text) for gpu, text in zip(snapshot.gpus, texts, strict=True)]
             lines.show(rows, [head])
         elif snapshot is not None:
+            if lines.has_focus and not self._went_to_runs:
+                self._went_to_runs = True
+                self.query_one("#runs").focus()
             lines.show_texts(self._without_gpu(snapshot, lines.size.width))
 
     def _without_gpu(self, snapshot: Snapshot, width: int) -> list[Text]:
@@ -100,18 +107,21 @@ class MonitorScreen(CockpitScreen):
         panel = self.query_one("#processes", Lines)
         panel.display = snapshot is not None and bool(snapshot.gpus)
         if snapshot is None or not panel.display:
+            self._processes, self._began = {}, {}
             return
         wanted = self.filter_text
-        found = [(gpu, one) for gpu, one in processes_of(snapshot) if one is None or _holds(wanted, gpu, one)]
+        found = [(gpu, one) for gpu, one in processes_of(snapshot) if not wanted or (one and _holds(wanted, gpu, one))]
         head, *texts = process_lines(found, panel.size.width)
         keys = [f"{gpu.index}/{one.pid if one else ''}" for gpu, one in found]
         self._processes = {key: one for key, (_, one) in zip(keys, found, strict=True) if one is not None}
+        self._began = {one.pid: self._began.get(one.pid) or _start_of(one.pid) for one in self._processes.values()}
         panel.show([Row(key, text) for key, text in zip(keys, texts, strict=True)], [head])
 
     def _show_runs(self, rows: list[RunRow] | None) -> None:
         panel = self.query_one("#runs", Lines)
-        problem = self.cockpit.runs.problem
-        empty = Text(problem or "no runs yet; n starts one" if rows is not None else "looking …", MUTED)
+        problem = printable(self.cockpit.runs.problem or self.cockpit.runs.fault or "")
+        none = "no run holds this text" if self.filter_text else "no runs yet; n starts one"
+        empty = Text(problem or none if rows is not None else "looking …", MUTED)
         wanted = self.filter_text
         shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
         width = name_columns(shown, panel.size.width)
@@ -121,7 +131,7 @@ class MonitorScreen(CockpitScreen):
         lines = self.query_one("#gpus", Lines)
         snapshot = self.cockpit.gpus.snapshot
         if lines.key is None or snapshot is None or not snapshot.gpus:
-            self.notify("there is no GPU to pick: training uses the CPU")
+            self.cockpit.tell("there is no GPU to pick: training uses the CPU")
             return
         self.cockpit.picked ^= {lines.key}
         self._show_gpus(snapshot)
@@ -142,36 +152,36 @@ class MonitorScreen(CockpitScreen):
         panel = self.query_one("#processes", Lines)
         one = self._processes.get(panel.key or "")
         if one is None:
-            self.notify("there is no process to send a signal to")
+            self.cockpit.tell("there is no process to send a signal to")
             return
         if self.cockpit.demo:
-            self.notify("this process is made up")
+            self.cockpit.tell("this process is made up")
             return
         what = printable(f"{one.pid}  {one.user.value or '?'}  {one.command.value or '?'}")
         note = (
             f"It is rank {one.rank} of {one.run}: stopping the run on its own screen loses nothing." if one.run else ""
         )
         rows = [Row(str(int(number)), Text(f"{number.name:<8} {told}")) for number, told in SIGNALS]
-        began = _start_of(one.pid)
+        began = self._began.get(one.pid)
 
         def send(number: str | None) -> None:
             if number is not None:
                 self._send(one.pid, began, int(number))
 
-        self.app.push_screen(Choice(f"signal to {what}"[:60], rows, note), send)
+        self.app.push_screen(Choice(f"signal to {what}"[:60], rows, printable(note)), send)
 
     def _send(self, pid: int, began: float | None, number: int) -> None:
         name = signal.Signals(number).name
         # Between the question and the answer the number can have become another process's.
         if began is None or _start_of(pid) != began:
-            self.notify(f"process {pid} is not here any more, or runs in another container", severity="warning")
+            self.cockpit.tell(f"process {pid} is not here any more, or runs in another container", warning=True)
             return
         try:
             os.kill(pid, number)
         except OSError as error:
-            self.notify(f"{name} to process {pid}: {error.strerror}", severity="error")
+            self.cockpit.tell(f"{name} to process {pid}: {error.strerror}", warning=True)
             return
-        self.notify(f"{name} sent to process {pid}")
+        self.cockpit.tell(f"{name} sent to process {pid}")
 
 
 def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:

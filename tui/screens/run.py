@@ -23,10 +23,10 @@ from tui.feeds import RunFeed, RunNow
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.run_progress import device_lines, progress_line
 from tui.screens.base import CockpitScreen
-from tui.screens.dialogs import Choice, Reader
+from tui.screens.dialogs import Reader, stop_question
 from tui.view import View
 from tui.widgets.chart import Chart
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import Lines
 
 # What of a second the reading of a long history may take, and how often it goes on.
 FOLD_SECONDS = 0.02
@@ -129,8 +129,10 @@ class RunScreen(CockpitScreen):
 
     def _show_message(self, now: RunNow) -> None:
         line = Text(no_wrap=True, overflow="ellipsis", end="")
-        if now.gone:
-            line.append(" the folder of this run is not there any more; what was read of it is still shown", BAD)
+        if self._feed.fault is not None:
+            line.append(f" {printable(self._feed.fault)}", BAD)
+        elif now.gone:
+            line.append(" the folder of this run is gone; what was read of it is still shown", BAD)
         elif now.row.message:
             style = BAD if now.row.state in (State.FAILED, State.CRASHED) else MUTED
             line.append(f" {printable(now.row.message)}", style)
@@ -149,27 +151,26 @@ class RunScreen(CockpitScreen):
 
     def _ask(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
-            self.notify(f"this run is over: it is {self.state or 'not read yet'}", severity="warning")
+            self.cockpit.tell(f"this run is over: it is {self.state or 'not read yet'}", warning=True)
             return
         try:
             send_request(self.folder.control, request)
         except UsageError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.cockpit.tell(str(error), warning=True)
             return
-        self.notify(f"asked to {request}; the log says when it has")
+        self.cockpit.tell(f"asked to {request}; the log says when it has")
 
     def action_stop(self) -> None:
         question = QUESTION.get(self.state) if self.state is not None else None
         if question is None:
             self._ask("stop")
             return
-        rows = [Row("no", Text("go on training")), Row("yes", Text("stop"))]
 
         def answer(key: str | None) -> None:
             if key == "yes":
                 self._ask("stop")
 
-        self.app.push_screen(Choice(question, rows), answer)
+        self.app.push_screen(stop_question(question), answer)
 
     def action_checkpoint(self) -> None:
         self._ask("checkpoint")
@@ -236,20 +237,20 @@ class RunScreen(CockpitScreen):
 
         chart = self.chart
         if not any(len(curve.series.y) for curve in chart.curves):
-            self.notify("there is nothing to export yet", severity="warning")
+            self.cockpit.tell("there is nothing to export yet", warning=True)
             return
         try:
             paths = export_chart(chart, f"{self.folder.name}-{chart.id}", self.view.axis, Path.cwd())
         except OSError as error:
-            self.notify(f"cannot be written to {Path.cwd()}: {error.strerror}", severity="error", markup=False)
+            self.cockpit.tell(f"cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
             return
-        self.notify(f"saved {' and '.join(map(str, paths))}", timeout=8, markup=False)
+        self.cockpit.tell(f"saved {' and '.join(map(str, paths))}", seconds=8)
 
     def action_config(self) -> None:
         try:
             text = self.folder.config.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            self.notify(f"the config cannot be read: {error.strerror}", severity="error", markup=False)
+            self.cockpit.tell(f"the config cannot be read: {error.strerror}", warning=True)
             return
         self.app.push_screen(Reader("config", [Text(printable(line)) for line in text.splitlines()]))
 

@@ -10,18 +10,20 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.control import send_request
-from engine.lines import counted
+from engine.lines import counted, printable
 from engine.problems import UsageError
 from engine.runs import RunFolder, State
 from tui.commands import RUNS, Command
 from tui.palette import MUTED
 from tui.run_rows import name_columns, table_head, table_line
 from tui.screens.base import CockpitScreen
+from tui.screens.dialogs import stop_question
 from tui.widgets.lines import Lines, Row
 
 
 class RunsScreen(CockpitScreen):
     COMMANDS_HERE: ClassVar[Sequence[Command]] = RUNS
+    SHOWS_RUNS = True
 
     def body(self) -> ComposeResult:
         lines = Lines(choosing=True, id="all-runs")
@@ -32,13 +34,14 @@ class RunsScreen(CockpitScreen):
         lines = self.query_one("#all-runs", Lines)
         rows, wanted = self.cockpit.runs.rows, self.filter_text
         empty = Text(
-            self.cockpit.runs.problem
+            printable(self.cockpit.runs.problem or self.cockpit.runs.fault or "")
             or ("looking …" if rows is None else "no run holds this text" if wanted else "no runs yet; n starts one"),
             MUTED,
         )
         shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
-        width = name_columns(shown, lines.size.width)
-        lines.show([Row(row.folder, table_line(row, width)) for row in shown], [table_head(width)], empty)
+        room = lines.size.width
+        width = name_columns(shown, room)
+        lines.show([Row(row.folder, table_line(row, width, room)) for row in shown], [table_head(width, room)], empty)
         self.show_title(f"runs in {self.cockpit.root}", f"{counted(len(shown), 'run')} ")
 
     def _chosen(self) -> tuple[RunFolder, State] | None:
@@ -58,13 +61,19 @@ class RunsScreen(CockpitScreen):
             return
         folder, state = chosen
         if not state.live:
-            self.notify(f"{folder.name} is not running, it is {state}", severity="warning", markup=False)
+            self.cockpit.tell(f"{folder.name} is not running, it is {state}", warning=True)
             return
-        try:
-            send_request(folder.control, "stop")
-            self.notify(f"{folder.name} is asked to stop", markup=False)
-        except UsageError as error:
-            self.notify(str(error), severity="error", markup=False)
+
+        def answer(key: str | None) -> None:
+            if key != "yes":
+                return
+            try:
+                send_request(folder.control, "stop")
+                self.cockpit.tell(f"{folder.name} is asked to stop")
+            except UsageError as error:
+                self.cockpit.tell(str(error), warning=True)
+
+        self.app.push_screen(stop_question(f"Stop {printable(folder.name)}? It saves a checkpoint."), answer)
 
     def action_resume(self) -> None:
         if (chosen := self._chosen()) is not None:

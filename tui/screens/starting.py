@@ -42,14 +42,14 @@ class StartingScreen(CockpitScreen):
         folder = self._started.folder()
         if folder is not None:
             if self._started.warning is not None:
-                self.app.notify(self._started.warning, severity="warning", timeout=15)
+                self.cockpit.tell(self._started.warning, warning=True, seconds=15)
             self.cockpit.run_began(folder)
             return
         self.tick()
 
     def tick(self) -> None:
         code, told = self._started.code, self._started.lines()
-        seconds = time.monotonic() - self._started.time
+        seconds = time.time() - self._started.began
         texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in told]
         if self._started.warning is not None:
             texts.append(Text(self._started.warning, WARNING))
@@ -65,7 +65,13 @@ class StartingScreen(CockpitScreen):
         lines.show_texts([part for text in texts for part in text.wrap(self.app.console, max(lines.size.width, 20))])
         self.show_title("new run")
 
+    async def action_back(self) -> None:
+        if self._started.code is not None:
+            # It was read here.
+            self.cockpit.pending = None
+        await super().action_back()
+
     def action_stop(self) -> None:
         if self._started.code is None:
             self._started.process.terminate()
-            self.notify("asked to stop")
+            self.cockpit.tell("asked to stop")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.widgets import Input, Select, Static
 
+from engine.lines import printable
 from tui.form import FieldInfo
 from tui.widgets.entry import Entry
 
@@ -20,6 +23,11 @@ class Chooser(Select[str], inherit_bindings=False):
     """A select that leaves the arrows to the form, to go from field to field."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "show_overlay", show=False)]
+
+
+def shown_words(words: Sequence[str]) -> list[tuple[Text, str]]:
+    """The options of a select: as text, because a plain string would be read as markup."""
+    return [(Text(printable(word)), word) for word in words]
 
 
 class Field(Vertical):
@@ -48,7 +56,7 @@ class Field(Vertical):
             yield Static(self.info.key, classes="key", markup=False)
             if self._words:
                 words = self._words if self._text in self._words else (*self._words, self._text)
-                yield Chooser([(word, word) for word in words], value=self._text, allow_blank=False, compact=True)
+                yield Chooser(shown_words(words), value=self._text, allow_blank=False, compact=True)
             else:
                 yield Entry(self._text)
             yield Static(self.info.description, classes="description", markup=False)
@@ -64,7 +72,7 @@ class Field(Vertical):
             return
         self._text = text
         if self._words and text not in self._words:
-            self.control.set_options([(word, word) for word in (*self._words, text)])
+            self.control.set_options(shown_words((*self._words, text)))
         self.control.value = text
 
     def mark(self, error: str) -> None:

@@ -52,17 +52,6 @@ class Lines(ScrollView, can_focus=True):
         def control(self) -> Lines:
             return self.lines
 
-    class Moved(Message):
-        """The cursor is on another row."""
-
-        def __init__(self, lines: Lines, key: str | None) -> None:
-            super().__init__()
-            self.lines, self.key = lines, key
-
-        @property
-        def control(self) -> Lines:
-            return self.lines
-
     def __init__(
         self,
         *,
@@ -110,12 +99,11 @@ class Lines(ScrollView, can_focus=True):
         size = Size(self.size.width, len(self._head) + len(self._rows))
         if size != self.virtual_size:
             self.virtual_size = size
+            self._keep_in_view()
         after = self._shown()
         for y, (old, new) in enumerate(zip(before, after, strict=True)):
-            if old != new:
+            if old != new or old[0].style != new[0].style:
                 self._refresh_change(y, old, new)
-        if self.key != key:
-            self.post_message(self.Moved(self, self.key))
 
     def show_texts(self, texts: Sequence[Text], head: Sequence[Text] = ()) -> None:
         """Rows that are known by their place."""
@@ -126,6 +114,7 @@ class Lines(ScrollView, can_focus=True):
         first, end = 0, self.size.width
         before, after = old[0].plain, new[0].plain
         alike = old[1] == new[1] and old[0].spans == new[0].spans and len(before) == len(after)
+        alike = alike and old[0].style == new[0].style
         if alike and before.isascii() and after.isascii():
             differ = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
             if differ:
@@ -183,19 +172,12 @@ class Lines(ScrollView, can_focus=True):
         if self.key is not None:
             self.post_message(self.Chosen(self, self.key))
 
-    def move_to(self, key: str) -> None:
-        """Put the cursor on this row, where it is there."""
-        for place, row in enumerate(self._rows):
-            if row.key == key:
-                self._move_to(place)
-
     def _move_to(self, place: int) -> None:
         place = min(max(place, 0), max(len(self._rows) - 1, 0))
         if place != self._cursor:
             self._cursor = place
             self._keep_in_view()
             self.refresh()
-            self.post_message(self.Moved(self, self.key))
 
     def _keep_in_view(self) -> None:
         room = max(self.size.height - len(self._head), 1)

@@ -1,0 +1,133 @@
+"""What screens are fed with, when the files are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from conftest import wait_for
+from test_glimpse import append, lines
+from test_journal import epoch, resumed, started, step
+from test_runs import make_run
+
+from engine.events import Event, RunFinished, to_line
+from engine.glimpse import RunWatch
+from tui.feeds import RunFeed, RunsFeed
+from tui.run_progress import device_lines, progress_line
+from tui.run_rows import run_line, table_line
+from tui.runs_table import describe_run
+from tui.starting import Started
+from tui.view import View
+
+STRANGE = {
+    "a state that is not known": ("events.jsonl", to_line(RunFinished(state="cancelled"))),
+    "a heartbeat that is no number": ("owner.json", '{"host": "other", "heartbeat": "soon"}'),
+    "a summary of words": ("summary.json", '{"best_val_accuracy": "x", "epochs": "many"}'),
+    "a deep owner": ("owner.json", "[" * 100_000),
+    "a deep line": ("events.jsonl", "[" * 100_000),
+    "GPUs that are none": ("events.jsonl", '{"type": "gpus", "time": 1.0, "gpus": [5, "x"]}'),
+    "GPUs of words": ("events.jsonl", '{"type": "gpus", "time": 1.0, "gpus": [{"throttle": 5, "memory_used": "x"}]}'),
+    "ranks that are none": ("events.jsonl", to_line(started()).replace('"ranks": []', '"ranks": [5]')),
+    "infinity": ("events.jsonl", to_line(epoch(1, 0.5)).replace('"seconds": ', '"seconds": 1e999, "x": ')),
+    "a huge number": ("events.jsonl", to_line(step(7)).replace('"step": 7', f'"step": {"9" * 400}')),
+    "Python's infinity": ("events.jsonl", to_line(step(7)).replace("0.5", "Infinity")),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
+def test_one_strange_file_harms_neither_its_run_nor_the_others(tmp_path: Path, name: str, text: str) -> None:
+    make_run(tmp_path, "good", started(), epoch(1, 0.5), RunFinished(state="finished"))
+    odd = make_run(tmp_path, "odd", started(), step(5))
+    with (odd.path / name).open("a") as file:
+        file.write(text + "\n")
+    feed = RunsFeed(tmp_path)
+    feed.look()
+    assert feed.rows is not None and feed.fault is None
+    for row in feed.rows:
+        run_line(row, 10)
+        table_line(row, 10, 200)
+        progress_line(row, 100)
+    assert sorted((row.name, row.state) for row in feed.rows)[0] == ("good", "finished")
+    one = RunFeed(odd)
+    one.look()
+    assert one.now is not None
+    device_lines(one.now, 80)
+    view = View()
+    while not one.events.empty():
+        view.take(one.events.get())
+    assert view.limits[1] > 0
+
+
+def test_a_thread_that_fails_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = RunsFeed(tmp_path, 0.05)
+    monkeypatch.setattr(feed, "look", lambda: 1 / 0)
+    feed.start()
+    wait_for(lambda: feed.fault is not None, "the fault", 5)
+    assert "ZeroDivisionError" in str(feed.fault)
+    monkeypatch.undo()
+    wait_for(lambda: feed.fault is None and feed.rows == [], "the next look", 5)
+    feed.close()
+
+
+def test_a_journal_that_is_gone_or_unreadable_ends_no_look(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started())
+    folder.journal.unlink()
+    folder.journal.mkdir()
+    feed = RunFeed(folder)
+    feed.look()
+    assert feed.caught_up
+
+
+def test_the_best_and_the_plan_of_a_long_resumed_run_are_true(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "long", started(), epoch(1, 0.95))
+    longer = resumed(10, 5.0)
+    append(folder, to_line(longer).replace('"epochs": 3', '"epochs": 20000') + "\n")
+    append(folder, lines(12_000))
+    append(folder, to_line(epoch(12_000, 0.5)) + "\n")
+    (folder.path / "summary.json").write_text(json.dumps({"best_val_accuracy": 0.95, "epochs": 12_000}))
+    watch = RunWatch(folder)
+    row = describe_run(watch)
+    assert watch.partial
+    assert (row.epochs, row.epoch, row.best_val_accuracy, row.val_accuracy) == (20_000, 12_000, 0.95, 0.5)
+
+
+def test_a_run_that_is_over_is_not_read_again_until_it_changes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started(), RunFinished(state="stopped"))
+    feed = RunsFeed(tmp_path)
+    feed.look()
+    before = feed.rows
+    folder.journal.rename(folder.journal.with_suffix(".away"))
+    folder.journal.with_suffix(".away").rename(folder.journal)
+    feed.look()
+    assert before is not None and feed.rows is not None
+    assert feed.rows[0].state == before[0].state == "stopped"
+    append(folder, to_line(resumed(0, 5.0)) + "\n")
+    feed.look()
+    assert feed.rows[0].state == "crashed"
+
+
+def owned_by(root: Path, name: str, owner: dict[str, object], *events: Event, age: float = 0.0) -> None:
+    folder = make_run(root, name, *events)
+    folder.owner.write_text(json.dumps(owner))
+    for path in (folder.owner, folder.journal):
+        os.utime(path, (time.time() - age, time.time() - age))
+
+
+def test_a_start_waits_for_its_own_run(tmp_path: Path) -> None:
+    class Process:
+        pid = 4242
+
+    host = os.uname().nodename
+    output = (tmp_path / "out").open("w+b")
+    began = Started(Process(), output, tmp_path / "runs", None, time.time() - 5)  # type: ignore[arg-type]
+    owned_by(tmp_path / "runs", "old", {"pid": 4242, "host": host}, started(), age=100)
+    owned_by(tmp_path / "runs", "elsewhere", {"pid": 4242, "host": "other"}, started())
+    owned_by(tmp_path / "runs", "another", {"pid": 4243, "host": host}, started())
+    assert began.folder() is None
+    owned_by(tmp_path / "runs", "mine", {"pid": 4242, "host": host}, started())
+    found = began.folder()
+    assert found is not None and found.name == "mine"
+    output.close()
