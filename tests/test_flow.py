@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from engine.runs import State
 from tui.app import CockpitApp
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
+from tui.screens.starting import StartingScreen
 
 PATIENCE = 60.0
 
@@ -31,6 +33,15 @@ def run_screen(pilot: Pilot[None]) -> RunScreen:
     return screen
 
 
+@pytest.fixture
+def no_run_left(gputrain: Gputrain) -> Iterator[None]:
+    """A test that fails on its way must not leave a run that would not end."""
+    yield
+    for process in gputrain.processes():
+        process.kill()
+
+
+@pytest.mark.usefixtures("no_run_left")
 def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in gputrain.environment.items():
         monkeypatch.setenv(name, value)
@@ -70,6 +81,8 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
             await until(pilot, lambda: run_screen(pilot).state is State.STOPPED, PATIENCE)
             stopped_at = events_of(gputrain.runs / "mine")[-2]["step"]
             await pilot.press("u")
+            await until(pilot, lambda: isinstance(pilot.app.screen, StartingScreen))
+            await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), PATIENCE)
             await until(pilot, lambda: run_screen(pilot).view.curves.last_step > stopped_at + 100, PATIENCE)
             assert len(pilot.app.screen_stack) == 2
             await pilot.press("q")
