@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -13,7 +16,7 @@ from textual.widget import Widget
 
 from engine.events import RunFinished
 from engine.gpus.readings import Reading, Snapshot
-from engine.runs import Ownership
+from engine.runs import Ownership, RunFolder
 from tui.app import CockpitApp
 from tui.demo import (
     DONE,
@@ -52,15 +55,25 @@ def without_gpu() -> StillFeed:
 
 def made_up_runs(root: Path) -> list[Ownership]:
     """One run in the middle of its training, one that is over, one that failed; the owners of those that live."""
-    done, _ = write_run(root, DONE, demo_events(DONE, BEGAN - 9000, DONE_EPOCHS, 100, seed=3), NOW)
+    shutil.copytree(pattern().name, root)
+    for name, seconds in ((LIVE, 0), (DONE, 9000), ("cifar-4", 200_000)):
+        run = RunFolder(root / name)
+        for path in (run.journal, run.lock, run.config):
+            os.utime(path, (time.time() - seconds, time.time() - seconds))
+    return [Ownership(RunFolder(root / LIVE))]
+
+
+@cache
+def pattern() -> tempfile.TemporaryDirectory[str]:
+    """Those runs, written once, in a folder that goes with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="gputrain-test-")
+    root = Path(folder.name)
+    write_run(root, DONE, demo_events(DONE, BEGAN - 9000, DONE_EPOCHS, 100, seed=3), NOW)
     failed = RunFinished(time=NOW - 100, state="failed", message="rank 1 on GPU-1: CUDA out of memory")
     few = itertools.takewhile(lambda event: event.time < BEGAN - 5900, demo_events("cifar-4", BEGAN - 6000, 20, 400, 5))
-    broken, _ = write_run(root, "cifar-4", itertools.chain(few, [failed]), NOW)
-    live, _ = write_run(root, LIVE, demo_events(LIVE, BEGAN), NOW)
-    for seconds, folder in ((9000, done), (200_000, broken)):
-        for path in (folder.journal, folder.lock, folder.config):
-            os.utime(path, (time.time() - seconds, time.time() - seconds))
-    return [Ownership(live)]
+    write_run(root, "cifar-4", itertools.chain(few, [failed]), NOW)
+    write_run(root, LIVE, demo_events(LIVE, BEGAN), NOW)
+    return folder
 
 
 def made_up_app(

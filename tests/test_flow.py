@@ -77,6 +77,8 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
             await until(pilot, lambda: run_screen(pilot).state is State.RUNNING)
             await until(pilot, lambda: len(run_screen(pilot).view.curves.train_loss("step").y) > 0)
             assert run_screen(pilot).view.curves.train_loss("step").y[0] > 0, "the history from its first step"
+            await pilot.press("p")
+            await until(pilot, lambda: run_screen(pilot).state is State.PAUSED, PATIENCE)
             await pilot.press("s", "down", "enter")
             await until(pilot, lambda: run_screen(pilot).state is State.STOPPED, PATIENCE)
             stopped_at = events_of(gputrain.runs / "mine")[-2]["step"]

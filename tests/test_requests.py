@@ -36,15 +36,6 @@ def test_a_run_holds_saves_and_goes_on_as_if_nothing_had_been(gputrain: Gputrain
     assert clockless(events) == clockless(events_of(gputrain.runs / "plain"))
 
 
-def test_a_run_that_holds_can_be_stopped(gputrain: Gputrain) -> None:
-    process = gputrain.start(*RUN, "--name", "a", "--epochs", "100000")
-    gputrain.wait_for_event("a", "epoch", 1)
-    send_request(RunFolder(gputrain.runs / "a").control, "pause")
-    gputrain.wait_for_event("a", "paused")
-    assert gputrain("stop", "a").stderr == "a is stopped.\n"
-    assert process.wait(60) == 3
-
-
 def test_what_is_asked_twice_is_said_to_be() -> None:
     asked = Asked()
     assert [asked.take(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [

@@ -38,3 +38,19 @@ def test_presets_and_digits_travel_with_the_wheel(installed: Path, gputrain: Gpu
     _, messages = process.communicate(timeout=120)
     assert process.returncode == 0, messages
     assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["val_accuracy"] > 0.9
+
+
+def test_the_screen_opens_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import asyncio\nfrom pathlib import Path\nfrom tui.app import CockpitApp\n"
+        "async def main():\n"
+        "    async with CockpitApp(Path('nowhere')).run_test() as pilot:\n"
+        "        await pilot.press('n')\n"
+        "        await pilot.pause()\n"
+        "        print(type(pilot.app.screen).__name__)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run(
+        [installed / "python", "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "FormScreen\n"
