@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from engine.beats import Marker, Place
 from engine.control import Asked
 from engine.events import Event, from_line, to_line
 
@@ -18,6 +20,9 @@ class Channel(Protocol):
 
     def send(self, event: Event) -> None: ...
     def asked(self) -> Asked: ...
+    def at(self, step: int, place: Place) -> None:
+        """This rank has done so many steps, and is at a place now."""
+        ...
 
 
 class StopFlag:
@@ -25,15 +30,21 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.raised = False
+        self.by = ""
+        self.warned = False
+        """SIGUSR1 came: the time of the job is nearly over."""
 
-    def raise_it(self, *_: object) -> None:
+    def raise_it(self, number: int, *_: object) -> None:
         self.raised = True
+        self.by = signal.Signals(number).name
+        self.warned = self.warned or number == signal.SIGUSR1
 
 
 class PipeChannel:
     """The end of a spawned rank. Each rank has a pipe of its own, so none can block or tear another's."""
 
-    def __init__(self, connection: Connection, flag: StopFlag) -> None:
+    def __init__(self, connection: Connection, flag: StopFlag, marker: Marker) -> None:
+        self.at = marker.at
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._flag = flag
         self._asked = Asked()
@@ -61,8 +72,10 @@ class DirectChannel:
         record: Callable[[Event], None] | None,
         flag: StopFlag,
         asked: Asked,
+        marker: Marker,
         between: Callable[[], None] | None = None,
     ) -> None:
+        self.at = marker.at
         self._record, self._flag, self._asked, self._between = record, flag, asked, between
 
     def send(self, event: Event) -> None:

@@ -1,105 +1,182 @@
-"""Checkpoints: all that training needs to go on as if it had not been interrupted, in one file.
+"""Checkpoint files: all that training needs to go on as if it had not been interrupted, in one file each.
 
-Format 1 is a dict of plain values and tensors that `torch.load(weights_only=True)` reads:
+A checkpoint is what `torch.save` writes, a ZIP archive, with the SHA-256 of everything before it as the archive's
+comment (APPNOTE.TXT 4.3.16). So `torch.load(path, weights_only=True)` reads it as it is, and a file that was cut or
+changed at any place is known. Format 2 is a dict of plain values and tensors:
 
     format, config, classes         what was trained, on what
     model, optimizer, scaler        their state dicts, the model's without any wrapper's prefix
-    epoch, batch, step, skipped     the position: `batch` batches of `epoch` are done, `step` steps in all
+    epoch, batch, step              the position: `batch` batches of `epoch` are done, `step` steps in all
+    skipped, skipped_in_row         steps left out because of numbers that are not finite, so far and lately
     global_batch                    images of all ranks in one of those batches
     best_epoch, best_accuracy       of the evaluations so far, 0 and -1.0 before the first
     ranks                           for each rank: its random number generators, its running sums of the epoch, and
                                     the losses that no `step` event has told yet
+
+In a run's folder each is called by its step, `step-00000044.pt`; `last.pt` and `best.pt` are second names of two.
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
+import re
+import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-import numpy as np
 import torch
 
 from engine.files import link_file, replace_file, sync_folder
 from engine.problems import UsageError
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
+FIELDS = {
+    *("config", "classes", "model", "optimizer", "scaler", "epoch", "batch", "step", "skipped", "skipped_in_row"),
+    *("global_batch", "best_epoch", "best_accuracy", "ranks"),
+}
+_MARK = b"gputrain sha256 "
+_COMMENT_BYTES = len(_MARK) + hashlib.sha256().digest_size * 2
+_BLOCK_BYTES = 1 << 20
 
 
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """The state of every random number generator of this process, as tensors and plain values."""
-    version, words, gauss = random.getstate()
-    numpy_state: Any = np.random.get_state(legacy=False)
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": {
-            "key": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
-            "pos": int(numpy_state["state"]["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),
-            "gauss": float(numpy_state["gauss"]),
-        },
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
+class DamagedCheckpointError(Exception):
+    """A checkpoint that is not what was written; the text says how that is known."""
 
 
-def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    stored = state["numpy"]
-    np.random.set_state(
-        {
-            "bit_generator": "MT19937",
-            "state": {"key": stored["key"].numpy().astype(np.uint32), "pos": stored["pos"]},
-            "has_gauss": stored["has_gauss"],
-            "gauss": stored["gauss"],
-        }
-    )
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
+class _Hashed:
+    """A file that is written from front to back, and the checksum of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._held = b""
+        self.checksum = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        """The last two bytes are held back: of an archive they are the length of its comment."""
+        view = memoryview(data).cast("B")
+        if len(view) < 2:
+            held = self._held + bytes(view)
+            self._put(held[:-2])
+            self._held = held[-2:]
+        else:
+            self._put(self._held)
+            self._put(view[:-2])
+            self._held = bytes(view[-2:])
+        return len(view)
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self.checksum.update(data)
+        self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close_with_checksum(self) -> None:
+        self._put(struct.pack("<H", _COMMENT_BYTES))
+        self._file.write(_MARK + self.checksum.hexdigest().encode())
 
 
-def save_checkpoint(state: Mapping[str, Any], folder: Path) -> Path:
-    """Write `last.pt`; it is on the disk on return, and the one before holds until then. Raises OSError."""
-    path = folder / "last.pt"
+def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep: int) -> Path:
+    """Write the checkpoint of `state["step"]`, which is the last now, and the best where it is that; then drop all but
+    the newest `keep`. It is on the disk on return, and those before are left alone until then. Raises OSError."""
+
+    def write(file: BinaryIO) -> None:
+        hashed = _Hashed(file)
+        torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, hashed))
+        hashed.close_with_checksum()
+
+    path = folder / f"step-{state['step']:08d}.pt"
     try:
         folder.mkdir(exist_ok=True)
-        replace_file(path, lambda file: torch.save({"format": CHECKPOINT_FORMAT, **state}, file), durable=True)
+        replace_file(path, write, durable=True)
     except RuntimeError as error:
         # How torch's writer reports a disk that takes no more.
         raise OSError(str(error).splitlines()[0]) from error
+    link_file(path, folder / "last.pt")
+    if best:
+        link_file(path, folder / "best.pt")
+    for old in _by_step(folder)[keep:]:
+        old.unlink(missing_ok=True)
+    sync_folder(folder)
     return path
 
 
-def keep_checkpoint(folder: Path, epoch: int, *, best: bool, keep: int) -> None:
-    """Give `last.pt` the name of the epoch that it ends, and `best.pt` where it is that; drop all but the newest
-    `keep` epochs. Raises OSError."""
-    link_file(folder / "last.pt", folder / f"epoch-{epoch:04d}.pt")
-    if best:
-        link_file(folder / "last.pt", folder / "best.pt")
-    by_age = sorted(folder.glob("epoch-*.pt"), key=lambda path: int(path.stem.removeprefix("epoch-")))
-    for old in by_age[:-keep]:
-        old.unlink()
-    sync_folder(folder)
+def _by_step(folder: Path) -> list[Path]:
+    """The newest first."""
+    named = [path for path in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+\.pt", path.name)]
+    return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Every file that a run can go on from, the newest first. A second name of one of them is left out; where the file
+    system has no hard links it is a copy, and may be sound where the other is not."""
+    steps = _by_step(folder)
+    found, known = [], set()
+    for path in (*steps[:1], folder / "last.pt", *steps[1:], folder / "best.pt"):
+        with suppress(OSError):
+            status = path.stat()
+            if (status.st_dev, status.st_ino) not in known:
+                known.add((status.st_dev, status.st_ino))
+                found.append(path)
+    return found
+
+
+def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
+    """The newest checkpoint that is what was written, None and nothing where there is none at all; and what is wrong
+    with those that are newer. These get another name, so that they are not counted again. Raises UsageError where none
+    is sound, or it is of another format."""
+    damaged: list[str] = []
+    for path in checkpoints_in(folder):
+        try:
+            return path, load_checkpoint(path), damaged
+        except DamagedCheckpointError as error:
+            damaged.append(f"{path.name} {error}")
+            with suppress(OSError):
+                path.rename(path.with_name(f"{path.name}.damaged"))
+    if damaged:
+        raise UsageError.one(
+            str(folder), f"no checkpoint is sound: {'; '.join(damaged)}; start the run anew under another name"
+        )
+    return None, {}, damaged
+
+
+def check_bytes(path: Path) -> None:
+    """Raises DamagedCheckpointError unless the file's checksum is that of its content."""
+    checksum = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            left = path.stat().st_size - _COMMENT_BYTES
+            while left > 0:
+                block = file.read(min(_BLOCK_BYTES, left))
+                if not block:
+                    break
+                checksum.update(block)
+                left -= len(block)
+            comment = file.read()
+    except OSError as error:
+        raise DamagedCheckpointError(f"cannot be read: {error.strerror}") from error
+    if not comment.startswith(_MARK):
+        raise DamagedCheckpointError("is cut, or no checkpoint of gputrain")
+    if comment != _MARK + checksum.hexdigest().encode():
+        raise DamagedCheckpointError("has another checksum than it was written with")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Raises UsageError where the file is missing, damaged or of a later format."""
+    """Raises DamagedCheckpointError, and UsageError where the file is of another format."""
+    check_bytes(path)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found = state["format"]
-    except FileNotFoundError as error:
-        raise UsageError.one(
-            str(path), "there is no checkpoint to continue from; start the run anew under another name"
-        ) from error
     except Exception as error:
-        # Bytes that are no checkpoint bring any error out of the unpickler.
+        # A checksum can be made for anything, and what is no checkpoint brings any error out of the unpickler.
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError.one(str(path), f"is damaged or no checkpoint of gputrain: {reason}") from error
+        raise DamagedCheckpointError(f"is no checkpoint of gputrain: {reason}") from error
     if found != CHECKPOINT_FORMAT:
         raise UsageError.one(
-            str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; update it"
+            str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; take the one that fits"
         )
+    if missing := FIELDS - state.keys():
+        raise DamagedCheckpointError(f"is no checkpoint of gputrain: it lacks {', '.join(sorted(missing))}")
     return state

@@ -47,6 +47,20 @@ class Run(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the split, the order, the augmentation and the model.")
     resume: bool = Field(False, description="Continue the run of this name from its last checkpoint, if it exists.")
     log_every: int = Field(10, ge=1, description="Steps between two `step` events.")
+    watchdog: float = Field(
+        600.0,
+        ge=0,
+        description="Seconds without a step of any rank after which the run fails; 0 for no limit. To be more than the "
+        "longest step or save takes.",
+    )
+    max_restarts: int = Field(
+        0, ge=0, description="Times that a run whose rank failed is started again from its last checkpoint."
+    )
+    requeue: bool = Field(
+        False,
+        description="Put the SLURM job back into the queue when SIGUSR1 (sbatch --signal=USR1@60) stops the run. "
+        "Includes run.resume.",
+    )
 
 
 class Device(Section):
@@ -106,6 +120,9 @@ class Data(Section):
         max_length=3,
         description="Standard deviation of each channel, on 0 to 1; the dataset's own when left out.",
     )
+    on_bad: Literal["fail", "skip"] = Field(
+        "fail", description="An image that can no longer be read while training: fail, or skip it and count it."
+    )
     fake_train: int = Field(1024, ge=1, le=10**9, description="Training images that fake makes.")
     fake_val: int = Field(256, ge=1, le=10**9, description="Validation images that fake makes.")
 
@@ -136,6 +153,13 @@ class Optim(Section):
     weight_decay: float = Field(
         0.0, ge=0, description="Weight decay (L2 penalty for sgd and adam, decoupled for adamw)."
     )
+    nonfinite: Literal["halt", "skip"] = Field(
+        "halt",
+        description="A step whose loss or gradient is NaN or infinite on any rank: halt the run, or skip the step.",
+    )
+    nonfinite_limit: int = Field(
+        10, ge=1, description="Steps in a row that optim.nonfinite skip leaves out before the run fails after all."
+    )
 
 
 class Schedule(Section):
@@ -162,7 +186,12 @@ class Precision(Section):
 
 
 class Checkpoint(Section):
-    keep: int = Field(3, ge=1, description="Newest epoch checkpoints kept beside last and best.")
+    keep: int = Field(3, ge=1, description="Newest checkpoints kept beside the best.")
+    every_epochs: int = Field(
+        1, ge=1, description="Epochs between two checkpoints; the best so far and the last are saved as well."
+    )
+    every_steps: int = Field(0, ge=0, le=10**9, description="Steps between two checkpoints; 0 for none by steps.")
+    every_minutes: float = Field(10.0, ge=0, description="Minutes between two checkpoints; 0 for none by the clock.")
 
 
 class Config(Section):
@@ -202,6 +231,8 @@ ONLY_WITH: dict[str, tuple[str, set[str]]] = {
     "optim.nesterov": ("optim.name", {"sgd"}),
     "optim.betas": ("optim.name", {"adam", "adamw"}),
     "optim.eps": ("optim.name", {"adam", "adamw"}),
+    "optim.nonfinite_limit": ("optim.nonfinite", {"skip"}),
+    "data.on_bad": ("data.dataset", {"folder"}),
     "schedule.step_epochs": ("schedule.name", {"step"}),
     "schedule.milestones": ("schedule.name", {"multistep"}),
     "schedule.gamma": ("schedule.name", {"step", "multistep"}),
@@ -239,8 +270,9 @@ def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str
 def impossible_pairs(config: Config) -> Iterator[tuple[str, str]]:
     """Key and reason of each value that another value makes impossible."""
     data, optim, schedule = config.data, config.optim, config.schedule
-    if config.run.resume and config.run.name is None:
-        yield "run.resume", "needs the name of the run to continue: give run.name (--name)"
+    for key in ("resume", "requeue"):
+        if getattr(config.run, key) and config.run.name is None:
+            yield f"run.{key}", "needs the name of the run to continue: give run.name (--name)"
     if data.path is None and data.dataset not in ("digits", "fake"):
         yield "data.path", f"{data.dataset} needs the folder that it lies in: give data.path (--data-path)"
     if data.download and data.dataset not in IMAGE_FILE_DATASETS:

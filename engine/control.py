@@ -29,12 +29,14 @@ class Request:
 
 @dataclass
 class Asked:
-    """What a run has been asked for so far: to stop; how many checkpoints; and `holds`, how often to pause or to go on
-    again, which is odd while it is to pause. Each only grows, so the most that any rank knows of is the latest."""
+    """What a run has been asked for so far: to stop; how many checkpoints; `holds`, how often to pause or to go on
+    again, which is odd while it is to pause; and how many checkpoints the clock asked for. Each only grows, so the most
+    that any rank knows of is the latest."""
 
     stop: bool = False
     checkpoints: int = 0
     holds: int = 0
+    due: int = 0
 
     @property
     def paused(self) -> bool:
@@ -56,11 +58,11 @@ class Asked:
         return "not known here, left undone"
 
     def numbers(self) -> list[int]:
-        return [int(self.stop), self.checkpoints, self.holds]
+        return [int(self.stop), self.checkpoints, self.holds, self.due]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> Asked:
-        return cls(bool(numbers[0]), numbers[1], numbers[2])
+        return cls(bool(numbers[0]), *numbers[1:])
 
 
 def send_request(control: Path, request: RequestName) -> None:

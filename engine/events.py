@@ -74,8 +74,9 @@ class Step(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(Event):
-    """An epoch is trained and evaluated. `step` is its last one; `skipped` counts the steps that the gradient scaler
-    left out so far; `images_per_second` is that of training, over all ranks."""
+    """An epoch is trained and evaluated. `step` is its last one; `skipped` counts the steps that were left out so far,
+    because a loss or a gradient was not finite; `unread` the images of this epoch that could not be read;
+    `images_per_second` is that of training, over all ranks."""
 
     type: ClassVar[str] = "epoch"
     epoch: int
@@ -88,6 +89,7 @@ class Epoch(Event):
     seconds: float
     images_per_second: float
     skipped: int = 0
+    unread: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +140,15 @@ class Continued(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailed(Event):
-    """`cause` is one sentence; `traceback` may be empty, as when a signal ended the rank."""
+    """`cause` is one sentence; `traceback` may be empty, as when a signal ended the rank; `repeats` says that the same
+    would come of another try."""
 
     type: ClassVar[str] = "rank_failed"
     rank: int
     device: str
     cause: str
     traceback: str = ""
+    repeats: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from engine.events import RankFailed
 
@@ -12,6 +14,31 @@ from engine.events import RankFailed
 _LOST_PEER = re.compile(
     r"connection (reset|closed|refused)|broken pipe|gloo|nccl|socket|DistBackendError|DistNetworkError|timed out", re.I
 )
+
+
+class NonFiniteLossError(Exception):
+    """A loss or a gradient is NaN or infinite; the text says where."""
+
+
+LESS_MEMORY = "give fewer data.workers, a smaller data.prefetch or data.batch_size"
+SHARED_MEMORY_FULL = (
+    f"the shared memory (/dev/shm) is too small for the batches of the loader processes: {LESS_MEMORY}, or the "
+    "container more of it (docker run --shm-size)"
+)
+# What torch says of a loader process that is gone, with its pid and, where it was a signal, which.
+_DEAD_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)"
+)
+_NO_ROOM = re.compile(r"No space left on device|Cannot allocate memory|\(28\)|\(12\)")
+
+
+def _why_a_worker_ended(name: str) -> str:
+    """`name` is the signal in the words of the C library."""
+    if name == "Bus error":
+        return f" by SIGBUS: {SHARED_MEMORY_FULL}"
+    if name == "Killed":
+        return f" by SIGKILL; if nobody did that, the machine ran out of memory: {LESS_MEMORY}"
+    return f" by a signal: {name}" if name else "; the log may say why"
 
 
 def cause_of(error: BaseException) -> str:
@@ -22,9 +49,24 @@ def cause_of(error: BaseException) -> str:
     text = (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
     if name == "OutOfMemoryError":
         return f"the GPU's memory is full: give a smaller data.batch_size ({text})"
+    if (worker := _DEAD_WORKER.search(str(error))) is not None:
+        return f"its loader process {worker[1]} was ended{_why_a_worker_ended(worker[2] or '')}"
+    if "torch_" in text and _NO_ROOM.search(text):
+        return f"{SHARED_MEMORY_FULL} ({text})"
     if type(error).__module__.startswith("engine."):
         return re.sub(r"^engine\.[\w.]+: ", "", text)
     return f"{name}: {text}" if text else name
+
+
+def failure_of(rank: int, device: str, error: BaseException) -> RankFailed:
+    """Of the error that is being handled."""
+    return RankFailed(
+        rank=rank,
+        device=device,
+        cause=cause_of(error),
+        traceback=traceback.format_exc(),
+        repeats=isinstance(error, NonFiniteLossError),
+    )
 
 
 def signal_name(number: int) -> str:
@@ -34,13 +76,27 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def exit_in_words(code: int) -> str:
-    """How a process ended that told nothing itself; a negative code is a signal's number."""
+def exit_in_words(code: int, *, out_of_memory: bool | None = None) -> str:
+    """How a process ended that told nothing itself; a negative code is a signal's number. `out_of_memory` says whether
+    the kernel ended a process for want of memory meanwhile, None where it does not tell."""
     if code >= 0:
         return f"it ended with exit code {code} and left no message but what the log holds"
     name = signal_name(-code)
-    hint = "; if nobody did that, the machine ran out of memory" if name == "SIGKILL" else ""
-    return f"it was killed by {name}{hint}"
+    if name != "SIGKILL" or out_of_memory is False:
+        return f"it was killed by {name}"
+    if out_of_memory:
+        return f"it was killed by {name}: the machine ran out of memory; {LESS_MEMORY}"
+    return f"it was killed by {name}; if nobody did that, the machine ran out of memory"
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has ended for want of memory since the machine started, from /proc/vmstat; None where
+    it does not tell."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def failure_in_words(failure: RankFailed) -> str:

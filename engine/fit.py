@@ -16,18 +16,20 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from engine.checkpoint import keep_checkpoint, rng_state, save_checkpoint, set_rng_state
-from engine.config import as_dict
+from engine.beats import Place
+from engine.checkpoint import save_checkpoint
+from engine.control import Asked
 from engine.data.source import Source
 from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
 from engine.files import write_json
 from engine.job import Job, Outcome
 from engine.lines import counted
-from engine.loop import Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
+from engine.loop import Sums, Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
 from engine.models import count_parameters
 from engine.precision import autocast
 from engine.problems import UsageError
 from engine.seat import Seat
+from engine.state import gather_state, restore_state
 
 SHOWN_FILES = 10
 # Between two questions of ranks that hold, whether they are to go on.
@@ -81,7 +83,9 @@ class Fit:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
         self.hosts, self.ranks, self.workers = hosts, ranks, workers
         self.best_epoch, self.best_accuracy = 0, -1.0
-        self._checkpoints, self._held = 0, 0.0
+        self._checkpoints, self._due = 0, 0
+        self._saved, self._saved_at = 0, time.monotonic()
+        self._failing, self._held = False, 0.0
 
     def run(self) -> Outcome:
         t, started = self.trainer, self._started()
@@ -97,39 +101,42 @@ class Fit:
             if not train_epoch(t, self._attend):
                 return self._stop()
             trained = time.perf_counter() - began - self._held
-            train_loss, train_accuracy = finish_training(t)
+            train = finish_training(t)
             share_buffers(t.model)
-            evaluated = evaluate(t, self._attend)
-            if evaluated is None:
+            val = evaluate(t, self._attend)
+            if val is None:
                 return self._stop()
             rate = t.shares.images_from(first) / trained
             seconds = time.perf_counter() - began - self._held
-            self._end_epoch(seconds, rate, (train_loss, train_accuracy), evaluated)
+            self._end_epoch(seconds, rate, train, val)
         t.agree.settle()
         return "finished"
 
     def _attend(self) -> bool:
-        """Between two steps: save a checkpoint where one was asked for, hold while the run is to pause; true where it
-        is to stop. All ranks do the same."""
-        t = self.trainer
-        agreed = t.agree(t.channel.asked())
+        """Between two steps: save a checkpoint where one is due or was asked for, hold while the run is to pause; true
+        where it is to stop. All ranks do the same."""
+        t, every = self.trainer, self.config.checkpoint.every_steps
+        agreed = t.agree(self._asked())
         held: float | None = None
         while not agreed.stop:
-            if agreed.checkpoints > self._checkpoints:
-                self._checkpoints = agreed.checkpoints
+            asked = agreed.checkpoints > self._checkpoints
+            due = agreed.due > self._due or (every > 0 and t.position.step % every == 0)
+            if asked or (due and t.position.step > self._saved):
+                self._checkpoints, self._due = agreed.checkpoints, agreed.due
                 began = time.perf_counter()
-                self._save_between(asked=True)
+                self._save_between(asked=asked)
                 # Of a pause it is a part already.
                 self._held += time.perf_counter() - began if held is None else 0.0
                 t.log.restart_clock()
             if not agreed.paused:
                 break
+            t.channel.at(t.position.step, Place.PAUSE)
             if held is None:
                 held = time.perf_counter()
                 t.log.settle()
                 self._tell(Paused(step=t.position.step, epoch=t.position.epoch))
             time.sleep(HOLD_SECONDS)
-            agreed = t.agree(t.channel.asked())
+            agreed = t.agree(self._asked())
         if held is not None:
             self._held += time.perf_counter() - held
             t.log.restart_clock()
@@ -137,124 +144,97 @@ class Fit:
                 self._tell(Continued(step=t.position.step, epoch=t.position.epoch))
         return agreed.stop
 
-    def _end_epoch(
-        self, seconds: float, rate: float, train: tuple[float, float], evaluated: tuple[float, float]
-    ) -> None:
-        t, epoch = self.trainer, self.trainer.position.epoch
-        val_loss, val_accuracy = evaluated
-        if epoch == self.config.run.epochs:
+    def _asked(self) -> Asked:
+        """What this rank knows of; the clock that asks for checkpoints is rank 0's."""
+        asked, minutes = self.trainer.channel.asked(), self.config.checkpoint.every_minutes
+        if self.seat.rank == 0 and 0 < minutes * 60 < time.monotonic() - self._saved_at:
+            asked.due += 1
+            self._saved_at = time.monotonic()
+        return asked
+
+    def _end_epoch(self, seconds: float, rate: float, train: Sums, val: Sums) -> None:
+        t, epoch, every = self.trainer, self.trainer.position.epoch, self.config.checkpoint.every_epochs
+        ends = epoch == self.config.run.epochs
+        if ends:
             t.log.tell(t.position.step, epoch, t.lr(epoch, t.shares.steps_per_epoch))
             t.log.settle()
         self._tell(
             Epoch(
                 epoch=epoch,
                 step=t.position.step,
-                train_loss=train[0],
-                train_accuracy=train[1],
-                val_loss=val_loss,
-                val_accuracy=val_accuracy,
+                train_loss=train.loss,
+                train_accuracy=train.accuracy,
+                val_loss=val.loss,
+                val_accuracy=val.accuracy,
                 lr=t.lr(epoch, t.shares.steps_per_epoch),
                 seconds=round(seconds, 3),
                 images_per_second=round(rate, 1),
-                skipped=t.position.skipped,
+                skipped=t.log.skipped_so_far(),
+                unread=train.unread + val.unread,
             )
         )
-        best = val_accuracy > self.best_accuracy
+        best = val.accuracy > self.best_accuracy
         if best:
-            self.best_epoch, self.best_accuracy = epoch, val_accuracy
+            self.best_epoch, self.best_accuracy = epoch, val.accuracy
         t.position.epoch, t.position.batch = epoch + 1, 0
         t.totals = Totals(t.device)
-        self._save(ended=epoch, best=best)
+        if best or ends or epoch % every == 0:
+            self._save(best=best)
 
     def _stop(self) -> Outcome:
         self.trainer.agree.settle()
-        self._save_between()
+        # Whoever resumes must know where from.
+        self._failing = False
+        self._save_between(asked=False)
         return "stopped"
 
-    def _save_between(self, *, asked: bool = False) -> None:
+    def _save_between(self, *, asked: bool) -> None:
         """Write a checkpoint within an epoch. All ranks are at the same step, with nothing under way between them but
         the log and a question whether to go on."""
-        self.trainer.log.settle()
-        share_buffers(self.trainer.model)
+        t, where = self.trainer, self.trainer.position
+        t.log.settle()
+        t.log.check_untold(where.step, where.epoch, t.lr(where.epoch, where.batch))
+        share_buffers(t.model)
         self._save(asked=asked)
 
-    def _save(self, ended: int | None = None, *, best: bool = False, asked: bool = False) -> None:
-        """Write a checkpoint of all ranks, under the name of the epoch that it ends where it does. A collective."""
+    def _save(self, *, best: bool = False, asked: bool = False) -> None:
+        """Write a checkpoint of all ranks. A collective."""
         t = self.trainer
-        mine = {
-            "rng": rng_state(t.device),
-            "loss": t.totals.loss.cpu(),
-            "counts": t.totals.counts.cpu(),
-            "untold": t.log.untold(),
-        }
-        ranks: list[Any] | None = [None] * self.seat.world_size if self.seat.rank == 0 else None
-        dist.gather_object(mine, ranks, group=self.hosts)
-        if self.seat.rank != 0 or self.job.folder is None:
+        t.channel.at(t.position.step, Place.SAVING)
+        self._saved, self._saved_at = t.position.step, time.monotonic()
+        state = gather_state(t, self.source.classes, self.hosts)
+        if state is None or self.job.folder is None:
             return
-        state = {
-            "config": as_dict(self.config),
-            "classes": list(self.source.classes),
-            "model": t.model.state_dict(),
-            "optimizer": t.optimizer.state_dict(),
-            "scaler": t.scaler.state_dict(),
-            "epoch": t.position.epoch,
-            "batch": t.position.batch,
-            "step": t.position.step,
-            "skipped": t.position.skipped,
-            "global_batch": t.shares.global_batch,
-            "best_epoch": self.best_epoch,
-            "best_accuracy": self.best_accuracy,
-            "ranks": ranks,
-        }
+        state |= {"best_epoch": self.best_epoch, "best_accuracy": self.best_accuracy}
         try:
-            path = save_checkpoint(state, self.job.folder.checkpoints)
-            if ended is not None:
-                keep_checkpoint(self.job.folder.checkpoints, ended, best=best, keep=self.config.checkpoint.keep)
+            path = save_checkpoint(state, self.job.folder.checkpoints, best=best, keep=self.config.checkpoint.keep)
         except OSError as error:
-            self._tell(Warned(message=f"the checkpoint of step {t.position.step} could not be written: {error}"))
+            # Again and again only where someone waits for it.
+            if asked or not self._failing:
+                why = error.strerror or error
+                self._tell(Warned(message=f"the checkpoint of step {t.position.step} could not be written: {why}"))
+            self._failing = True
             return
+        self._failing = False
         relative = str(path.relative_to(self.job.folder.path))
         saved = CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best, asked=asked)
         self._tell(saved)
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the
-        sums are kept, by rank 0, and random numbers are drawn anew."""
-        t, ranks = self.trainer, saved["ranks"]
-        # The checkpoint brings the optimizer's state, the config its settings: they may be changed on the way.
-        settings = [
-            {key: value for key, value in group.items() if key != "params"} for group in t.optimizer.param_groups
-        ]
-        t.optimizer.load_state_dict(saved["optimizer"])
-        for group, own in zip(t.optimizer.param_groups, settings, strict=True):
-            group.update(own)
-        if saved["scaler"] and t.scaler.is_enabled():
-            t.scaler.load_state_dict(saved["scaler"])
+    def restore(self, saved: dict[str, Any], damaged: Sequence[str]) -> None:
+        """Go on from a checkpoint; the model and the position have been taken from it. `damaged` says what was wrong
+        with those that are newer."""
+        for one in damaged:
+            self._tell(Warned(message=f"the checkpoint {one}; going on from the one before it"))
         self.best_epoch, self.best_accuracy = saved["best_epoch"], saved["best_accuracy"]
-        if len(ranks) == self.seat.world_size:
-            mine = ranks[self.seat.rank]
-            t.totals.loss += mine["loss"].to(t.device)
-            t.totals.counts += mine["counts"].to(t.device)
-            t.log.take_back(mine["untold"])
-            set_rng_state(mine["rng"], t.device)
-        elif self.seat.rank == 0:
-            t.totals.loss += sum(one["loss"] for one in ranks).to(t.device)
-            t.totals.counts += sum(one["counts"] for one in ranks).to(t.device)
-        if len(ranks) != self.seat.world_size or saved["global_batch"] != t.shares.global_batch:
-            before = f"{len(ranks)} ranks and a global batch of {saved['global_batch']}"
-            now = f"{self.seat.world_size} and {t.shares.global_batch}"
-            self._tell(
-                Warned(
-                    message=f"the checkpoint is of {before}, and this run has {now}: batches are dealt out anew, so "
-                    "results differ from those of an uninterrupted run"
-                )
-            )
+        self._saved = saved["step"]
+        if (warning := restore_state(self.trainer, saved, self.seat.rank)) is not None:
+            self._tell(Warned(message=warning))
 
     def try_one_batch(self) -> Outcome:
         """One real batch forward and back; weights and run are left alone."""
         t = self.trainer
         t.model.train()
-        images, labels, _ = t.next_batch()
+        images, labels, _ = t.next_batch(t.totals)
         with autocast(self.config.precision, t.device):
             loss = F.cross_entropy(t.ddp(images), labels)
         t.scaler.scale(loss).backward()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,11 +20,10 @@ from engine.gpus.usage import UsageWatch
 from engine.order import Order
 from engine.problems import Problem, UsageError
 from engine.seat import Seat
+from engine.world import await_key
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-LOOK_SECONDS = 0.1
 
 
 def choose_on_host(order: Order, seat: Seat, store: Store, flag: StopFlag, waiting: Callable[[str], None]) -> Choice:
@@ -61,19 +59,6 @@ def host_name() -> str:
     """One for each host of a cluster: containers on several hosts may have one name."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
-
-
-def await_key(store: Store, key: str, flag: StopFlag) -> str:
-    """What another rank tells, however long it waits for GPUs itself. Raises KeyboardInterrupt where this process is
-    asked to stop meanwhile, UsageError where that rank has gone."""
-    try:
-        while not store.check([key]):
-            if flag.raised:
-                raise KeyboardInterrupt
-            time.sleep(LOOK_SECONDS)
-        return store.get(key).decode()
-    except RuntimeError as error:
-        raise UsageError.one("", "the rank that was to tell of the run has gone") from error
 
 
 class NodesUsage:

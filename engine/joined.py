@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
 import sys
 import threading
-import traceback
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from engine.beats import Beats, Marker, Watchdog, standing
 from engine.channel import DirectChannel, StopFlag
 from engine.control import Asked, take_requests
 from engine.events import Control, Event, RankFailed, RunStarted, Warned
-from engine.failure import cause_of, failure_in_words
+from engine.failure import cause_of, failure_in_words, failure_of
 from engine.gpus.choice import Choice, waiting_told
 from engine.gpus.usage import UsageWatch
-from engine.hostmates import NodesUsage, await_key, choose_on_host, tell_usage
+from engine.hostmates import NodesUsage, choose_on_host, tell_usage
 from engine.job import Ending, ExitCode, Job
+from engine.lines import line_of
 from engine.machine import plan, prepare_environment
-from engine.order import Order, close_run, named, nothing_left, open_recorder, take_folder
+from engine.order import Order, close_run, end_run, named, nothing_left, open_recorder, take_folder
 from engine.problems import UsageError
+from engine.process import STOPPING, die_with_parent
 from engine.recorder import Listener, Recorder
-from engine.runs import Claim, RunFolder, run_of_parent
+from engine.runs import Claim, RunFolder
 from engine.seat import Seat, seat_from_environment
+from engine.world import await_key, meet, run_of_agents
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -40,8 +45,11 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
     """Take this process's seat, train to the end and return the exit code. Raises UsageError on rank 0 only: the others
     leave without a word what it says for all."""
     flag = StopFlag()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, flag.raise_it)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # Its agent starts the ranks again elsewhere when this one's is gone.
+        die_with_parent(os.getppid())
     seat, variables = seat_from_environment(launcher, os.environ)
     os.environ.update(variables)
 
@@ -52,11 +60,12 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
     except (RuntimeError, ValueError) as error:
         print(f"rank {seat.rank} did not find the others: {cause_of(error)}", file=sys.stderr)
         return ExitCode.FAILED
-    # A world that torchrun started anew must not read what the one before it left in the agent's store.
-    store = dist.PrefixStore(f"attempt-{_attempt()}", rendezvous[0])
+    store: Store = rendezvous[0]
     claimed: Claim | None = None
     choice = Choice()
     try:
+        world, agents = meet(store, seat, flag)
+        store = dist.PrefixStore(world, store)
         choice = choose_on_host(order, seat, store, flag, waiting_told(listener))
         run_plan = plan(order.config, choice.devices, seat.local_world_size)
         prepare_environment(run_plan, os.environ)
@@ -66,7 +75,7 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
         if order.dry_run:
             job = Job(order.config, run_plan, None, False, None)
         elif seat.rank == 0:
-            claimed = _claim_for_all(order, seat, store)
+            claimed = _claim_for_all(replace(order, agents=tuple(agents)), seat, store)
             if claimed is None:
                 listener(nothing_left(order))
                 return ExitCode.FINISHED
@@ -111,19 +120,13 @@ def _rank_0_refuses(store: Store) -> bool:
     return True
 
 
-def _attempt() -> int:
-    """How often torchrun has started the world anew."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-
-
 def _claim_for_all(order: Order, seat: Seat, store: Store) -> Claim | None:
     """Rank 0 takes the run's folder and tells the others which, or that it could not."""
-    if _attempt() > 0:
-        # torchrun starts the world anew after a failure: the run is to go on where it was, and no other may be taken.
-        before, run = run_of_parent(order.root), order.config.run
-        if before is not None and run.name in (None, before):
-            run = run.model_copy(update={"resume": True, "name": before})
-            order = replace(order, config=order.config.model_copy(update={"run": run}))
+    run, before = order.config.run, run_of_agents(order.root, list(order.agents))
+    if before is not None and run.name in (None, before.name):
+        # torchrun started the world anew: the run is to go on where it was, and no other may be taken.
+        run = run.model_copy(update={"resume": True, "name": before.name})
+        order = replace(order, config=order.config.model_copy(update={"run": run}))
     news: dict[str, object] = {"refused": True}
     try:
         claimed = take_folder(order)
@@ -150,24 +153,34 @@ def _train(
 ) -> int:
     from engine.worker import train
 
+    device = job.plan.devices[job.plan.place(seat.local_rank)]
     recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
-    record = listener if seat.rank == 0 else None
-    asked = Asked()
+    asked, beats = Asked(), Beats(1)
     usage = UsageWatch([device.uuid for device in choice.devices] if seat.local_rank == 0 and job.folder else [])
+    watchdog = _watchdog(Watchdog(beats, job.config.run.watchdog), seat.rank, device, recorder)
     if recorder is not None and claimed is not None:
-        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), asked)
-    between = (lambda: tell_usage(usage, store, seat)) if record is None else None
-    channel = DirectChannel(record, flag, asked, between)
+        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), asked, flag)
+    else:
+        record = listener if seat.rank == 0 else _tell_on_stderr(seat.rank)
+
+    def between() -> None:
+        # Not earlier, because loader processes are forked before.
+        if not watchdog.is_alive():
+            watchdog.start()
+        if recorder is None:
+            tell_usage(usage, store, seat)
+
+    channel = DirectChannel(record, flag, asked, Marker(beats, 0), between)
     try:
         outcome = train(job, seat, store, channel)
         if recorder is None:
             return ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
-        return close_run(Ending("stopped" if outcome == "stopped" else "finished"), recorder)
+        requeues = job.config.run.requeue and flag.warned
+        return end_run(Ending(outcome), recorder, listener, requeues=requeues)
     except UsageError:
         raise
     except Exception as error:
-        device = job.plan.devices[job.plan.place(seat.local_rank)]
-        failure = RankFailed(rank=seat.rank, device=device, cause=cause_of(error), traceback=traceback.format_exc())
+        failure = failure_of(seat.rank, device, error)
         if recorder is not None:
             return close_run(Ending("failed", failure), recorder)
         print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)
@@ -178,7 +191,35 @@ def _train(
         usage.close()
 
 
-def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, asked: Asked) -> Listener:
+def _tell_on_stderr(rank: int) -> Listener:
+    """What a rank that records nothing has to say goes to the launcher's log."""
+
+    def tell(event: Event) -> None:
+        if (line := line_of(event)) is not None:
+            print(f"rank {rank}: {line}", file=sys.stderr)
+
+    return tell
+
+
+def _watchdog(watchdog: Watchdog, rank: int, device: str, recorder: Recorder | None) -> threading.Thread:
+    """A thread that ends this process when it makes no step for too long: each rank says where it stands, and the
+    launcher starts them anew."""
+
+    def watch() -> None:
+        while (beats := watchdog.expired()) is None:
+            time.sleep(WATCH_SECONDS)
+        cause = f"no step was made for {watchdog.limit:g} s (run.watchdog): {standing(beats[0])}"
+        failure = RankFailed(rank=rank, device=device, cause=cause)
+        print(failure_in_words(failure), file=sys.stderr)
+        faulthandler.dump_traceback()
+        if recorder is not None:
+            close_run(Ending("failed", failure), recorder)
+        os._exit(ExitCode.FAILED)
+
+    return threading.Thread(target=watch, name="watchdog", daemon=True)
+
+
+def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, asked: Asked, flag: StopFlag) -> Listener:
     """A listener that starts, with its first event, a thread that renews the heartbeat, looks at the GPUs and takes
     requests: not earlier, because loader processes are forked before."""
 
@@ -190,11 +231,14 @@ def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, asked: Asked
             for request in take_requests(claimed.folder.control):
                 outcome = asked.take(request.request)
                 recorder.record(Control(request=request.request, by=request.by, outcome=outcome))
+            if flag.raised and not recorder.history.stopping:
+                recorder.record(Control(request="stop", by=flag.by, outcome=asked.take("stop")))
 
     thread = threading.Thread(target=watch, name="control", daemon=True)
 
     def record_and_watch(event: Event) -> None:
         if isinstance(event, RunStarted):
+            claimed.fresh = False
             nodes.begin(event)
         if not thread.is_alive():
             thread.start()

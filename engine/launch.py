@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.catalogue import check_model_name
 from engine.data import check_source, open_early, shares_of
@@ -14,11 +15,21 @@ from engine.gpus.choice import Choice, choose, ranks_here, waiting_told
 from engine.gpus.usage import UsageWatch
 from engine.job import Ending, ExitCode, Job
 from engine.machine import plan, prepare_environment
-from engine.order import Order, close_run, named, nothing_left, open_recorder, take_folder
+from engine.order import (
+    Order,
+    end_run,
+    named,
+    nothing_left,
+    open_recorder,
+    restarting,
+    take_folder,
+    worth_another_try,
+)
 from engine.problems import UsageError
 from engine.process import Signals, outlive_terminal
 from engine.recorder import Listener
-from engine.runs import Ownership, RunFolder
+from engine.requeue import slurm_job
+from engine.runs import Claim, RunFolder
 from engine.seat import find_launcher
 
 
@@ -33,7 +44,8 @@ def launch(order: Order, listener: Listener) -> int:
         return join(order, launcher, listener)
 
     # Until the folder is taken a signal simply ends this process, through the clauses that let go of the GPUs.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.default_int_handler)
     choice = Choice()
     try:
         choice = choose_gpus(order, listener)
@@ -71,7 +83,7 @@ def _launch(order: Order, choice: Choice, listener: Listener) -> int:
         return ExitCode.FINISHED
     try:
         job = Job(named(order.config, claimed.folder), run_plan, claimed.folder, not claimed.fresh, source)
-        return _supervise(job, claimed.ownership, choice, signals, listener)
+        return _supervise(job, claimed, choice, signals, listener)
     except UsageError:
         claimed.discard()
         raise
@@ -79,15 +91,20 @@ def _launch(order: Order, choice: Choice, listener: Listener) -> int:
         claimed.ownership.release()
 
 
-def _supervise(job: Job, ownership: Ownership, choice: Choice, signals: Signals, listener: Listener) -> int:
-    recorder = open_recorder(ownership.folder, job.config, listener)
-    listener(Starting(name=ownership.folder.name, folder=str(ownership.folder.path)))
-    choice.reservation.name_run(ownership.folder.name)
+def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, listener: Listener) -> int:
+    folder, ownership = claimed.folder, claimed.ownership
+    recorder = open_recorder(folder, job.config, listener)
+    if job.config.run.requeue and slurm_job() is None:
+        listener(Warned(message="run.requeue: this is no job of SLURM, so nothing will put it back into a queue"))
+    listener(Starting(name=folder.name, folder=str(folder.path)))
+    choice.reservation.name_run(folder.name)
     usage = UsageWatch([device.uuid for device in choice.devices])
 
     def record(event: Event) -> None:
         recorder.record(event)
         if isinstance(event, RunStarted):
+            # From here on there is something to lose.
+            claimed.fresh = False
             choice.reservation.show_ranks(ranks_here(event))
 
     def between() -> None:
@@ -97,7 +114,14 @@ def _supervise(job: Job, ownership: Ownership, choice: Choice, signals: Signals,
             recorder.record(event)
 
     try:
-        return close_run(_run_ranks(job, signals, record, ownership.folder, between), recorder)
+        ending = _run_ranks(job, signals, record, folder, between)
+        for restart in range(1, job.config.run.max_restarts + 1):
+            if not worth_another_try(ending, recorder.history):
+                break
+            recorder.record(restarting(ending, recorder, restart, job.config.run.max_restarts))
+            again = replace(job, resumed=recorder.history.started is not None)
+            ending = _run_ranks(again, signals, record, folder, between)
+        return end_run(ending, recorder, listener, requeues=job.config.run.requeue and signals.warned)
     finally:
         usage.close()
         recorder.close()

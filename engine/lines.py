@@ -40,6 +40,7 @@ def _line_of(event: Event) -> str | None:
             return f"{event.name}: {plan_in_words(event)}"
         case Epoch():
             skipped = f"  skipped {event.skipped}" if event.skipped else ""
+            skipped += f"  {counted(event.unread, 'image')} left out" if event.unread else ""
             return (
                 f"epoch {event.epoch:>3}  train loss {event.train_loss:.4f} acc {event.train_accuracy:.4f}  "
                 f"val loss {event.val_loss:.4f} acc {event.val_accuracy:.4f}  {event.images_per_second:,.0f} img/s  "

@@ -8,9 +8,11 @@ from pathlib import Path
 from engine.config import Config, as_dict
 from engine.events import RunFinished, Warned
 from engine.failure import failure_in_words
+from engine.history import History
 from engine.job import Ending, ExitCode
 from engine.problems import Problem, UsageError
 from engine.recorder import Listener, Recorder
+from engine.requeue import requeue, slurm_job
 from engine.resolve import changed_keys, resolve
 from engine.runs import Claim, RunFolder, State, claim
 
@@ -23,19 +25,21 @@ FIXED_KEYS = {
 
 @dataclass(frozen=True)
 class Order:
-    """A run that was asked for. `stem` names it where `run.name` does not; a dry run leaves no folder."""
+    """A run that was asked for. `stem` names it where `run.name` does not; a dry run leaves no folder; `agents` are
+    those of torchrun that start its ranks, see `engine.world.agent`."""
 
     config: Config
     root: Path
     stem: str
     dry_run: bool = False
+    agents: tuple[str, ...] = ()
 
 
 def take_folder(order: Order) -> Claim | None:
     """The folder of the run, owned by this process; None where the run is to go on and has nothing left to do. Raises
     UsageError."""
     run = order.config.run
-    claimed = claim(order.root, run.name, order.stem, resume=run.resume)
+    claimed = claim(order.root, run.name, order.stem, resume=run.resume or run.requeue, agents=order.agents)
     if claimed.fresh:
         return claimed
     try:
@@ -87,10 +91,32 @@ def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Reco
         ) from error
 
 
-def close_run(ending: Ending, recorder: Recorder) -> int:
+def worth_another_try(ending: Ending, history: History) -> bool:
+    """Whether to start the ranks again: one failed, of something that need not come again, and nobody asked to stop."""
+    return ending.failure is not None and not ending.failure.repeats and not history.stopping
+
+
+def restarting(ending: Ending, recorder: Recorder, restart: int, most: int) -> Warned:
+    """Records the failure; what is said of the next try."""
+    assert ending.failure is not None  # noqa: S101 - see `worth_another_try`
+    recorder.record(ending.failure)
+    where = "its last checkpoint" if recorder.folder.resumable else "the beginning"
+    told = f"{failure_in_words(ending.failure)}; starting again from {where} (restart {restart} of {most})"
+    return Warned(message=told)
+
+
+def end_run(ending: Ending, recorder: Recorder, listener: Listener, *, requeues: bool) -> int:
+    """Record how the run ended, and put its job back into the queue where it `requeues`; the exit code."""
+    job = slurm_job() if requeues and ending.state == "stopped" else None
+    code = close_run(ending, recorder, f"; job {job} goes back into the queue" if job else "")
+    if job is not None and (problem := requeue(job)) is not None:
+        listener(Warned(message=problem))
+    return code
+
+
+def close_run(ending: Ending, recorder: Recorder, also: str = "") -> int:
     """Record how the run ended; the exit code of that."""
-    name = recorder.folder.name
-    resumable = recorder.folder.last_checkpoint.exists()
+    name, resumable = recorder.folder.name, recorder.folder.resumable
     hint = f"continue with `gputrain resume {name}`" if resumable else "there is no checkpoint to continue from"
     if ending.failure is not None:
         recorder.record(ending.failure)
@@ -104,5 +130,5 @@ def close_run(ending: Ending, recorder: Recorder) -> int:
         recorder.record(RunFinished(state="finished", message=told))
         return ExitCode.FINISHED
     why = "killed by a second SIGINT; " if ending.state == "killed" else ""
-    recorder.record(RunFinished(state="stopped", message=why + hint))
+    recorder.record(RunFinished(state="stopped", message=why + hint + also))
     return ExitCode.STOPPED if resumable else ExitCode.FAILED

@@ -20,6 +20,12 @@ def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.Gra
     return torch.amp.GradScaler(device.type, enabled=precision.amp == "fp16")
 
 
+def skips_of_scaler(precision: Precision) -> int:
+    """Steps in a row that the gradient scaler may leave out while it looks for its scale: it begins with 2^16, halves
+    it at each, and a gradient that does not fit at 2^-8 is none that scaling helps."""
+    return 24 if precision.amp == "fp16" else 0
+
+
 def check_precision(precision: Precision, device: torch.device) -> None:
     """Raises UsageError where the device cannot compute so."""
     if (

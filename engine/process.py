@@ -52,21 +52,28 @@ def user_name() -> str:
         return f"uid {os.getuid()}"
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
 class Signals:
-    """What signals ask of a supervisor: SIGINT and SIGTERM to stop, a second SIGINT to kill."""
+    """What signals ask of a supervisor: SIGINT, SIGTERM and SIGUSR1, which SLURM sends ahead of its time limit, to
+    stop; a second SIGINT to kill."""
 
     def __init__(self) -> None:
         self.by: str | None = None
         self.kill = False
+        self.warned = False
+        """SIGUSR1 came: the time of the job is nearly over."""
         self._interrupted = False
 
     def install(self) -> None:
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
+        for number in STOPPING:
+            signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.kill = self.kill or (number == signal.SIGINT and self._interrupted)
         self._interrupted = self._interrupted or number == signal.SIGINT
+        self.warned = self.warned or number == signal.SIGUSR1
         self.by = signal.Signals(number).name
 
 

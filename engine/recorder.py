@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from engine.config import Config, as_dict
-from engine.events import Epoch, Event, Journal, RunFinished, RunStarted, Warned
+from engine.events import Epoch, Event, Journal, RankFailed, RunFinished, RunStarted, Warned
 from engine.files import replace_file, write_json
-from engine.lines import line_of
+from engine.lines import line_of, printable
 from engine.resolve import to_yaml
 from engine.runs import RunFolder
 from engine.scalars import Scalars
@@ -52,6 +52,8 @@ class Recorder:
             if (line := line_of(event)) is not None:
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
                 os.write(self._log, f"{stamp}  {line}\n".encode())
+            if isinstance(event, RankFailed):
+                os.write(self._log, "".join(f"{printable(one)}\n" for one in event.traceback.splitlines()).encode())
             if isinstance(event, RunStarted):
                 # Not earlier: a resume that turns out to be impossible must leave the run as it was.
                 self._write_config()

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -106,8 +107,9 @@ class RunFolder:
         return self.path / "skipped_files.txt"
 
     @property
-    def last_checkpoint(self) -> Path:
-        return self.checkpoints / "last.pt"
+    def resumable(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return any(self.checkpoints.glob("*.pt"))
 
     def history(self) -> History:
         """What the journal adds up to by now."""
@@ -144,9 +146,9 @@ def _ended_as(word: str) -> State:
 class Ownership:
     """The right to run in a folder: a lock that dies with its process, and a heartbeat for other hosts."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
         """Raises UsageError where another process owns the folder."""
-        self.folder = folder
+        self.folder, self._agents = folder, list(agents)
         self._beaten = 0.0
         # Someone who asks for the run's state holds the lock for an instant.
         for _ in range(20):
@@ -181,7 +183,7 @@ class Ownership:
             "format": OWNER_FORMAT,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "parent": os.getppid(),
+            "agents": self._agents,
             "user": user_name(),
             "heartbeat": heartbeat,
         }
@@ -235,7 +237,7 @@ class Claim:
                 return
 
 
-def claim(root: Path, name: str | None, stem: str, *, resume: bool) -> Claim:
+def claim(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequence[str] = ()) -> Claim:
     """Make and own the folder of a run that starts, or own that of one that goes on (`resume`, and it exists).
     Without a name it becomes `stem-N`. Raises UsageError."""
     try:
@@ -243,7 +245,7 @@ def claim(root: Path, name: str | None, stem: str, *, resume: bool) -> Claim:
         root.mkdir(parents=True, exist_ok=True)
         if name is not None and resume and (root / name / "lock").is_file():
             folder = RunFolder(root / name)
-            claimed = Claim(folder, Ownership(folder), fresh=False)
+            claimed = Claim(folder, Ownership(folder, agents), fresh=False)
             claimed.clear()
             return claimed
         folder = RunFolder(_new_folder(root, name, stem))
@@ -252,7 +254,7 @@ def claim(root: Path, name: str | None, stem: str, *, resume: bool) -> Claim:
             "runs folder",
             f"{root} cannot be written to: {error.strerror}; give another with --runs-dir or GPUTRAIN_RUNS",
         ) from error
-    return Claim(folder, Ownership(folder), fresh=True, made=made)
+    return Claim(folder, Ownership(folder, agents), fresh=True, made=made)
 
 
 def _new_folder(root: Path, name: str | None, stem: str) -> Path:
@@ -281,16 +283,6 @@ def all_runs(root: Path) -> list[RunFolder]:
 def _is_run(path: Path) -> bool:
     """Another user's run that this one may not look into is passed over."""
     return is_file(path / "lock")
-
-
-def run_of_parent(root: Path) -> str | None:
-    """The newest run that was owned by a child of this process's parent: what torchrun started before."""
-    mine = {"host": socket.gethostname(), "parent": os.getppid()}
-    for run in all_runs(root):
-        owner = read_json(run.owner) or {}
-        if mine.items() <= owner.items():
-            return run.name
-    return None
 
 
 def _started(run: RunFolder) -> float:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
+from engine.beats import Beats, Marker
 from engine.channel import PipeChannel, StopFlag
-from engine.events import RankFailed, Refused
-from engine.failure import cause_of
+from engine.events import Refused
+from engine.failure import failure_of
 from engine.job import ExitCode, Job
 from engine.problems import UsageError
-from engine.process import die_with_parent, leave, redirect_output
+from engine.process import STOPPING, die_with_parent, leave, redirect_output
 from engine.seat import Seat
 
-HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+# Makes a rank write to the log where in its code it is.
+TELL_WHERE = signal.SIGUSR2
 
 
-def run_rank(rank: int, connections: list[Connection], supervisor: int, port: int) -> None:
+def run_rank(rank: int, connections: list[Connection], beats: Beats, supervisor: int, port: int) -> None:
     """The whole life of the process. `connections` holds the rank's end of each pipe, the first message of which is the
     job; `port` is that of the store by which the ranks find each other."""
     die_with_parent(supervisor)
@@ -29,11 +30,13 @@ def run_rank(rank: int, connections: list[Connection], supervisor: int, port: in
     job: Job = connections[rank].recv()
     redirect_output(job.folder.log if job.folder else None)
     faulthandler.enable()
+    faulthandler.register(TELL_WHERE, all_threads=True)
     flag = StopFlag()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, flag.raise_it)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
-    channel = PipeChannel(connections[rank], flag)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, flag.raise_it)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    channel = PipeChannel(connections[rank], flag, Marker(beats, rank))
     seat = Seat(rank, job.plan.ranks, rank, job.plan.ranks)
     try:
         import torch.distributed as dist
@@ -48,10 +51,5 @@ def run_rank(rank: int, connections: list[Connection], supervisor: int, port: in
         channel.send(Refused(problems=[[problem.where, problem.what] for problem in error.problems]))
         leave(ExitCode.REFUSED)
     except BaseException as error:
-        traceback.print_exc()
-        channel.send(
-            RankFailed(
-                rank=rank, device=job.plan.devices[rank], cause=cause_of(error), traceback=traceback.format_exc()
-            )
-        )
+        channel.send(failure_of(rank, job.plan.devices[rank], error))
         leave(ExitCode.FAILED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,23 +13,34 @@ from torch import Tensor
 
 from engine.channel import Channel
 from engine.events import Step
+from engine.failure import NonFiniteLossError
 
 
-class NonFiniteLossError(Exception):
-    """The loss is NaN or infinite; the text says where."""
+@dataclass
+class SkippedSteps:
+    """Steps that were left out because a loss or a gradient was not finite; those of no event yet are not in it.
+    `limit` is the most in a row."""
+
+    limit: int
+    total: int = 0
+    in_row: int = 0
+
+    def add(self, bad: bool) -> bool:
+        """Whether there were too many in a row."""
+        self.total += bad
+        self.in_row = self.in_row + 1 if bad else 0
+        return self.in_row > self.limit
 
 
 @dataclass
 class _Group:
-    """Losses on their way to being told."""
+    """Steps on their way to being told: `means` over the ranks, and what this rank had, both 2 x steps: losses, and 1
+    where a step was left out."""
 
     work: dist.Work
-    losses: Tensor
-    step: int
-    epoch: int
-    lr: float
-    images_per_second: float
-    data_wait: float
+    means: Tensor
+    mine: Tensor
+    event: dict[str, Any] = field(default_factory=dict)
 
 
 class StepLog:
@@ -39,12 +50,25 @@ class StepLog:
     ready. Every rank sees the same losses at the same step, so all of them raise at the same step.
     """
 
-    def __init__(self, every: int, global_batch: int, device: torch.device, channel: Channel, *, speaks: bool) -> None:
-        self._losses = torch.zeros(every, device=device)
+    def __init__(
+        self,
+        every: int,
+        global_batch: int,
+        device: torch.device,
+        channel: Channel,
+        skipped: SkippedSteps,
+        *,
+        speaks: bool,
+        may_skip: bool,
+    ) -> None:
+        """With `may_skip` a loss that is not finite is one of a step that was left out, and no reason to raise."""
+        self._steps_kept = torch.zeros((2, every), device=device)
         self._filled = 0
         self._global_batch = global_batch
         self._channel = channel
+        self.skipped = skipped
         self._speaks = speaks
+        self._may_skip = may_skip
         self._pending: _Group | None = None
         self._told_late = device.type == "cuda"
         self.restart_clock()
@@ -59,14 +83,15 @@ class StepLog:
         """The last batch came after so long."""
         self._waited += seconds
 
-    def add(self, loss: Tensor, step: int, epoch: int, lr: float) -> None:
-        """Raises NonFiniteLossError for an earlier step."""
+    def add(self, loss: Tensor, bad: Tensor, step: int, epoch: int, lr: float) -> None:
+        """`bad` says that the step was left out. Raises NonFiniteLossError for an earlier step."""
         if self._pending is not None and not self._told_late:
             self.settle()
-        self._losses[self._filled] = loss
+        self._steps_kept[0, self._filled] = loss
+        self._steps_kept[1, self._filled] = bad
         self._filled += 1
         self._steps += 1
-        if self._filled == len(self._losses):
+        if self._filled == self._steps_kept.shape[1]:
             self.tell(step, epoch, lr)
 
     def tell(self, step: int, epoch: int, lr: float) -> None:
@@ -74,13 +99,20 @@ class StepLog:
         self.settle()
         if self._filled == 0:
             return
-        losses = self._losses[: self._filled] / dist.get_world_size()
+        mine = self._steps_kept[:, : self._filled].clone()
+        means = mine / dist.get_world_size()
         self._filled = 0
-        work = dist.all_reduce(losses, async_op=True)
+        work = dist.all_reduce(means, async_op=True)
         assert work is not None  # noqa: S101 - async_op always gives one
         seconds = max(time.perf_counter() - self._since, 1e-9)
-        rate = self._steps * self._global_batch / seconds
-        self._pending = _Group(work, losses, step, epoch, lr, rate, min(self._waited / seconds, 1.0))
+        told = {
+            "step": step,
+            "epoch": epoch,
+            "lr": lr,
+            "images_per_second": round(self._steps * self._global_batch / seconds, 1),
+            "data_wait": round(min(self._waited / seconds, 1.0), 4),
+        }
+        self._pending = _Group(work, means, mine, told)
         self.restart_clock()
 
     def settle(self) -> None:
@@ -89,29 +121,56 @@ class StepLog:
             return
         group, self._pending = self._pending, None
         group.work.wait()
-        losses: list[float] = group.losses.tolist()
+        losses: list[float]
+        losses, bad = group.means.tolist()
         if self._speaks:
-            self._channel.send(
-                Step(
-                    step=group.step,
-                    epoch=group.epoch,
-                    losses=losses,
-                    lr=group.lr,
-                    images_per_second=round(group.images_per_second, 1),
-                    data_wait=round(group.data_wait, 4),
-                )
-            )
-        for number, loss in enumerate(losses, group.step - len(losses) + 1):
-            if not math.isfinite(loss):
-                raise NonFiniteLossError(f"the loss of step {number} (epoch {group.epoch}) is {loss}")
+            self._channel.send(Step(losses=losses, **group.event))
+        for place, loss in enumerate(losses):
+            too_many = self.skipped.add(bad[place] > 0.5)
+            if too_many or not (self._may_skip or math.isfinite(loss)):
+                step = group.event["step"] - len(losses) + 1 + place
+                raise NonFiniteLossError(self._in_words(step, group.event["epoch"], loss, group.mine[0, place]))
 
-    def untold(self) -> list[float]:
-        """This rank's losses of the steps that no event has told yet. A wait for the device."""
-        losses: list[float] = self._losses[: self._filled].tolist()
-        return losses
+    def _in_words(self, step: int, epoch: int, loss: float, mine: Tensor) -> str:
+        """A collective."""
+        own = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(own, mine)
+        ranks = [str(rank) for rank, one in enumerate(own) if not math.isfinite(one.item())]
+        where = f" on rank {', '.join(ranks)}" if ranks and len(ranks) < len(own) else ""
+        what = "the gradient" if math.isfinite(loss) else "the loss"
+        value = "not finite" if math.isfinite(loss) else str(loss)
+        told = f"{what} of step {step} (epoch {epoch}) is {value}{where}"
+        if self.skipped.in_row > 1:
+            return f"{told}, and {self.skipped.in_row} steps in a row had to be left out; lower optim.lr"
+        return f"{told}; lower optim.lr, or leave such steps out with optim.nonfinite=skip"
 
-    def take_back(self, losses: Sequence[float]) -> None:
+    def untold(self) -> list[list[float]]:
+        """This rank's losses of the steps that no event has told yet, and 1 for each that was left out. A wait for the
+        device."""
+        kept: list[list[float]] = self._steps_kept[:, : self._filled].tolist()
+        return kept
+
+    def skipped_so_far(self) -> int:
+        """Steps left out, with those that no event has told yet. A wait for the device."""
+        return self.skipped.total + round(sum(self.untold()[1]))
+
+    def check_untold(self, step: int, epoch: int, lr: float) -> None:
+        """Before anything is kept of them: raises NonFiniteLossError where the steps that no event has told yet are a
+        reason to. A collective where a step was left out, which all ranks know alike."""
+        losses, bad = self.untold()
+        if not any(bad):
+            return
+        tried = replace(self.skipped)
+        too_many = [tried.add(one > 0.5) for one in bad]
+        finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self._steps_kept.device)
+        dist.all_reduce(finite, dist.ReduceOp.MIN)
+        if any(too_many) or not (self._may_skip or finite.item()):
+            self.tell(step, epoch, lr)
+            self.settle()
+
+    def take_back(self, kept: list[list[float]]) -> None:
         """Go on from what `untold` gave. Where `every` has changed, only the latest find room."""
-        kept = list(losses)[-(len(self._losses) - 1) :] if len(self._losses) > 1 else []
-        self._losses[: len(kept)] = torch.tensor(kept, dtype=self._losses.dtype)
-        self._filled = len(kept)
+        room = self._steps_kept.shape[1] - 1
+        latest = torch.tensor(kept, dtype=self._steps_kept.dtype)[:, max(len(kept[0]) - room, 0) :]
+        self._filled = latest.shape[1]
+        self._steps_kept[:, : self._filled] = latest

@@ -12,19 +12,24 @@ from multiprocessing import connection as mp_connection
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
+import psutil
+
+from engine.beats import Beat, Beats, Watchdog, behind, standing
 from engine.channel import SupervisorEnd
 from engine.control import REQUESTS, Asked, take_requests
 from engine.events import Control, Event, RankFailed, Refused
-from engine.failure import exit_in_words, root_cause
+from engine.failure import exit_in_words, oom_kills, root_cause
 from engine.job import Ending, ExitCode, Job
 from engine.problems import Problem, UsageError
-from engine.process import Signals
+from engine.process import STOPPING, Signals
 from engine.runs import RunFolder
-from engine.spawned import HELD_BACK, run_rank
+from engine.spawned import TELL_WHERE, run_rank
 
 TICK_SECONDS = 0.1
 # So long the other ranks may take to tell of the fault that they saw, and to end of themselves.
 GRACE_SECONDS = 1.0
+# So long a rank that stands still may take to write to the log where it stands.
+TELL_WHERE_SECONDS = 0.3
 
 
 class Supervisor:
@@ -45,6 +50,9 @@ class Supervisor:
         self._failures: dict[int, RankFailed] = {}
         self._refusals: list[Problem] = []
         self._asked = Asked()
+        self._beats = Beats(job.plan.ranks)
+        self._watchdog = Watchdog(self._beats, job.config.run.watchdog)
+        self._oom_kills = oom_kills()
 
     def run(self) -> Ending:
         """Raises UsageError where the ranks found that they cannot do what was asked for."""
@@ -57,6 +65,9 @@ class Supervisor:
                 self._take_requests()
                 if self._signals.kill:
                     return Ending("killed")
+                if doomed is None and (beats := self._watchdog.expired()) is not None:
+                    self._name_the_stuck(beats)
+                    break
                 if doomed is None and (self._failures or self._refusals):
                     doomed = time.monotonic() + GRACE_SECONDS
                 if doomed is not None and time.monotonic() > doomed:
@@ -64,6 +75,7 @@ class Supervisor:
             self._listen()
         finally:
             self._kill()
+            self._beats.close()
         if self._refusals:
             raise UsageError(self._refusals)
         if self._failures:
@@ -79,14 +91,17 @@ class Supervisor:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [mp_connection.Pipe() for _ in range(ranks)]
         theirs = [pipe[1] for pipe in pipes]
+        # The tracker lives on without a handler for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         # First, because it would let through again, when it starts, the signals that are held back next.
         resource_tracker.ensure_running()
         # Held back until a rank has handlers: one that still imports would die of a signal that was sent to all.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
-            context = mp.spawn(run_rank, (theirs, os.getpid(), self._store.port), nprocs=ranks, join=False)
+            arguments = (theirs, self._beats, os.getpid(), self._store.port)
+            context = mp.spawn(run_rank, arguments, nprocs=ranks, join=False)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
             for connection in theirs:
                 connection.close()
         # Not among the arguments of spawn: what is larger than a pipe's buffer would make each rank wait for the import
@@ -115,7 +130,27 @@ class Supervisor:
             told = code in (ExitCode.FINISHED, ExitCode.STOPPED) or bool(self._refusals)
             if code is not None and not told and rank not in self._failures:
                 device = self._job.plan.devices[rank]
-                self._failures[rank] = RankFailed(rank=rank, device=device, cause=exit_in_words(code))
+                out_of_memory = None if self._oom_kills is None else oom_kills() != self._oom_kills
+                cause = exit_in_words(code, out_of_memory=out_of_memory)
+                self._failures[rank] = RankFailed(rank=rank, device=device, cause=cause)
+
+    def _name_the_stuck(self, beats: list[Beat]) -> None:
+        """Whom the others wait for, with what its process does; the log gets the place in its code."""
+        stuck = behind(beats)
+        states = {rank: _process_state(self._processes[rank].pid) for rank in stuck}
+        # Where all have come as far, one that the system does not let run is the one.
+        held = [rank for rank in stuck if states[rank]] or stuck
+        for rank in held:
+            if (pid := self._processes[rank].pid) is not None:
+                os.kill(pid, TELL_WHERE)
+        time.sleep(TELL_WHERE_SECONDS)
+        limit = self._job.config.run.watchdog
+        also = f"; so do ranks {', '.join(map(str, held[1:]))}" if len(held) > 1 else ""
+        cause = (
+            f"no step was made for {limit:g} s (run.watchdog), and the others wait for this rank: "
+            f"{standing(beats[held[0]])}{also}{states[held[0]] or '; the log has the place in its code'}"
+        )
+        self._failures[held[0]] = RankFailed(rank=held[0], device=self._job.plan.devices[held[0]], cause=cause)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, RankFailed):
@@ -151,3 +186,13 @@ class Supervisor:
         for end in self._ends:
             if end.open:
                 end.close()
+
+
+def _process_state(pid: int | None) -> str:
+    """What keeps a process from running, in words; nothing where it runs or waits of itself."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return ""
+    words = {psutil.STATUS_STOPPED: "its process is stopped (SIGSTOP)", psutil.STATUS_DISK_SLEEP: "it waits for a disk"}
+    return f"; {words[status]}" if status in words else ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
-import random
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.agreement import Agreement
 from engine.channel import Channel
-from engine.checkpoint import load_checkpoint, rng_state, set_rng_state
+from engine.checkpoint import DamagedCheckpointError, load_checkpoint, load_newest
 from engine.config import Config
 from engine.data import check_source, image_format, open_source, shares_of
 from engine.data.loader import stream_batches
@@ -30,10 +29,12 @@ from engine.loop import Position, Totals, Trainer
 from engine.machine import Plan, auto_workers
 from engine.models import build_model, check_model
 from engine.optim import build_optimizer
-from engine.precision import autocast, check_precision, gradient_scaler
+from engine.precision import autocast, check_precision, gradient_scaler, skips_of_scaler
 from engine.problems import UsageError
+from engine.rng import rng_state, seed_everything, set_rng_state
+from engine.runs import RunFolder
 from engine.seat import Seat
-from engine.steplog import StepLog
+from engine.steplog import SkippedSteps, StepLog
 
 
 def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
@@ -44,9 +45,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     source = job.source or open_source(config)
     shares = shares_of(config, source, seat.world_size, seat.rank)
     check_source(config, source, shares)
-    saved = None
-    if job.folder is not None and job.resumed and job.folder.last_checkpoint.exists():
-        saved = load_checkpoint(job.folder.last_checkpoint)
+    saved, damaged = _load(job.folder, seat, store) if job.folder and job.resumed else (None, [])
     position = _position(saved, shares) if saved else Position()
 
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
@@ -83,7 +82,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
             images,
             channel,
             Agreement(hosts),
-            StepLog(config.run.log_every, shares.global_batch, device, channel, speaks=seat.rank == 0),
+            _step_log(config, shares, device, channel, saved, speaks=seat.rank == 0),
             position,
             Totals(device),
         )
@@ -93,7 +92,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
         if job.folder is None:
             return fit.try_one_batch()
         if saved:
-            fit.restore(saved)
+            fit.restore(saved, damaged)
         return fit.run()
     finally:
         # After a failure the other ranks may be gone, and this must not wait for them.
@@ -101,18 +100,50 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
             dist.destroy_process_group()
 
 
-def seed_everything(seed: int) -> None:
-    """Python, NumPy, torch and CUDA. Loader processes need no seed: what they draw depends on the image alone."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+def _load(folder: RunFolder, seat: Seat, store: Store) -> tuple[dict[str, Any] | None, list[str]]:
+    """The checkpoint to go on from, the same on every rank: rank 0 finds the newest sound one and tells the others
+    which; and what is wrong with those that are newer. Raises UsageError, on every rank alike."""
+    if seat.rank != 0:
+        told = json.loads(store.get("checkpoint"))
+        if "refused" in told:
+            raise UsageError.one("", "rank 0 found no sound checkpoint")
+        try:
+            return (load_checkpoint(folder.checkpoints / told["name"]) if told["name"] else None), []
+        except DamagedCheckpointError as error:
+            raise UsageError.one(
+                str(folder.checkpoints / told["name"]), f"{error}, but not on rank 0's host"
+            ) from error
+    news: dict[str, Any] = {"refused": True}
+    try:
+        path, state, damaged = load_newest(folder.checkpoints)
+        news = {"name": path.name if path else None}
+        return state or None, damaged
+    finally:
+        store.set("checkpoint", json.dumps(news))
 
 
 def _position(saved: dict[str, Any], shares: Shares) -> Position:
     """Where a checkpoint goes on. With another global batch it is the first batch that begins with no image of the
     epoch that was seen already."""
     done = -(-saved["batch"] * saved["global_batch"] // shares.global_batch)
-    return Position(saved["epoch"], min(done, shares.steps_per_epoch), saved["step"], saved["skipped"])
+    return Position(saved["epoch"], min(done, shares.steps_per_epoch), saved["step"])
+
+
+def _step_log(
+    config: Config,
+    shares: Shares,
+    device: torch.device,
+    channel: Channel,
+    saved: dict[str, Any] | None,
+    *,
+    speaks: bool,
+) -> StepLog:
+    may_skip = config.optim.nonfinite == "skip"
+    limit = (config.optim.nonfinite_limit if may_skip else 0) + skips_of_scaler(config.precision)
+    skipped = SkippedSteps(limit, saved["skipped"], saved["skipped_in_row"]) if saved else SkippedSteps(limit)
+    return StepLog(
+        config.run.log_every, shares.global_batch, device, channel, skipped, speaks=speaks, may_skip=may_skip
+    )
 
 
 def _workers(job: Job, source: Source) -> int:

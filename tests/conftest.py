@@ -68,6 +68,11 @@ class Gputrain:
         self.started.append(process)
         return process
 
+    def bring_in(self, kind: str, rank: int, *steps: int, once: bool = False) -> None:
+        """A fault, see faults/sitecustomize.py, in whatever is started from now on."""
+        fault = {"kind": kind, "rank": rank, "steps": steps, "once": str(self.folder / "fault") if once else None}
+        self.environment |= {"PYTHONPATH": str(ROOT / "tests" / "faults"), "GPUTRAIN_FAULT": json.dumps(fault)}
+
     def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
         """Until the run `name` has `count` events of a kind."""
         journal = self.runs / name / "events.jsonl"

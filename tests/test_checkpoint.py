@@ -1,40 +1,157 @@
-"""Checkpoint files: which are kept, and what is refused."""
+"""Checkpoint files: which are kept, that every change of one is known, and what a run goes on from then."""
 
 from __future__ import annotations
 
 import random
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from engine.checkpoint import keep_checkpoint, load_checkpoint, rng_state, save_checkpoint, set_rng_state
+from engine.checkpoint import FIELDS, DamagedCheckpointError, load_checkpoint, load_newest, save_checkpoint
 from engine.problems import UsageError
+from engine.rng import rng_state, set_rng_state
 
 CPU = torch.device("cpu")
+bounded = settings(
+    max_examples=60, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_newest_epochs_are_kept_beside_last_and_best(tmp_path: Path) -> None:
-    for epoch in (9997, 9998, 9999, 10000, 10001):
-        save_checkpoint({"epoch": epoch}, tmp_path)
-        keep_checkpoint(tmp_path, epoch, best=epoch == 9998, keep=2)
-    assert names(tmp_path) == ["best.pt", "epoch-10000.pt", "epoch-10001.pt", "last.pt"]
-    assert load_checkpoint(tmp_path / "best.pt")["epoch"] == 9998
-    assert load_checkpoint(tmp_path / "last.pt")["epoch"] == 10001
+def save(folder: Path, step: int, *, best: bool = False, keep: int = 3, **more: Any) -> Path:
+    state = dict.fromkeys(FIELDS) | {"step": step, "model": {"w": torch.arange(1000.0) + step}} | more
+    return save_checkpoint(state, folder, best=best, keep=keep)
 
 
-def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint({"epoch": 1}, tmp_path)
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest_are_kept_beside_the_best(tmp_path: Path) -> None:
+    for step in (9, 10, 99, 100, 101):
+        save(tmp_path, step, best=step == 10, keep=2)
+    assert names(tmp_path) == ["best.pt", "last.pt", "step-00000100.pt", "step-00000101.pt"]
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 10
+    assert (tmp_path / "last.pt").samefile(tmp_path / "step-00000101.pt")
+
+
+def test_torch_reads_a_checkpoint_as_it_is(tmp_path: Path) -> None:
+    path = save(tmp_path, 7)
+    assert torch.load(path, weights_only=True)["model"]["w"][3] == 10.0
+    assert torch.load(path, weights_only=True, mmap=True)["step"] == 7
+
+
+def test_a_save_that_fails_leaves_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1, keep=1)
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
-        save_checkpoint({"epoch": 2}, tmp_path)
-    assert names(tmp_path) == ["last.pt"]
-    assert load_checkpoint(tmp_path / "last.pt")["epoch"] == 1
+        save(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["last.pt", "step-00000001.pt"]
+    assert load_newest(tmp_path)[1]["step"] == 1
+
+
+def test_a_file_system_without_hard_links_keeps_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.link", lambda *_, **__: (_ for _ in ()).throw(OSError("no links here")))
+    damage(save(tmp_path, 5, best=True))
+    path, state, damaged = load_newest(tmp_path)
+    assert (path, state["step"]) == (tmp_path / "last.pt", 5), "the copy is sound"
+    assert len(damaged) == 1
+
+
+def test_a_checkpoint_cut_anywhere_is_known(tmp_path: Path) -> None:
+    content = save(tmp_path, 1).read_bytes()
+    rng = random.Random(0)  # noqa: S311
+    for length in (0, 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(50))):
+        (tmp_path / "cut.pt").write_bytes(content[:length])
+        with pytest.raises(DamagedCheckpointError):
+            load_checkpoint(tmp_path / "cut.pt")
+
+
+def test_a_checkpoint_with_one_byte_changed_anywhere_is_known(tmp_path: Path) -> None:
+    content = save(tmp_path, 1).read_bytes()
+    rng = random.Random(0)  # noqa: S311
+    places = [0, *range(len(content) - 100, len(content)), *(rng.randrange(len(content)) for _ in range(50))]
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= rng.randrange(1, 256)
+        (tmp_path / "changed.pt").write_bytes(changed)
+        with pytest.raises(DamagedCheckpointError):
+            load_checkpoint(tmp_path / "changed.pt")
+
+
+@settings(
+    max_examples=100, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_no_bytes_bring_another_error_than_that_of_damage(tmp_path: Path, data: st.DataObject) -> None:
+    sound = save(tmp_path, 1).read_bytes()
+    piece = st.binary(max_size=200) | st.integers(0, len(sound)).map(lambda end: sound[:end])
+    (tmp_path / "fuzz.pt").write_bytes(b"".join(data.draw(st.lists(piece, max_size=4))))
+    with suppress(DamagedCheckpointError):
+        assert load_checkpoint(tmp_path / "fuzz.pt")["step"] == 1
+
+
+@bounded
+@given(st.dictionaries(st.sampled_from([*FIELDS, "format"]), st.none() | st.integers() | st.text()))
+def test_a_checksum_makes_no_checkpoint_of_other_things(tmp_path: Path, values: dict[str, Any]) -> None:
+    path = save_checkpoint(values | {"step": 1}, tmp_path, best=False, keep=1)
+    with suppress(DamagedCheckpointError, UsageError):
+        assert load_checkpoint(path).keys() >= FIELDS
+
+
+def test_after_damage_the_one_before_is_taken_and_the_damaged_one_set_aside(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    damage(save(tmp_path, 3))
+    path, state, damaged = load_newest(tmp_path)
+    assert (path, state["step"]) == (tmp_path / "step-00000002.pt", 2)
+    assert damaged == ["step-00000003.pt has another checksum than it was written with"]
+    save(tmp_path, 4, keep=2)
+    assert names(tmp_path) == ["last.pt", "step-00000002.pt", "step-00000003.pt.damaged", "step-00000004.pt"]
+
+
+def test_the_best_is_the_last_resort(tmp_path: Path) -> None:
+    save(tmp_path, 1, best=True, keep=1)
+    damage(save(tmp_path, 2, keep=1))
+    assert load_newest(tmp_path)[1]["step"] == 1
+
+
+def test_a_folder_of_nothing_sound_is_refused_and_one_of_nothing_is_not(tmp_path: Path) -> None:
+    assert load_newest(tmp_path) == (None, {}, [])
+    damage(save(tmp_path, 1))
+    with pytest.raises(UsageError, match=r"no checkpoint is sound: step-00000001.pt has another checksum"):
+        load_newest(tmp_path)
+
+
+def test_a_folder_copied_without_its_steps_goes_on_from_last(tmp_path: Path) -> None:
+    save(tmp_path / "there", 3)
+    (tmp_path / "here").mkdir()
+    shutil.copy(tmp_path / "there" / "last.pt", tmp_path / "here")
+    assert load_newest(tmp_path / "here")[1]["step"] == 3
+
+
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, format=3)
+    with pytest.raises(UsageError, match="has format 3, and this gputrain reads format 2"):
+        load_checkpoint(path)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, code=print)
+    with pytest.raises(DamagedCheckpointError, match="is no checkpoint of gputrain"):
+        load_checkpoint(path)
 
 
 def test_every_random_number_generator_goes_on_where_it_was() -> None:
@@ -48,30 +165,3 @@ def test_every_random_number_generator_goes_on_where_it_was() -> None:
     assert draw() != first
     set_rng_state(state, CPU)
     assert draw() == first
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is damaged or no checkpoint"),
-        (b"torn" * 100, "is damaged or no checkpoint"),
-        (None, "there is no checkpoint"),
-    ],
-)
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "last.pt").write_bytes(content)
-    with pytest.raises(UsageError, match=message):
-        load_checkpoint(tmp_path / "last.pt")
-
-
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    torch.save({"format": 2}, tmp_path / "last.pt")
-    with pytest.raises(UsageError, match="has format 2, and this gputrain reads format 1"):
-        load_checkpoint(tmp_path / "last.pt")
-
-
-def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    torch.save({"format": 1, "code": print}, tmp_path / "last.pt")
-    with pytest.raises(UsageError, match="is damaged or no checkpoint"):
-        load_checkpoint(tmp_path / "last.pt")

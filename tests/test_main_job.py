@@ -25,8 +25,8 @@ def test_the_folder_holds_all_of_the_contract(digits: DoneRun) -> None:
     names = {path.name for path in digits.path.iterdir()}
     expected = "config.yaml events.jsonl summary.json log.txt checkpoints tensorboard owner.json lock control"
     assert names == {*expected.split(), "class_indices.json"}
-    epochs = [f"epoch-{number:04d}.pt" for number in (13, 14, 15)]
-    assert sorted(path.name for path in (digits.path / "checkpoints").iterdir()) == ["best.pt", *epochs, "last.pt"]
+    newest = [f"step-{22 * epoch:08d}.pt" for epoch in (13, 14, 15)]
+    assert sorted(path.name for path in (digits.path / "checkpoints").iterdir()) == ["best.pt", "last.pt", *newest]
 
 
 def test_json_prints_the_journal_and_nothing_else(digits: DoneRun) -> None:
@@ -83,7 +83,7 @@ def test_tensorboard_shows_loss_accuracy_and_learning_rate(digits: DoneRun) -> N
 
 def test_a_checkpoint_holds_what_an_exact_resume_needs(digits: DoneRun) -> None:
     state = torch.load(digits.path / "checkpoints" / "last.pt", weights_only=True)
-    assert state["format"] == 1
+    assert state["format"] == 2
     assert (state["epoch"], state["batch"], state["step"]) == (16, 0, 22 * 15)
     assert state["config"] == yaml.safe_load((digits.path / "config.yaml").read_text())
     assert len(state["ranks"]) == 2

@@ -210,7 +210,7 @@ class CockpitApp(App[None]):
 
     def resume_run(self, folder: RunFolder, state: State | None) -> None:
         """Go on with a run that is over, from its last checkpoint."""
-        if state is None or state.live or not folder.last_checkpoint.exists():
+        if state is None or state.live or not folder.resumable:
             why = "has no checkpoint to go on from" if state is not None and not state.live else f"is {state}"
             self.tell(f"{folder.name} {why}", warning=True)
             return

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.config import Data
 from engine.data.sampler import Indices, Part, stratified_split
-from engine.data.source import ImageFormat, Images, Labels
+from engine.data.source import ImageFormat, Images, Labels, UnreadableImageError
 from engine.files import cache_folder, read_json, write_json
 from engine.problems import Problem, UsageError
 
@@ -47,10 +47,6 @@ class FolderSource:
         for row, index in enumerate(indices):
             images[row] = read_image(Path(self.root, self.paths[part][index]), self.format)
         return images, self.labels[part][indices]
-
-
-class UnreadableImageError(Exception):
-    """An image that could be read at the start of the run no longer can; the text names it."""
 
 
 def read_image(path: Path, image_format: ImageFormat) -> Images:

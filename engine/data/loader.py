@@ -5,28 +5,31 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from engine.config import Config
 from engine.data.sampler import BatchRequest
-from engine.data.source import ImageFormat, Source
+from engine.data.source import ImageFormat, Images, Labels, Source, UnreadableImageError
 from engine.data.transforms import augment, fit
-from engine.process import die_with_parent
+from engine.process import STOPPING, die_with_parent
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`images` N x C x H x W, uint8; `labels` N, int64; `weight` as in BatchRequest."""
+    """`images` N x C x H x W, uint8; `labels` N, int64; `weight` as in BatchRequest; `unread` says of each image that
+    was left out which it is and why."""
 
     images: Tensor
     labels: Tensor
     weight: float
+    unread: tuple[str, ...] = ()
 
 
 class RequestedBatches(Dataset[Batch]):
@@ -36,11 +39,35 @@ class RequestedBatches(Dataset[Batch]):
         self._source, self._config, self._format = source, config, image_format
 
     def __getitem__(self, request: BatchRequest) -> Batch:
-        pixels, labels = self._source.load(request.part, request.indices)
+        unread: tuple[str, ...] = ()
+        try:
+            pixels, labels = self._source.load(request.part, request.indices)
+        except UnreadableImageError:
+            if self._config.data.on_bad == "fail":
+                raise
+            request, pixels, labels, unread = self._load_readable(request)
         images = fit(torch.from_numpy(pixels), self._format)
         if request.part == "train":
             images = augment(images, self._config.data, self._config.run.seed, request.epoch, request.indices)
-        return Batch(images, torch.from_numpy(labels), request.weight)
+        return Batch(images, torch.from_numpy(labels), request.weight, unread)
+
+    def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
+        """What can be read of a batch, which then weighs the less; where that is nothing, a black image that weighs
+        nothing, for the other ranks wait for this one."""
+        kept, loaded, unread = [], [], []
+        for index in request.indices:
+            try:
+                loaded.append(self._source.load(request.part, np.array([index])))
+                kept.append(index)
+            except UnreadableImageError as error:
+                unread.append(str(error))
+        weight = request.weight * len(kept) / len(request.indices)
+        if not kept:
+            own = self._source.format
+            loaded = [(np.zeros((1, own.channels, own.size, own.size), np.uint8), np.zeros(1, np.int64))]
+            kept = [request.indices[0]]
+        pixels, labels = (np.concatenate(parts) for parts in zip(*loaded, strict=True))
+        return replace(request, indices=np.array(kept), weight=weight), pixels, labels, tuple(unread)
 
 
 def stream_batches(
@@ -72,5 +99,5 @@ def _as_it_is(batch: Any) -> Any:
 def _become_worker(rank: int, _: int) -> None:
     """A loader process ends with its rank, and leaves it to the rank to answer a signal that was sent to all."""
     die_with_parent(rank)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)

@@ -25,6 +25,10 @@ class ImageFormat:
     std: tuple[float, ...]
 
 
+class UnreadableImageError(Exception):
+    """An image that could be read at the start of the run no longer can; the text names it."""
+
+
 class Source(Protocol):
     """Images with labels in two parts. Cheap to make, cheap to pickle, and free of torch."""
 
@@ -42,7 +46,8 @@ class Source(Protocol):
     def count(self, part: Part) -> int: ...
 
     def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
-        """Images as N x C x H x W, in the source's own size and channels, and their labels."""
+        """Images as N x C x H x W, in the source's own size and channels, and their labels. Raises
+        UnreadableImageError."""
         ...
 
 

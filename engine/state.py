@@ -1,0 +1,73 @@
+"""The whole state of a training: gathered from all ranks, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from engine.config import as_dict
+from engine.loop import Trainer
+from engine.rng import rng_state, set_rng_state
+
+
+def gather_state(t: Trainer, classes: Sequence[str], hosts: dist.ProcessGroup) -> dict[str, Any] | None:
+    """What a checkpoint holds, but for what is known of the evaluations; on rank 0, None elsewhere. A collective."""
+    mine = {
+        "rng": rng_state(t.device),
+        "loss": t.totals.loss.cpu(),
+        "counts": t.totals.counts.cpu(),
+        "untold": t.log.untold(),
+    }
+    first = dist.get_rank() == 0
+    ranks: list[Any] | None = [None] * t.shares.world_size if first else None
+    dist.gather_object(mine, ranks, group=hosts)
+    if not first:
+        return None
+    return {
+        "config": as_dict(t.config),
+        "classes": list(classes),
+        "model": t.model.state_dict(),
+        "optimizer": t.optimizer.state_dict(),
+        "scaler": t.scaler.state_dict(),
+        "epoch": t.position.epoch,
+        "batch": t.position.batch,
+        "step": t.position.step,
+        "skipped": t.log.skipped.total,
+        "skipped_in_row": t.log.skipped.in_row,
+        "global_batch": t.shares.global_batch,
+        "ranks": ranks,
+    }
+
+
+def restore_state(t: Trainer, saved: dict[str, Any], rank: int) -> str | None:
+    """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the
+    sums are kept, by rank 0, and random numbers are drawn anew: then it says what can no longer be equal."""
+    ranks = saved["ranks"]
+    # The checkpoint brings the optimizer's state, the config its settings: they may be changed on the way.
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in t.optimizer.param_groups]
+    t.optimizer.load_state_dict(saved["optimizer"])
+    for group, own in zip(t.optimizer.param_groups, settings, strict=True):
+        group.update(own)
+    if saved["scaler"] and t.scaler.is_enabled():
+        t.scaler.load_state_dict(saved["scaler"])
+    same_ranks = len(ranks) == t.shares.world_size
+    if same_ranks:
+        mine = ranks[rank]
+        t.totals.loss += mine["loss"].to(t.device)
+        t.totals.counts += mine["counts"].to(t.device)
+        t.log.take_back(mine["untold"])
+        set_rng_state(mine["rng"], t.device)
+    elif rank == 0:
+        t.totals.loss += sum(one["loss"] for one in ranks).to(t.device)
+        t.totals.counts += sum(one["counts"] for one in ranks).to(t.device)
+    before, now = (len(ranks), saved["global_batch"]), (t.shares.world_size, t.shares.global_batch)
+    if before == now:
+        return None
+    lost = [] if before[1] == now[1] else ["which images make a batch"]
+    lost += [] if same_ranks else ["the random numbers that the model draws", "the losses of steps not told yet"]
+    return (
+        f"the checkpoint is of {before[0]} ranks and a global batch of {before[1]}, and this run has {now[0]} and "
+        f"{now[1]}: {', '.join(lost)} and the order of additions differ from here on from an uninterrupted run's"
+    )

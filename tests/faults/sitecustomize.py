@@ -1,0 +1,74 @@
+"""Faults brought into a rank from outside: with this folder on PYTHONPATH, Python itself loads this file in every
+process of a run, and $GPUTRAIN_FAULT says what is to happen in which rank at which step. The package knows nothing of
+it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def happen(kind: str, images: Any) -> Any:
+    import torch
+
+    if kind == "nan":
+        return images * float("nan")
+    if kind == "raise":
+        raise ValueError("a fault of the test")
+    if kind == "memory":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if kind == "hang":
+        time.sleep(10_000)
+    if kind == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "segfault": signal.SIGSEGV}[kind])
+    return images
+
+
+def bring_in(loop: Any, fault: dict[str, Any]) -> None:
+    """`kind`, `rank`, `steps`; with `once`, the path of a file, only where that is not there yet."""
+    train_step = loop.train_step
+
+    def faulty(t: Any, images: Any, labels: Any, weight: float) -> None:
+        if t.shares.rank == fault["rank"] and t.position.step + 1 in fault["steps"]:
+            mark = fault.get("once")
+            if mark is None or not Path(mark).exists():
+                if mark is not None:
+                    Path(mark).touch()
+                images = happen(fault["kind"], images)
+        train_step(t, images, labels, weight)
+
+    loop.train_step = faulty
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Waits for the loop to be imported."""
+
+    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        if name != "engine.loop":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        load = spec.loader.exec_module
+
+        def load_and_change(module: ModuleType) -> None:
+            load(module)
+            bring_in(module, json.loads(os.environ["GPUTRAIN_FAULT"]))
+
+        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
+        return spec
+
+
+if os.environ.get("GPUTRAIN_FAULT"):
+    sys.meta_path.insert(0, Finder())
