@@ -11,9 +11,7 @@ from pathlib import Path
 from engine.events import RankFailed
 
 # What a rank meets when another one is gone.
-_LOST_PEER = re.compile(
-    r"connection (reset|closed|refused)|broken pipe|gloo|nccl|socket|DistBackendError|DistNetworkError|timed out", re.I
-)
+_LOST_PEER = re.compile(r"connection (reset|closed|refused|to another)|broken pipe|gloo|nccl|socket|timed out", re.I)
 
 
 class NonFiniteLossError(Exception):
@@ -55,6 +53,8 @@ def cause_of(error: BaseException) -> str:
         return f"{SHARED_MEMORY_FULL} ({text})"
     if type(error).__module__.startswith("engine."):
         return re.sub(r"^engine\.[\w.]+: ", "", text)
+    if name in ("RuntimeError", "DistBackendError", "DistNetworkError") and _LOST_PEER.search(text):
+        return f"it lost the connection to another rank ({text})"
     return f"{name}: {text}" if text else name
 
 

@@ -159,7 +159,7 @@ def _train(
     usage = UsageWatch([device.uuid for device in choice.devices] if seat.local_rank == 0 and job.folder else [])
     watchdog = _watchdog(Watchdog(beats, job.config.run.watchdog), seat.rank, device, recorder)
     if recorder is not None and claimed is not None:
-        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), asked, flag)
+        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), asked)
     else:
         record = listener if seat.rank == 0 else _tell_on_stderr(seat.rank)
 
@@ -175,6 +175,9 @@ def _train(
         outcome = train(job, seat, store, channel)
         if recorder is None:
             return ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
+        if outcome == "stopped" and not recorder.history.stopping:
+            # By a signal, to this rank or to another.
+            recorder.record(Control(request="stop", by=flag.by or "a signal", outcome="done"))
         requeues = job.config.run.requeue and flag.warned
         return end_run(Ending(outcome), recorder, listener, requeues=requeues)
     except UsageError:
@@ -219,7 +222,7 @@ def _watchdog(watchdog: Watchdog, rank: int, device: str, recorder: Recorder | N
     return threading.Thread(target=watch, name="watchdog", daemon=True)
 
 
-def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, asked: Asked, flag: StopFlag) -> Listener:
+def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, asked: Asked) -> Listener:
     """A listener that starts, with its first event, a thread that renews the heartbeat, looks at the GPUs and takes
     requests: not earlier, because loader processes are forked before."""
 
@@ -231,8 +234,6 @@ def _watched(recorder: Recorder, claimed: Claim, nodes: NodesUsage, asked: Asked
             for request in take_requests(claimed.folder.control):
                 outcome = asked.take(request.request)
                 recorder.record(Control(request=request.request, by=request.by, outcome=outcome))
-            if flag.raised and not recorder.history.stopping:
-                recorder.record(Control(request="stop", by=flag.by, outcome=asked.take("stop")))
 
     thread = threading.Thread(target=watch, name="control", daemon=True)
 

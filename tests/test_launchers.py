@@ -87,18 +87,29 @@ def test_torchruns_sigterm_stops_with_a_checkpoint(gputrain: Gputrain) -> None:
     assert events_of(gputrain.runs / "a")[-1]["state"] == "stopped"
 
 
-def test_a_world_that_torchrun_starts_anew_goes_on_with_its_run(gputrain: Gputrain) -> None:
-    options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", free_port()]
-    agent = torchrun(gputrain, *options, arguments=["run", "--headless", "--model", "linear", "--epochs", "100"])
-    gputrain.wait_for_event("digits-linear-1", "checkpoint", 2)
-    second = next(p for p in gputrain.processes() if p.ppid() == agent.pid and p.environ()["RANK"] == "1")
-    second.kill()
-    _, messages = agent.communicate(timeout=120)
-    assert agent.returncode == 0, messages
-    assert [path.name for path in gputrain.runs.iterdir()] == ["digits-linear-1"]
-    events = events_of(gputrain.runs / "digits-linear-1")
-    assert next(event for event in events if event["type"] == "run_resumed")["from_step"] > 0
-    assert events[-1]["state"] == "finished"
+def test_a_killed_worker_and_a_killed_agent_each_lead_to_a_restart_from_the_last_checkpoint(gputrain: Gputrain) -> None:
+    conf = "join_timeout=60,last_call_timeout=1"
+    elastic = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--monitor-interval", "0.3"]
+    elastic += ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    arguments = ["run", "--headless", "digits", "--model", "linear", "--epochs", "100000", "checkpoint.every_steps=20"]
+    host, guest = (
+        torchrun(gputrain, *elastic, "--rdzv-conf", f"{conf},is_host={is_host}", arguments=arguments)
+        for is_host in (1, 0)
+    )
+    gputrain.wait_for_event("digits-1", "checkpoint", 2)
+    workers = [process for process in gputrain.processes() if process.ppid() in (host.pid, guest.pid)]
+    next(process for process in workers if process.ppid() == guest.pid).kill()
+    gputrain.wait_for_event("digits-1", "run_resumed", 1)
+    gputrain.wait_for_event("digits-1", "checkpoint", 4)
+    guest.kill()
+    gputrain.wait_for_event("digits-1", "run_resumed", 2)
+    assert gputrain("stop", "last").stderr == "digits-1 is stopped.\n"
+    _, messages = host.communicate(timeout=60)
+    assert host.returncode == 0, messages
+    assert [path.name for path in gputrain.runs.iterdir()] == ["digits-1"]
+    resumed = [event for event in events_of(gputrain.runs / "digits-1") if event["type"] == "run_resumed"]
+    assert [event["world_size"] for event in resumed] == [2, 1]
+    assert 0 < resumed[0]["from_step"] < resumed[1]["from_step"]
 
 
 def test_a_refusal_under_torchrun_is_said_once(gputrain: Gputrain) -> None:
