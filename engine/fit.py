@@ -22,9 +22,10 @@ from engine.data.source import Source
 from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
 from engine.files import write_json
 from engine.job import Job, Outcome
+from engine.limits import disk_warnings
 from engine.lines import counted
 from engine.loop import Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
-from engine.models import count_parameters
+from engine.models import count_parameters, weight_bytes
 from engine.precision import autocast
 from engine.problems import UsageError
 from engine.seat import Seat
@@ -66,7 +67,8 @@ def refuse_shared_devices(ranks: Sequence[RankPlace]) -> None:
 
 
 class Fit:
-    """One rank, set up and ready. `hosts` is a process group for what lies in host memory."""
+    """One rank, set up and ready. `hosts` is a process group for what lies in host memory; `warnings` are to be told
+    before the first step."""
 
     def __init__(
         self,
@@ -77,9 +79,10 @@ class Fit:
         hosts: dist.ProcessGroup,
         ranks: list[RankPlace],
         workers: int,
+        warnings: Sequence[str] = (),
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.ranks, self.workers = hosts, ranks, workers
+        self.hosts, self.ranks, self.workers, self.warnings = hosts, ranks, workers, warnings
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._held = 0, 0.0
 
@@ -90,6 +93,7 @@ class Fit:
         else:
             self._tell(started)
             self._tell_skipped()
+        self._tell_shortages()
         self._write_classes()
         while t.position.epoch <= self.config.run.epochs:
             began, first = time.perf_counter(), t.position.batch
@@ -260,6 +264,7 @@ class Fit:
         t.scaler.scale(loss).backward()
         self._tell(self._started())
         self._tell_skipped()
+        self._tell_shortages()
         return "finished"
 
     def _tell(self, event: Event) -> None:
@@ -302,6 +307,13 @@ class Fit:
         self._tell(
             Warned(message=f"{counted(len(skipped), 'file')} left out: {', '.join(skipped[:SHOWN_FILES])}{more}")
         )
+
+    def _tell_shortages(self) -> None:
+        disk: list[str] = []
+        if self.seat.rank == 0 and self.job.folder is not None:
+            disk = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.trainer.model))
+        for message in (*self.warnings, *disk):
+            self._tell(Warned(message=message))
 
     def _write_classes(self) -> None:
         if self.seat.rank == 0 and self.job.folder is not None:
