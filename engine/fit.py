@@ -257,6 +257,8 @@ class Fit:
     def try_one_batch(self) -> Outcome:
         """One real batch forward and back; weights and run are left alone."""
         t = self.trainer
+        # First: a batch that finds no room may never come.
+        self._tell_shortages()
         t.model.train()
         images, labels, _ = t.next_batch()
         with autocast(self.config.precision, t.device):
@@ -264,7 +266,6 @@ class Fit:
         t.scaler.scale(loss).backward()
         self._tell(self._started())
         self._tell_skipped()
-        self._tell_shortages()
         return "finished"
 
     def _tell(self, event: Event) -> None:

@@ -37,7 +37,7 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
     else:
         plain = not sys.stdout.isatty()
         console = Console(highlight=False, width=PLAIN_COLUMNS if plain and "COLUMNS" not in os.environ else None)
-        with nullcontext() if plain else console.status("looking on"):
+        with nullcontext() if plain else console.status("looking further"):
             for area in areas:
                 told += area
                 for line in area_lines(area, console.width):
