@@ -81,7 +81,8 @@ class _Look:
             self._devices = visible(there, os.environ)
             checks += hidden_check(os.environ, len(there), len(self._devices))
         except UsageError as error:
-            checks += [Check("GPUs", "visible", "problem", str(error.problems[0]))]
+            found, _, advice = str(error.problems[0]).partition("; ")
+            checks.append(Check("GPUs", "visible", "problem", found, advice))
         if recorded:
             self._broken = "GPUTRAIN_NVML plays a recording"
         return checks

@@ -69,7 +69,10 @@ def runs_folder(root: Path) -> Check:
         return Check("machine", name, "problem", f"{there} is a file, and runs need a folder", elsewhere)
     if not os.access(there, os.W_OK | os.X_OK):
         return Check("machine", name, "problem", f"{there} cannot be written to", elsewhere)
-    free = free_bytes(root)
+    try:
+        free = free_bytes(root)
+    except OSError as error:
+        return Check("machine", name, "problem", f"{there} cannot be looked at: {error.strerror}", elsewhere)
     found = f"{root} has {in_bytes(free)} free"
     if free < LITTLE_DISK_BYTES:
         return Check("machine", name, "warning", found, f"make room, or {elsewhere}")

@@ -10,7 +10,7 @@ from typing import Any
 from engine.config import Config
 from engine.data import likely_format
 from engine.doctor.check import Check, short_of
-from engine.gpus.selection import WAIT_HINT, Device, select, why_not_free
+from engine.gpus.selection import WAIT_HINT, Device, NotFreeError, select, why_not_free
 from engine.limits import (
     SHARED_MEMORY,
     Loading,
@@ -31,6 +31,7 @@ from engine.problems import UsageError
 LIKELY_CLASSES = 1000
 # Less than PCIe's slowest way round through host memory.
 SLOW_GPU_BYTES_PER_SECOND = 2e9
+OTHERS_ADVICE = "name others with --gpus, or wait for them with --wait"
 FAR_ADVICE = (
     "NCCL_DEBUG=INFO says where it stands; where GPUs cannot reach each other NCCL_P2P_DISABLE=1 helps (then look at "
     "IOMMU and ACS in the BIOS); `nvidia-smi topo -m` shows how they are joined"
@@ -44,8 +45,10 @@ def device_check(config: Config, devices: Sequence[Device]) -> tuple[Check, list
         chosen = select(selection, devices)
         ranks = plan(config, chosen).ranks
     except UsageError as error:
-        found = "; ".join(problem.what.removesuffix(WAIT_HINT) for problem in error.problems)
-        return Check("run", name, "problem", found, "name others with --gpus, or wait for them with --wait"), []
+        found, _, advice = error.problems[0].what.removesuffix(WAIT_HINT).partition("; ")
+        if isinstance(error, NotFreeError):
+            found, advice = error.problems[0].what.removesuffix(WAIT_HINT), OTHERS_ADVICE
+        return Check("run", name, "problem", found, advice), []
     if not chosen and devices and selection == "auto":
         found = f"no GPU is free, so a run trains on the CPU ({why_not_free(devices)})"
         return Check("run", name, "warning", found, "name some with --gpus, or wait for one with --wait"), []
@@ -53,8 +56,7 @@ def device_check(config: Config, devices: Sequence[Device]) -> tuple[Check, list
         return Check("run", name, "ok", f"{counted(ranks, 'rank')} on the CPU"), []
     found = f"{selection} comes to GPU {', '.join(str(device.index) for device in chosen)}"
     if shared := why_not_free(chosen):
-        advice = "name others with --gpus, or wait for them with --wait"
-        return Check("run", name, "warning", f"{found}, shared with others: {shared}", advice), chosen
+        return Check("run", name, "warning", f"{found}, shared with others: {shared}", OTHERS_ADVICE), chosen
     return Check("run", name, "ok", found), chosen
 
 
@@ -96,7 +98,7 @@ def checkpoint_check(config: Config, root: Path, weights: int) -> Check:
     try:
         free = free_bytes(root)
     except OSError as error:
-        return Check("run", "checkpoints", "unknown", f"{root} cannot be looked at: {error.strerror}")
+        return Check("run", "checkpoints", "unknown", f"{root}: {error.strerror}", "give another --runs-dir")
     enough = f"up to {files} of about {in_bytes(size)} a run, {in_bytes(free)} free"
     return short_of("run", "checkpoints", disk_space(root, free, size, files), enough)
 
