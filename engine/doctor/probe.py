@@ -13,12 +13,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from engine.config import Model
-from engine.failure import cause_of, exit_in_words
+from engine.events import RankFailed
+from engine.failure import cause_of, exit_in_words, failure_in_words, root_cause
 from engine.process import die_with_parent, leave
 
 Answer = dict[str, Any]
@@ -27,6 +29,8 @@ FORK = multiprocessing.get_context("fork")
 REDUCE_BYTES = 64 << 20
 REDUCE_TIMES = {"nccl": 20, "gloo": 5}
 WARM_UP_TIMES = 2
+# So long the other ranks may take to tell of the fault that they saw.
+GRACE_SECONDS = 1.0
 FLOAT_BYTES = 4
 PATTERN = 1024
 
@@ -125,15 +129,14 @@ def _answer(pipe: Connection, question: Callable[[], Answer], parent: int) -> No
 
 def all_reduce(devices: list[str]) -> Answer:
     """Sum 64 MiB over processes, one for each device: UUIDs, or "cpu" as often as there are to be processes. `right`
-    tells whether the sum was, `seconds` is the median of some repeats; `error` is that of the first rank to fail."""
+    tells whether the sum was, `seconds` is the median of some repeats; `error` is what the first rank failed of."""
     from torch.distributed import TCPStore
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(one for one in devices if one != "cpu")
-    world = len(devices)
     pipes = [FORK.Pipe() for _ in devices]
     ranks = [
-        FORK.Process(target=_rank, args=(theirs, rank, world, devices[rank] != "cpu", os.getpid()))
-        for rank, (_, theirs) in enumerate(pipes)
+        FORK.Process(target=_rank, args=(pipes, rank, devices[rank] != "cpu", os.getpid()))
+        for rank in range(len(devices))
     ]
     for rank in ranks:
         rank.start()
@@ -142,35 +145,46 @@ def all_reduce(devices: list[str]) -> Answer:
     # Only now: it has threads, which a fork would leave behind.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for mine, _ in pipes:
-        mine.send(store.port)
+        with suppress(OSError):
+            mine.send(store.port)
     try:
-        return _outcome([mine for mine, _ in pipes], ranks)
+        return _outcome(devices, [mine for mine, _ in pipes], ranks)
     finally:
         for rank in ranks:
             rank.kill()
             rank.join()
 
 
-def _outcome(pipes: list[Connection], ranks: list[Any]) -> Answer:
-    """Rank 0's answer when all have theirs, or the first error of any."""
+def _outcome(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> Answer:
+    """Rank 0's answer when all have theirs, or the error that was the cause of the others."""
     answers: dict[int, Answer] = {}
+    failures: list[RankFailed] = []
     while len(answers) < len(pipes):
-        for pipe in wait([pipe for rank, pipe in enumerate(pipes) if rank not in answers]):
-            rank = pipes.index(pipe)  # type: ignore[arg-type]
+        left = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+        ready = wait(left, GRACE_SECONDS if failures else None)
+        if not ready:
+            break
+        for rank in (rank for rank, pipe in enumerate(pipes) if pipe in ready):
             try:
                 answers[rank] = pipes[rank].recv()
             except EOFError:
                 ranks[rank].join()
                 answers[rank] = {"error": exit_in_words(ranks[rank].exitcode or 0)}
             if "error" in answers[rank]:
-                return {"error": f"rank {rank}: {answers[rank]['error']}"}
+                failures.append(RankFailed(rank=rank, device=devices[rank], cause=answers[rank]["error"]))
+    if failures:
+        return {"error": failure_in_words(root_cause(failures))}
     return answers[0] | {"right": all(answer["right"] for answer in answers.values())}
 
 
-def _rank(pipe: Connection, rank: int, world: int, on_gpu: bool, parent: int) -> None:
+def _rank(pipes: list[tuple[Connection, Connection]], rank: int, on_gpu: bool, parent: int) -> None:
     die_with_parent(parent)
+    pipe = pipes[rank][1]
+    # A rank that dies must not seem alive by a copy of its end that is kept here.
+    for end in (end for both in pipes for end in both if end is not pipe):
+        end.close()
     try:
-        pipe.send(_reduce(rank, world, pipe.recv(), "nccl" if on_gpu else "gloo"))
+        pipe.send(_reduce(rank, len(pipes), pipe.recv(), "nccl" if on_gpu else "gloo"))
     except Exception as error:
         pipe.send({"error": cause_of(error)})
     # Until all have theirs: who leaves first may close a connection that another one is still setting up.
