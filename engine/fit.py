@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -23,11 +22,12 @@ from engine.data.source import Source
 from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
 from engine.files import write_json
 from engine.job import Job, Outcome
+from engine.limits import disk_warnings
 from engine.lines import counted
 from engine.loop import Sums, Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
-from engine.models import count_parameters
+from engine.models import count_parameters, weight_bytes
+from engine.places import RankPlace
 from engine.precision import autocast
-from engine.problems import UsageError
 from engine.seat import Seat
 from engine.state import gather_state, restore_state
 
@@ -36,39 +36,9 @@ SHOWN_FILES = 10
 HOLD_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank is: its process, and the device that it has there, which it has seen to be the one."""
-
-    rank: int
-    host: str
-    pid: int
-    device: str
-
-
-def gather_places(job: Job, seat: Seat, hosts: dist.ProcessGroup) -> list[RankPlace]:
-    """Where all ranks are. A collective."""
-    place = job.plan.place(seat.local_rank)
-    mine = RankPlace(rank=seat.rank, host=socket.gethostname(), pid=os.getpid(), device=job.plan.devices[place])
-    ranks = [mine] * seat.world_size
-    dist.all_gather_object(ranks, mine, group=hosts)
-    return ranks
-
-
-def refuse_shared_devices(ranks: Sequence[RankPlace]) -> None:
-    """Raises UsageError where two ranks have one GPU, which NCCL does not serve."""
-    first: dict[tuple[str, str], int] = {}
-    for one in ranks:
-        if one.device != "cpu" and first.setdefault((one.host, one.device), one.rank) != one.rank:
-            raise UsageError.one(
-                "device.gpus",
-                f"ranks {first[one.host, one.device]} and {one.rank} on {one.host} both have {one.device}; start no "
-                "more ranks there than there are GPUs",
-            )
-
-
 class Fit:
-    """One rank, set up and ready. `hosts` is a process group for what lies in host memory."""
+    """One rank, set up and ready. `hosts` is a process group for what lies in host memory; `warnings` are to be told
+    before the first step."""
 
     def __init__(
         self,
@@ -79,9 +49,10 @@ class Fit:
         hosts: dist.ProcessGroup,
         ranks: list[RankPlace],
         workers: int,
+        warnings: Sequence[str] = (),
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.ranks, self.workers = hosts, ranks, workers
+        self.hosts, self.ranks, self.workers, self.warnings = hosts, ranks, workers, warnings
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()
@@ -94,6 +65,7 @@ class Fit:
         else:
             self._tell(started)
             self._tell_skipped()
+        self._tell_shortages()
         self._write_classes()
         while t.position.epoch <= self.config.run.epochs:
             began, first = time.perf_counter(), t.position.batch
@@ -233,6 +205,8 @@ class Fit:
     def try_one_batch(self) -> Outcome:
         """One real batch forward and back; weights and run are left alone."""
         t = self.trainer
+        # First: a batch that finds no room may never come.
+        self._tell_shortages()
         t.model.train()
         images, labels, _ = t.next_batch(t.totals)
         with autocast(self.config.precision, t.device):
@@ -282,6 +256,13 @@ class Fit:
         self._tell(
             Warned(message=f"{counted(len(skipped), 'file')} left out: {', '.join(skipped[:SHOWN_FILES])}{more}")
         )
+
+    def _tell_shortages(self) -> None:
+        disk: list[str] = []
+        if self.seat.rank == 0 and self.job.folder is not None:
+            disk = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.trainer.model))
+        for message in (*self.warnings, *disk):
+            self._tell(Warned(message=message))
 
     def _write_classes(self) -> None:
         if self.seat.rank == 0 and self.job.folder is not None:

@@ -14,6 +14,7 @@ from engine.failure import failure_in_words
 from engine.gpus.choice import Choice, choose, ranks_here, waiting_told
 from engine.gpus.usage import UsageWatch
 from engine.job import Ending, ExitCode, Job
+from engine.limits import raise_open_files
 from engine.machine import plan, prepare_environment
 from engine.order import (
     Order,
@@ -37,6 +38,7 @@ def launch(order: Order, listener: Listener) -> int:
     """Run to the end and return the exit code. `listener` hears every event. Raises UsageError, with nothing left
     behind."""
     outlive_terminal()
+    raise_open_files()
     launcher = find_launcher(order.config.device.launcher, os.environ)
     if launcher != "spawn":
         from engine.joined import join

@@ -141,6 +141,11 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Of parameters and buffers."""
+    return sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
+
+
 def check_model(model: nn.Module, name: str, channels: int, size: int, classes: int) -> None:
     """Raises UsageError where the model cannot take the images, or does not give one value a class for each."""
     training = model.training

@@ -23,12 +23,14 @@ from engine.data import check_source, image_format, open_source, shares_of
 from engine.data.loader import stream_batches
 from engine.data.sampler import Shares
 from engine.data.source import Source
-from engine.fit import Fit, gather_places, refuse_shared_devices
+from engine.fit import Fit
 from engine.job import Job, Outcome
+from engine.limits import loading_warnings
 from engine.loop import Position, Totals, Trainer
 from engine.machine import Plan, auto_workers
 from engine.models import build_model, check_model
 from engine.optim import build_optimizer
+from engine.places import gather_places, refuse_shared_devices
 from engine.precision import autocast, check_precision, gradient_scaler, skips_of_scaler
 from engine.problems import UsageError
 from engine.rng import rng_state, seed_everything, set_rng_state
@@ -51,6 +53,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
     images = image_format(config, source)
     workers = _workers(job, source)
+    warnings = loading_warnings(config, job.plan.ranks, workers, images)
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
     batches = stream_batches(source, config, images, requests, workers)
 
@@ -88,7 +91,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
         )
         seed_everything(config.run.seed + seat.rank)
         _warm_up(trainer)
-        fit = Fit(job, seat, trainer, source, hosts, ranks, workers)
+        fit = Fit(job, seat, trainer, source, hosts, ranks, workers, warnings)
         if job.folder is None:
             return fit.try_one_batch()
         if saved:

@@ -10,7 +10,7 @@ import pytest
 from conftest import COMMAND, ROOT, Gputrain
 
 LIGHT = ["config", "resolve", "events", "history", "runs", "control", "schedule", "launch", "data", "seat"]
-LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.choice", "gpus.recording"]
+LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.choice", "gpus.recording", "limits", "doctor.examine"]
 
 
 def modules_after(statement: str) -> set[str]:

@@ -11,10 +11,10 @@ import pytest
 from conftest import Gputrain
 from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, uuid_of
 
-from engine.fit import RankPlace, refuse_shared_devices
 from engine.gpus.readings import Snapshot
 from engine.gpus.selection import Device, NotFreeError, devices_of, select
 from engine.gpus.visible import ask_cuda, visible
+from engine.places import RankPlace, refuse_shared_devices
 from engine.problems import UsageError
 from engine.worker import WrongDeviceError, check_device
 

@@ -298,6 +298,28 @@ def gpus(
         show_gpus(GpuView(as_json, watch, processes, links, interval, samples, record))
 
 
+@app.command(cls=ConfigCommand, epilog="Example: gputrain doctor flowers.yaml --gpus 0,1")
+def doctor(
+    arguments: Arguments = None,
+    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong with this machine for training, and what to do about it.
+
+    Looks at cores, memory, disk, the driver and its GPUs, at torch, and at what a run of CONFIG would need, and tries
+    whether its ranks reach each other. Exit codes: 0 no problem, 1 a problem, 2 bad usage or config.
+    """
+    from engine.doctor.examine import examine
+    from engine.runs import runs_root
+    from tui.doctor_table import show_checks
+
+    with usage_errors():
+        flags: dict[str, tuple[str, str | bool]] = {} if gpus is None else {FLAGS["gpus"]: (f"--gpus {gpus}", gpus)}
+        checks = examine(resolve_arguments(arguments, flags).config, runs_root(runs_dir))
+        raise typer.Exit(0 if show_checks(checks, as_json=as_json) else 1)
+
+
 @app.command()
 def stop(
     run: RunName,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config import Config
-from engine.data.arrays import IMAGE_SETS, check_image_set, open_digits, open_fake, open_image_set
+from engine.data.arrays import DIGITS_FORMAT, IMAGE_SETS, check_image_set, open_digits, open_fake, open_image_set
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source
 from engine.problems import Problem, UsageError
@@ -32,6 +32,20 @@ def open_early(config: Config) -> Source | None:
         check_image_set(config.data)
         return None
     return open_source(config)
+
+
+def likely_format(config: Config) -> ImageFormat:
+    """What the images will look like, as far as that is known without looking at them: nothing is opened."""
+    data = config.data
+    if data.dataset == "folder":
+        from engine.data.folder import DEFAULT_SIZE
+
+        own = ImageFormat(DEFAULT_SIZE, 3, (), ())
+    elif data.dataset == "fake":
+        own = open_fake(data, config.run.seed).format
+    else:
+        own = DIGITS_FORMAT if data.dataset == "digits" else IMAGE_SETS[data.dataset].format
+    return replace(own, size=data.image_size or own.size, channels=data.channels or own.channels)
 
 
 def shares_of(config: Config, source: Source, world_size: int, rank: int = 0) -> Shares:

@@ -52,6 +52,7 @@ IMAGE_SETS = {
         (50_000, 10_000),
     ),
 }
+DIGITS_FORMAT = ImageFormat(8, 1, (0.305,), (0.376,))
 
 
 def open_digits(data: Data, seed: int) -> ArraySource:
@@ -61,7 +62,7 @@ def open_digits(data: Data, seed: int) -> ArraySource:
         labels = stored["labels"].astype(np.int64)
     train, val = stratified_split(labels, data.val_split, seed)
     return ArraySource(
-        ImageFormat(8, 1, (0.305,), (0.376,)),
+        DIGITS_FORMAT,
         tuple(str(digit) for digit in range(10)),
         {"train": images[train], "val": images[val]},
         {"train": labels[train], "val": labels[val]},

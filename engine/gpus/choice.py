@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.events import Event, RunStarted, Waiting
-from engine.gpus.monitor import DriverMonitor, recording_path
+from engine.gpus.monitor import DriverMonitor, Monitor, recording_path
 from engine.gpus.readings import Snapshot
 from engine.gpus.reservation import Held, HeldRank, Reservation, all_held, choosing
 from engine.gpus.selection import WAIT_HINT, Device, NotFreeError, devices_of, named, select, why_not_free
@@ -42,11 +42,11 @@ def choose(selection: str, run: str, *, wait: bool, waiting: Callable[[str], Non
         return Choice()
     if recording_path() is not None:
         return _none(selection, "GPUTRAIN_NVML plays a recording, and nothing can be trained on recorded GPUs")
-    if not _driver_library():
+    if not driver_library():
         return _none(selection, "no NVIDIA driver can be asked (its library is not found)", expected=True)
     monitor = DriverMonitor(Wants(period=WAIT_SECONDS, activity=False))
     try:
-        snapshot = _first(monitor)
+        snapshot = first_snapshot(monitor)
         if snapshot is None or snapshot.error is not None:
             error = "it does not answer" if snapshot is None else snapshot.error
             silent = snapshot is None or snapshot.pending
@@ -56,7 +56,7 @@ def choose(selection: str, run: str, *, wait: bool, waiting: Callable[[str], Non
         monitor.close()
 
 
-def _driver_library() -> bool:
+def driver_library() -> bool:
     """Whether there is one. To look costs nothing, where to start a sampler would take a quarter of a second."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
@@ -84,12 +84,13 @@ def ranks_here(started: RunStarted) -> list[HeldRank]:
     return [HeldRank(started.name, one["rank"], one["pid"], one["device"]) for one in ranks]
 
 
-def _first(monitor: DriverMonitor) -> Snapshot | None:
-    """What is known once the driver and its GPUs have answered, or have been given time enough to."""
+def first_snapshot(monitor: Monitor, seconds: float = FIRST_SECONDS) -> Snapshot | None:
+    """What is known once the driver and its GPUs have answered, or have been given time enough to: the driver so many
+    seconds."""
     began = time.monotonic()
-    snapshot = monitor.read(FIRST_SECONDS)
+    snapshot = monitor.read(seconds)
     while snapshot is not None and snapshot.pending:
-        if time.monotonic() - began > (FIRST_GPU_SECONDS if snapshot.gpus else FIRST_SECONDS):
+        if time.monotonic() - began > (FIRST_GPU_SECONDS if snapshot.gpus else seconds):
             break
         snapshot = monitor.read(WAIT_SECONDS) or snapshot
     return snapshot

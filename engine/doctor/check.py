@@ -1,0 +1,33 @@
+"""One thing that was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from engine.limits import Shortage
+
+Area = Literal["machine", "GPUs", "torch", "run"]
+State = Literal["ok", "warning", "problem", "unknown"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was `found`, and where that is not well the `advice`: a problem keeps runs from training as they should, a
+    warning may."""
+
+    area: Area
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def short_of(area: Area, name: str, shortage: Shortage | None, enough: str) -> Check:
+    """A warning where there is a shortage."""
+    if shortage is None:
+        return Check(area, name, "ok", enough)
+    return Check(area, name, "warning", shortage.found, shortage.advice)

@@ -1,0 +1,87 @@
+"""What is known without asking a driver or torch: cores, memory, where runs lie, and what slows them down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from engine.doctor.check import Check
+from engine.limits import existing, free_bytes, in_bytes
+from engine.lines import counted
+from engine.machine import cores
+
+# About what torch takes by itself in a process of its own.
+RANK_BYTES = 1 << 30
+LITTLE_DISK_BYTES = 1 << 30
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+# Variables that make every run slow where they are forgotten, and what they do.
+SLOWING = {
+    "CUDA_LAUNCH_BLOCKING": "makes every step wait for every kernel",
+    "NCCL_P2P_DISABLE": "sends what GPUs tell each other through host memory",
+    "NCCL_SHM_DISABLE": "sends what GPUs tell each other through the network",
+    "NCCL_DEBUG": "makes NCCL write to the log of each run",
+    "TORCH_DISTRIBUTED_DEBUG": "makes every collective check itself",
+    "TORCH_SHOW_CPP_STACKTRACES": "makes errors slow and long",
+}
+OFF = ("", "0", "OFF", "off", "WARN", "VERSION")
+
+
+def machine_checks(root: Path) -> Iterator[Check]:
+    """For runs in a folder below `root`."""
+    yield Check("machine", "cores", "ok", counted(cores(), "core"))
+    yield memory(*free_memory())
+    yield runs_folder(root)
+    yield from variables(os.environ)
+
+
+def memory(free: int, total: int) -> Check:
+    found = f"{in_bytes(free)} of {in_bytes(total)} free"
+    if free >= RANK_BYTES:
+        return Check("machine", "memory", "ok", found)
+    advice = "end what takes it (`ps aux --sort -rss | head`), or take a container with more memory"
+    need = f"a rank takes about {in_bytes(RANK_BYTES)} before it loads an image"
+    return Check("machine", "memory", "warning", f"{found}, and {need}", advice)
+
+
+def free_memory() -> tuple[int, int]:
+    """What this process may still take, and could have at most: the control group's limit counts."""
+    host = psutil.virtual_memory()
+    free, total = int(host.available), int(host.total)
+    with suppress(OSError, ValueError, KeyError):
+        limit = int((CONTROL_GROUP / "memory.max").read_text())
+        used = int((CONTROL_GROUP / "memory.current").read_text())
+        kinds = dict(line.split() for line in (CONTROL_GROUP / "memory.stat").read_text().splitlines())
+        # The system gives back what it only keeps in case that it is read again.
+        free = min(free, max(limit - used + int(kinds["inactive_file"]), 0))
+        total = min(total, limit)
+    return free, total
+
+
+def runs_folder(root: Path) -> Check:
+    """Whether runs can be written, and whether there is some room."""
+    name, there = "runs folder", existing(root)
+    elsewhere = "let runs lie elsewhere: --runs-dir or GPUTRAIN_RUNS"
+    if not there.is_dir():
+        return Check("machine", name, "problem", f"{there} is a file, and runs need a folder", elsewhere)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check("machine", name, "problem", f"{there} cannot be written to", elsewhere)
+    try:
+        free = free_bytes(root)
+    except OSError as error:
+        return Check("machine", name, "problem", f"{there} cannot be looked at: {error.strerror}", elsewhere)
+    found = f"{root} has {in_bytes(free)} free"
+    if free < LITTLE_DISK_BYTES:
+        return Check("machine", name, "warning", found, f"make room, or {elsewhere}")
+    return Check("machine", name, "ok", found)
+
+
+def variables(environ: Mapping[str, str]) -> Iterator[Check]:
+    """One for each that is set and slows runs down."""
+    for name, what in SLOWING.items():
+        if (value := environ.get(name, "")) not in OFF:
+            found = f"{name}={value} {what}"
+            yield Check("machine", "environment", "warning", found, f"unset {name} unless you look for a fault")

@@ -1,0 +1,222 @@
+"""What only torch can tell of this machine: a process that imports torch once, and forks for all that touches CUDA,
+because after that it could not be forked any more.
+
+It prints a JSON object a line: first what torch is, then what CUDA shows it; then, for each line on its standard input,
+the outcome of an all-reduce between the devices that this names.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from engine.config import Model
+from engine.events import RankFailed
+from engine.failure import cause_of, exit_in_words, failure_in_words, root_cause
+from engine.process import die_with_parent, leave
+
+Answer = dict[str, Any]
+FORK = multiprocessing.get_context("fork")
+
+REDUCE_BYTES = 64 << 20
+REDUCE_TIMES = {"nccl": 20, "gloo": 5}
+WARM_UP_TIMES = 2
+# So long the other ranks may take to tell of the fault that they saw.
+GRACE_SECONDS = 1.0
+FLOAT_BYTES = 4
+PATTERN = 1024
+
+
+def main() -> None:
+    """The arguments are the parent's pid and, as JSON, the model of which the size is wanted."""
+    parent = int(sys.argv[1])
+    die_with_parent(parent)
+    # Libraries write to standard output what they like, NCCL among them.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def tell(answer: Answer) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    tell(about_torch(json.loads(sys.argv[2])))
+    tell(in_child(about_cuda))
+    for line in sys.stdin:
+        tell(all_reduce(json.loads(line)["devices"]))
+    leave(0)
+
+
+def about_torch(model: Answer) -> Answer:
+    """Versions, and what this build of torch can do. `errors` say what does not import."""
+    answer: Answer = {"errors": {}}
+    try:
+        import torch
+        import torch.distributed as dist
+    except Exception as error:
+        return {"errors": {"torch": cause_of(error)}}
+    answer |= {"torch": torch.__version__, "cuda": torch.version.cuda, "gloo": dist.is_available(), "nccl": None}
+    if dist.is_available():
+        answer["gloo"] = dist.is_gloo_available()
+        if torch.version.cuda and dist.is_nccl_available():
+            answer["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    try:
+        import torchvision
+
+        answer["torchvision"] = torchvision.__version__
+    except Exception as error:
+        answer["errors"]["torchvision"] = cause_of(error)
+        return answer
+    try:
+        answer["weights"] = _weights(model)
+    except Exception as error:
+        answer["errors"]["model"] = cause_of(error)
+    return answer
+
+
+def _weights(model: Answer) -> int:
+    """Bytes of a model's weights, without making them."""
+    import torch
+
+    from engine.models import build_model, weight_bytes
+
+    with torch.device("meta"):
+        built = build_model(Model(**model["model"]), model["channels"], model["classes"], model["size"])
+    return weight_bytes(built)
+
+
+def about_cuda() -> Answer:
+    """The GPUs that torch can set up; `error` where it can set up none."""
+    import torch
+
+    if torch.version.cuda is None:
+        return {"gpus": [], "kernels": []}
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return {"gpus": [], "kernels": [], "error": cause_of(error)}
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    gpus = [{"uuid": str(one.uuid), "name": one.name, "capability": [one.major, one.minor]} for one in properties]
+    return {"gpus": gpus, "kernels": torch.cuda.get_arch_list()}
+
+
+def in_child(question: Callable[[], Answer]) -> Answer:
+    """The answer of a process of its own; `error` where it died over the question."""
+    ours, theirs = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_answer, args=(theirs, question, os.getpid()))
+    process.start()
+    theirs.close()
+    try:
+        answer: Answer = ours.recv()
+    except EOFError:
+        process.join()
+        return {"error": exit_in_words(process.exitcode or 0)}
+    process.join()
+    return answer
+
+
+def _answer(pipe: Connection, question: Callable[[], Answer], parent: int) -> None:
+    die_with_parent(parent)
+    pipe.send(question())
+    leave(0)
+
+
+def all_reduce(devices: list[str]) -> Answer:
+    """Sum 64 MiB over processes, one for each device: UUIDs, or "cpu" as often as there are to be processes. `right`
+    tells whether the sum was, `seconds` is the median of some repeats; `error` is what the first rank failed of."""
+    from torch.distributed import TCPStore
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(one for one in devices if one != "cpu")
+    pipes = [FORK.Pipe() for _ in devices]
+    ranks = [
+        FORK.Process(target=_rank, args=(pipes, rank, devices[rank] != "cpu", os.getpid()))
+        for rank in range(len(devices))
+    ]
+    for rank in ranks:
+        rank.start()
+    for _, theirs in pipes:
+        theirs.close()
+    # Only now: it has threads, which a fork would leave behind.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for mine, _ in pipes:
+        with suppress(OSError):
+            mine.send(store.port)
+    try:
+        return _outcome(devices, [mine for mine, _ in pipes], ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def _outcome(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> Answer:
+    """Rank 0's answer when all have theirs, or the error that was the cause of the others."""
+    answers: dict[int, Answer] = {}
+    failures: list[RankFailed] = []
+    while len(answers) < len(pipes):
+        left = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+        ready = wait(left, GRACE_SECONDS if failures else None)
+        if not ready:
+            break
+        for rank in (rank for rank, pipe in enumerate(pipes) if pipe in ready):
+            try:
+                answers[rank] = pipes[rank].recv()
+            except EOFError:
+                ranks[rank].join()
+                answers[rank] = {"error": exit_in_words(ranks[rank].exitcode or 0)}
+            if "error" in answers[rank]:
+                failures.append(RankFailed(rank=rank, device=devices[rank], cause=answers[rank]["error"]))
+    if failures:
+        return {"error": failure_in_words(root_cause(failures))}
+    return answers[0] | {"right": all(answer["right"] for answer in answers.values())}
+
+
+def _rank(pipes: list[tuple[Connection, Connection]], rank: int, on_gpu: bool, parent: int) -> None:
+    die_with_parent(parent)
+    pipe = pipes[rank][1]
+    # A rank that dies must not seem alive by a copy of its end that is kept here.
+    for end in (end for both in pipes for end in both if end is not pipe):
+        end.close()
+    try:
+        pipe.send(_reduce(rank, len(pipes), pipe.recv(), "nccl" if on_gpu else "gloo"))
+    except Exception as error:
+        pipe.send({"error": cause_of(error)})
+    # Until all have theirs: who leaves first may close a connection that another one is still setting up.
+    pipe.poll(None)
+    leave(0)
+
+
+def _reduce(rank: int, world: int, port: int, backend: str) -> Answer:
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=5))
+    # Small whole numbers, of which any sum is exact, and which are at no two places alike.
+    pattern = torch.arange(REDUCE_BYTES // FLOAT_BYTES, device=device, dtype=torch.float32) % PATTERN
+    values = pattern + rank
+    dist.all_reduce(values)
+    right = torch.equal(values, pattern * world + sum(range(world)))
+    values.zero_()
+    times = []
+    for _ in range(WARM_UP_TIMES + REDUCE_TIMES[backend]):
+        dist.barrier()
+        if backend == "nccl":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        dist.all_reduce(values)
+        if backend == "nccl":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    kept = sorted(times[WARM_UP_TIMES:])
+    return {"right": right, "seconds": kept[len(kept) // 2], "bytes": REDUCE_BYTES}

@@ -1,0 +1,133 @@
+"""What a run of a config would meet: its devices, what its loader processes and checkpoints need, and whether its ranks
+reach each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config import Config
+from engine.data import likely_format
+from engine.doctor.check import Check, short_of
+from engine.gpus.selection import WAIT_HINT, Device, NotFreeError, select, why_not_free
+from engine.limits import (
+    SHARED_MEMORY,
+    Loading,
+    checkpoint_bytes,
+    checkpoint_files,
+    disk_space,
+    free_bytes,
+    in_bytes,
+    most_open_files,
+    open_files,
+    shared_memory,
+)
+from engine.lines import counted
+from engine.machine import RANKS_PER_CORE, auto_workers, cores, plan
+from engine.problems import UsageError
+
+# Classes where the data says how many, and nothing has been opened: those of ImageNet.
+LIKELY_CLASSES = 1000
+# Less than PCIe's slowest way round through host memory.
+SLOW_GPU_BYTES_PER_SECOND = 2e9
+OTHERS_ADVICE = "name others with --gpus, or wait for them with --wait"
+FAR_ADVICE = (
+    "NCCL_DEBUG=INFO says where it stands; where GPUs cannot reach each other NCCL_P2P_DISABLE=1 helps (then look at "
+    "IOMMU and ACS in the BIOS); `nvidia-smi topo -m` shows how they are joined"
+)
+
+
+def device_check(config: Config, devices: Sequence[Device]) -> tuple[Check, list[Device]]:
+    """What `device.gpus` comes to among the devices that CUDA would show; none for the CPU."""
+    selection, name = config.device.gpus, "devices"
+    try:
+        chosen = select(selection, devices)
+        ranks = plan(config, chosen).ranks
+    except UsageError as error:
+        found, _, advice = error.problems[0].what.removesuffix(WAIT_HINT).partition("; ")
+        if isinstance(error, NotFreeError):
+            found, advice = error.problems[0].what.removesuffix(WAIT_HINT), OTHERS_ADVICE
+        return Check("run", name, "problem", found, advice), []
+    if not chosen and devices and selection == "auto":
+        found = f"no GPU is free, so a run trains on the CPU ({why_not_free(devices)})"
+        return Check("run", name, "warning", found, "name some with --gpus, or wait for one with --wait"), []
+    if not chosen:
+        return Check("run", name, "ok", f"{counted(ranks, 'rank')} on the CPU"), []
+    found = f"{selection} comes to GPU {', '.join(str(device.index) for device in chosen)}"
+    if shared := why_not_free(chosen):
+        return Check("run", name, "warning", f"{found}, shared with others: {shared}", OTHERS_ADVICE), chosen
+    return Check("run", name, "ok", found), chosen
+
+
+def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
+    """Shared memory and open files of so many ranks on this host."""
+    workers = expected_workers(config, ranks)
+    loading = Loading.of(config, ranks, workers, likely_format(config))
+    limit, free = most_open_files(), None
+    try:
+        free = free_bytes(SHARED_MEMORY)
+    except OSError as error:
+        found = f"{SHARED_MEMORY} cannot be looked at: {error.strerror}"
+        yield Check("run", "shared memory", "unknown", found, "see that it is mounted, as a tmpfs")
+    if free is not None:
+        users = f", for {counted(workers, 'worker')} a rank" if workers else ""
+        enough = f"{SHARED_MEMORY} has {in_bytes(free)} free{users}"
+        yield short_of("run", "shared memory", shared_memory(loading, free), enough)
+    most = "any number of files" if limit is None else counted(limit, "file")
+    yield short_of("run", "open files", open_files(loading, limit), f"a process may have {most} open")
+
+
+def expected_workers(config: Config, ranks: int) -> int:
+    if config.data.workers != "auto":
+        return config.data.workers
+    return auto_workers(ranks, config.data.batch_size) if config.data.dataset == "folder" else 0
+
+
+def expected_model(config: Config) -> dict[str, Any]:
+    """What the probe must know to tell the size of a model."""
+    images = likely_format(config)
+    known = config.data.num_classes or (10 if config.data.dataset not in ("folder", "cifar100") else LIKELY_CLASSES)
+    model = config.model.model_dump(mode="json")
+    return {"model": model, "channels": images.channels, "classes": known, "size": images.size}
+
+
+def checkpoint_check(config: Config, root: Path, weights: int) -> Check:
+    """Whether the checkpoints of one run with so many bytes of weights fit below `root`."""
+    size, files = checkpoint_bytes(weights, config.optim), checkpoint_files(config)
+    try:
+        free = free_bytes(root)
+    except OSError as error:
+        return Check("run", "checkpoints", "unknown", f"{root}: {error.strerror}", "give another --runs-dir")
+    enough = f"up to {files} of about {in_bytes(size)} a run, {in_bytes(free)} free"
+    return short_of("run", "checkpoints", disk_space(root, free, size, files), enough)
+
+
+def reduce_devices(config: Config, chosen: Sequence[Device]) -> list[str]:
+    """Between what an all-reduce is tried: the chosen GPUs, else so many ranks on the CPU, at least two."""
+    most = RANKS_PER_CORE * cores()
+    return [device.uuid for device in chosen] or ["cpu"] * max(min(config.device.ranks, most), 2)
+
+
+def reduce_check(devices: Sequence[str], outcome: Mapping[str, Any]) -> Check:
+    """What came of it."""
+    on_gpu, number, name = devices[0] != "cpu", len(devices), "all-reduce"
+    among = counted(number, "GPU") if on_gpu else f"{number} ranks on the CPU"
+    backend = "NCCL" if on_gpu else "gloo"
+    advice = FAR_ADVICE if on_gpu else "look whether a firewall or GLOO_SOCKET_IFNAME keeps them from the interface lo"
+    if "error" in outcome:
+        return Check("run", name, "problem", f"{backend} between {among} failed: {outcome['error']}", advice)
+    if not outcome["right"]:
+        return Check("run", name, "problem", f"{backend} between {among} gave a wrong sum", advice)
+    if number == 1:
+        return Check("run", name, "ok", "one GPU: there is nothing to reduce, and it computes")
+    bandwidth = bus_bandwidth(number, outcome["bytes"], outcome["seconds"])
+    found = f"{in_bytes(outcome['bytes'])} between {among} with {backend}: {bandwidth / 1e9:.3g} GB/s on the bus"
+    if on_gpu and bandwidth < SLOW_GPU_BYTES_PER_SECOND:
+        return Check("run", name, "warning", f"{found}, which is slow", advice)
+    return Check("run", name, "ok", found)
+
+
+def bus_bandwidth(ranks: int, size: int, seconds: float) -> float:
+    """As nccl-tests defines it, so that it does not depend on the number of ranks: what the slowest link carried."""
+    return 2 * (ranks - 1) / ranks * size / seconds

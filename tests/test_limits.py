@@ -1,0 +1,136 @@
+"""What can run short while a run trains is told before it starts."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import COMMAND, Gputrain
+
+from engine.config import Config
+from engine.limits import (
+    Loading,
+    checkpoint_bytes,
+    checkpoint_files,
+    disk_space,
+    disk_warnings,
+    existing,
+    in_bytes,
+    open_files,
+    shared_memory,
+)
+from engine.resolve import resolve
+
+LOADING = Loading(ranks=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
+
+
+def config(*overrides: str) -> Config:
+    return resolve(None, list(overrides)).config
+
+
+def small_shared_memory() -> str | None:
+    """Why there can be no small /dev/shm for a test; None where there can."""
+    if shutil.which("unshare") is None:
+        return "no unshare here"
+    mount = ["unshare", "-Urm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else f"this machine allows no mount of one's own: {done.stderr.strip()}"
+
+
+def test_shared_memory_must_hold_what_all_loader_processes_prepare_ahead() -> None:
+    assert shared_memory(LOADING, 400 << 20) is None
+    assert str(shared_memory(LOADING, 64 << 20)) == (
+        "/dev/shm has 64 MiB free, and the loader processes can hold 400 MiB of batches (2 ranks x 4 workers x 4 "
+        "batches of 12.5 MiB); give fewer data.workers or a smaller data.prefetch, or more shared memory (docker run "
+        "--shm-size=1g)"
+    )
+
+
+def test_a_rank_without_loader_processes_needs_neither_shared_memory_nor_files() -> None:
+    loading = Loading(ranks=2, workers=0, prefetch=4, batch_bytes=1 << 40)
+    assert shared_memory(loading, 0) is None
+    assert open_files(loading, 10) is None
+
+
+def test_two_files_are_open_for_each_batch_on_its_way() -> None:
+    assert open_files(LOADING, 96) is None
+    assert open_files(LOADING, None) is None
+    assert "a process may have 95 files open, and a rank can need 96" in str(open_files(LOADING, 95))
+
+
+def test_the_disk_must_hold_the_kept_the_best_and_the_one_being_written(tmp_path: Path) -> None:
+    kept = config("checkpoint.keep=3", "run.epochs=10")
+    assert checkpoint_files(kept) == 5
+    assert checkpoint_files(config("checkpoint.keep=3", "run.epochs=1")) == 3
+    assert disk_space(tmp_path, 5 << 20, 1 << 20, checkpoint_files(kept)) is None
+    assert str(disk_space(tmp_path, (5 << 20) - 1, 1 << 20, 5)).startswith(
+        f"{tmp_path} has 5 MiB free, and the checkpoints can take 5 MiB (5 files of 1 MiB)"
+    )
+    [warning] = disk_warnings(kept, tmp_path / "runs" / "new" / "checkpoints", 1 << 60)
+    assert "make room, keep fewer (checkpoint.keep), or let runs lie elsewhere (--runs-dir)" in warning
+
+
+def test_checkpoints_that_are_there_already_need_no_room_again(tmp_path: Path) -> None:
+    (tmp_path / "epoch-0001.pt").touch()
+    (tmp_path / "best.pt").touch()
+    (tmp_path / "last.pt").hardlink_to(tmp_path / "best.pt")
+    assert checkpoint_files(config("checkpoint.keep=3", "run.epochs=10"), tmp_path) == 3
+    assert checkpoint_files(config("checkpoint.keep=1", "run.epochs=1"), tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "copies"),
+    [
+        (["optim.name=sgd", "optim.momentum=0"], 1),
+        (["optim.name=sgd"], 2),
+        (["optim.name=adam"], 3),
+        (["optim.name=adamw"], 3),
+    ],
+)
+def test_a_checkpoint_holds_the_weights_and_the_optimizers_copies(overrides: list[str], copies: int) -> None:
+    assert checkpoint_bytes(1000, config(*overrides).optim) == 1000 * copies
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
+    assert existing(tmp_path / "no" / "such") == tmp_path
+
+
+def test_sizes_are_told_in_the_largest_unit_that_they_fill() -> None:
+    sizes = [0, 1023, 1024, 1536 << 10, 3 << 30, 1 << 50]
+    assert [in_bytes(size) for size in sizes] == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "3 GiB", "1024 TiB"]
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed_for_children_too() -> None:
+    program = "import os; from engine.limits import raise_open_files; raise_open_files(); os.system('ulimit -Sn')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512)),
+    )
+    assert done.stdout == "512\n"
+
+
+def test_a_dry_run_warns_of_all_that_its_loader_processes_lack(gputrain: Gputrain) -> None:
+    if (reason := small_shared_memory()) is not None:
+        pytest.skip(reason)
+    shell = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 500 && exec "$@"'
+    data = ["data.dataset=fake", "data.fake_train=128", "data.fake_val=64", "data.workers=2", "data.prefetch=128"]
+    command = [COMMAND, "run", "--dry-run", "--epochs", "1", *data]
+    done = subprocess.run(
+        ["unshare", "-Urm", "bash", "-c", shell, "bash", *command],
+        cwd=gputrain.folder,
+        env=gputrain.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning: /dev/shm has 6 MiB free, and the loader processes can hold 48.1 MiB of batches" in done.stderr
+    assert "warning: a process may have 500 files open, and a rank can need 576" in done.stderr
