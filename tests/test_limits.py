@@ -65,7 +65,6 @@ def test_two_files_are_open_for_each_batch_on_its_way() -> None:
 def test_the_disk_must_hold_the_kept_the_best_and_the_one_being_written(tmp_path: Path) -> None:
     kept = config("checkpoint.keep=3", "run.epochs=10")
     assert checkpoint_files(kept) == 5
-    assert checkpoint_files(config("checkpoint.keep=3", "run.epochs=1")) == 3
     assert disk_space(tmp_path, 5 << 20, 1 << 20, checkpoint_files(kept)) is None
     assert str(disk_space(tmp_path, (5 << 20) - 1, 1 << 20, 5)).startswith(
         f"{tmp_path} has 5 MiB free, and the checkpoints can take 5 MiB (5 files of 1 MiB)"
