@@ -14,29 +14,15 @@ from engine.events import RankFailed
 _LOST_PEER = re.compile(r"connection (reset|closed|refused|to another)|broken pipe|gloo|nccl|socket|timed out", re.I)
 
 
-class NonFiniteLossError(Exception):
-    """A loss or a gradient is NaN or infinite; the text says where."""
-
-
 LESS_MEMORY = "give fewer data.workers, a smaller data.prefetch or data.batch_size"
 SHARED_MEMORY_FULL = (
     f"the shared memory (/dev/shm) is too small for the batches of the loader processes: {LESS_MEMORY}, or the "
     "container more of it (docker run --shm-size)"
 )
-# What torch says of a loader process that is gone, with its pid and, where it was a signal, which.
-_DEAD_WORKER = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)"
-)
-_NO_ROOM = re.compile(r"No space left on device|Cannot allocate memory|\(28\)|\(12\)")
 
 
-def _why_a_worker_ended(name: str) -> str:
-    """`name` is the signal in the words of the C library."""
-    if name == "Bus error":
-        return f" by SIGBUS: {SHARED_MEMORY_FULL}"
-    if name == "Killed":
-        return f" by SIGKILL; if nobody did that, the machine ran out of memory: {LESS_MEMORY}"
-    return f" by a signal: {name}" if name else "; the log may say why"
+class NonFiniteLossError(Exception):
+    """A loss or a gradient is NaN or infinite; the text says where."""
 
 
 def cause_of(error: BaseException) -> str:
@@ -47,10 +33,6 @@ def cause_of(error: BaseException) -> str:
     text = (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
     if name == "OutOfMemoryError":
         return f"the GPU's memory is full: give a smaller data.batch_size ({text})"
-    if (worker := _DEAD_WORKER.search(str(error))) is not None:
-        return f"its loader process {worker[1]} was ended{_why_a_worker_ended(worker[2] or '')}"
-    if "torch_" in text and _NO_ROOM.search(text):
-        return f"{SHARED_MEMORY_FULL} ({text})"
     if type(error).__module__.startswith("engine."):
         return re.sub(r"^engine\.[\w.]+: ", "", text)
     if name in ("RuntimeError", "DistBackendError", "DistNetworkError") and _LOST_PEER.search(text):
@@ -87,6 +69,13 @@ def exit_in_words(code: int, *, out_of_memory: bool | None = None) -> str:
     if out_of_memory:
         return f"it was killed by {name}: the machine ran out of memory; {LESS_MEMORY}"
     return f"it was killed by {name}; if nobody did that, the machine ran out of memory"
+
+
+def loader_exit_in_words(code: int, out_of_memory: bool | None) -> str:
+    """Of a loader process, which the kernel ends by SIGBUS where the shared memory is full."""
+    if code == -signal.SIGBUS:
+        return f"it was killed by SIGBUS: {SHARED_MEMORY_FULL}"
+    return exit_in_words(code, out_of_memory=out_of_memory)
 
 
 def oom_kills() -> int | None:

@@ -48,11 +48,10 @@ class Fit:
         source: Source,
         hosts: dist.ProcessGroup,
         ranks: list[RankPlace],
-        workers: int,
-        warnings: Sequence[str] = (),
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.ranks, self.workers, self.warnings = hosts, ranks, workers, warnings
+        self.hosts, self.ranks = hosts, ranks
+        self.workers, self.warnings = 0, list[str]()
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()

@@ -38,7 +38,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the ranks ended. `failure` is set where the state is failed."""
+    """How the ranks ended. `failure` is set where the state is failed, `why` where it is killed."""
 
     state: Literal["finished", "stopped", "killed", "failed"]
     failure: RankFailed | None = None
+    why: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ from engine.agreement import Agreement
 from engine.beats import Place
 from engine.channel import Channel
 from engine.config import Config
-from engine.data.loader import Batch
+from engine.data.loader import Batches
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, UnreadableImageError
 from engine.data.transforms import normalise
@@ -100,7 +100,7 @@ class Trainer:
     ddp: DistributedDataParallel
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
-    batches: Iterator[Batch]
+    batches: Batches
     image_format: ImageFormat
     channel: Channel
     agree: Agreement

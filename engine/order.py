@@ -129,6 +129,6 @@ def close_run(ending: Ending, recorder: Recorder, also: str = "") -> int:
         told += f"; GPUs busy {sum(busy) / len(busy):.0f}% of the time" if busy else ""
         recorder.record(RunFinished(state="finished", message=told))
         return ExitCode.FINISHED
-    why = "killed by a second SIGINT; " if ending.state == "killed" else ""
+    why = f"{ending.why}; " if ending.why else ""
     recorder.record(RunFinished(state="stopped", message=why + hint + also))
     return ExitCode.STOPPED if resumable else ExitCode.FAILED

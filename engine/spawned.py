@@ -38,6 +38,7 @@ def run_rank(rank: int, connections: list[Connection], beats: Beats, supervisor:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     channel = PipeChannel(connections[rank], flag, Marker(beats, rank))
     seat = Seat(rank, job.plan.ranks, rank, job.plan.ranks)
+    code = ExitCode.FAILED
     try:
         import torch.distributed as dist
 
@@ -46,10 +47,12 @@ def run_rank(rank: int, connections: list[Connection], beats: Beats, supervisor:
         timeout = timedelta(seconds=job.config.device.timeout)
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         outcome = train(job, seat, store, channel)
-        leave(ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED)
+        code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
     except UsageError as error:
         channel.send(Refused(problems=[[problem.where, problem.what] for problem in error.problems]))
-        leave(ExitCode.REFUSED)
+        code = ExitCode.REFUSED
     except BaseException as error:
         channel.send(failure_of(rank, job.plan.devices[rank], error))
-        leave(ExitCode.FAILED)
+    finally:
+        # Whatever comes: the interpreter's own end would wait for loader processes, which do not hear it.
+        leave(code)

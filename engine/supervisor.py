@@ -28,6 +28,8 @@ from engine.spawned import TELL_WHERE, run_rank
 TICK_SECONDS = 0.1
 # So long the other ranks may take to tell of the fault that they saw, and to end of themselves.
 GRACE_SECONDS = 1.0
+# So long no rank may move once the run is to stop, before it is ended without another checkpoint.
+STOP_SECONDS = 30.0
 # So long a rank that stands still may take to write to the log where it stands.
 TELL_WHERE_SECONDS = 0.3
 
@@ -52,6 +54,7 @@ class Supervisor:
         self._asked = Asked()
         self._beats = Beats(job.plan.ranks)
         self._watchdog = Watchdog(self._beats, job.config.run.watchdog)
+        self._stopping = Watchdog(self._beats, STOP_SECONDS)
         self._oom_kills = oom_kills()
 
     def run(self) -> Ending:
@@ -64,7 +67,10 @@ class Supervisor:
                 self._between()
                 self._take_requests()
                 if self._signals.kill:
-                    return Ending("killed")
+                    return Ending("killed", why="killed by a second SIGINT")
+                if self._asked.stop and self._stopping.expired() is not None:
+                    why = f"no rank moved for {STOP_SECONDS:g} s after that, so there is no checkpoint of the stop"
+                    return Ending("killed", why=why)
                 if doomed is None and (beats := self._watchdog.expired()) is not None:
                     self._name_the_stuck(beats)
                     break

@@ -20,9 +20,9 @@ from engine.channel import Channel
 from engine.checkpoint import DamagedCheckpointError, load_checkpoint, load_newest
 from engine.config import Config
 from engine.data import check_source, image_format, open_source, shares_of
-from engine.data.loader import stream_batches
+from engine.data.loader import Batches
 from engine.data.sampler import Shares
-from engine.data.source import Source
+from engine.data.source import ImageFormat, Source
 from engine.fit import Fit
 from engine.job import Job, Outcome
 from engine.limits import loading_warnings
@@ -55,8 +55,37 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     workers = _workers(job, source)
     warnings = loading_warnings(config, job.plan.ranks, workers, images)
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
-    batches = stream_batches(source, config, images, requests, workers)
+    batches = Batches(source, config, images, requests, workers)
+    try:
+        fit = _set_up(job, seat, store, channel, source, shares, images, batches, saved)
+        fit.workers, fit.warnings = workers, warnings
+        if job.folder is None:
+            return fit.try_one_batch()
+        if saved:
+            fit.restore(saved, damaged)
+        return fit.run()
+    except Exception:
+        batches.name_the_dead()
+        raise
+    finally:
+        # After a failure the other ranks may be gone, and this must not wait for them.
+        with suppress(Exception):
+            dist.destroy_process_group()
 
+
+def _set_up(
+    job: Job,
+    seat: Seat,
+    store: Store,
+    channel: Channel,
+    source: Source,
+    shares: Shares,
+    images: ImageFormat,
+    batches: Batches,
+    saved: dict[str, Any] | None,
+) -> Fit:
+    """Device, model, process group, and all that trains with them."""
+    config = job.config
     device = _open_device(config, job.plan, seat)
     seed_everything(config.run.seed)
     model = build_model(config.model, images.channels, len(source.classes), images.size)
@@ -67,40 +96,29 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
 
     timeout = timedelta(seconds=config.device.timeout)
     dist.init_process_group(job.plan.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
-    try:
-        hosts: Any = dist.new_group(backend="gloo", timeout=timeout)
-        ranks = gather_places(job, seat, hosts)
-        # Before NCCL is first used: it would fail on this in words of its own.
-        refuse_shared_devices(ranks)
-        ddp = _wrap(model, device)
-        trainer = Trainer(
-            config,
-            device,
-            shares,
-            model,
-            ddp,
-            build_optimizer(config.optim, model),
-            gradient_scaler(config.precision, device),
-            batches,
-            images,
-            channel,
-            Agreement(hosts),
-            _step_log(config, shares, device, channel, saved, speaks=seat.rank == 0),
-            position,
-            Totals(device),
-        )
-        seed_everything(config.run.seed + seat.rank)
-        _warm_up(trainer)
-        fit = Fit(job, seat, trainer, source, hosts, ranks, workers, warnings)
-        if job.folder is None:
-            return fit.try_one_batch()
-        if saved:
-            fit.restore(saved, damaged)
-        return fit.run()
-    finally:
-        # After a failure the other ranks may be gone, and this must not wait for them.
-        with suppress(Exception):
-            dist.destroy_process_group()
+    hosts: Any = dist.new_group(backend="gloo", timeout=timeout)
+    ranks = gather_places(job, seat, hosts)
+    # Before NCCL is first used: it would fail on this in words of its own.
+    refuse_shared_devices(ranks)
+    trainer = Trainer(
+        config,
+        device,
+        shares,
+        model,
+        _wrap(model, device),
+        build_optimizer(config.optim, model),
+        gradient_scaler(config.precision, device),
+        batches,
+        images,
+        channel,
+        Agreement(hosts),
+        _step_log(config, shares, device, channel, saved, speaks=seat.rank == 0),
+        _position(saved, shares) if saved else Position(),
+        Totals(device),
+    )
+    seed_everything(config.run.seed + seat.rank)
+    _warm_up(trainer)
+    return Fit(job, seat, trainer, source, hosts, ranks)
 
 
 def _load(folder: RunFolder, seat: Seat, store: Store) -> tuple[dict[str, Any] | None, list[str]]:

@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms.v2 import functional as reference
 
 from engine.data import image_format, open_source
-from engine.data.loader import Batch, stream_batches
+from engine.data.loader import Batch, Batches
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat
 from engine.data.transforms import augment, crop, fit, flip, normalise
@@ -21,7 +21,7 @@ def batches(workers: int, first_batch: int = 0) -> list[Batch]:
     source = open_source(CONFIG)
     shares = Shares(96, 37, 16, 0, 1, True, CONFIG.run.seed)
     requests = shares.run(2, 1, first_batch)
-    return list(stream_batches(source, CONFIG, image_format(CONFIG, source), requests, workers))
+    return list(Batches(source, CONFIG, image_format(CONFIG, source), requests, workers))
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
 import signal
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from typing import Any
 
 import numpy as np
@@ -18,7 +25,10 @@ from engine.config import Config
 from engine.data.sampler import BatchRequest
 from engine.data.source import ImageFormat, Images, Labels, Source, UnreadableImageError
 from engine.data.transforms import augment, fit
+from engine.failure import loader_exit_in_words, oom_kills
 from engine.process import STOPPING, die_with_parent
+
+DYING_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -70,26 +80,56 @@ class RequestedBatches(Dataset[Batch]):
         return replace(request, indices=np.array(kept), weight=weight), pixels, labels, tuple(unread)
 
 
-def stream_batches(
-    source: Source, config: Config, image_format: ImageFormat, requests: Iterable[BatchRequest], workers: int
-) -> Iterator[Batch]:
-    """One batch for each request, in order. With `workers` > 0 loader processes are forked in this call, so make it
+class LoaderProcessError(Exception):
+    """A loader process is gone; the text says how that came about."""
+
+
+class Batches:
+    """One batch for each request, in order. With `workers` > 0 loader processes are forked on construction, so make it
     before the process touches CUDA or starts threads; one set of them serves the whole run."""
-    dataset = RequestedBatches(source, config, image_format)
-    if workers == 0:
-        return (dataset[request] for request in requests)
-    loader: DataLoader[Batch] = DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=requests,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        multiprocessing_context="fork",
-        prefetch_factor=config.data.prefetch,
-        worker_init_fn=partial(_become_worker, os.getpid()),
-        generator=torch.Generator().manual_seed(config.run.seed),
-    )
-    return iter(loader)
+
+    def __init__(
+        self, source: Source, config: Config, image_format: ImageFormat, requests: Iterable[BatchRequest], workers: int
+    ) -> None:
+        dataset = RequestedBatches(source, config, image_format)
+        self._oom_kills = oom_kills()
+        self._processes: list[BaseProcess] = []
+        self._batches: Iterator[Batch] = (dataset[request] for request in requests)
+        if workers > 0:
+            loader: DataLoader[Batch] = DataLoader(
+                dataset,
+                batch_size=None,
+                sampler=requests,
+                num_workers=workers,
+                collate_fn=_as_it_is,
+                multiprocessing_context="fork",
+                prefetch_factor=config.data.prefetch,
+                worker_init_fn=partial(_become_worker, os.getpid()),
+                generator=torch.Generator().manual_seed(config.run.seed),
+            )
+            before = set(multiprocessing.active_children())
+            self._batches = iter(loader)
+            self._processes = [child for child in multiprocessing.active_children() if child not in before]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def name_the_dead(self) -> None:
+        """Raises LoaderProcessError where a loader process has died, which comes out as any error of torch's own at any
+        place: half a message, a closed socket, or one raised by its handler of SIGCHLD."""
+        if self._processes:
+            # It would raise its error again for each process that ends from here on.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # One whose socket is closed may take a moment to be gone.
+            wait([process.sentinel for process in self._processes], timeout=DYING_SECONDS)
+        for process in self._processes:
+            if process.exitcode:
+                room = None if self._oom_kills is None else oom_kills() != self._oom_kills
+                how = loader_exit_in_words(process.exitcode, room)
+                raise LoaderProcessError(f"one of its loader processes ended: {how}")
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -101,3 +141,14 @@ def _become_worker(rank: int, _: int) -> None:
     die_with_parent(rank)
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
+    # Its own answer is to go on without the batch, for which the rank would wait for ever.
+    Queue._on_queue_feeder_error = staticmethod(_die_of)  # type: ignore[attr-defined]
+
+
+def _die_of(error: BaseException, _: object) -> None:
+    """End this loader process, which cannot hand over a batch; by SIGBUS where the shared memory is full, as the kernel
+    does it where the memory turns out to be missing later."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    full = "torch_" in str(error) and re.search(r"No space left|Cannot allocate memory", str(error))
+    os.kill(os.getpid(), signal.SIGBUS if full else signal.SIGKILL)
