@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.control import REFUSED
 from engine.events import (
     CheckpointSaved,
     Continued,
@@ -49,6 +50,8 @@ def _line_of(event: Event) -> str | None:
             return f"waiting: {event.message}"
         case Warned():
             return f"warning: {event.message}"
+        case Control() if event.request in REFUSED:
+            return f"{event.request} of {event.by}: {event.outcome}"
         case Control():
             return f"{event.request} requested by {event.by}: {event.outcome}"
         case CheckpointSaved() if event.asked:

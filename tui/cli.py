@@ -50,8 +50,10 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
+        from engine.lines import printable
+
         for problem in error.problems:
-            typer.echo(f"error: {problem}", err=True)
+            typer.echo(f"error: {printable(str(problem))}", err=True)
         raise typer.Exit(2) from error
 
 
