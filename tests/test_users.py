@@ -22,6 +22,7 @@ from engine.lines import line_of
 from engine.problems import UsageError
 from engine.resolve import resolve
 from engine.runs import Ownership, RunFolder, all_runs, claim, find_run, run_of_parent
+from tui.feeds import RunFeed, RunsFeed
 
 SOMEONE = 12345
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--name", "a"]
@@ -284,3 +285,13 @@ def test_odd_entries_of_a_runs_folder_hide_no_run(gputrain: Gputrain) -> None:
     assert "\x1b" not in unknown.stderr
     claim(root, None, "odd", resume=False).ownership.release()
     assert (root / "odd-1").is_dir()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "owner.json", "summary.json", "log.txt", "config.yaml", "lock"])
+def test_a_pipe_in_place_of_a_runs_file_holds_up_no_reader(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path, "a", started())
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    RunFeed(folder).look()
+    RunsFeed(tmp_path).look()
+    folder.history()
