@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import gc
 import json
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,8 @@ from tui.feeds import BATCH_EVENTS, BATCHES, RunFeed
 HOUR = 3600
 DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR
 STEPS = 10
+# Of the shorter and of the longer run whose cost is compared: in one there is an epoch, in the other there are three.
+MINUTES = (11, 31)
 # Bytes that an epoch may cost whoever knows the run's best and its median rate; and what a measurement is off by.
 PER_EPOCH, SLACK = 1500, 25_000
 GPUS = [
@@ -121,8 +125,10 @@ def test_who_asks_for_the_newest_state_of_a_long_run_never_reads_all_of_it(
 
 
 def test_all_of_a_long_run_comes_in_batches_that_do_not_grow(tmp_path: Path) -> None:
+    folders = {minutes: long_run(tmp_path / str(minutes), 60 * minutes) for minutes in MINUTES}
+
     def taken_in(minutes: int) -> RunFeed:
-        feed, count = drained(long_run(tmp_path / str(minutes), 60 * minutes))
+        feed, count = drained(folders[minutes])
         assert count == 60 * minutes - 1
         return feed
 
@@ -131,7 +137,7 @@ def test_all_of_a_long_run_comes_in_batches_that_do_not_grow(tmp_path: Path) -> 
 
 def test_a_recorder_keeps_nothing_of_each_step(tmp_path: Path) -> None:
     def recorded(minutes: int) -> Recorder:
-        recorder = Recorder(make_run(tmp_path, f"run-{minutes}"), Config(), lambda event: None)
+        recorder = Recorder(RunFolder(Path(tempfile.mkdtemp(dir=tmp_path))), Config(), lambda event: None)
         for event in events(60 * minutes):
             recorder.record(event)
         return recorder
@@ -141,8 +147,8 @@ def test_a_recorder_keeps_nothing_of_each_step(tmp_path: Path) -> None:
 
 def assert_small(act: Callable[[int], object]) -> None:
     """What is kept after some minutes is no more for a longer run, but for its epochs."""
-    act(1)
-    short, long = held_by(lambda: act(11)), held_by(lambda: act(31))
+    act(MINUTES[0])
+    short, long = (held_by(partial(act, minutes)) for minutes in MINUTES)
     assert long - short < 2 * PER_EPOCH + SLACK
 
 
