@@ -21,7 +21,7 @@ def _as_selection(value: object) -> object:
     """`[0, 2]`, `0`, `"0,2"` and `"[0, 2]"` all name GPUs."""
     if isinstance(value, str):
         value = value.strip("[] ").split(",")
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and all(isinstance(part, str | int) for part in value):
         return ",".join(str(part).strip() for part in value)
     return _as_text(value)
 

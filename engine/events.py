@@ -15,7 +15,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from engine.files import open_to_read
+
 JOURNAL_FORMAT = 1
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +261,8 @@ def from_line(line: str) -> Event | None:
         name = values["type"]
         known = _KNOWN[name]
         kept = {key: value for key, value in values.items() if key in known}
-        if not all(isinstance(value, known[key]) and _fits(value) for key, value in kept.items()):
+        # What happened now knows its time by itself; what is read does not.
+        if "time" not in kept or not all(isinstance(value, known[key]) and _fits(value) for key, value in kept.items()):
             return None
         if not all(isinstance(one, dict) for records in RECORDS & kept.keys() for one in kept[records]):
             return None
@@ -308,18 +312,20 @@ class JournalReader:
         self.offset = 0
         self._rest = b""
 
-    def poll(self, most: int = -1) -> Iterator[Event]:
+    def poll(self, most: int | None = None) -> Iterator[Event]:
         """The events of the lines that are whole by now, of `most` bytes where given; none where there is no journal
-        yet."""
+        yet. Of a long journal no more than a piece is in memory."""
         try:
-            with self._path.open("rb") as file:
+            with open_to_read(self._path) as file:
+                end = os.fstat(file.fileno()).st_size
+                end = end if most is None else min(end, self.offset + most)
                 file.seek(self.offset)
-                data = file.read(most)
+                while data := file.read(min(max(end - self.offset, 0), PIECE_BYTES)):
+                    self.offset += len(data)
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    for line in lines:
+                        event = from_line(line.decode(errors="replace"))
+                        if event is not None:
+                            yield event
         except OSError:
             return
-        self.offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            event = from_line(line.decode(errors="replace"))
-            if event is not None:
-                yield event

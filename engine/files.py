@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -99,10 +101,20 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     replace_file(path, lambda file: file.write(text.encode()))
 
 
+def open_to_read(path: Path) -> BinaryIO:
+    """Raises OSError also where it is no regular file: of a pipe, reading would wait for a writer."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """None where the file is not there, not readable or not a JSON object."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        with open_to_read(path) as file:
+            values = json.load(file)
     except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -18,6 +18,7 @@ from engine.events import (
     Step,
     from_line,
 )
+from engine.files import open_to_read
 from engine.history import History
 from engine.runs import RunFolder
 
@@ -25,7 +26,7 @@ from engine.runs import RunFolder
 SHORT_BYTES = 1 << 20
 TAIL_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
-SCAN_BYTES = 1 << 24
+SCAN_BYTES = 1 << 20
 # Each says whether a run trains, holds or has ended.
 TELLING = (RunStarted, Step, Epoch, Paused, Continued, RunFinished)
 
@@ -77,7 +78,7 @@ class RunWatch:
 def both_ends(journal: Path, size: int) -> tuple[list[Event], int, int]:
     """How the latest sitting of a journal of this many bytes began, and its latest events, from one on that tells the
     state; where the last whole line ends, and how many bytes were read as lines for it."""
-    with journal.open("rb") as file:
+    with open_to_read(journal) as file:
         first = from_line(file.readline(HEAD_BYTES).decode(errors="replace"))
         length, read = TAIL_BYTES, HEAD_BYTES
         while True:
@@ -96,8 +97,8 @@ def both_ends(journal: Path, size: int) -> tuple[list[Event], int, int]:
 
 
 def latest_resumption(file: BinaryIO, end: int) -> Event | None:
-    """The last `run_resumed` that begins before this place; looked for as bytes, which takes a second for ten
-    gigabytes."""
+    """The last `run_resumed` that begins before this place; looked for as bytes, which takes half a second
+    for a gigabyte."""
     mark = f'{{"type": "{RunResumed.type}"'.encode()
     while end > 0:
         start = max(end - SCAN_BYTES, 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from engine.control import REFUSED
 from engine.events import (
     CheckpointSaved,
     Continued,
@@ -42,14 +45,17 @@ def _line_of(event: Event) -> str | None:
             skipped = f"  skipped {event.skipped}" if event.skipped else ""
             skipped += f"  {counted(event.unread, 'image')} left out" if event.unread else ""
             return (
-                f"epoch {event.epoch:>3}  train loss {event.train_loss:.4f} acc {event.train_accuracy:.4f}  "
-                f"val loss {event.val_loss:.4f} acc {event.val_accuracy:.4f}  {event.images_per_second:,.0f} img/s  "
-                f"lr {event.lr:.3g}  {event.seconds:.1f} s{skipped}"
+                f"epoch {event.epoch:>3}  train loss {_known(event.train_loss):.4f} "
+                f"acc {_known(event.train_accuracy):.4f}  val loss {_known(event.val_loss):.4f} "
+                f"acc {_known(event.val_accuracy):.4f}  {_known(event.images_per_second):,.0f} img/s  "
+                f"lr {_known(event.lr):.3g}  {_known(event.seconds):.1f} s{skipped}"
             )
         case Waiting():
             return f"waiting: {event.message}"
         case Warned():
             return f"warning: {event.message}"
+        case Control() if event.request in REFUSED:
+            return f"{event.request} of {event.by}: {event.outcome}"
         case Control():
             return f"{event.request} requested by {event.by}: {event.outcome}"
         case CheckpointSaved() if event.asked:
@@ -61,6 +67,11 @@ def _line_of(event: Event) -> str | None:
         case RunFinished():
             return f"{event.state}{': ' + event.message if event.message else ''}"
     return None
+
+
+def _known(number: float | None) -> float:
+    """What was no number is null in a journal."""
+    return math.nan if number is None else number
 
 
 def counted(number: int, thing: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.config import Config, as_dict
 from engine.events import RunFinished, Warned
 from engine.failure import failure_in_words
+from engine.glimpse import RunWatch
 from engine.history import History
 from engine.job import Ending, ExitCode
 from engine.problems import Problem, UsageError
@@ -47,9 +48,10 @@ def take_folder(order: Order) -> Claim | None:
     except UsageError:
         claimed.ownership.release()
         raise
-    history = claimed.folder.history()
-    done = history.finished is not None and history.finished.state == State.FINISHED
-    if done and len(history.epochs) >= run.epochs:
+    finished = RunWatch(claimed.folder).look().finished
+    done = finished is not None and finished.state == State.FINISHED
+    # All of a long journal is read only where its end leaves the question open.
+    if done and len(claimed.folder.history().epochs) >= run.epochs:
         claimed.ownership.release()
         return None
     return claimed

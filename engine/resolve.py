@@ -6,6 +6,7 @@ Later layers win: defaults, each file of `base:`, the file itself, then flags an
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from engine.files import config_folder, expand, is_file
 from engine.problems import Problem, UsageError, nearest
 
 Layer = dict[str, dict[str, Any]]
+
+# A few lines of YAML can stand for a value that fills the memory when it is written out.
+_shown = reprlib.Repr()
+_shown.maxlevel = 2
+_shown.maxstring = _shown.maxlong = _shown.maxother = 200
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,23 @@ def parse_yaml(text: str) -> Any:
     """Raises `yaml.YAMLError`."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - the loader is a SafeLoader
-    except (ValueError, AttributeError) as error:
-        # How its readers of numbers and dates answer what is none.
-        raise yaml.YAMLError(str(error)) from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        # How its readers of numbers and dates answer what is none, such as `!!float` and `!!bool x`.
+        raise yaml.YAMLError(f"a value cannot be read ({type(error).__name__}: {error})") from error
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a word that this reader, or one of YAML 1.1, would take for something else: `1e3` is a fine name."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_Loader.yaml_implicit_resolvers.get(first, [])]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def presets() -> dict[str, Path]:
@@ -280,7 +296,7 @@ def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
         ("text", "a valid string"),
     ):
         allowed = allowed.replace(theirs, ours)
-    return Problem(where, f"{value!r} is not allowed: {allowed}")
+    return Problem(where, f"{_shown.repr(value)} is not allowed: {allowed}")
 
 
 def changed_keys(before: Config, after: Config) -> list[str]:

@@ -198,7 +198,7 @@ class Ownership:
 
 def _lock(path: Path) -> int | None:
     """A handle that holds the lock; None where another holds it, or its file was taken away in the meantime."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle).st_ino == path.stat().st_ino:
@@ -243,7 +243,7 @@ def claim(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequ
     try:
         made = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
-        if name is not None and resume and (root / name / "lock").is_file():
+        if name is not None and resume and _is_run(root / name):
             folder = RunFolder(root / name)
             claimed = Claim(folder, Ownership(folder, agents), fresh=False)
             claimed.clear()
@@ -264,13 +264,15 @@ def _new_folder(root: Path, name: str | None, stem: str) -> Path:
         except FileExistsError:
             continue
         return root / candidate
+    if (root / str(name)).is_symlink():
+        raise UsageError.one("run.name", f"{name} is a link in {root}; give a new name with --name")
     raise UsageError.one(
         "run.name", f"the run {name} exists in {root}; continue it with --resume, or give a new name with --name"
     )
 
 
 def all_runs(root: Path) -> list[RunFolder]:
-    """Every run below `root`, the one that was started last first. Raises UsageError where it cannot be read."""
+    """Every run in `root`, the one that was started last first. Raises UsageError where it cannot be read."""
     try:
         paths = list(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -281,8 +283,8 @@ def all_runs(root: Path) -> list[RunFolder]:
 
 
 def _is_run(path: Path) -> bool:
-    """Another user's run that this one may not look into is passed over."""
-    return is_file(path / "lock")
+    """Another user's run that this one may not look into is passed over; so is a link, which could lead anywhere."""
+    return is_file(path / "lock") and not path.is_symlink()
 
 
 def _started(run: RunFolder) -> float:
@@ -301,8 +303,10 @@ def find_run(root: Path, reference: str) -> RunFolder:
         return runs[0]
     if reference in names:
         return RunFolder(root / reference)
-    if _is_run(Path(reference)):
-        return RunFolder(Path(reference).absolute())
+    # Its own name, in its own runs folder, whatever way leads there.
+    given = Path(os.path.realpath(reference))
+    if _is_run(given):
+        return RunFolder(given)
     begun = [name for name in names if name.startswith(reference)]
     if len(begun) == 1:
         return RunFolder(root / begun[0])

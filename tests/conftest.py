@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -167,14 +168,28 @@ class DoneRun:
 
 
 @pytest.fixture(scope="session")
-def digits(shared_gputrain: Gputrain) -> DoneRun:
+def digits_again(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
+    """The same as `digits` once more, at the same time."""
+    return shared_gputrain.start("run", "--headless", "digits", "--name", "again")
+
+
+@pytest.fixture(scope="session")
+def digits(shared_gputrain: Gputrain, digits_again: subprocess.Popen[str]) -> DoneRun:
     """The main job of the README, with its events on stdout."""
     done = shared_gputrain("run", "--headless", str(ROOT / "configs" / "digits.yaml"), "--name", "digits", "--json")
     return DoneRun(done, shared_gputrain.runs / "digits")
 
 
 @pytest.fixture(scope="session")
-def short(shared_gputrain: Gputrain) -> DoneRun:
+def short_on_terminal(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
+    """Much the same as `short`, at the same time, on a terminal: what it shows comes to the file `typescript`."""
+    command = f"{COMMAND} run --headless digits --name shown --ranks 1 --epochs 2 run.log_every=5"
+    script = shutil.which("script") or "/usr/bin/script"
+    return shared_gputrain.start(script, "-qec", command, "typescript", stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="session")
+def short(shared_gputrain: Gputrain, short_on_terminal: subprocess.Popen[str]) -> DoneRun:
     """One rank, two epochs, nothing asked of the output."""
     done = shared_gputrain("run", "--headless", "digits", "--name", "short", "--ranks", "1", "--epochs", "2")
     return DoneRun(done, shared_gputrain.runs / "short")

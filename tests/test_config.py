@@ -132,6 +132,12 @@ def test_a_missing_file_is_refused_with_the_nearest_preset() -> None:
     assert "did you mean digits?" in problem
 
 
+@pytest.mark.parametrize("name", ["1e3", "08", "010", "off", "1_000", "2001-01-01", "1.", "0x1", "null", "true"])
+def test_a_name_that_looks_like_a_number_is_written_so_that_it_stays_a_name(name: str) -> None:
+    config = Config.model_validate({"run": {"name": name}})
+    assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))).run.name == name
+
+
 def test_the_printed_config_reads_back_as_itself() -> None:
     config = resolve("digits", ["schedule.milestones=[3, 5]", "data.mean=[0.5]", "run.name=2024"]).config
     assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))) == config
@@ -173,3 +179,30 @@ def test_config_prints_yaml_differences_sources_and_json(gputrain: Gputrain) -> 
 def test_a_frozen_config_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().run.epochs = 3  # type: ignore[misc]
+
+
+LAUGHS = "\n".join(
+    ["x0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    + [f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 12)]
+)
+
+
+UNREADABLE = {
+    "no float": ("run: {epochs: !!float }", "is not valid YAML: a value cannot be read"),
+    "no truth": ("run: {resume: !!bool maybe}", "is not valid YAML: a value cannot be read"),
+    "no date": ("run: {name: !!timestamp 2001-99-99}", "is not valid YAML: a value cannot be read"),
+    "deep": ("run: {epochs: " + "[" * 5000, "is not valid YAML: a value cannot be read (RecursionError"),
+    "long": (f"run: {{epochs: {'9' * 5000}}}", "is not valid YAML: a value cannot be read (ValueError"),
+    "in itself": ("run: &run {epochs: *run}", "is not valid YAML: found unconstructable recursive node"),
+    "laughs as number": (f"{LAUGHS}\nrun: {{epochs: *a11}}", "must be a whole number"),
+    "laughs as GPUs": (f"{LAUGHS}\ndevice: {{gpus: *a11}}", "must be text"),
+    "laughs as pair": (f"{LAUGHS}\noptim: {{betas: *a11}}", "is not allowed"),
+    "laughs as base": (f"{LAUGHS}\nbase: *a11", "base: must be the name of a file"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_value_that_yaml_cannot_make_is_refused_in_a_sentence(tmp_path: Path, text: str, message: str) -> None:
+    found = problems(file=write(tmp_path / "a.yaml", text))
+    assert any(message in line for line in found), found
+    assert all(len(line) < 1000 for line in found)

@@ -19,6 +19,7 @@ from tui.screens.run import RunScreen
 from tui.screens.starting import StartingScreen
 
 PATIENCE = 60.0
+TYPED = (("model.name", "linear"), ("run.epochs", "100000"), ("run.name", "mine"), ("device.ranks", "1"))
 
 
 async def set_field(pilot: Pilot[None], key: str, text: str) -> None:
@@ -54,10 +55,10 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
             await pilot.pause()
             await pilot.press("n")
             await pilot.pause()
-            for key, text in (("model.name", "linear"), ("run.epochs", "100000"), ("run.name", "mine")):
+            for key, text in TYPED:
                 await set_field(pilot, key, text)
             await until(pilot, lambda: "ready to start" in text_of(pilot, "#title"), PATIENCE)
-            assert "2 processes on the CPU" in text_of(pilot, "#plan")
+            assert "1 process on the CPU" in text_of(pilot, "#plan")
             await pilot.press("ctrl+s")
             await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), PATIENCE)
             assert [type(screen) for screen in pilot.app.screen_stack] == [MonitorScreen, RunScreen]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Gputrain
+from conftest import Gputrain, clean_environment
 
 from engine.config import ONLY_WITH, Config, as_dict, fields
 from engine.gpus.readings import Snapshot
@@ -141,7 +141,9 @@ def test_the_plan_counts_the_ranks_and_the_images() -> None:
     assert check(demo_snapshot(0.0, 1), device__gpus="2,3") == (2, [])
 
 
-def test_what_this_machine_cannot_do_is_told() -> None:
+def test_what_this_machine_cannot_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The models' names are asked for once for all tests.
+    monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
     snapshot = demo_snapshot(0.0, 1)
     assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]
     assert "no model 'cnnn'; did you mean cnn" in check(model__name="cnnn")[1][0]

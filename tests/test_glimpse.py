@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from test_journal import epoch, started
@@ -12,6 +13,7 @@ from engine.glimpse import SHORT_BYTES, TAIL_BYTES, RunWatch
 from engine.runs import RunFolder
 
 
+@cache
 def lines(count: int, first: int = 1) -> str:
     def line(step: int) -> str:
         losses = [0.5] * 10

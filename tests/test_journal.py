@@ -22,6 +22,7 @@ from engine.events import (
     to_line,
 )
 from engine.history import history_of
+from engine.lines import line_of
 
 PLAN = {
     "name": "a",
@@ -92,6 +93,12 @@ def test_numbers_that_json_lacks_are_null() -> None:
     assert json.loads(line)["losses"] == [None, 1.0, None]
 
 
+def test_an_epoch_of_no_numbers_is_still_a_line_of_the_log() -> None:
+    read = from_line(to_line(epoch(1, math.nan)))
+    assert read is not None
+    assert "val loss 1.1000 acc nan  100 img/s" in str(line_of(read))
+
+
 def test_unknown_types_and_fields_are_passed_over() -> None:
     assert from_line('{"type": "telepathy", "time": 1}') is None
     more = json.loads(to_line(step(4))) | {"mood": "good"}
@@ -157,3 +164,4 @@ def test_a_line_with_a_field_of_another_type_is_passed_over() -> None:
     for strange in ('"7"', "null", "[7]", "{}", "7.5"):
         assert from_line(line.replace('"step": 7', f'"step": {strange}')) is None
     assert from_line(line.replace('"time": 1.0', '"time": null')) is None
+    assert from_line(line.replace('"time": 1.0, ', "")) is None

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 import yaml
-from conftest import COMMAND, DoneRun, Gputrain, clockless, events_of
+from conftest import DoneRun, Gputrain, clockless, events_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.resolve import resolve
@@ -65,10 +65,10 @@ def test_the_saved_config_repeats_the_run(digits: DoneRun) -> None:
     assert again == first
 
 
-def test_the_same_seed_gives_the_same_epochs_and_steps(digits: DoneRun, gputrain: Gputrain) -> None:
-    done = gputrain("run", "--headless", "digits", "--name", "again")
-    assert done.returncode == 0, done.stderr
-    assert clockless(events_of(gputrain.runs / "again")) == clockless(events_of(digits.path))
+def test_the_same_seed_gives_the_same_epochs_and_steps(digits: DoneRun, digits_again: subprocess.Popen[str]) -> None:
+    _, said = digits_again.communicate(timeout=100)
+    assert digits_again.returncode == 0, said
+    assert clockless(events_of(digits.path.with_name("again"))) == clockless(events_of(digits.path))
 
 
 def test_tensorboard_shows_loss_accuracy_and_learning_rate(digits: DoneRun) -> None:
@@ -141,17 +141,11 @@ def test_plain_lines_where_stderr_is_no_terminal(short: DoneRun) -> None:
     assert len(lines) == 5
 
 
-def test_a_bar_and_a_line_an_epoch_where_stderr_is_a_terminal(gputrain: Gputrain) -> None:
-    arguments = "run --headless digits --ranks 1 --epochs 2 run.log_every=5"
-    subprocess.run(
-        ["script", "-qec", f"{COMMAND} {arguments}", "typescript"],
-        env=gputrain.environment,
-        cwd=gputrain.folder,
-        stdout=subprocess.DEVNULL,
-        timeout=100,
-        check=True,
-    )
-    shown = (gputrain.folder / "typescript").read_text()
+def test_a_bar_and_a_line_an_epoch_where_stderr_is_a_terminal(
+    short_on_terminal: subprocess.Popen[str], shared_gputrain: Gputrain
+) -> None:
+    assert short_on_terminal.wait(100) == 0
+    shown = (shared_gputrain.folder / "typescript").read_text()
     assert "epoch 2/2" in shown
     assert "img/s  loss" in shown
     assert "epoch   2  train loss" in shown

@@ -108,8 +108,9 @@ def steps_of(folder: RunFolder) -> list[int]:
 
 def test_every_way_out_restores_the_terminal(gputrain: Gputrain) -> None:
     ways: dict[str, Any] = {"q": "q", "Ctrl-C": "\x03", "TERM": signal.SIGTERM, "HUP": signal.SIGHUP}
+    terminals = {name: Terminal(gputrain, SCREEN) for name in ways}
     for name, way in ways.items():
-        terminal = Terminal(gputrain, SCREEN)
+        terminal = terminals[name]
         terminal.wait_for("no runs yet")
         if isinstance(way, str):
             terminal.press(way)

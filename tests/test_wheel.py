@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, Gputrain
@@ -19,10 +20,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run([sys.executable, "-m", *build], check=True)
     environment = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
     (wheel,) = folder.glob("*.whl")
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    install = ["pip", "--python", str(python), "install", "-q", "--no-deps", "--no-compile", str(wheel)]
+    subprocess.run([sys.executable, "-m", *install], check=True)
     (own_packages,) = environment.glob("lib/python*/site-packages")
     (own_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return environment / "bin"
@@ -30,11 +32,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_presets_and_digits_travel_with_the_wheel(installed: Path, gputrain: Gputrain) -> None:
     program = "import engine; print(engine.__file__)"
-    where = subprocess.run(
-        [installed / "python", "-c", program], capture_output=True, text=True, check=True, cwd=gputrain.folder
-    )
+    # Nothing but the wheel may be found.
+    environment = {name: value for name, value in gputrain.environment.items() if name != "PYTHONPATH"}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "env": environment}
+    where = subprocess.run([installed / "python", "-c", program], cwd=gputrain.folder, **options)
     assert str(installed.parent) in where.stdout
-    process = gputrain.start(str(installed / "gputrain"), "run", "--headless", "digits", "--epochs", "2", "--name", "a")
+    arguments = ["run", "--headless", "digits", "--epochs", "2", "--ranks", "1", "--name", "a"]
+    process = gputrain.start(str(installed / "gputrain"), *arguments, env=environment)
     _, messages = process.communicate(timeout=120)
     assert process.returncode == 0, messages
     assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["val_accuracy"] > 0.9

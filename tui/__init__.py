@@ -4,11 +4,19 @@ The entry points import the command line when they are called and not before: ev
 script that it was started from once more, and must not pay for a command line that it will never parse.
 """
 
+import os
+import stat
 import sys
+
+
+def keep_others_from_writing() -> None:
+    """Whatever the umask: what this process and its children make, every user of the host may at most read."""
+    os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
 def main() -> None:
     """Entry point of `gputrain`."""
+    keep_others_from_writing()
     if sys.argv[1:2] == ["gpus"]:
         # The driver takes longest: it is asked while the command line is imported and read.
         from engine.gpus.start import start_ahead
@@ -21,6 +29,7 @@ def main() -> None:
 
 def screen() -> None:
     """Entry point of `gputrain-tui`."""
+    keep_others_from_writing()
     if len(sys.argv) == 1:
         # The way that is gone most, without the import of what reads a command line.
         from engine.problems import UsageError

@@ -50,8 +50,10 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
+        from engine.lines import printable
+
         for problem in error.problems:
-            typer.echo(f"error: {problem}", err=True)
+            typer.echo(f"error: {printable(str(problem))}", err=True)
         raise typer.Exit(2) from error
 
 
@@ -333,11 +335,13 @@ def stop(
     import time
 
     from engine.control import send_request
+    from engine.glimpse import RunWatch
     from engine.runs import find_run, runs_root
 
     with usage_errors():
         folder = find_run(runs_root(runs_dir), run)
-    state = folder.state(folder.history())
+    watch = RunWatch(folder)
+    state = folder.state(watch.look())
     if not state.live:
         typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
         return
@@ -345,7 +349,7 @@ def stop(
         send_request(folder.control, "stop")
     while not no_wait and state.live:
         time.sleep(0.2)
-        state = folder.state(folder.history())
+        state = folder.state(watch.look())
     typer.echo(f"{folder.name} is asked to stop." if no_wait else f"{folder.name} is {state}.", err=True)
 
 
@@ -431,16 +435,18 @@ def logs(
     """Print a run's log: its messages, and whatever its ranks wrote."""
     import time
 
+    from engine.glimpse import RunWatch
     from engine.runs import find_run, runs_root
 
     with usage_errors():
         folder = find_run(runs_root(runs_dir), run)
+    watch = RunWatch(folder)
     if not folder.log.exists():
         typer.echo(f"{folder.name} has no log yet.", err=True)
         return
     with folder.log.open(encoding="utf-8", errors="replace") as file:
         while True:
-            live = follow and folder.state(folder.history()).live
+            live = follow and folder.state(watch.look()).live
             for line in file:
                 sys.stdout.write(line)
             sys.stdout.flush()

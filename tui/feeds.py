@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.events import Epoch, Event, JournalReader, RankFailed, RunStarted
+from engine.files import open_to_read
 from engine.glimpse import RunWatch
 from engine.gpus.monitor import Monitor, open_monitor
 from engine.gpus.readings import Snapshot
@@ -254,7 +255,7 @@ class LogTail:
         try:
             size = self._path.stat().st_size
             if size != self._size:
-                with self._path.open("rb") as file:
+                with open_to_read(self._path) as file:
                     start = max(size - LOG_BYTES, 0)
                     file.seek(start)
                     text = file.read().decode(errors="replace")

@@ -1,0 +1,297 @@
+"""Several users on one host: nobody writes to what another's run made, asks it for anything, or leads a run out of its
+runs folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Gputrain, events_of
+from test_journal import started
+from test_runs import make_run
+
+from engine.control import MOST_BYTES, REFUSED, Asked, Request, send_request, take_requests
+from engine.events import Control
+from engine.gpus.reservation import Reservation, all_held, choosing
+from engine.lines import line_of
+from engine.problems import UsageError
+from engine.resolve import resolve
+from engine.runs import Ownership, RunFolder, all_runs, claim, find_run, run_of_parent
+from tui.feeds import RunFeed, RunsFeed
+
+SOMEONE = 12345
+RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--name", "a"]
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_all(root: Path) -> list[Path]:
+    """What every user of the host may write to, but for links and for folders like /tmp."""
+    found = []
+    for path in [root, *root.rglob("*")]:
+        mode = path.lstat().st_mode
+        if mode & stat.S_IWOTH and not stat.S_ISLNK(mode) and not mode & stat.S_ISVTX:
+            found.append(path)
+    return found
+
+
+def test_a_reservation_is_for_all_to_read_and_for_its_user_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
+) -> None:
+    base = tmp_path / "shared"
+    base.mkdir(mode=0o1777)
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(base))
+    entry = Reservation()
+    with choosing():
+        entry.enter("free:1", ["GPU-1"], "mine")
+        assert open_to_all(base) == []
+        assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
+    entry.release()
+    assert list(base.iterdir()) == []
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another user can come to, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        yield folder
+
+
+def as_another_user(act: Callable[[], None]) -> int:
+    """The exit code of a child that does this as somebody else; it needs no program that the other may not read."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(SOMEONE)
+            os.setuid(SOMEONE)
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_users_of_one_host_see_each_others_reservations_and_choose_in_turn(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(open_folder))
+    mine, theirs = Reservation(), Reservation()
+    with choosing():
+        mine.enter("free:1", ["GPU-0"], "mine")
+
+    def come_second() -> None:
+        with choosing():
+            theirs.enter("free:1", ["GPU-1"], "theirs")
+            assert [held.run for held in all_held(clean=True)] == ["mine", "theirs"]
+
+    assert as_another_user(come_second) == 0
+    with choosing():
+        # The other is dead; its entry is not for this user to take away.
+        assert [held.run for held in all_held(clean=True)] == ["mine"]
+    mine.release()
+    assert [path.name for path in open_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Path:
+    folder = make_run(tmp_path, "a", started())
+    folder.control.mkdir()
+    return folder.control
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Make this process another user than the file's; who owns it then."""
+    if os.geteuid() == 0:
+        os.chown(path, SOMEONE, -1)
+    else:
+        stranger = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: stranger)
+    return path.stat().st_uid
+
+
+def test_a_request_of_another_user_is_taken_away_and_not_done(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_request(control, "stop")
+    [path] = control.iterdir()
+    owner = give_away(path, monkeypatch)
+    [request] = take_requests(control)
+    assert request == Request("foreign file", f"uid {owner}")
+    assert list(control.iterdir()) == []
+    asked = Asked()
+    outcome = asked.take(request.request)
+    assert (asked.stop, outcome) == (False, "refused: the file belongs to another user than the run")
+    told = Control(request=request.request, by=request.by, outcome=outcome)
+    assert line_of(told) == f"foreign file of uid {owner}: {outcome}"
+
+
+def test_who_may_not_ask_is_told_before_anything_is_written(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = control.with_name("owner.json")
+    owner.write_text("{}")
+    monkeypatch.setattr(os, "geteuid", lambda: owner.stat().st_uid + 1)
+    with pytest.raises(UsageError, match=f"you may not ask this run to stop: it belongs to uid {owner.stat().st_uid}"):
+        send_request(control, "stop")
+    assert list(control.iterdir()) == []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    send_request(control, "stop")
+    assert len(list(control.iterdir())) == 1
+
+
+def strange_files(control: Path) -> None:
+    """One of everything that is no request, each by its name."""
+    control.mkdir(exist_ok=True)
+    outside = control.parent.parent / "outside.json"
+    outside.write_text('{"request": "stop", "by": "me"}')
+    (control / "1-link.json").symlink_to(outside)
+    (control / "2-dangling.json").symlink_to("/nowhere")
+    os.mkfifo(control / "3-fifo.json")
+    (control / "4-folder.json").mkdir()
+    (control / "4-folder.json" / "kept").write_text("")
+    with (control / "5-large.json").open("wb") as file:
+        file.truncate(1 << 40)
+    (control / "6-torn.json").write_text('{"request": "st')
+    (control / "7-list.json").write_text("[1]")
+    (control / "8-deep.json").write_text("[" * (MOST_BYTES - 1))
+    (control / "9-bytes.json").write_bytes(b"\xff\xfe\x00")
+    (control / "10.txt").write_text("of no concern")
+
+
+def test_what_is_no_request_is_taken_away_and_said(control: Path) -> None:
+    strange_files(control)
+    found = [request.request for request in take_requests(control)]
+    assert found == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
+    assert set(found) < set(REFUSED)
+    left = sorted(path.name for path in control.iterdir())
+    assert [name.split(".")[0] for name in left] == ["10", "4-folder"]
+    assert (control / left[1] / "kept").exists()
+    assert list(take_requests(control)) == []
+    assert (control.parent.parent / "outside.json").exists()
+
+
+def test_what_cannot_be_removed_is_never_done(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_request(control, "pause")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
+    assert list(take_requests(control)) == []
+    monkeypatch.undo()
+    assert [request.request for request in take_requests(control)] == ["pause"]
+
+
+def test_a_link_in_place_of_the_control_folder_leads_nowhere(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started())
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "labels.json").write_text("{}")
+    folder.control.symlink_to(data)
+    assert list(take_requests(folder.control)) == []
+    assert (data / "labels.json").exists()
+
+
+def test_a_run_is_open_to_no_other_user_and_refuses_what_is_no_request(gputrain: Gputrain) -> None:
+    names = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+    environment = gputrain.environment | {name: str(gputrain.folder / name) for name in names}
+    run = gputrain.start(*RUN, "--epochs", "100000", umask=0, env=environment)
+    gputrain.wait_for_event("a", "epoch")
+    folder = RunFolder(gputrain.runs / "a")
+    strange_files(folder.control)
+    gputrain.wait_for_event("a", "control", 9)
+    assert not folder.history().stopping
+    assert gputrain("stop", "a").stderr == "a is stopped.\n"
+    assert run.wait(30) == 3
+    outcomes = [event["outcome"] for event in events_of(folder.path) if event["type"] == "control"]
+    assert [outcome.split(":")[0] for outcome in outcomes[:-1]] == ["refused"] * 9
+    assert outcomes[-1] == "at the next step, with a checkpoint"
+    made = {path.name for path in folder.path.iterdir()}
+    assert {"checkpoints", "control", "events.jsonl", "lock", "log.txt", "owner.json", "tensorboard"} <= made
+    assert open_to_all(gputrain.folder) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../a", "a/b", "/tmp/a", ".hidden", "-a", "a\n", "a\nb", "", "a\x1b[2J", "ä", "x" * 101]
+)
+def test_no_name_leads_out_of_the_runs_folder(name: str) -> None:
+    with pytest.raises(UsageError):
+        resolve(None, [f"run.name={name}", "run.resume=true"])
+
+
+def test_a_link_among_the_runs_is_none_of_them(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    real = make_run(elsewhere, "real", started())
+    before = sorted(elsewhere.rglob("*"))
+    root.mkdir()
+    (root / "link").symlink_to(real.path)
+    (root / "dangling").symlink_to(tmp_path / "nothing")
+    assert all_runs(root) == []
+    for name in ("link", "dangling"):
+        for resume in (True, False):
+            with pytest.raises(UsageError, match=f"run.name: {name} is a link in "):
+                claim(root, name, "x", resume=resume)
+        with pytest.raises(UsageError, match="there are no runs"):
+            find_run(root, name)
+    assert sorted(elsewhere.rglob("*")) == before
+    assert not (tmp_path / "nothing").exists()
+    # By its path it is the run that it leads to, in that one's own runs folder.
+    assert find_run(root, str(root / "link")).path == real.path
+
+
+def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError):
+        Ownership(RunFolder(tmp_path / "a"))
+    assert not (tmp_path / "made").exists()
+
+
+def test_odd_entries_of_a_runs_folder_hide_no_run(gputrain: Gputrain) -> None:
+    root = gputrain.runs
+    make_run(root, "good", started()).config.touch()
+    make_run(root, "odd\nname \x1b[2J", started())
+    (root / os.fsdecode(b"bytes\xff")).mkdir()
+    (root / os.fsdecode(b"bytes\xff") / "lock").touch()
+    (root / "file").write_text("")
+    os.mkfifo(root / "fifo")
+    (root / ".hidden").mkdir()
+    (root / "no lock").mkdir()
+    (root / "fifo inside").mkdir()
+    os.mkfifo(root / "fifo inside" / "lock")
+    (root / "loop").symlink_to(root / "loop")
+    (root / "closed").mkdir(mode=0)
+    assert find_run(root, "last").name == "good"
+    assert len(all_runs(root)) == 3
+    assert run_of_parent(root) is None
+    listed = gputrain("runs")
+    assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 4)
+    assert "\x1b" not in listed.stdout
+    assert len(json.loads(gputrain("runs", "--json").stdout)["runs"]) == 3
+    unknown = gputrain("logs", "nothing of the kind")
+    assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1)
+    assert "\x1b" not in unknown.stderr
+    claim(root, None, "odd", resume=False).ownership.release()
+    assert (root / "odd-1").is_dir()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "owner.json", "summary.json", "log.txt", "config.yaml", "lock"])
+def test_a_pipe_in_place_of_a_runs_file_holds_up_no_reader(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path, "a", started())
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    RunFeed(folder).look()
+    RunsFeed(tmp_path).look()
+    folder.history()
