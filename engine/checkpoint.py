@@ -52,6 +52,7 @@ class _Hashed:
         self._file = file
         self._held = b""
         self.checksum = hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         """The last two bytes are held back: of an archive they are the length of its comment."""
@@ -68,7 +69,11 @@ class _Hashed:
 
     def _put(self, data: bytes | memoryview) -> None:
         self.checksum.update(data)
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -84,16 +89,16 @@ def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep:
 
     def write(file: BinaryIO) -> None:
         hashed = _Hashed(file)
-        torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, hashed))
+        try:
+            torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, hashed))
+        except RuntimeError as error:
+            # torch's writer has words of its own for a disk that takes no more.
+            raise hashed.error or error from None
         hashed.close_with_checksum()
 
     path = folder / f"step-{state['step']:08d}.pt"
-    try:
-        folder.mkdir(exist_ok=True)
-        replace_file(path, write, durable=True)
-    except RuntimeError as error:
-        # How torch's writer reports a disk that takes no more.
-        raise OSError(str(error).splitlines()[0]) from error
+    folder.mkdir(exist_ok=True)
+    replace_file(path, write, durable=True)
     link_file(path, folder / "last.pt")
     if best:
         link_file(path, folder / "best.pt")

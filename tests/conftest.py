@@ -21,6 +21,8 @@ from gpu_host import GpuHost, build_driver
 ROOT = Path(__file__).parent.parent
 COMMAND = str(Path(sys.executable).with_name("gputrain"))
 LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMP_", "GPUTRAIN_")
+# With it every rank of every run would compile the package anew.
+SLOW = "PYTHONDONTWRITEBYTECODE"
 
 
 def wait_for(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
@@ -39,6 +41,23 @@ def clockless(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     clocks = {"time", "seconds", "images_per_second", "data_wait"}
     kept = [event for event in events if event["type"] in ("epoch", "step")]
     return [{key: value for key, value in event.items() if key not in clocks} for event in kept]
+
+
+def kept_events(run: Path) -> list[dict[str, Any]]:
+    """What a reader of the journal keeps: nothing of steps that a resume took back."""
+    kept: list[dict[str, Any]] = []
+    for event in events_of(run):
+        if event["type"] == "run_resumed":
+            kept = [one for one in kept if one.get("step", 0) <= event["from_step"]]
+        kept.append(event)
+    return clockless(kept)
+
+
+def weights_of(run: Path) -> dict[str, Any]:
+    import torch
+
+    weights: dict[str, Any] = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"]
+    return weights
 
 
 @dataclass
@@ -96,12 +115,20 @@ class Gputrain:
         return found
 
 
+def ranks_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
+    return [
+        process.pid
+        for process in gputrain.processes()
+        if process.ppid() == supervisor.pid and "spawn_main" in " ".join(process.cmdline())
+    ]
+
+
 def events_of_whole_lines(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
 
 
 def clean_environment(folder: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_VARIABLES, SLOW))}
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     return kept | {
         "GPUTRAIN_RUNS": str(folder / "runs"),

@@ -6,14 +6,12 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Gputrain, clockless, events_of
+from conftest import Gputrain, events_of
 
 from engine.data import image_format, open_source
 from engine.data.transforms import normalise
@@ -123,47 +121,6 @@ def test_a_disk_that_takes_no_checkpoint_does_not_end_the_training(gputrain: Gpu
     assert process.returncode == 0, messages
     assert "warning: the checkpoint of step 22 could not be written" in messages
     assert list((gputrain.runs / "full" / "checkpoints").iterdir()) == []
-
-
-def kept_events(run: Path) -> list[dict[str, Any]]:
-    """What a reader of the journal keeps: nothing of steps that a resume took back."""
-    kept: list[dict[str, Any]] = []
-    for event in events_of(run):
-        if event["type"] == "run_resumed":
-            kept = [one for one in kept if one.get("step", 0) <= event["from_step"]]
-        kept.append(event)
-    return clockless(kept)
-
-
-def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(gputrain: Gputrain) -> None:
-    # Dropout, random crops and flips, loader processes, momentum and a warm-up: all that could go astray.
-    common = ["run", "--headless", "--model", "squeezenet1_1", "--ranks", "2", "--workers", "1", "--epochs", "2"]
-    common += ["--scheduler", "cosine", "--lr", "0.02", "schedule.warmup_epochs=0.5", "run.log_every=4"]
-    common += [
-        "data.image_size=32",
-        "data.crop_padding=2",
-        "data.flip=true",
-        "data.batch_size=60",
-        "data.val_split=0.5",
-    ]
-    whole = gputrain(*common, "--name", "whole")
-    assert whole.returncode == 0, whole.stderr
-
-    process = gputrain.start(*common, "--name", "parts")
-    gputrain.wait_for_event("parts", "step", 2)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 3
-    stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
-    assert stopped_at["batch"] > 0
-    resumed = gputrain("resume", "parts")
-    assert resumed.returncode == 0, resumed.stderr
-
-    assert kept_events(gputrain.runs / "parts") == kept_events(gputrain.runs / "whole")
-    one, other = (
-        torch.load(gputrain.runs / name / "checkpoints" / "last.pt", weights_only=True) for name in ("whole", "parts")
-    )
-    assert one["step"] == other["step"]
-    assert all(torch.equal(weights, other["model"][name]) for name, weights in one["model"].items())
 
 
 def test_a_run_may_go_on_with_fewer_ranks_and_other_settings(gputrain: Gputrain) -> None:

@@ -21,7 +21,8 @@ from engine.gpus.reservation import Reservation, all_held, choosing
 from engine.lines import line_of
 from engine.problems import UsageError
 from engine.resolve import resolve
-from engine.runs import Ownership, RunFolder, all_runs, claim, find_run, run_of_parent
+from engine.runs import Ownership, RunFolder, all_runs, claim, find_run
+from engine.world import run_of_agents
 from tui.feeds import RunFeed, RunsFeed
 
 SOMEONE = 12345
@@ -275,7 +276,7 @@ def test_odd_entries_of_a_runs_folder_hide_no_run(gputrain: Gputrain) -> None:
     (root / "closed").mkdir(mode=0)
     assert find_run(root, "last").name == "good"
     assert len(all_runs(root)) == 3
-    assert run_of_parent(root) is None
+    assert run_of_agents(root, ["gone"]) is None
     listed = gputrain("runs")
     assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 4)
     assert "\x1b" not in listed.stdout

@@ -101,7 +101,7 @@ def demo_events(name: str, began: float, epochs: int = EPOCHS, steps: int = STEP
                 val_accuracy=0.932 - 0.66 * math.exp(-8 * done) + draw.gauss(0, 0.004),
                 lr=rate, seconds=steps * SECONDS_A_STEP, images_per_second=31_200.0,
             )  # fmt: skip
-            yield CheckpointSaved(time=now, path=f"checkpoints/epoch-{epoch:04d}.pt", step=step, epoch=epoch + 1)
+            yield CheckpointSaved(time=now, path=f"checkpoints/step-{step:08d}.pt", step=step, epoch=epoch + 1)
     yield RunFinished(time=began + total * SECONDS_A_STEP, state="finished", message="made up")
 
 
@@ -284,7 +284,7 @@ class Demo:
                 before = asked.checkpoints
                 tell(Control(request=request.request, by=request.by, outcome=asked.take(request.request)))
                 if asked.checkpoints > before:
-                    tell(CheckpointSaved(path="checkpoints/last.pt", step=step, epoch=epoch, asked=True))
+                    tell(CheckpointSaved(path=f"checkpoints/step-{step:08d}.pt", step=step, epoch=epoch, asked=True))
             if asked.paused != paused:
                 paused = asked.paused
                 tell(Paused(step=step, epoch=epoch) if paused else Continued(step=step, epoch=epoch))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import secrets
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from typing import Any
@@ -124,7 +126,7 @@ class Batches:
             # It would raise its error again for each process that ends from here on.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # One whose socket is closed may take a moment to be gone.
-            wait([process.sentinel for process in self._processes], timeout=DYING_SECONDS)
+            connection.wait([process.sentinel for process in self._processes], timeout=DYING_SECONDS)
         for process in self._processes:
             if process.exitcode:
                 room = None if self._oom_kills is None else oom_kills() != self._oom_kills
@@ -141,8 +143,16 @@ def _become_worker(rank: int, _: int) -> None:
     die_with_parent(rank)
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
+    connection.arbitrary_address = _address_without_a_file  # type: ignore[attr-defined]
     # Its own answer is to go on without the batch, for which the rank would wait for ever.
     Queue._on_queue_feeder_error = staticmethod(_die_of)  # type: ignore[attr-defined]
+
+
+def _address_without_a_file(_: str) -> str:
+    """Of the socket over which a loader process hands its batches to the rank. A file would be left behind in $TMPDIR
+    by whoever is killed, and a long $TMPDIR would be no address. The abstract namespace (unix(7)) has neither; who may
+    connect is decided by multiprocessing's key."""
+    return f"\0gputrain-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _die_of(error: BaseException, _: object) -> None:
@@ -151,4 +161,8 @@ def _die_of(error: BaseException, _: object) -> None:
     traceback.print_exception(error)
     sys.stderr.flush()
     full = "torch_" in str(error) and re.search(r"No space left|Cannot allocate memory", str(error))
-    os.kill(os.getpid(), signal.SIGBUS if full else signal.SIGKILL)
+    if full:
+        os.kill(os.getpid(), signal.SIGBUS)
+        # It may reach another thread than this one.
+        time.sleep(DYING_SECONDS)
+    os._exit(1)

@@ -1,0 +1,258 @@
+"""Every fault that a run can meet, brought about in real processes: who is named, what is kept, what is left behind.
+The table in README.md beside this file says the same in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import COMMAND, DoneRun, Gputrain, events_of, kept_events, ranks_of, wait_for, weights_of
+
+from engine.checkpoint import load_newest
+from engine.requeue import requeue
+from engine.steplog import SkippedSteps
+
+RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
+# Hang limits, three times what is aimed at: a rank is named within 2 s, and everything has ended within 5.
+NAMED_SECONDS = 6
+ENDED_SECONDS = 15
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.splitlines()[-1]
+
+
+def tracebacks(gputrain: Gputrain) -> int:
+    return (gputrain.runs / "a" / "log.txt").read_text().count("Traceback (most recent call last)")
+
+
+def test_an_exception_is_named_once_a_try_and_there_are_at_most_so_many_tries(gputrain: Gputrain) -> None:
+    gputrain.bring_in("raise", 1, 12)
+    done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=1")
+    assert done.returncode == 1
+    assert "ValueError: a fault of the test; starting again from its last checkpoint (restart 1 of 1)" in done.stderr
+    assert "rank 1 (cpu) failed: ValueError: a fault of the test; continue with `gputrain resume a`" in last_line(done)
+    assert tracebacks(gputrain) == 2
+    events = events_of(gputrain.runs / "a")
+    failed = [event for event in events if event["type"] == "rank_failed"]
+    assert len(failed) == 2
+    assert 'raise ValueError("a fault of the test")' in failed[0]["traceback"]
+    assert [event["from_step"] for event in events if event["type"] == "run_resumed"] == [10]
+    assert [event["type"] for event in events].count("run_finished") == 1
+
+
+def test_a_failed_run_starts_again_from_its_last_checkpoint_and_loses_no_bit(gputrain: Gputrain) -> None:
+    whole = gputrain(*RUN[:-1], "whole", "--epochs", "2")
+    assert whole.returncode == 0, whole.stderr
+    gputrain.bring_in("kill", 1, 18, once=True)
+    done = gputrain(*RUN, "--epochs", "2", "checkpoint.every_steps=8", "run.max_restarts=1")
+    assert done.returncode == 0, done.stderr
+    assert "killed by SIGKILL; starting again from its last checkpoint (restart 1 of 1)" in done.stderr
+    assert [e["from_step"] for e in events_of(gputrain.runs / "a") if e["type"] == "run_resumed"] == [16]
+    assert kept_events(gputrain.runs / "a") == kept_events(gputrain.runs / "whole")
+    one, other = weights_of(gputrain.runs / "whole"), weights_of(gputrain.runs / "a")
+    assert all(torch.equal(weights, other[name]) for name, weights in one.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [("hang", "the log has the place in its code"), pytest.param("freeze", "(SIGSTOP)", marks=pytest.mark.soak)],
+)
+def test_a_rank_that_makes_no_step_is_named_by_the_watchdog(gputrain: Gputrain, kind: str, state: str) -> None:
+    gputrain.bring_in(kind, 1, 12)
+    done = gputrain(*RUN, "run.watchdog=2")
+    assert done.returncode == 1
+    assert "rank 1 (cpu) failed: no step was made for 2 s" in last_line(done)
+    assert "it has done 11 steps and is waiting for data" in last_line(done)
+    assert state in last_line(done)
+    if kind == "hang":
+        assert "in happen" in (gputrain.runs / "a" / "log.txt").read_text()
+
+
+def test_a_killed_rank_is_named_and_all_is_gone_at_once(gputrain: Gputrain) -> None:
+    process = gputrain.start(*RUN, "--epochs", "100000", "--workers", "1")
+    gputrain.wait_for_event("a", "epoch")
+    os.kill(ranks_of(process, gputrain)[1], signal.SIGKILL)
+    began = time.monotonic()
+    gputrain.wait_for_event("a", "rank_failed")
+    named = time.monotonic() - began
+    _, messages = process.communicate(timeout=60)
+    wait_for(lambda: not gputrain.processes(), "the end of all processes")
+    ended = time.monotonic() - began
+    print(f"named after {named:.2f} s, all ended after {ended:.2f} s")
+    assert named < NAMED_SECONDS
+    assert ended < ENDED_SECONDS
+    assert "rank 1 (cpu) failed: it was killed by SIGKILL" in messages.splitlines()[-1]
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_halts_all_and_names_the_rank(gputrain: Gputrain) -> None:
+    gputrain.bring_in("nan", 1, 12)
+    done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=3")
+    assert done.returncode == 1
+    assert "the loss of step 12 (epoch 1) is nan on rank 1; lower optim.lr, or leave such steps out" in last_line(done)
+    assert tracebacks(gputrain) == 1
+    assert "starting again" not in done.stderr, "it would come to the same again"
+    assert all(weights.isfinite().all() for weights in weights_of(gputrain.runs / "a").values())
+
+
+def test_steps_that_are_not_finite_on_one_rank_are_left_out_on_all(gputrain: Gputrain) -> None:
+    # Statistics of BatchNorm take in what is not finite before anyone knows of it.
+    gputrain.bring_in("nan", 1, 1, 12, 13)
+    run = ["run", "--headless", "digits", "--model", "cnn", "--ranks", "2", "--epochs", "1", "run.log_every=1"]
+    done = gputrain(*run, "optim.nonfinite=skip", "optim.nonfinite_limit=2", "--name", "a", "checkpoint.every_steps=1")
+    assert done.returncode == 0, done.stderr
+    events = events_of(gputrain.runs / "a")
+    assert [e["step"] for e in events if e["type"] == "step" and e["losses"] == [None]] == [1, 12, 13]
+    epoch = next(event for event in events if event["type"] == "epoch")
+    assert epoch["skipped"] == 3
+    assert epoch["val_accuracy"] > 0.5
+    saved = torch.load(gputrain.runs / "a" / "checkpoints" / "last.pt", weights_only=True)
+    assert saved["ranks"][0]["counts"].tolist() == [0, 0, 0]
+    assert all(weights.isfinite().all() for weights in saved["model"].values())
+
+
+def test_too_many_steps_in_a_row_that_are_left_out_are_too_many() -> None:
+    skipped = SkippedSteps(limit=2)
+    assert [skipped.add(bad) for bad in (True, True, False, True, True, True)] == [False] * 5 + [True]
+    assert (skipped.total, skipped.in_row) == (5, 3)
+
+
+def images(folder: Path, count: int) -> None:
+    from PIL import Image
+
+    for label in ("a", "b"):
+        for number in range(count):
+            path = folder / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (16, 16), number).save(path)
+
+
+FOLDER = ["run", "--headless", "--name", "a", "--model", "linear", "--dataset", "folder", "--data-path", "images"]
+FOLDER += ["--batch-size", "2", "data.image_size=8", "data.prefetch=1", "--epochs", "100000"]
+
+
+def test_images_that_become_unreadable_can_be_left_out_and_are_counted(gputrain: Gputrain) -> None:
+    images(gputrain.folder / "images", 10)
+    process = gputrain.start(*FOLDER, "--workers", "1", "--ranks", "2", "data.on_bad=skip")
+    gputrain.wait_for_event("a", "epoch")
+    for number in (1, 2):
+        (gputrain.folder / "images" / "a" / f"{number}.png").write_text("")
+    before = len([event for event in events_of(gputrain.runs / "a") if event["type"] == "epoch"])
+    gputrain.wait_for_event("a", "epoch", before + 6)
+    process.send_signal(signal.SIGUSR1)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 3, messages
+    told = re.findall(r"(\d).png cannot be read", messages)
+    assert set(told) == {"1", "2"}
+    assert len(told) <= 4, "each file once a rank"
+    epochs = [event for event in events_of(gputrain.runs / "a") if event["type"] == "epoch"]
+    assert epochs[-1]["unread"] == 2
+    assert "2 images left out" in messages
+
+
+def test_a_loader_process_that_dies_is_told_with_its_cause(gputrain: Gputrain) -> None:
+    images(gputrain.folder / "images", 8)
+    process = gputrain.start(*FOLDER, "--workers", "2")
+    gputrain.wait_for_event("a", "epoch")
+    psutil.Process(ranks_of(process, gputrain)[0]).children()[0].kill()
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "rank 0 (cpu) failed: one of its loader processes ended: it was killed by SIGKILL" in messages
+
+
+def in_a_namespace(
+    gputrain: Gputrain, mount: str, *arguments: str, after: str = ":"
+) -> subprocess.CompletedProcess[str]:
+    """The command where a file system of the test's own is mounted; `after` it, what is there can be looked at."""
+    if subprocess.run(["unshare", "-Urm", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this machine allows no mount namespace")
+    line = f'mount -t tmpfs {mount} || exit 99; "$@"; code=$?; {after}; exit $code'
+    return subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", line, "sh", COMMAND, *arguments],
+        cwd=gputrain.folder,
+        env=gputrain.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_a_shared_memory_that_is_too_small_is_named(gputrain: Gputrain) -> None:
+    images(gputrain.folder / "images", 40)
+    big = ["run", "--headless", "--model", "linear", "--dataset", "folder", "--data-path", "images", "--workers", "2"]
+    big += ["--batch-size", "16", "data.image_size=300"]
+    done = in_a_namespace(gputrain, "-o size=6m tmpfs /dev/shm", *big)
+    assert done.returncode == 1
+    assert "the shared memory (/dev/shm) is too small for the batches" in last_line(done)
+
+
+def test_a_disk_that_is_full_ends_no_training_and_its_last_good_checkpoint_loads(gputrain: Gputrain) -> None:
+    gputrain.runs.mkdir()
+    arguments = ["run", "--headless", "digits", "--model", "cnn", "--epochs", "4", "--name", "a", "checkpoint.keep=5"]
+    # Room for some of the checkpoints.
+    mount = f"-o size=600k tmpfs {gputrain.runs}"
+    done = in_a_namespace(gputrain, mount, *arguments, after=f"cp -r {gputrain.runs} kept")
+    assert "warning: the checkpoint of step" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "finished: best accuracy" in last_line(done)
+    kept = gputrain.folder / "kept" / "a" / "checkpoints"
+    assert not list(kept.glob(".*")), "nothing half-written"
+    path, _, damaged = load_newest(kept)
+    assert path is not None
+    assert damaged == []
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(gputrain: Gputrain, short: DoneRun) -> None:
+    shutil.copytree(short.path, gputrain.runs / "short")
+    newest = gputrain.runs / "short" / "checkpoints" / "step-00000088.pt"
+    content = bytearray(newest.read_bytes())
+    content[1000] ^= 255
+    for name in (newest, newest.with_name("last.pt")):
+        name.write_bytes(content)
+    resumed = gputrain("resume", "short", "run.epochs=3")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "warning: the checkpoint step-00000088.pt has another checksum than it was written with" in resumed.stderr
+    assert "goes on after step 44," in resumed.stderr
+
+
+def slurm(gputrain: Gputrain, code: int) -> dict[str, str]:
+    """A job whose scontrol writes down what it was asked for."""
+    program = gputrain.folder / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{gputrain.folder}/asked"\necho "no such job" >&2\nexit {code}\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{gputrain.environment['PATH']}"
+    return gputrain.environment | {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_NTASKS": "1"}
+
+
+def test_the_warning_of_slurm_stops_the_run_and_puts_its_job_back(gputrain: Gputrain) -> None:
+    environment = slurm(gputrain, 0)
+    run = [*RUN[:-1], "a", "--ranks", "1", "run.requeue=true"]
+    process = gputrain.start(*run, "--epochs", "100000", env=environment)
+    gputrain.wait_for_event("a", "epoch")
+    process.send_signal(signal.SIGUSR1)
+    _, messages = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "stop requested by SIGUSR1" in messages
+    assert "stopped: continue with `gputrain resume a`; job 77 goes back into the queue" in messages
+    assert (gputrain.folder / "asked").read_text() == "requeue 77\n"
+
+    epochs = sum(event["type"] == "epoch" for event in events_of(gputrain.runs / "a"))
+    again = gputrain(*run, "--epochs", str(epochs + 1), **environment)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["epochs"] == epochs + 1
+
+
+def test_a_job_that_slurm_does_not_take_back_is_told_of(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", slurm(gputrain, 1)["PATH"])
+    assert requeue("77") == "job 77 could not be put back into the queue: no such job"

@@ -1,0 +1,119 @@
+"""A run that was interrupted goes on to the same bits as one that was not, wherever it was and however it ended."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import Gputrain, kept_events, wait_for, weights_of
+
+# Dropout, random crops and flips, loader processes, momentum and a warm-up: all that could go astray.
+HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]
+HARD += [
+    "schedule.warmup_epochs=0.5",
+    "run.log_every=4",
+    "--dataset",
+    "fake",
+    "data.fake_train=240",
+    "data.fake_val=40",
+]
+HARD += ["data.image_size=32", "data.crop_padding=2", "data.flip=true", "data.batch_size=20"]
+
+
+def assert_the_same(gputrain: Gputrain, one: str, other: str) -> None:
+    assert kept_events(gputrain.runs / one) == kept_events(gputrain.runs / other)
+    before, after = weights_of(gputrain.runs / one), weights_of(gputrain.runs / other)
+    assert all(torch.equal(weights, after[name]) for name, weights in before.items())
+
+
+def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(gputrain: Gputrain) -> None:
+    common = [*HARD, "--ranks", "2", "--workers", "1"]
+    whole = gputrain.start(*common, "--name", "whole")
+    gputrain.bring_in("stop the run", 1, 9, once=True)
+    assert gputrain(*common, "--name", "parts").returncode == 3
+    stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
+    assert (stopped_at["epoch"], 0 < stopped_at["batch"] < 6) == (2, True)
+    resumed = gputrain("resume", "parts")
+    assert resumed.returncode == 0, resumed.stderr
+    assert whole.wait(60) == 0
+    assert_the_same(gputrain, "whole", "parts")
+
+
+# Another model than above: what is random lies in the data, and a run takes seconds.
+LIGHT = ["run", "--headless", "digits", "run.log_every=3", "checkpoint.every_steps=4"]
+LIGHT += ["data.crop_padding=1", "data.flip=true", "--batch-size", "20"]
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(gputrain: Gputrain) -> None:
+    common = [*LIGHT, "--epochs", "1", "--ranks", "3", "--workers", "2"]
+    whole = gputrain.start(*common, "--name", "whole")
+    gputrain.bring_in("kill the run", 0, 15, once=True)
+    assert gputrain(*common, "--name", "parts").returncode == -signal.SIGKILL
+    resumed = gputrain("resume", "parts")
+    assert resumed.returncode == 0, resumed.stderr
+    assert whole.wait(90) == 0
+    assert_the_same(gputrain, "whole", "parts")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("workers", [0, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_runs_that_were_killed_at_20_random_steps_go_on_to_the_same_bits(
+    gputrain: Gputrain, ranks: int, workers: int
+) -> None:
+    common = [*LIGHT, "--epochs", "2", "--ranks", str(ranks), "--workers", str(workers)]
+    assert gputrain(*common, "--name", "whole").returncode == 0
+    rng = random.Random(ranks * 10 + workers)  # noqa: S311
+    for step in rng.sample(range(1, 2 * (1438 // (20 * ranks))), 20):
+        name = f"at-{step}"
+        gputrain.bring_in("kill the run", rng.randrange(ranks), step)
+        assert gputrain(*common, "--name", name).returncode == -signal.SIGKILL
+        del gputrain.environment["GPUTRAIN_FAULT"]
+        resumed = gputrain("resume", name)
+        assert resumed.returncode == 0, resumed.stderr
+        assert_the_same(gputrain, "whole", name)
+
+
+def left_over() -> set[Path]:
+    """Listening ports of this host's own programs, and shared memory."""
+    ports = {
+        Path(f"port-{line.split()[1]}") for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line
+    }
+    return ports | set(Path("/dev/shm").iterdir())
+
+
+def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
+    """Of each run either the supervisor or another process is killed, at any moment from its start to its steps."""
+    rng = random.Random(times)  # noqa: S311
+    before = left_over()
+    for number in range(times):
+        process = gputrain.start(*LIGHT, "--ranks", "2", "--workers", "1", "--name", f"run-{number}")
+        time.sleep(rng.uniform(0.2, 9))
+        ours = [one for one in gputrain.processes() if one.pid != process.pid]
+        with suppress(psutil.NoSuchProcess):
+            (rng.choice(ours) if ours and number % 2 else psutil.Process(process.pid)).kill()
+        process.communicate(timeout=60)
+        wait_for(lambda: not gputrain.processes(), "the end of all processes", 15)
+        folder = gputrain.runs / f"run-{number}"
+        if resume and (folder / "config.yaml").exists():
+            done = gputrain("resume", folder.name, "run.epochs=1")
+            assert done.returncode == 0, done.stderr
+            assert not list(folder.rglob(".*.tmp"))
+    assert left_over() <= before
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_200_starts_and_kills_leave_nothing(gputrain: Gputrain) -> None:
+    start_and_kill(gputrain, 200, resume=True)
+
+
+def test_starts_and_kills_leave_nothing(gputrain: Gputrain) -> None:
+    start_and_kill(gputrain, 2, resume=False)
