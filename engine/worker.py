@@ -57,7 +57,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
     batches = Batches(source, config, images, requests, workers)
     try:
-        fit = _set_up(job, seat, store, channel, source, shares, images, batches, saved)
+        fit = set_up(job, seat, store, channel, source, shares, images, batches, saved)
         fit.workers, fit.warnings = workers, warnings
         if job.folder is None:
             return fit.try_one_batch()
@@ -73,7 +73,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
             dist.destroy_process_group()
 
 
-def _set_up(
+def set_up(
     job: Job,
     seat: Seat,
     store: Store,
