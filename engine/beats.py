@@ -7,7 +7,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing import reduction
@@ -98,25 +98,26 @@ class Marker:
 
 
 class Watchdog:
-    """Knows for how long no rank has moved. `limit` is in seconds, 0 for none."""
+    """Knows for how long no rank has moved. `limit` is in seconds, 0 for none. It does not count while a rank is at
+    the place `except_at`."""
 
-    def __init__(self, beats: Beats, limit: float) -> None:
-        self._beats, self.limit = beats, limit
+    def __init__(self, beats: Beats, limit: float, except_at: Place = Place.SETTING_UP) -> None:
+        self._beats, self.limit, self._except_at = beats, limit, except_at
         self._seen: list[Beat] = []
         self._since = time.monotonic()
 
     def expired(self) -> list[Beat] | None:
-        """Where the ranks stand once the limit has passed; they are not watched while one is still setting up."""
+        """Where the ranks stand once the limit has passed."""
         beats, now = self._beats.read(), time.monotonic()
-        if beats != self._seen or any(beat.place is Place.SETTING_UP for beat in beats):
+        if beats != self._seen or any(beat.place is self._except_at for beat in beats):
             self._seen, self._since = beats, now
         return beats if 0 < self.limit < now - self._since else None
 
 
-def behind(beats: Sequence[Beat]) -> list[int]:
+def behind(beats: Mapping[int, Beat]) -> list[int]:
     """The ranks that the others wait for: who has come the least far."""
-    least = min((beat.step, beat.count) for beat in beats)
-    return [rank for rank, beat in enumerate(beats) if (beat.step, beat.count) == least]
+    least = min((beat.step, beat.count) for beat in beats.values())
+    return [rank for rank, beat in beats.items() if (beat.step, beat.count) == least]
 
 
 def standing(beat: Beat) -> str:

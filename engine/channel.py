@@ -12,7 +12,10 @@ from typing import Protocol
 
 from engine.beats import Marker, Place
 from engine.control import Asked
-from engine.events import Event, from_line, to_line
+from engine.events import Event, Flush, from_line, to_line
+
+# The supervisor's answer to a `Flush`.
+FLUSHED = "flushed"
 
 
 class Channel(Protocol):
@@ -20,6 +23,10 @@ class Channel(Protocol):
 
     def send(self, event: Event) -> None: ...
     def asked(self) -> Asked: ...
+    def flush(self) -> None:
+        """Returns when all that was sent is in the journal, and that on the disk."""
+        ...
+
     def at(self, step: int, place: Place) -> None:
         """This rank has done so many steps, and is at a place now."""
         ...
@@ -49,16 +56,31 @@ class PipeChannel:
         self._flag = flag
         self._asked = Asked()
         self._rest = b""
+        self._flushed = False
 
     def send(self, event: Event) -> None:
         self._socket.sendall(to_line(event).encode() + b"\n")
 
+    def flush(self) -> None:
+        """Raises ConnectionError where the supervisor has gone."""
+        self._flushed = False
+        self.send(Flush())
+        while not self._flushed:
+            self._take(self._socket.recv(4096))
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            raise ConnectionError("the supervisor has gone")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line == FLUSHED.encode():
+                self._flushed = True
+            else:
+                self._asked.take(line.decode())
+
     def asked(self) -> Asked:
         with suppress(BlockingIOError):
-            self._rest += self._socket.recv(4096, socket.MSG_DONTWAIT)
-            *lines, self._rest = self._rest.split(b"\n")
-            for line in lines:
-                self._asked.take(line.decode())
+            self._take(self._socket.recv(4096, socket.MSG_DONTWAIT))
         self._asked.stop = self._asked.stop or self._flag.raised
         return self._asked
 
@@ -81,6 +103,9 @@ class DirectChannel:
     def send(self, event: Event) -> None:
         if self._record is not None:
             self._record(event)
+
+    def flush(self) -> None:
+        self.send(Flush())
 
     def asked(self) -> Asked:
         if self._between is not None:

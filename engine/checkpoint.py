@@ -99,11 +99,12 @@ def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep:
     path = folder / f"step-{state['step']:08d}.pt"
     folder.mkdir(exist_ok=True)
     replace_file(path, write, durable=True)
+    # First: where the file system has no hard links, the second names are copies and take room.
+    for old in _by_step(folder)[keep:]:
+        old.unlink(missing_ok=True)
     link_file(path, folder / "last.pt")
     if best:
         link_file(path, folder / "best.pt")
-    for old in _by_step(folder)[keep:]:
-        old.unlink(missing_ok=True)
     sync_folder(folder)
     return path
 
@@ -131,7 +132,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     """The newest checkpoint that is what was written, None and nothing where there is none at all; and what is wrong
     with those that are newer. These get another name, so that they are not counted again. Raises UsageError where none
-    is sound, or it is of another format."""
+    is sound, where one cannot be read or is of another format."""
     damaged: list[str] = []
     for path in checkpoints_in(folder):
         try:
@@ -140,6 +141,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
             damaged.append(f"{path.name} {error}")
             with suppress(OSError):
                 path.rename(path.with_name(f"{path.name}.damaged"))
+    damaged += [f"{path.name} was found before" for path in folder.glob("*.damaged") if not damaged]
     if damaged:
         raise UsageError.one(
             str(folder), f"no checkpoint is sound: {'; '.join(damaged)}; start the run anew under another name"
@@ -148,20 +150,15 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
 
 
 def check_bytes(path: Path) -> None:
-    """Raises DamagedCheckpointError unless the file's checksum is that of its content."""
+    """Raises DamagedCheckpointError unless the file's checksum is that of its content, OSError where it cannot be
+    read."""
     checksum = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            left = path.stat().st_size - _COMMENT_BYTES
-            while left > 0:
-                block = file.read(min(_BLOCK_BYTES, left))
-                if not block:
-                    break
-                checksum.update(block)
-                left -= len(block)
-            comment = file.read()
-    except OSError as error:
-        raise DamagedCheckpointError(f"cannot be read: {error.strerror}") from error
+    with path.open("rb") as file:
+        left = path.stat().st_size - _COMMENT_BYTES
+        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
+            checksum.update(block)
+            left -= len(block)
+        comment = file.read()
     if not comment.startswith(_MARK):
         raise DamagedCheckpointError("is cut, or no checkpoint of gputrain")
     if comment != _MARK + checksum.hexdigest().encode():
@@ -169,11 +166,16 @@ def check_bytes(path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Raises DamagedCheckpointError, and UsageError where the file is of another format."""
-    check_bytes(path)
+    """Raises DamagedCheckpointError, and UsageError where the file is of another format or cannot be read now."""
     try:
+        check_bytes(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found = state["format"]
+    except DamagedCheckpointError:
+        raise
+    except (OSError, MemoryError) as error:
+        # Of the machine, not of the file: it may be read another time.
+        raise UsageError.one(str(path), f"cannot be read now: {error or 'there is too little memory'}") from error
     except Exception as error:
         # A checksum can be made for anything, and what is no checkpoint brings any error out of the unpickler.
         reason = str(error).partition("\n")[0] or type(error).__name__

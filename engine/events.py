@@ -200,6 +200,14 @@ class Refused(Event):
     problems: list[list[str]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flush(Event):
+    """All that was told before is to be on the disk: a checkpoint follows, and a run that goes on from it must find in
+    its journal what came before. Told to the owner of the run; the journal never sees it."""
+
+    type: ClassVar[str] = "flush"
+
+
 EVENTS: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
@@ -216,6 +224,7 @@ EVENTS: dict[str, type[Event]] = {
         RankFailed,
         RunFinished,
         Refused,
+        Flush,
     )
 }
 # No step, size or loss comes near it.

@@ -34,6 +34,8 @@ from engine.state import gather_state, restore_state
 SHOWN_FILES = 10
 # Between two questions of ranks that hold, whether they are to go on.
 HOLD_SECONDS = 0.1
+# Between two warnings that no checkpoint can be written.
+WARN_SECONDS = 600.0
 
 
 class Fit:
@@ -55,7 +57,8 @@ class Fit:
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()
-        self._failing, self._held = False, 0.0
+        self._warned_at: float | None = None
+        self._held = 0.0
 
     def run(self) -> Outcome:
         t, started = self.trainer, self._started()
@@ -81,6 +84,7 @@ class Fit:
             seconds = time.perf_counter() - began - self._held
             self._end_epoch(seconds, rate, train, val)
         t.agree.settle()
+        self._wait_for_all()
         return "finished"
 
     def _attend(self) -> bool:
@@ -155,9 +159,15 @@ class Fit:
     def _stop(self) -> Outcome:
         self.trainer.agree.settle()
         # Whoever resumes must know where from.
-        self._failing = False
+        self._warned_at = None
         self._save_between(asked=False)
+        self._wait_for_all()
         return "stopped"
+
+    def _wait_for_all(self) -> None:
+        """A rank that leaves while rank 0 still saves would have srun end that one too."""
+        self.trainer.channel.at(self.trainer.position.step, Place.SAVING)
+        dist.barrier(group=self.hosts)
 
     def _save_between(self, *, asked: bool) -> None:
         """Write a checkpoint within an epoch. All ranks are at the same step, with nothing under way between them but
@@ -177,16 +187,18 @@ class Fit:
         if state is None or self.job.folder is None:
             return
         state |= {"best_epoch": self.best_epoch, "best_accuracy": self.best_accuracy}
+        # A checkpoint that the journal does not reach up to would lose the events in between.
+        t.channel.flush()
         try:
             path = save_checkpoint(state, self.job.folder.checkpoints, best=best, keep=self.config.checkpoint.keep)
         except OSError as error:
-            # Again and again only where someone waits for it.
-            if asked or not self._failing:
+            # Not again and again, but where someone waits for it.
+            if asked or self._warned_at is None or time.monotonic() - self._warned_at > WARN_SECONDS:
+                self._warned_at = time.monotonic()
                 why = error.strerror or error
                 self._tell(Warned(message=f"the checkpoint of step {t.position.step} could not be written: {why}"))
-            self._failing = True
             return
-        self._failing = False
+        self._warned_at = None
         relative = str(path.relative_to(self.job.folder.path))
         saved = CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best, asked=asked)
         self._tell(saved)

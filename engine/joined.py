@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 WATCH_SECONDS = 0.5
+RECORD_SECONDS = 5
 HEAR_SECONDS = 60
 SAME_FAULT_SECONDS = 5
 
@@ -47,7 +48,8 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
     flag = StopFlag()
     for number in STOPPING:
         signal.signal(number, flag.raise_it)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    elastic = "TORCHELASTIC_RUN_ID" in os.environ
+    if elastic:
         # Its agent starts the ranks again elsewhere when this one's is gone.
         die_with_parent(os.getppid())
     seat, variables = seat_from_environment(launcher, os.environ)
@@ -75,7 +77,7 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
         if order.dry_run:
             job = Job(order.config, run_plan, None, False, None)
         elif seat.rank == 0:
-            claimed = _claim_for_all(replace(order, agents=tuple(agents)), seat, store)
+            claimed = _claim_for_all(replace(order, agents=tuple(agents) if elastic else ()), seat, store)
             if claimed is None:
                 listener(nothing_left(order))
                 return ExitCode.FINISHED
@@ -216,6 +218,8 @@ def _watchdog(watchdog: Watchdog, rank: int, device: str, recorder: Recorder | N
         print(failure_in_words(failure), file=sys.stderr)
         faulthandler.dump_traceback()
         if recorder is not None:
+            # What stands still may be the disk that this goes to.
+            threading.Timer(RECORD_SECONDS, os._exit, [ExitCode.FAILED]).start()
             close_run(Ending("failed", failure), recorder)
         os._exit(ExitCode.FAILED)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.catalogue import check_model_name
+from engine.control import Asked
 from engine.data import check_source, open_early, shares_of
 from engine.events import Event, RunFinished, RunStarted, Starting, Warned
 from engine.failure import failure_in_words
@@ -115,15 +116,21 @@ def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, liste
         if (event := usage.look()) is not None:
             recorder.record(event)
 
+    asked = Asked()
     try:
-        ending = _run_ranks(job, signals, record, folder, between)
+        ending = _run_ranks(job, signals, record, folder, between, asked)
         for restart in range(1, job.config.run.max_restarts + 1):
             if not worth_another_try(ending, recorder.history):
                 break
             recorder.record(restarting(ending, recorder, restart, job.config.run.max_restarts))
             again = replace(job, resumed=recorder.history.started is not None)
-            ending = _run_ranks(again, signals, record, folder, between)
-        return end_run(ending, recorder, listener, requeues=job.config.run.requeue and signals.warned)
+            ending = _run_ranks(again, signals, record, folder, between, asked)
+        requeues = job.config.run.requeue and signals.warned and not signals.kill
+        return end_run(ending, recorder, listener, requeues=requeues)
+    except UsageError as error:
+        if recorder.history.started is not None and not claimed.fresh:
+            recorder.record(RunFinished(state="failed", message=str(error)))
+        raise
     finally:
         usage.close()
         recorder.close()
@@ -131,18 +138,23 @@ def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, liste
 
 def _try(job: Job, signals: Signals, listener: Listener) -> int:
     """A dry run."""
-    ending = _run_ranks(job, signals, listener, None, lambda: None)
+    ending = _run_ranks(job, signals, listener, None, lambda: None, Asked())
     if ending.failure is not None:
         listener(RunFinished(state="failed", message=failure_in_words(ending.failure)))
     return ExitCode.FINISHED if ending.state == "finished" else ExitCode.FAILED
 
 
 def _run_ranks(
-    job: Job, signals: Signals, tell: Listener, folder: RunFolder | None, between: Callable[[], None]
+    job: Job,
+    signals: Signals,
+    tell: Listener,
+    folder: RunFolder | None,
+    between: Callable[[], None],
+    asked: Asked,
 ) -> Ending:
     prepare_environment(job.plan, os.environ)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # torch is imported from here on, once everything that could be refused without it has been looked at.
     from engine.supervisor import Supervisor
 
-    return Supervisor(job, signals, tell, folder, between).run()
+    return Supervisor(job, signals, tell, folder, between, asked).run()

@@ -75,7 +75,9 @@ def refuse_changes(config: Config, folder: RunFolder) -> None:
 
 def nothing_left(order: Order) -> Warned:
     run = order.config.run
-    return Warned(message=f"{run.name} has finished {run.epochs} epochs already; to go on, raise run.epochs")
+    return Warned(
+        message=f"{run.name or 'the run'} has finished {run.epochs} epochs already; to go on, raise run.epochs"
+    )
 
 
 def named(config: Config, folder: RunFolder) -> Config:
@@ -109,7 +111,7 @@ def restarting(ending: Ending, recorder: Recorder, restart: int, most: int) -> W
 
 def end_run(ending: Ending, recorder: Recorder, listener: Listener, *, requeues: bool) -> int:
     """Record how the run ended, and put its job back into the queue where it `requeues`; the exit code."""
-    job = slurm_job() if requeues and ending.state == "stopped" else None
+    job = slurm_job() if requeues and ending.state in ("stopped", "killed") else None
     code = close_run(ending, recorder, f"; job {job} goes back into the queue" if job else "")
     if job is not None and (problem := requeue(job)) is not None:
         listener(Warned(message=problem))

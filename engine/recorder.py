@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from engine.config import Config, as_dict
-from engine.events import Epoch, Event, Journal, RankFailed, RunFinished, RunStarted, Warned
+from engine.events import Epoch, Event, Flush, Journal, RankFailed, RunFinished, RunStarted, Warned
 from engine.files import replace_file, write_json
 from engine.lines import line_of, printable
 from engine.resolve import to_yaml
@@ -46,6 +46,10 @@ class Recorder:
                 self._record(event)
 
     def _record(self, event: Event) -> None:
+        if isinstance(event, Flush):
+            with suppress(OSError):
+                self._journal.sync()
+            return
         self.history.add(event)
         try:
             self._journal.append(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,17 @@ class _Group:
     work: dist.Work
     means: Tensor
     mine: Tensor
-    event: dict[str, Any] = field(default_factory=dict)
+    event: dict[str, Any]
+    copied: torch.cuda.Event | None = None
+
+    def wait(self) -> tuple[list[float], list[float]]:
+        """The means. On a GPU for their copy alone, and not for what was asked of it since."""
+        if self.copied is None:
+            self.work.wait()
+        else:
+            self.copied.synchronize()
+        losses, bad = self.means.tolist()
+        return losses, bad
 
 
 class StepLog:
@@ -113,6 +123,12 @@ class StepLog:
             "data_wait": round(min(self._waited / seconds, 1.0), 4),
         }
         self._pending = _Group(work, means, mine, told)
+        if means.is_cuda:
+            # For the device's queue: the host goes on.
+            work.wait()
+            self._pending.means = torch.empty(means.shape, pin_memory=True).copy_(means, non_blocking=True)
+            self._pending.copied = torch.cuda.Event()
+            self._pending.copied.record()
         self.restart_clock()
 
     def settle(self) -> None:
@@ -120,9 +136,7 @@ class StepLog:
         if self._pending is None:
             return
         group, self._pending = self._pending, None
-        group.work.wait()
-        losses: list[float]
-        losses, bad = group.means.tolist()
+        losses, bad = group.wait()
         if self._speaks:
             self._channel.send(Step(losses=losses, **group.event))
         for place, loss in enumerate(losses):

@@ -8,16 +8,17 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import connection as mp_connection
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 import psutil
 
-from engine.beats import Beat, Beats, Watchdog, behind, standing
-from engine.channel import SupervisorEnd
+from engine.beats import Beat, Beats, Place, Watchdog, behind, standing
+from engine.channel import FLUSHED, SupervisorEnd
 from engine.control import REQUESTS, Asked, take_requests
-from engine.events import Control, Event, RankFailed, Refused
+from engine.events import Control, Event, Flush, RankFailed, Refused
 from engine.failure import exit_in_words, oom_kills, root_cause
 from engine.job import Ending, ExitCode, Job
 from engine.problems import Problem, UsageError
@@ -30,13 +31,15 @@ TICK_SECONDS = 0.1
 GRACE_SECONDS = 1.0
 # So long no rank may move once the run is to stop, before it is ended without another checkpoint.
 STOP_SECONDS = 30.0
+# So long a process may take to end that was killed: one that waits for a dead disk or driver never does.
+KILL_SECONDS = 3.0
 # So long a rank that stands still may take to write to the log where it stands.
 TELL_WHERE_SECONDS = 0.3
 
 
 class Supervisor:
     """One run's ranks. `tell` takes each event that is for the journal; `between` is called at every tick, and must not
-    wait; requests come in through the run's folder, where it has one."""
+    wait; requests come in through the run's folder, where it has one; `asked` is what was asked for before."""
 
     def __init__(
         self,
@@ -45,22 +48,23 @@ class Supervisor:
         tell: Callable[[Event], None],
         folder: RunFolder | None,
         between: Callable[[], None],
+        asked: Asked,
     ) -> None:
         self._job, self._signals, self._tell, self._folder, self._between = job, signals, tell, folder, between
         self._ends: list[SupervisorEnd] = []
         self._processes: list[BaseProcess] = []
         self._failures: dict[int, RankFailed] = {}
         self._refusals: list[Problem] = []
-        self._asked = Asked()
+        self._asked = asked
         self._beats = Beats(job.plan.ranks)
         self._watchdog = Watchdog(self._beats, job.config.run.watchdog)
-        self._stopping = Watchdog(self._beats, STOP_SECONDS)
+        self._stopping = Watchdog(self._beats, STOP_SECONDS, except_at=Place.SAVING)
         self._oom_kills = oom_kills()
 
     def run(self) -> Ending:
         """Raises UsageError where the ranks found that they cannot do what was asked for."""
-        self._spawn()
         try:
+            self._spawn()
             doomed: float | None = None
             while self._alive():
                 self._listen()
@@ -85,7 +89,12 @@ class Supervisor:
         if self._refusals:
             raise UsageError(self._refusals)
         if self._failures:
-            return Ending("failed", root_cause(list(self._failures.values())))
+            failure = root_cause(list(self._failures.values()))
+            left = [str(process.pid) for process in self._processes if process.is_alive()]
+            if left:
+                why = f"; the kernel does not let process {', '.join(left)} end, which still holds what it had"
+                failure = replace(failure, cause=failure.cause + why, repeats=True)
+            return Ending("failed", failure)
         stopped = any(process.exitcode == ExitCode.STOPPED for process in self._processes)
         return Ending("stopped" if stopped else "finished")
 
@@ -116,6 +125,9 @@ class Supervisor:
             with suppress(OSError):
                 mine.send(self._job)
         self._ends = [SupervisorEnd(mine) for mine, _ in pipes]
+        if self._asked.paused:
+            for end in self._ends:
+                end.request("pause")
         self._processes = list(context.processes)
 
     def _alive(self) -> bool:
@@ -131,6 +143,8 @@ class Supervisor:
         for end in open_ends:
             for event in end.receive():
                 self._take(event)
+                if isinstance(event, Flush):
+                    end.request(FLUSHED)
         for rank, process in dead.items():
             code = process.exitcode
             told = code in (ExitCode.FINISHED, ExitCode.STOPPED) or bool(self._refusals)
@@ -142,12 +156,13 @@ class Supervisor:
 
     def _name_the_stuck(self, beats: list[Beat]) -> None:
         """Whom the others wait for, with what its process does; the log gets the place in its code."""
-        stuck = behind(beats)
+        alive = {rank: beats[rank] for rank, process in enumerate(self._processes) if process.is_alive()}
+        stuck = behind(alive or dict(enumerate(beats)))
         states = {rank: _process_state(self._processes[rank].pid) for rank in stuck}
         # Where all have come as far, one that the system does not let run is the one.
         held = [rank for rank in stuck if states[rank]] or stuck
         for rank in held:
-            if (pid := self._processes[rank].pid) is not None:
+            if (pid := self._processes[rank].pid) is not None and self._processes[rank].is_alive():
                 os.kill(pid, TELL_WHERE)
         time.sleep(TELL_WHERE_SECONDS)
         limit = self._job.config.run.watchdog
@@ -188,7 +203,7 @@ class Supervisor:
             if process.is_alive():
                 process.kill()
         for process in self._processes:
-            process.join()
+            process.join(KILL_SECONDS)
         for end in self._ends:
             if end.open:
                 end.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -59,18 +58,17 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     try:
         fit = set_up(job, seat, store, channel, source, shares, images, batches, saved)
         fit.workers, fit.warnings = workers, warnings
-        if job.folder is None:
-            return fit.try_one_batch()
         if saved:
             fit.restore(saved, damaged)
-        return fit.run()
+            # It holds as much memory as the model and the optimizer.
+            saved.clear()
+        outcome = fit.try_one_batch() if job.folder is None else fit.run()
     except Exception:
+        # The process group is left as it is: to end it would wait for ranks that wait for this one.
         batches.name_the_dead()
         raise
-    finally:
-        # After a failure the other ranks may be gone, and this must not wait for them.
-        with suppress(Exception):
-            dist.destroy_process_group()
+    dist.destroy_process_group()
+    return outcome
 
 
 def set_up(

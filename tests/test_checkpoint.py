@@ -135,6 +135,28 @@ def test_a_folder_of_nothing_sound_is_refused_and_one_of_nothing_is_not(tmp_path
         load_newest(tmp_path)
 
 
+def test_what_cannot_be_read_now_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    before = names(tmp_path)
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", stale)
+        with pytest.raises(UsageError, match=r"cannot be read now: .* Stale file handle"):
+            load_newest(tmp_path)
+    assert names(tmp_path) == before
+    assert load_newest(tmp_path)[1]["step"] == 1
+
+
+def test_a_folder_of_damaged_ones_is_refused_again_and_again(tmp_path: Path) -> None:
+    damage(save(tmp_path, 1))
+    for _ in range(3):
+        with pytest.raises(UsageError, match="no checkpoint is sound"):
+            load_newest(tmp_path)
+
+
 def test_a_folder_copied_without_its_steps_goes_on_from_last(tmp_path: Path) -> None:
     save(tmp_path / "there", 3)
     (tmp_path / "here").mkdir()

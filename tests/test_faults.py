@@ -17,7 +17,9 @@ import pytest
 import torch
 from conftest import COMMAND, DoneRun, Gputrain, events_of, kept_events, ranks_of, wait_for, weights_of
 
+from engine.beats import Beat, Place, behind
 from engine.checkpoint import load_newest
+from engine.control import send_request
 from engine.requeue import requeue
 from engine.steplog import SkippedSteps
 
@@ -76,6 +78,25 @@ def test_a_rank_that_makes_no_step_is_named_by_the_watchdog(gputrain: Gputrain, 
     assert state in last_line(done)
     if kind == "hang":
         assert "in happen" in (gputrain.runs / "a" / "log.txt").read_text()
+
+
+def test_of_ranks_that_have_come_as_far_those_that_live_are_named() -> None:
+    beats = {0: Beat(7, 2, Place.BACKWARD), 2: Beat(7, 1, Place.FORWARD)}
+    assert behind(beats) == [2]
+    assert behind({0: beats[0], 1: beats[0]}) == [0, 1]
+
+
+def test_a_paused_run_that_starts_again_is_paused_still(gputrain: Gputrain) -> None:
+    process = gputrain.start(*RUN, "--epochs", "100000", "run.max_restarts=1")
+    gputrain.wait_for_event("a", "epoch")
+    control = gputrain.runs / "a" / "control"
+    send_request(control, "pause")
+    gputrain.wait_for_event("a", "paused")
+    os.kill(ranks_of(process, gputrain)[1], signal.SIGKILL)
+    gputrain.wait_for_event("a", "paused", 2)
+    send_request(control, "stop")
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 3, messages
 
 
 def test_a_killed_rank_is_named_and_all_is_gone_at_once(gputrain: Gputrain) -> None:

@@ -55,29 +55,6 @@ def test_torchrun_with_one_agent_trains_as_spawn_does(gputrain: Gputrain, spawne
     assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["state"] == "finished"
 
 
-def test_two_agents_make_one_world(gputrain: Gputrain, spawned: list[dict[str, object]]) -> None:
-    options = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", free_port()]
-    agents = [
-        torchrun(gputrain, *options, "--node-rank", str(node), arguments=[*RUN, "--name", "a"]) for node in range(2)
-    ]
-    for agent in agents:
-        _, messages = agent.communicate(timeout=120)
-        assert agent.returncode == 0, messages
-    events = events_of(gputrain.runs / "a")
-    assert events[0]["world_size"] == 2
-    assert [event["step"] for event in events if event["type"] == "epoch"] == [22, 44]
-
-
-def test_a_stop_under_torchrun_ends_all_ranks_with_exit_code_0(gputrain: Gputrain) -> None:
-    arguments = ["run", "--headless", "--model", "linear", "--epochs", "100000", "--name", "a"]
-    agent = torchrun(gputrain, "--nproc-per-node", "2", "--master-port", free_port(), arguments=arguments)
-    gputrain.wait_for_event("a", "epoch", 1)
-    assert gputrain("stop", "a").stderr == "a is stopped.\n"
-    agent.communicate(timeout=30)
-    assert agent.returncode == 0
-    assert (gputrain.runs / "a" / "checkpoints" / "last.pt").exists()
-
-
 def test_torchruns_sigterm_stops_with_a_checkpoint(gputrain: Gputrain) -> None:
     arguments = ["run", "--headless", "--model", "linear", "--epochs", "100000", "--name", "a"]
     agent = torchrun(gputrain, "--nproc-per-node", "2", "--master-port", free_port(), arguments=arguments)

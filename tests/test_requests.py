@@ -12,8 +12,8 @@ RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.
 
 
 def test_a_run_holds_saves_and_goes_on_as_if_nothing_had_been(gputrain: Gputrain) -> None:
-    plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "40")
-    gputrain.start(*RUN, "--name", "asked", "--epochs", "40")
+    plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "20")
+    gputrain.start(*RUN, "--name", "asked", "--epochs", "20")
     asked = RunFolder(gputrain.runs / "asked")
     gputrain.wait_for_event("asked", "epoch", 1)
     send_request(asked.control, "pause")
@@ -25,7 +25,7 @@ def test_a_run_holds_saves_and_goes_on_as_if_nothing_had_been(gputrain: Gputrain
     held, saved = (
         next(one for one in events_of(asked.path)[::-1] if one["type"] == kind) for kind in ("paused", "checkpoint")
     )
-    assert saved["step"] == held["step"] < 40 * 11
+    assert saved["step"] == held["step"] < 20 * 11
 
     send_request(asked.control, "continue")
     gputrain.wait_for_event("asked", "run_finished")

@@ -7,12 +7,11 @@ import random
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from conftest import Gputrain, kept_events, wait_for, weights_of
+from conftest import Gputrain, kept_events, ours_in_shared_memory, wait_for, weights_of
 
 # Dropout, random crops and flips, loader processes, momentum and a warm-up: all that could go astray.
 HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]
@@ -87,18 +86,10 @@ def test_runs_that_were_killed_at_20_random_steps_go_on_to_the_same_bits(
         assert_the_same(gputrain, "whole", name)
 
 
-def left_over() -> set[Path]:
-    """Listening ports of this host's own programs, and shared memory."""
-    ports = {
-        Path(f"port-{line.split()[1]}") for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line
-    }
-    return ports | set(Path("/dev/shm").iterdir())
-
-
 def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
     """Of each run either the supervisor or another process is killed, at any moment from its start to its steps."""
     rng = random.Random(times)  # noqa: S311
-    before = left_over()
+    before = ours_in_shared_memory()
     for number in range(times):
         process = gputrain.start(*LIGHT, "--ranks", "2", "--workers", "1", "--name", f"run-{number}")
         time.sleep(rng.uniform(0.2, 9))
@@ -112,7 +103,7 @@ def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
             done = gputrain("resume", folder.name, "run.epochs=1")
             assert done.returncode == 0, done.stderr
             assert not list(folder.rglob(".*.tmp"))
-    assert left_over() <= before
+    assert ours_in_shared_memory() <= before
 
 
 @pytest.mark.soak

@@ -108,7 +108,7 @@ def test_a_killed_supervisor_takes_ranks_and_loader_processes_along_and_the_run_
 
 def test_a_run_outlives_its_terminal(gputrain: Gputrain) -> None:
     controller, terminal = pty.openpty()
-    arguments = ["run", "--headless", "--model", "linear", "--epochs", "60", "--name", "long"]
+    arguments = ["run", "--headless", "--model", "linear", "--epochs", "20", "--name", "long"]
     process = gputrain.start(
         *arguments,
         stdin=terminal,

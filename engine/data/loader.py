@@ -64,8 +64,8 @@ class RequestedBatches(Dataset[Batch]):
         return Batch(images, torch.from_numpy(labels), request.weight, unread)
 
     def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
-        """What can be read of a batch, which then weighs the less; where that is nothing, a black image that weighs
-        nothing, for the other ranks wait for this one."""
+        """What can be read of a batch, which then weighs the less. Where that is nothing, or too little to train
+        BatchNorm on, black images that weigh nothing, for the other ranks wait for this one."""
         kept, loaded, unread = [], [], []
         for index in request.indices:
             try:
@@ -74,10 +74,11 @@ class RequestedBatches(Dataset[Batch]):
             except UnreadableImageError as error:
                 unread.append(str(error))
         weight = request.weight * len(kept) / len(request.indices)
-        if not kept:
-            own = self._source.format
-            loaded = [(np.zeros((1, own.channels, own.size, own.size), np.uint8), np.zeros(1, np.int64))]
-            kept = [request.indices[0]]
+        least = min(2, len(request.indices)) if request.part == "train" else 1
+        if len(kept) < least:
+            own, weight = self._source.format, 0.0
+            loaded = [(np.zeros((least, own.channels, own.size, own.size), np.uint8), np.zeros(least, np.int64))]
+            kept = list(request.indices[:least])
         pixels, labels = (np.concatenate(parts) for parts in zip(*loaded, strict=True))
         return replace(request, indices=np.array(kept), weight=weight), pixels, labels, tuple(unread)
 
