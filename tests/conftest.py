@@ -89,9 +89,11 @@ class Gputrain:
         return process
 
     def bring_in(self, kind: str, rank: int, *steps: int, once: bool = False) -> None:
-        """A fault, see faults/sitecustomize.py, in whatever is started from now on."""
-        fault = {"kind": kind, "rank": rank, "steps": steps, "once": str(self.folder / "fault") if once else None}
-        self.environment |= {"PYTHONPATH": str(ROOT / "tests" / "faults"), "GPUTRAIN_FAULT": json.dumps(fault)}
+        """One more fault, see faults/sitecustomize.py, in whatever is started from now on."""
+        faults = json.loads(self.environment.get("GPUTRAIN_FAULT", "[]"))
+        mark = str(self.folder / f"fault-{len(faults)}") if once else None
+        faults.append({"kind": kind, "rank": rank, "steps": steps, "once": mark})
+        self.environment |= {"PYTHONPATH": str(ROOT / "tests" / "faults"), "GPUTRAIN_FAULT": json.dumps(faults)}
 
     def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
         """Until the run `name` has `count` events of a kind."""

@@ -3,7 +3,6 @@ The table in README.md beside this file says the same in words."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,12 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import COMMAND, DoneRun, Gputrain, events_of, kept_events, ranks_of, wait_for, weights_of
+from conftest import COMMAND, DoneRun, Gputrain, events_of, ranks_of, wait_for, weights_of
+from test_journal import started
+from test_runs import make_run
 
 from engine.beats import Beat, Place, behind
 from engine.checkpoint import load_newest
 from engine.control import send_request
+from engine.order import Order, take_folder
 from engine.requeue import requeue
+from engine.resolve import resolve
 from engine.steplog import SkippedSteps
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
@@ -52,19 +55,6 @@ def test_an_exception_is_named_once_a_try_and_there_are_at_most_so_many_tries(gp
     assert [event["type"] for event in events].count("run_finished") == 1
 
 
-def test_a_failed_run_starts_again_from_its_last_checkpoint_and_loses_no_bit(gputrain: Gputrain) -> None:
-    whole = gputrain(*RUN[:-1], "whole", "--epochs", "2")
-    assert whole.returncode == 0, whole.stderr
-    gputrain.bring_in("kill", 1, 18, once=True)
-    done = gputrain(*RUN, "--epochs", "2", "checkpoint.every_steps=8", "run.max_restarts=1")
-    assert done.returncode == 0, done.stderr
-    assert "killed by SIGKILL; starting again from its last checkpoint (restart 1 of 1)" in done.stderr
-    assert [e["from_step"] for e in events_of(gputrain.runs / "a") if e["type"] == "run_resumed"] == [16]
-    assert kept_events(gputrain.runs / "a") == kept_events(gputrain.runs / "whole")
-    one, other = weights_of(gputrain.runs / "whole"), weights_of(gputrain.runs / "a")
-    assert all(torch.equal(weights, other[name]) for name, weights in one.items())
-
-
 @pytest.mark.parametrize(
     ("kind", "state"),
     [("hang", "the log has the place in its code"), pytest.param("freeze", "(SIGSTOP)", marks=pytest.mark.soak)],
@@ -86,6 +76,7 @@ def test_of_ranks_that_have_come_as_far_those_that_live_are_named() -> None:
     assert behind({0: beats[0], 1: beats[0]}) == [0, 1]
 
 
+@pytest.mark.soak
 def test_a_paused_run_that_starts_again_is_paused_still(gputrain: Gputrain) -> None:
     process = gputrain.start(*RUN, "--epochs", "100000", "run.max_restarts=1")
     gputrain.wait_for_event("a", "epoch")
@@ -268,10 +259,14 @@ def test_the_warning_of_slurm_stops_the_run_and_puts_its_job_back(gputrain: Gput
     assert "stopped: continue with `gputrain resume a`; job 77 goes back into the queue" in messages
     assert (gputrain.folder / "asked").read_text() == "requeue 77\n"
 
-    epochs = sum(event["type"] == "epoch" for event in events_of(gputrain.runs / "a"))
-    again = gputrain(*run, "--epochs", str(epochs + 1), **environment)
-    assert again.returncode == 0, again.stderr
-    assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["epochs"] == epochs + 1
+
+def test_a_job_that_was_put_back_goes_on_with_its_run(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", started())
+    order = Order(resolve(None, ["run.name=a", "run.requeue=true"]).config, tmp_path, "a")
+    claimed = take_folder(order)
+    assert claimed is not None
+    claimed.ownership.release()
+    assert not claimed.fresh
 
 
 def test_a_job_that_slurm_does_not_take_back_is_told_of(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:

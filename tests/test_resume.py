@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 import torch
-from conftest import Gputrain, kept_events, ours_in_shared_memory, wait_for, weights_of
+from conftest import Gputrain, events_of, kept_events, ours_in_shared_memory, wait_for, weights_of
 
 # Dropout, random crops and flips, loader processes, momentum and a warm-up: all that could go astray.
 HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]
@@ -37,15 +37,25 @@ def assert_the_same(gputrain: Gputrain, one: str, other: str) -> None:
     assert all(torch.equal(weights, after[name]) for name, weights in before.items())
 
 
-def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(gputrain: Gputrain) -> None:
+def test_a_run_goes_on_to_the_same_bits_after_all_that_can_end_it(gputrain: Gputrain) -> None:
     common = [*HARD, "--ranks", "2", "--workers", "1"]
     whole = gputrain.start(*common, "--name", "whole")
+    gputrain.bring_in("kill", 1, 3, once=True)
+    gputrain.bring_in("kill the run", 0, 6, once=True)
     gputrain.bring_in("stop the run", 1, 9, once=True)
-    assert gputrain(*common, "--name", "parts").returncode == 3
+    parts = [*common, "--name", "parts", "run.max_restarts=1", "checkpoint.every_steps=2", "--resume"]
+    killed = gputrain(*parts)
+    assert killed.returncode == -signal.SIGKILL
+    assert "killed by SIGKILL; starting again from its last checkpoint (restart 1 of 1)" in killed.stderr
+    assert gputrain(*parts).returncode == 3
     stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
     assert (stopped_at["epoch"], 0 < stopped_at["batch"] < 6) == (2, True)
     resumed = gputrain("resume", "parts")
     assert resumed.returncode == 0, resumed.stderr
+    assert [one["from_step"] for one in events_of(gputrain.runs / "parts") if one["type"] == "run_resumed"][:2] == [
+        2,
+        4,
+    ]
     assert whole.wait(60) == 0
     assert_the_same(gputrain, "whole", "parts")
 
@@ -53,17 +63,6 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(gputrain: Gputra
 # Another model than above: what is random lies in the data, and a run takes seconds.
 LIGHT = ["run", "--headless", "digits", "run.log_every=3", "checkpoint.every_steps=4"]
 LIGHT += ["data.crop_padding=1", "data.flip=true", "--batch-size", "20"]
-
-
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(gputrain: Gputrain) -> None:
-    common = [*LIGHT, "--epochs", "1", "--ranks", "3", "--workers", "2"]
-    whole = gputrain.start(*common, "--name", "whole")
-    gputrain.bring_in("kill the run", 0, 15, once=True)
-    assert gputrain(*common, "--name", "parts").returncode == -signal.SIGKILL
-    resumed = gputrain("resume", "parts")
-    assert resumed.returncode == 0, resumed.stderr
-    assert whole.wait(90) == 0
-    assert_the_same(gputrain, "whole", "parts")
 
 
 @pytest.mark.soak
@@ -88,7 +87,7 @@ def test_runs_that_were_killed_at_20_random_steps_go_on_to_the_same_bits(
 
 def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
     """Of each run either the supervisor or another process is killed, at any moment from its start to its steps."""
-    rng = random.Random(times)  # noqa: S311
+    rng = random.Random(0)  # noqa: S311
     before = ours_in_shared_memory()
     for number in range(times):
         process = gputrain.start(*LIGHT, "--ranks", "2", "--workers", "1", "--name", f"run-{number}")
@@ -112,5 +111,5 @@ def test_200_starts_and_kills_leave_nothing(gputrain: Gputrain) -> None:
     start_and_kill(gputrain, STARTS, resume=True)
 
 
-def test_starts_and_kills_leave_nothing(gputrain: Gputrain) -> None:
-    start_and_kill(gputrain, 2, resume=False)
+def test_a_start_and_a_kill_leave_nothing(gputrain: Gputrain) -> None:
+    start_and_kill(gputrain, 1, resume=False)

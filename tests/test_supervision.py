@@ -93,7 +93,7 @@ def test_stop_waits_until_the_run_has_stopped_and_resume_goes_on(
     assert epochs_of(gputrain) == list(range(1, before + 3))
 
 
-def test_a_killed_supervisor_takes_ranks_and_loader_processes_along_and_the_run_resumes(gputrain: Gputrain) -> None:
+def test_a_killed_supervisor_takes_ranks_and_loader_processes_along(gputrain: Gputrain) -> None:
     process = gputrain.start(*LONG, "--workers", "1")
     gputrain.wait_for_event("long", "epoch")
     assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two loader processes"
@@ -102,8 +102,6 @@ def test_a_killed_supervisor_takes_ranks_and_loader_processes_along_and_the_run_
     wait_for(lambda: not gputrain.processes(), "the end of ranks and loader processes", 9)
     print(f"all gone after {time.monotonic() - began:.2f} s")
     assert state(gputrain) == "crashed"
-    done = gputrain("resume", "long", f"run.epochs={len(epochs_of(gputrain)) + 2}")
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_outlives_its_terminal(gputrain: Gputrain) -> None:

@@ -83,7 +83,7 @@ def test_two_ranks_with_half_the_batch_give_the_losses_of_one(shared_gputrain: G
     assert losses_of(halves) == pytest.approx(losses_of(alone), rel=1e-4)
 
 
-@pytest.mark.parametrize("amp", ["fp16", "bf16"])
+@pytest.mark.parametrize("amp", ["fp16", pytest.param("bf16", marks=pytest.mark.soak)])
 def test_mixed_precision_learns(gputrain: Gputrain, amp: str) -> None:
     run = train(gputrain, amp, "--amp", amp, "--model", "cnn", "--lr", "0.1", "--epochs", "1")
     state = torch.load(run / "checkpoints" / "last.pt", weights_only=True)

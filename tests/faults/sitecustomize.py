@@ -37,13 +37,15 @@ def happen(kind: str, images: Any) -> Any:
     return images
 
 
-def bring_in(loop: Any, fault: dict[str, Any]) -> None:
-    """`kind`, `rank`, `steps`; with `once`, the path of a file, only where that is not there yet."""
+def bring_in(loop: Any, faults: list[dict[str, Any]]) -> None:
+    """Of each `kind`, `rank`, `steps`; with `once`, the path of a file, only where that is not there yet."""
     train_step = loop.train_step
 
     def faulty(t: Any, images: Any, labels: Any, weight: float) -> None:
-        if t.shares.rank == fault["rank"] and t.position.step + 1 in fault["steps"]:
-            mark = fault.get("once")
+        for fault in faults:
+            mark = fault["once"]
+            if t.shares.rank != fault["rank"] or t.position.step + 1 not in fault["steps"]:
+                continue
             if mark is None or not Path(mark).exists():
                 if mark is not None:
                     Path(mark).touch()
