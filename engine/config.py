@@ -54,7 +54,10 @@ class Run(Section):
         "longest step or save takes.",
     )
     max_restarts: int = Field(
-        0, ge=0, description="Times that a run whose rank failed is started again from its last checkpoint."
+        0,
+        ge=0,
+        description="Times that a run whose rank failed is started again from its last checkpoint. Under torchrun its own "
+        "--max-restarts counts.",
     )
     requeue: bool = Field(
         False,

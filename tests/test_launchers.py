@@ -38,7 +38,7 @@ def torchrun(gputrain: Gputrain, *options: str, arguments: list[str]) -> subproc
     return gputrain.start(TORCHRUN, *options, "--no-python", COMMAND, *arguments)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def spawned(shared_gputrain: Gputrain) -> list[dict[str, object]]:
     done = shared_gputrain(*RUN, "--name", "spawned")
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ def train(gputrain: Gputrain, name: str, *arguments: str) -> Path:
     return gputrain.runs / name
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def prime_runs(shared_gputrain: Gputrain) -> dict[int, Path]:
     """The same job on 1, 2 and 3 ranks: a prime number of images for validation, and a last batch of 5 for training."""
     data = [
