@@ -56,8 +56,8 @@ class Run(Section):
     max_restarts: int = Field(
         0,
         ge=0,
-        description="Times that a run whose rank failed is started again from its last checkpoint. Under torchrun its own "
-        "--max-restarts counts.",
+        description="Times that a run whose rank failed is started again from its last checkpoint; under torchrun its "
+        "own --max-restarts counts.",
     )
     requeue: bool = Field(
         False,
