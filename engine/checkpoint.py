@@ -9,6 +9,7 @@ changed at any place is known. Format 2 is a dict of plain values and tensors:
     epoch, batch, step              the position: `batch` batches of `epoch` are done, `step` steps in all
     skipped, skipped_in_row         steps left out because of numbers that are not finite, so far and lately
     global_batch                    images of all ranks in one of those batches
+    images                          for training and for validation
     best_epoch, best_accuracy       of the evaluations so far, 0 and -1.0 before the first
     ranks                           for each rank: its random number generators, its running sums of the epoch, and
                                     the losses that no `step` event has told yet
@@ -34,7 +35,7 @@ from engine.problems import UsageError
 CHECKPOINT_FORMAT = 2
 FIELDS = {
     *("config", "classes", "model", "optimizer", "scaler", "epoch", "batch", "step", "skipped", "skipped_in_row"),
-    *("global_batch", "best_epoch", "best_accuracy", "ranks"),
+    *("global_batch", "images", "best_epoch", "best_accuracy", "ranks"),
 }
 _MARK = b"gputrain sha256 "
 _COMMENT_BYTES = len(_MARK) + hashlib.sha256().digest_size * 2

@@ -14,6 +14,10 @@ from engine.events import RankFailed
 _LOST_PEER = re.compile(r"connection (reset|closed|refused|to another)|broken pipe|gloo|nccl|socket|timed out", re.I)
 
 
+class NoLastCheckpointError(Exception):
+    """All epochs are done, and what came of them could not be written; the text says why."""
+
+
 LESS_MEMORY = "give fewer data.workers, a smaller data.prefetch or data.batch_size"
 SHARED_MEMORY_FULL = (
     f"the shared memory (/dev/shm) is too small for the batches of the loader processes: {LESS_MEMORY}, or the "
@@ -47,7 +51,7 @@ def failure_of(rank: int, device: str, error: BaseException) -> RankFailed:
         device=device,
         cause=cause_of(error),
         traceback=traceback.format_exc(),
-        repeats=isinstance(error, NonFiniteLossError),
+        repeats=isinstance(error, NonFiniteLossError | NoLastCheckpointError),
     )
 
 

@@ -20,6 +20,7 @@ from engine.checkpoint import save_checkpoint
 from engine.control import Asked
 from engine.data.source import Source
 from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
+from engine.failure import NoLastCheckpointError
 from engine.files import write_json
 from engine.job import Job, Outcome
 from engine.limits import disk_warnings
@@ -66,7 +67,7 @@ class Fit:
             self._tell(RunResumed(**asdict(started), from_step=t.position.step))
         else:
             self._tell(started)
-            self._tell_skipped()
+        self._tell_skipped()
         self._tell_shortages()
         self._write_classes()
         while t.position.epoch <= self.config.run.epochs:
@@ -154,7 +155,11 @@ class Fit:
         t.position.epoch, t.position.batch = epoch + 1, 0
         t.totals = Totals(t.device)
         if best or ends or epoch % every == 0:
-            self._save(best=best)
+            problem = self._save(best=best)
+            if ends and problem is not None:
+                raise NoLastCheckpointError(
+                    f"training is done, and its last checkpoint could not be written ({problem}): make room, and resume"
+                )
 
     def _stop(self) -> Outcome:
         self.trainer.agree.settle()
@@ -178,30 +183,35 @@ class Fit:
         share_buffers(t.model)
         self._save(asked=asked)
 
-    def _save(self, *, best: bool = False, asked: bool = False) -> None:
-        """Write a checkpoint of all ranks. A collective."""
+    def _save(self, *, best: bool = False, asked: bool = False) -> str | None:
+        """Write a checkpoint of all ranks; why that could not be done, on rank 0. A collective."""
         t = self.trainer
         t.channel.at(t.position.step, Place.SAVING)
         self._saved, self._saved_at = t.position.step, time.monotonic()
         state = gather_state(t, self.source.classes, self.hosts)
         if state is None or self.job.folder is None:
-            return
+            return None
         state |= {"best_epoch": self.best_epoch, "best_accuracy": self.best_accuracy}
         # A checkpoint that the journal does not reach up to would lose the events in between.
         t.channel.flush()
         try:
             path = save_checkpoint(state, self.job.folder.checkpoints, best=best, keep=self.config.checkpoint.keep)
         except OSError as error:
+            why = error.strerror or str(error)
             # Not again and again, but where someone waits for it.
             if asked or self._warned_at is None or time.monotonic() - self._warned_at > WARN_SECONDS:
                 self._warned_at = time.monotonic()
-                why = error.strerror or error
                 self._tell(Warned(message=f"the checkpoint of step {t.position.step} could not be written: {why}"))
-            return
+            return why
         self._warned_at = None
         relative = str(path.relative_to(self.job.folder.path))
         saved = CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best, asked=asked)
         self._tell(saved)
+        return None
+
+    def begin_anew(self) -> None:
+        """A run that was begun before, and of which there is no checkpoint."""
+        self._tell(Warned(message="there is no checkpoint of this run: it starts again from the beginning"))
 
     def restore(self, saved: dict[str, Any], damaged: Sequence[str]) -> None:
         """Go on from a checkpoint; the model and the position have been taken from it. `damaged` says what was wrong
@@ -210,7 +220,7 @@ class Fit:
             self._tell(Warned(message=f"the checkpoint {one}; going on from the one before it"))
         self.best_epoch, self.best_accuracy = saved["best_epoch"], saved["best_accuracy"]
         self._saved = saved["step"]
-        if (warning := restore_state(self.trainer, saved, self.seat.rank)) is not None:
+        for warning in restore_state(self.trainer, saved, self.seat.rank):
             self._tell(Warned(message=warning))
 
     def try_one_batch(self) -> Outcome:

@@ -116,7 +116,7 @@ def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, liste
         if (event := usage.look()) is not None:
             recorder.record(event)
 
-    asked = Asked()
+    asked, restart = Asked(), 0
     try:
         ending = _run_ranks(job, signals, record, folder, between, asked)
         for restart in range(1, job.config.run.max_restarts + 1):
@@ -128,7 +128,7 @@ def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, liste
         requeues = job.config.run.requeue and signals.warned and not signals.kill
         return end_run(ending, recorder, listener, requeues=requeues)
     except UsageError as error:
-        if recorder.history.started is not None and not claimed.fresh:
+        if restart > 0:
             recorder.record(RunFinished(state="failed", message=str(error)))
         raise
     finally:

@@ -119,7 +119,8 @@ class RunFolder:
         """What the journal says, and whether anyone is still there to go on with it."""
         if not self.owned():
             return _ended_as(history.finished.state) if history.finished else State.CRASHED
-        if history.started is None or history.finished is not None:
+        if history.started is None or history.finished is not None or history.failures:
+            # Of failures without an end one is followed by another start.
             return State.STARTING
         if history.stopping:
             return State.STOPPING

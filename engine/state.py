@@ -37,13 +37,14 @@ def gather_state(t: Trainer, classes: Sequence[str], hosts: dist.ProcessGroup) -
         "skipped": t.log.skipped.total,
         "skipped_in_row": t.log.skipped.in_row,
         "global_batch": t.shares.global_batch,
+        "images": [t.shares.train_images, t.shares.val_images],
         "ranks": ranks,
     }
 
 
-def restore_state(t: Trainer, saved: dict[str, Any], rank: int) -> str | None:
+def restore_state(t: Trainer, saved: dict[str, Any], rank: int) -> list[str]:
     """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the
-    sums are kept, by rank 0, and random numbers are drawn anew: then it says what can no longer be equal."""
+    sums are kept, by rank 0, and random numbers are drawn anew. Says what can no longer be equal."""
     ranks = saved["ranks"]
     # The checkpoint brings the optimizer's state, the config its settings: they may be changed on the way.
     settings = [{key: value for key, value in group.items() if key != "params"} for group in t.optimizer.param_groups]
@@ -63,11 +64,20 @@ def restore_state(t: Trainer, saved: dict[str, Any], rank: int) -> str | None:
         t.totals.loss += sum(one["loss"] for one in ranks).to(t.device)
         t.totals.counts += sum(one["counts"] for one in ranks).to(t.device)
     before, now = (len(ranks), saved["global_batch"]), (t.shares.world_size, t.shares.global_batch)
+    warnings = []
+    images = [t.shares.train_images, t.shares.val_images]
+    if images != saved["images"]:
+        warnings.append(
+            "the data has changed: it had {} images for training and {} for validation, and has {} and {} now".format(
+                *saved["images"], *images
+            )
+        )
     if before == now:
-        return None
+        return warnings
     lost = [] if before[1] == now[1] else ["which images make a batch"]
     lost += [] if same_ranks else ["the random numbers that the model draws", "the losses of steps not told yet"]
-    return (
+    warnings.append(
         f"the checkpoint is of {before[0]} ranks and a global batch of {before[1]}, and this run has {now[0]} and "
         f"{now[1]}: {', '.join(lost)} and the order of additions differ from here on from an uninterrupted run's"
     )
+    return warnings

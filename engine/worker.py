@@ -62,6 +62,8 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
             fit.restore(saved, damaged)
             # It holds as much memory as the model and the optimizer.
             saved.clear()
+        elif job.resumed:
+            fit.begin_anew()
         outcome = fit.try_one_batch() if job.folder is None else fit.run()
     except Exception:
         # The process group is left as it is: to end it would wait for ranks that wait for this one.

@@ -208,7 +208,9 @@ def test_a_shared_memory_that_is_too_small_is_named(gputrain: Gputrain) -> None:
     assert "the shared memory (/dev/shm) is too small for the batches" in last_line(done)
 
 
-def test_a_disk_that_is_full_ends_no_training_and_its_last_good_checkpoint_loads(gputrain: Gputrain) -> None:
+def test_a_disk_that_is_full_ends_no_training_but_a_run_without_its_last_checkpoint_has_not_finished(
+    gputrain: Gputrain,
+) -> None:
     gputrain.runs.mkdir()
     arguments = ["run", "--headless", "digits", "--model", "cnn", "--epochs", "4", "--name", "a", "checkpoint.keep=5"]
     # Room for some of the checkpoints.
@@ -216,11 +218,15 @@ def test_a_disk_that_is_full_ends_no_training_and_its_last_good_checkpoint_loads
     done = in_a_namespace(gputrain, mount, *arguments, after=f"cp -r {gputrain.runs} kept")
     assert "warning: the checkpoint of step" in done.stderr
     assert "No space left on device" in done.stderr
-    assert "finished: best accuracy" in last_line(done)
+    assert "epoch   4" in done.stderr
+    assert "its last checkpoint could not be written (No space left on device): make room, and resume" in last_line(
+        done
+    )
+    assert done.returncode == 1
     kept = gputrain.folder / "kept" / "a" / "checkpoints"
     assert not list(kept.glob(".*")), "nothing half-written"
     path, _, damaged = load_newest(kept)
-    assert path is not None
+    assert path is not None, "the last good one loads"
     assert damaged == []
 
 

@@ -13,6 +13,7 @@ from engine.doctor.gpus import driver_check, gpu_checks, hidden_check, no_driver
 from engine.doctor.machine import machine_checks
 from engine.doctor.run import (
     checkpoint_check,
+    data_check,
     device_check,
     expected_model,
     loading_checks,
@@ -108,6 +109,7 @@ class _Look:
     def run(self, root: Path) -> list[Check]:
         devices, chosen = device_check(self._config, self._devices)
         checks = [devices, *loading_checks(self._config, len(chosen) or self._config.device.ranks)]
+        checks += [data] if (data := data_check(self._config)) is not None else []
         if "weights" in self._told:
             checks.append(checkpoint_check(self._config, root, self._told["weights"]))
         elif "model" in self._told.get("errors", {}):

@@ -74,6 +74,8 @@ def runs_folder(root: Path) -> Check:
     except OSError as error:
         return Check("machine", name, "problem", f"{there} cannot be looked at: {error.strerror}", elsewhere)
     found = f"{root} has {in_bytes(free)} free"
+    if free == 0:
+        return Check("machine", name, "problem", found, f"make room, or {elsewhere}")
     if free < LITTLE_DISK_BYTES:
         return Check("machine", name, "warning", found, f"make room, or {elsewhere}")
     return Check("machine", name, "ok", found)

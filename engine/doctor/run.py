@@ -9,7 +9,9 @@ from typing import Any
 
 from engine.config import Config
 from engine.data import likely_format
+from engine.data.arrays import IMAGE_SETS, check_image_set
 from engine.doctor.check import Check, short_of
+from engine.files import expand
 from engine.gpus.selection import WAIT_HINT, Device, NotFreeError, select, why_not_free
 from engine.limits import (
     SHARED_MEMORY,
@@ -58,6 +60,25 @@ def device_check(config: Config, devices: Sequence[Device]) -> tuple[Check, list
     if shared := why_not_free(chosen):
         return Check("run", name, "warning", f"{found}, shared with others: {shared}", OTHERS_ADVICE), chosen
     return Check("run", name, "ok", found), chosen
+
+
+def data_check(config: Config) -> Check | None:
+    """Whether the data is where the config says; None where it needs no place. What is in a folder of images is left to
+    `gputrain run --dry-run`, which looks at each."""
+    data = config.data
+    if data.path is None:
+        return None
+    try:
+        if data.dataset in IMAGE_SETS:
+            check_image_set(data)
+        elif not expand(data.path).is_dir():
+            raise UsageError.one(
+                "data.path", f"{data.path} does not exist or is no folder; give the folder of the data"
+            )
+    except UsageError as error:
+        found, _, advice = error.problems[0].what.partition("; ")
+        return Check("run", "data", "problem", found, advice or "give another data.path")
+    return Check("run", "data", "ok", f"{data.dataset} in {data.path}")
 
 
 def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
