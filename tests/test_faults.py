@@ -91,8 +91,9 @@ def test_a_paused_run_that_starts_again_is_paused_still(gputrain: Gputrain) -> N
 
 
 def test_a_killed_rank_is_named_and_all_is_gone_at_once(gputrain: Gputrain) -> None:
-    process = gputrain.start(*RUN, "--epochs", "100000", "--workers", "1")
-    gputrain.wait_for_event("a", "epoch")
+    often = ["checkpoint.every_minutes=0.002", "checkpoint.every_epochs=100000"]
+    process = gputrain.start(*RUN, "--epochs", "100000", "--workers", "1", *often)
+    gputrain.wait_for_event("a", "checkpoint", 8)
     os.kill(ranks_of(process, gputrain)[1], signal.SIGKILL)
     began = time.monotonic()
     gputrain.wait_for_event("a", "rank_failed")
@@ -104,6 +105,8 @@ def test_a_killed_rank_is_named_and_all_is_gone_at_once(gputrain: Gputrain) -> N
     assert named < NAMED_SECONDS
     assert ended < ENDED_SECONDS
     assert "rank 1 (cpu) failed: it was killed by SIGKILL" in messages.splitlines()[-1]
+    saved = [event["step"] for event in events_of(gputrain.runs / "a") if event["type"] == "checkpoint"]
+    assert any(step % 22 for step in saved), "the clock asks for checkpoints within an epoch"
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_halts_all_and_names_the_rank(gputrain: Gputrain) -> None:
