@@ -40,8 +40,7 @@ WARN_SECONDS = 600.0
 
 
 class Fit:
-    """One rank, set up and ready. `hosts` is a process group for what lies in host memory; `warnings` are to be told
-    before the first step."""
+    """One rank, set up and ready. `hosts` is a process group for what lies in host memory."""
 
     def __init__(
         self,
@@ -54,21 +53,21 @@ class Fit:
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
         self.hosts, self.ranks = hosts, ranks
-        self.workers, self.warnings = 0, list[str]()
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()
         self._warned_at: float | None = None
         self._held = 0.0
 
-    def run(self) -> Outcome:
+    def run(self, warnings: Sequence[str]) -> Outcome:
+        """`warnings` are told before the first step."""
         t, started = self.trainer, self._started()
         if self.job.resumed:
             self._tell(RunResumed(**asdict(started), from_step=t.position.step))
         else:
             self._tell(started)
         self._tell_skipped()
-        self._tell_shortages()
+        self._tell_shortages(warnings)
         self._write_classes()
         while t.position.epoch <= self.config.run.epochs:
             began, first = time.perf_counter(), t.position.batch
@@ -158,7 +157,7 @@ class Fit:
             problem = self._save(best=best)
             if ends and problem is not None:
                 raise NoLastCheckpointError(
-                    f"training is done, and its last checkpoint could not be written ({problem}): make room, and resume"
+                    f"training is done, and its last checkpoint could not be written ({problem}): mend that, and resume"
                 )
 
     def _stop(self) -> Outcome:
@@ -223,11 +222,11 @@ class Fit:
         for warning in restore_state(self.trainer, saved, self.seat.rank):
             self._tell(Warned(message=warning))
 
-    def try_one_batch(self) -> Outcome:
-        """One real batch forward and back; weights and run are left alone."""
+    def try_one_batch(self, warnings: Sequence[str]) -> Outcome:
+        """One real batch forward and back; weights and run are left alone. `warnings` are told before it."""
         t = self.trainer
         # First: a batch that finds no room may never come.
-        self._tell_shortages()
+        self._tell_shortages(warnings)
         t.model.train()
         images, labels, _ = t.next_batch(t.totals)
         with autocast(self.config.precision, t.device):
@@ -258,7 +257,7 @@ class Fit:
             val_images=t.shares.val_images,
             classes=len(self.source.classes),
             parameters=count_parameters(t.model),
-            workers=self.workers,
+            workers=t.batches.workers,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )
 
@@ -278,11 +277,11 @@ class Fit:
             Warned(message=f"{counted(len(skipped), 'file')} left out: {', '.join(skipped[:SHOWN_FILES])}{more}")
         )
 
-    def _tell_shortages(self) -> None:
+    def _tell_shortages(self, warnings: Sequence[str]) -> None:
         disk: list[str] = []
         if self.seat.rank == 0 and self.job.folder is not None:
             disk = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.trainer.model))
-        for message in (*self.warnings, *disk):
+        for message in (*warnings, *disk):
             self._tell(Warned(message=message))
 
     def _write_classes(self) -> None:

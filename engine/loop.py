@@ -192,7 +192,8 @@ def train_step(t: Trainer, images: Tensor, labels: Tensor, weight: float) -> Non
     t.channel.at(t.position.step, Place.BACKWARD)
     # A loss that is not finite takes the gradient along, also where that would have stayed finite.
     t.scaler.scale(loss * (weight + 0 * loss.detach())).backward()
-    gradients = [parameter.grad for parameter in t.model.parameters() if parameter.grad is not None]
+    parameters = (parameter for group in t.optimizer.param_groups for parameter in group["params"])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     bad = ~torch.isfinite(torch.nn.utils.get_total_norm(gradients))
     if t.scaler.is_enabled():
         t.scaler.step(t.optimizer)

@@ -57,14 +57,13 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     batches = Batches(source, config, images, requests, workers)
     try:
         fit = set_up(job, seat, store, channel, source, shares, images, batches, saved)
-        fit.workers, fit.warnings = workers, warnings
         if saved:
             fit.restore(saved, damaged)
             # It holds as much memory as the model and the optimizer.
             saved.clear()
         elif job.resumed:
             fit.begin_anew()
-        outcome = fit.try_one_batch() if job.folder is None else fit.run()
+        outcome = fit.try_one_batch(warnings) if job.folder is None else fit.run(warnings)
     except Exception:
         # The process group is left as it is: to end it would wait for ranks that wait for this one.
         batches.name_the_dead()

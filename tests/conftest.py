@@ -88,6 +88,22 @@ class Gputrain:
         self.started.append(process)
         return process
 
+    def in_a_namespace(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a shell script that may mount file systems of its own; "$@" in it is the command with its arguments."""
+        unshare = shutil.which("unshare")
+        mount = [str(unshare), "-Urm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
+        if unshare is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this machine allows no mount of one's own")
+        return subprocess.run(
+            [unshare, "-Urm", "sh", "-c", script, "sh", COMMAND, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
     def bring_in(self, kind: str, rank: int, *steps: int, once: bool = False) -> None:
         """One more fault, see faults/sitecustomize.py, in whatever is started from now on."""
         faults = json.loads(self.environment.get("GPUTRAIN_FAULT", "[]"))

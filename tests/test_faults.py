@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import COMMAND, DoneRun, Gputrain, events_of, ranks_of, wait_for, weights_of
+from conftest import DoneRun, Gputrain, events_of, ranks_of, wait_for, weights_of
 from test_journal import started
 from test_runs import make_run
 
@@ -184,29 +184,11 @@ def test_a_loader_process_that_dies_is_told_with_its_cause(gputrain: Gputrain) -
     assert "rank 0 (cpu) failed: one of its loader processes ended: it was killed by SIGKILL" in messages
 
 
-def in_a_namespace(
-    gputrain: Gputrain, mount: str, *arguments: str, after: str = ":"
-) -> subprocess.CompletedProcess[str]:
-    """The command where a file system of the test's own is mounted; `after` it, what is there can be looked at."""
-    if subprocess.run(["unshare", "-Urm", "true"], check=False, capture_output=True).returncode != 0:
-        pytest.skip("this machine allows no mount namespace")
-    line = f'mount -t tmpfs {mount} || exit 99; "$@"; code=$?; {after}; exit $code'
-    return subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", line, "sh", COMMAND, *arguments],
-        cwd=gputrain.folder,
-        env=gputrain.environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-
 def test_a_shared_memory_that_is_too_small_is_named(gputrain: Gputrain) -> None:
     images(gputrain.folder / "images", 40)
     big = ["run", "--headless", "--model", "linear", "--dataset", "folder", "--data-path", "images", "--workers", "2"]
     big += ["--batch-size", "16", "data.image_size=300"]
-    done = in_a_namespace(gputrain, "-o size=6m tmpfs /dev/shm", *big)
+    done = gputrain.in_a_namespace('mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"', *big)
     assert done.returncode == 1
     assert "the shared memory (/dev/shm) is too small for the batches" in last_line(done)
 
@@ -217,12 +199,14 @@ def test_a_disk_that_is_full_ends_no_training_but_a_run_without_its_last_checkpo
     gputrain.runs.mkdir()
     arguments = ["run", "--headless", "digits", "--model", "cnn", "--epochs", "4", "--name", "a", "checkpoint.keep=5"]
     # Room for some of the checkpoints.
-    mount = f"-o size=600k tmpfs {gputrain.runs}"
-    done = in_a_namespace(gputrain, mount, *arguments, after=f"cp -r {gputrain.runs} kept")
+    mount = f"mount -t tmpfs -o size=600k tmpfs {gputrain.runs}"
+    done = gputrain.in_a_namespace(
+        f'{mount} && {{ "$@"; code=$?; cp -r {gputrain.runs} kept; exit $code; }}', *arguments
+    )
     assert "warning: the checkpoint of step" in done.stderr
     assert "No space left on device" in done.stderr
     assert "epoch   4" in done.stderr
-    assert "its last checkpoint could not be written (No space left on device): make room, and resume" in last_line(
+    assert "its last checkpoint could not be written (No space left on device): mend that, and resume" in last_line(
         done
     )
     assert done.returncode == 1
@@ -231,6 +215,20 @@ def test_a_disk_that_is_full_ends_no_training_but_a_run_without_its_last_checkpo
     path, _, damaged = load_newest(kept)
     assert path is not None, "the last good one loads"
     assert damaged == []
+
+
+def test_a_disk_that_becomes_read_only_ends_no_training_either(gputrain: Gputrain) -> None:
+    saved = gputrain.runs / "a" / "checkpoints"
+    mount = f"mount --bind {saved} {saved} && mount -o remount,bind,ro {saved}"
+    script = f'"$@" & while [ ! -e {saved}/last.pt ]; do sleep 0.05; done; {mount} && wait $!'
+    done = gputrain.in_a_namespace(script, *RUN, "--ranks", "1", "--epochs", "40")
+    assert done.returncode == 1
+    assert "could not be written: Read-only file system" in done.stderr
+    assert "epoch  40" in done.stderr
+    assert "mend that, and resume; continue with `gputrain resume a`" in last_line(done)
+    path, state, _ = load_newest(saved)
+    assert path is not None
+    assert 0 < state["step"] < 40 * 44
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(gputrain: Gputrain, short: DoneRun) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, Gputrain
+from conftest import Gputrain
 
 from engine.config import Config
 from engine.limits import (
@@ -30,15 +29,6 @@ LOADING = Loading(ranks=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
 
 def config(*overrides: str) -> Config:
     return resolve(None, list(overrides)).config
-
-
-def small_shared_memory() -> str | None:
-    """Why there can be no small /dev/shm for a test; None where there can."""
-    if shutil.which("unshare") is None:
-        return "no unshare here"
-    mount = ["unshare", "-Urm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    return None if done.returncode == 0 else f"this machine allows no mount of one's own: {done.stderr.strip()}"
 
 
 def test_shared_memory_must_hold_what_all_loader_processes_prepare_ahead() -> None:
@@ -116,20 +106,9 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed_for_children_too() 
 
 
 def test_a_dry_run_warns_of_all_that_its_loader_processes_lack(gputrain: Gputrain) -> None:
-    if (reason := small_shared_memory()) is not None:
-        pytest.skip(reason)
-    shell = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 500 && exec "$@"'
     data = ["data.dataset=fake", "data.fake_train=128", "data.fake_val=64", "data.workers=2", "data.prefetch=128"]
-    command = [COMMAND, "run", "--dry-run", "--epochs", "1", *data]
-    done = subprocess.run(
-        ["unshare", "-Urm", "bash", "-c", shell, "bash", *command],
-        cwd=gputrain.folder,
-        env=gputrain.environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 500 && exec "$@"'
+    done = gputrain.in_a_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr
     assert "warning: /dev/shm has 6 MiB free, and the loader processes can hold 48.1 MiB of batches" in done.stderr
     assert "warning: a process may have 500 files open, and a rank can need 576" in done.stderr

@@ -95,6 +95,7 @@ class Batches:
         self, source: Source, config: Config, image_format: ImageFormat, requests: Iterable[BatchRequest], workers: int
     ) -> None:
         dataset = RequestedBatches(source, config, image_format)
+        self.workers = workers
         self._oom_kills = oom_kills()
         self._processes: list[BaseProcess] = []
         self._batches: Iterator[Batch] = (dataset[request] for request in requests)
