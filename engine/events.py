@@ -79,7 +79,9 @@ class Step(Event):
 class Epoch(Event):
     """An epoch is trained and evaluated. `step` is its last one; `skipped` counts the steps that were left out so far,
     because a loss or a gradient was not finite; `unread` the images of this epoch that could not be read;
-    `images_per_second` is that of training, over all ranks."""
+    `images_per_second` is that of training, over all ranks. `val_top5` is the share of images whose class is among the
+    five likeliest; the `ema` numbers are those of the averaged weights, NaN without them; `memory` holds the peaks of
+    `allocated` and `reserved` bytes of each rank's GPU in this epoch, nothing on the CPU."""
 
     type: ClassVar[str] = "epoch"
     epoch: int
@@ -93,6 +95,10 @@ class Epoch(Event):
     images_per_second: float
     skipped: int = 0
     unread: int = 0
+    val_top5: float = math.nan
+    ema_val_loss: float = math.nan
+    ema_val_accuracy: float = math.nan
+    memory: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +245,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "dict": (dict,),
 }
 # Fields that are lists of objects.
-RECORDS = {"ranks", "gpus"}
+RECORDS = {"ranks", "gpus", "memory"}
 _KNOWN = {
     name: {part.name: _JSON_TYPES[str(part.type).partition("[")[0]] for part in fields(kind)} | {"time": (int, float)}
     for name, kind in EVENTS.items()

@@ -49,7 +49,7 @@ class Loading:
 
     @classmethod
     def of(cls, config: Config, ranks: int, workers: int, images: ImageFormat) -> Loading:
-        batch = config.data.batch_size * (images.channels * images.size**2 + LABEL_BYTES)
+        batch = config.data.batch * (images.channels * images.size**2 + LABEL_BYTES)
         return cls(ranks, workers, config.data.prefetch, batch)
 
 

@@ -24,11 +24,19 @@ def build_optimizer(config: Optim, model: nn.Module) -> optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.name != "sgd":
         kind = optim.Adam if config.name == "adam" else optim.AdamW
-        return kind(parameters, config.lr, config.betas, config.eps, config.weight_decay, fused=True)
+        return kind(
+            parameters,
+            config.lr,
+            config.betas or (0.9, 0.999),
+            config.eps or 1e-8,
+            config.weight_decay,
+            fused=True,
+        )
+    momentum = 0.9 if config.momentum is None else config.momentum
     sgd = optim.SGD(
-        parameters, config.lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov, fused=True
+        parameters, config.lr, momentum, weight_decay=config.weight_decay, nesterov=config.nesterov, fused=True
     )
-    if config.momentum:
+    if momentum:
         # Its own first step makes them of memory as it finds it, which stays there if that step is left out.
         for parameter in parameters:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

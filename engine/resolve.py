@@ -17,8 +17,10 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from engine.config import Config, as_dict, fields, impossible_pairs, is_text, sections
+from engine.config import Config, as_dict, fields, is_text, sections
 from engine.files import config_folder, expand, is_file
+from engine.own import is_own
+from engine.pairs import impossible_pairs
 from engine.problems import Problem, UsageError, nearest
 
 Layer = dict[str, dict[str, Any]]
@@ -27,6 +29,15 @@ Layer = dict[str, dict[str, Any]]
 _shown = reprlib.Repr()
 _shown.maxlevel = 2
 _shown.maxstring = _shown.maxlong = _shown.maxother = 200
+
+
+# Of keys that take one of two types, of which pydantic tells one error each.
+_EITHER = {
+    "data.workers": "must be a whole number from 0 up, or auto",
+    "data.batch_size": "must be a whole number from 1 up, or auto",
+    "model.freeze": "must be none, backbone, or names of parts of the model such as [layer1, layer2]",
+    "optim.clip_norm_type": "must be a number greater than 0, or inf",
+}
 
 
 @dataclass(frozen=True)
@@ -255,10 +266,24 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -
         raise UsageError(list(found.values())) from error
     if pairs := list(impossible_pairs(config)):
         raise UsageError([Problem(key, why) for key, why in pairs])
+    return with_absolute_paths(config)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """A run may be resumed from another folder than it was started in."""
+
+    def absolute(path: str) -> str:
+        return str(expand(path).absolute())
+
+    update: dict[str, Any] = {}
     if config.data.path is not None:
-        absolute = str(expand(config.data.path).absolute())
-        config = config.model_copy(update={"data": config.data.model_copy(update={"path": absolute})})
-    return config
+        update["data"] = config.data.model_copy(update={"path": absolute(config.data.path)})
+    if config.model.weights not in (None, "pretrained"):
+        update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
+    names = (config.data.dataset, config.model.name, config.loss.name, config.augment.transform)
+    if config.run.code is not None or any(map(is_own, names)):
+        update["run"] = config.run.model_copy(update={"code": absolute(config.run.code or ".")})
+    return config.model_copy(update=update)
 
 
 def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
@@ -277,8 +302,8 @@ def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
         return Problem(where, f"there is no such key{hint}")
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
-    if key == "data.workers":
-        allowed = "must be a whole number from 0 up, or auto"
+    if key in _EITHER:
+        allowed = _EITHER[key]
     elif detail["type"] == "literal_error":
         words = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
         allowed = f"must be one of {words}{nearest(str(value), words.split(', '))}"

@@ -103,6 +103,11 @@ class RunFolder:
         return self.path / "class_indices.json"
 
     @property
+    def evaluation(self) -> Path:
+        """What the evaluations of the last and of the best epoch found, class by class; see `engine.evaluation`."""
+        return self.path / "evaluation.json"
+
+    @property
     def skipped_files(self) -> Path:
         return self.path / "skipped_files.txt"
 

@@ -27,7 +27,7 @@ def lr_factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) 
         return step / warmup
     finished_epochs = (step - 1) // steps_per_epoch
     if schedule.name == "step":
-        return float(schedule.gamma ** (finished_epochs // schedule.step_epochs))
+        return float(schedule.gamma ** (finished_epochs // schedule.step_size))
     if schedule.name == "multistep":
         return float(schedule.gamma ** bisect_right(schedule.milestones, finished_epochs))
     if schedule.name == "cosine":

@@ -169,7 +169,7 @@ def _step_log(
 def _workers(job: Job, source: Source) -> int:
     if job.plan.workers is not None:
         return job.plan.workers
-    return 0 if source.in_memory else auto_workers(job.plan.ranks, job.config.data.batch_size)
+    return 0 if source.in_memory else auto_workers(job.plan.ranks, job.config.data.batch)
 
 
 def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from conftest import Gputrain, clean_environment
 
-from engine.config import ONLY_WITH, Config, as_dict, fields
+from engine.config import Config, as_dict, fields
 from engine.gpus.readings import Snapshot
+from engine.pairs import ONLY_WITH
 from engine.problems import UsageError
 from engine.resolve import Resolved, presets, resolve
 from engine.schedule import lr_factor

@@ -14,7 +14,7 @@ from engine.data.source import ImageFormat
 from engine.data.transforms import augment, crop, fit, flip, normalise
 from engine.resolve import resolve
 
-CONFIG = resolve(None, ["data.crop_padding=2", "data.flip=true", "data.batch_size=16"]).config
+CONFIG = resolve(None, ["augment.crop_padding=2", "augment.flip=true", "data.batch_size=16"]).config
 
 
 def batches(workers: int, first_batch: int = 0) -> list[Batch]:

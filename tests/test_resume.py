@@ -23,7 +23,7 @@ HARD += [
     "data.fake_train=240",
     "data.fake_val=40",
 ]
-HARD += ["data.image_size=32", "data.crop_padding=2", "data.flip=true", "data.batch_size=20"]
+HARD += ["data.image_size=32", "augment.crop_padding=2", "augment.flip=true", "data.batch_size=20"]
 
 
 # Of the long loops; fewer for who has less time.
@@ -62,7 +62,7 @@ def test_a_run_goes_on_to_the_same_bits_after_all_that_can_end_it(gputrain: Gput
 
 # Another model than above: what is random lies in the data, and a run takes seconds.
 LIGHT = ["run", "--headless", "digits", "run.log_every=3", "checkpoint.every_steps=4"]
-LIGHT += ["data.crop_padding=1", "data.flip=true", "--batch-size", "20"]
+LIGHT += ["augment.crop_padding=1", "augment.flip=true", "--batch-size", "20"]
 
 
 @pytest.mark.soak

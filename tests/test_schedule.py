@@ -38,7 +38,7 @@ def test_constant() -> None:
 
 def test_step_equals_torchs() -> None:
     expected = torchs(lambda optimizer: lr_scheduler.StepLR(optimizer, 5, 0.3), by_epoch=True)
-    assert ours(name="step", step_epochs=5, gamma=0.3) == pytest.approx(expected)
+    assert ours(name="step", step_size=5, gamma=0.3) == pytest.approx(expected)
 
 
 def test_multistep_equals_torchs() -> None:

@@ -323,7 +323,7 @@ def test_an_optimizer_and_a_scheduler_bring_their_own_fields(tmp_path: Path) -> 
         await settled(pilot)
         shown = text_of(pilot)
         assert "optim.betas" in shown and "optim.momentum" not in shown
-        assert "schedule.step_epochs" in shown and "schedule.final_lr_ratio" not in shown
+        assert "schedule.step_size" in shown and "schedule.final_lr_ratio" not in shown
 
     drive(real_app(tmp_path / "runs"), act, (140, 48))
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
+from tui.arguments import (
+    Arguments,
+    AsJson,
+    ConfigCommand,
+    LowBandwidth,
+    RunName,
+    RunsDir,
+    resolve_arguments,
+    split_arguments,
+    usage_errors,
+)
 from tui.flags import FLAGS
 
 if TYPE_CHECKING:
@@ -28,75 +36,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: gputrain run --headless digits   (a preset that needs no download)",
 )
-
-
-class ConfigCommand(TyperCommand):
-    """A command whose flags are described by the config's own fields, read only when its help is shown."""
-
-    def get_help(self, ctx: Any) -> str:
-        from engine.config import describe
-
-        for param in self.params:
-            if param.name in FLAGS:
-                param.help = f"{describe(FLAGS[param.name])} ({FLAGS[param.name]})"  # type: ignore[attr-defined]
-        return super().get_help(ctx)
-
-
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    """Say what is wrong, one line for each problem, and leave with exit code 2."""
-    from engine.problems import UsageError
-
-    try:
-        yield
-    except UsageError as error:
-        from engine.lines import printable
-
-        for problem in error.problems:
-            typer.echo(f"error: {printable(str(problem))}", err=True)
-        raise typer.Exit(2) from error
-
-
-def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
-    """CONFIG, where there is one, and the `section.key=value` arguments. Raises UsageError."""
-    from engine.config import fields
-    from engine.problems import UsageError
-
-    overrides = [argument for argument in arguments or [] if is_override(argument)]
-    files = [argument for argument in arguments or [] if not is_override(argument)]
-    if known := [file for file in files if file in dict(fields())]:
-        raise UsageError.one(known[0], f"is a key and needs its value behind an equals sign: {known[0]}=VALUE")
-    if len(files) > 1:
-        raise UsageError.one(
-            files[1], f"is a second CONFIG beside {files[0]}; give one, and values as section.key=value"
-        )
-    return (files[0] if files else None), overrides
-
-
-def is_override(argument: str) -> bool:
-    """`section.key=value`, and not a path that has an equals sign in it."""
-    return "/" not in argument.partition("=")[0] and "=" in argument
-
-
-def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None) -> Resolved:
-    from engine.resolve import resolve
-
-    file, overrides = split_arguments(arguments)
-    return resolve(file, overrides, flags)
-
-
-ARGUMENTS_HELP = "CONFIG (a YAML file or a preset such as digits), then section.key=value for any key of the config."
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=ARGUMENTS_HELP)]
-RunsDir = Annotated[
-    str | None, typer.Option("--runs-dir", help="Folder that runs lie in [default: $GPUTRAIN_RUNS or ./runs]")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-LowBandwidth = Annotated[
-    bool, typer.Option("--low-bandwidth", help="Draw every 5 seconds and not every second, for slow links.")
-]
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")
-]
 
 
 def print_version(wanted: bool) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from engine.config import ONLY_WITH, Config, as_dict, fields
+from engine.config import Config, as_dict, fields
 from engine.files import expand, read_json, state_folder, write_json
+from engine.pairs import ONLY_WITH
 from engine.problems import Problem, UsageError
 from engine.resolve import own_presets, resolve, to_yaml
 from engine.runs import fit_for_a_name
@@ -23,7 +24,7 @@ MAIN_KEYS = (
     *("device.gpus", "device.ranks", "data.workers", "data.dataset", "data.path", "model.name", "run.epochs"),
     *("data.batch_size", "optim.lr", "optim.lr_scaling", "optim.name", "optim.momentum", "optim.nesterov"),
     *("optim.betas", "optim.eps", "optim.weight_decay", "schedule.name", "schedule.warmup_epochs"),
-    *("schedule.step_epochs", "schedule.milestones", "schedule.gamma", "schedule.final_lr_ratio", "precision.amp"),
+    *("schedule.step_size", "schedule.milestones", "schedule.gamma", "schedule.final_lr_ratio", "precision.amp"),
     "run.name",
 )
 # `run` decides these itself, or they make no sense for a run that begins.

@@ -74,7 +74,7 @@ class Checker:
         shares = None
         if counted.images is not None:
             data, images = config.data, counted.images
-            shares = Shares(images.train, images.val, data.batch_size, 0, ranks, data.drop_last, config.run.seed)
+            shares = Shares(images.train, images.val, data.batch, 0, ranks, data.drop_last, config.run.seed)
             problems += problems_of_shares(shares)
         return Checked(ranks, on_gpus, shares, problems)
 

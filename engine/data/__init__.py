@@ -53,7 +53,7 @@ def shares_of(config: Config, source: Source, world_size: int, rank: int = 0) ->
     return Shares(
         source.count("train"),
         source.count("val"),
-        config.data.batch_size,
+        config.data.batch,
         rank,
         world_size,
         config.data.drop_last,

@@ -138,6 +138,9 @@ class FakeSource:
     def count(self, part: Part) -> int:
         return self.counts[part]
 
+    def labels_of(self, part: Part) -> Labels:
+        return np.arange(self.counts[part]) % len(self.classes)
+
     def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
         labels = indices % len(self.classes)
         size, channels = self.format.size, self.format.channels

@@ -42,6 +42,9 @@ class FolderSource:
     def count(self, part: Part) -> int:
         return len(self.paths[part])
 
+    def labels_of(self, part: Part) -> Labels:
+        return self.labels[part]
+
     def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
         images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
         for row, index in enumerate(indices):

@@ -60,7 +60,7 @@ class RequestedBatches(Dataset[Batch]):
             request, pixels, labels, unread = self._load_readable(request)
         images = fit(torch.from_numpy(pixels), self._format)
         if request.part == "train":
-            images = augment(images, self._config.data, self._config.run.seed, request.epoch, request.indices)
+            images = augment(images, self._config.augment, self._config.run.seed, request.epoch, request.indices)
         return Batch(images, torch.from_numpy(labels), request.weight, unread)
 
     def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:

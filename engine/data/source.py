@@ -45,6 +45,8 @@ class Source(Protocol):
 
     def count(self, part: Part) -> int: ...
 
+    def labels_of(self, part: Part) -> Labels: ...
+
     def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
         """Images as N x C x H x W, in the source's own size and channels, and their labels. Raises
         UnreadableImageError."""
@@ -64,6 +66,9 @@ class ArraySource:
 
     def count(self, part: Part) -> int:
         return len(self.labels[part])
+
+    def labels_of(self, part: Part) -> Labels:
+        return self.labels[part]
 
     def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
         return self.images[part][indices], self.labels[part][indices]

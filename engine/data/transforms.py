@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.config import Data
+from engine.config import Augment
 from engine.data.sampler import Indices, Stream, random_below
 from engine.data.source import ImageFormat
 
@@ -28,17 +28,17 @@ def fit(images: Tensor, image_format: ImageFormat) -> Tensor:
     return resized.round().clamp(0, 255).to(torch.uint8)
 
 
-def augment(images: Tensor, data: Data, seed: int, epoch: int, indices: Indices) -> Tensor:
+def augment(images: Tensor, config: Augment, seed: int, epoch: int, indices: Indices) -> Tensor:
     """Random crop and flip of a training batch, N x C x H x W. What is drawn for an image depends on the seed, the
     epoch and the image alone."""
-    if data.crop_padding:
-        span = 2 * data.crop_padding + 1
+    if config.crop_padding:
+        span = 2 * config.crop_padding + 1
         top, left = (
             torch.from_numpy(random_below(span, seed, stream, epoch, indices))
             for stream in (Stream.CROP_ROW, Stream.CROP_COLUMN)
         )
-        images = crop(images, data.crop_padding, top, left)
-    if data.flip:
+        images = crop(images, config.crop_padding, top, left)
+    if config.flip:
         images = flip(images, torch.from_numpy(random_below(2, seed, Stream.FLIP, epoch, indices)).bool())
     return images
 

@@ -102,7 +102,7 @@ def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
 def expected_workers(config: Config, ranks: int) -> int:
     if config.data.workers != "auto":
         return config.data.workers
-    return auto_workers(ranks, config.data.batch_size) if config.data.dataset == "folder" else 0
+    return auto_workers(ranks, config.data.batch) if config.data.dataset == "folder" else 0
 
 
 def expected_model(config: Config) -> dict[str, Any]:

@@ -331,7 +331,7 @@ def plan_text(config: Config, checked: Checked | None) -> Text:
     what = "GPU" if checked.on_gpus else "process"
     many = {"GPU": "GPUs", "process": "processes"}[what] if checked.ranks != 1 else what
     where = "" if checked.on_gpus else " on the CPU"
-    lines = [f"{checked.ranks} {many}{where}, global batch {checked.ranks * config.data.batch_size}"]
+    lines = [f"{checked.ranks} {many}{where}, global batch {checked.ranks * config.data.batch}"]
     if checked.shares is not None:
         shares, epochs = checked.shares, config.run.epochs
         steps = shares.steps_per_epoch
