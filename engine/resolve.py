@@ -39,6 +39,13 @@ _EITHER = {
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
 }
 
+# What else a key takes that takes one of a few words.
+_ALSO = {
+    "data.dataset": "your own code as module:name",
+    "loss.name": "your own code as module:name",
+    "optim.name": "one of timm's as timm:NAME",
+}
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -306,7 +313,8 @@ def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
         allowed = _EITHER[key]
     elif detail["type"] == "literal_error":
         words = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
-        allowed = f"must be one of {words}{nearest(str(value), words.split(', '))}"
+        also = f", or {_ALSO[key]}" if key in _ALSO else ""
+        allowed = f"must be one of {words}{also}{nearest(str(value), words.split(', '))}"
     elif detail["type"] == "string_pattern_mismatch":
         allowed = "must start with a letter or digit and hold only letters, digits, dots, dashes and underscores"
     elif detail["type"] in ("missing", "too_short", "too_long"):
