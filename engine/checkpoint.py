@@ -2,10 +2,12 @@
 
 A checkpoint is what `torch.save` writes, a ZIP archive, with the SHA-256 of everything before it as the archive's
 comment (APPNOTE.TXT 4.3.16). So `torch.load(path, weights_only=True)` reads it as it is, and a file that was cut or
-changed at any place is known. Format 2 is a dict of plain values and tensors:
+changed at any place is known. Format 3 is a dict of plain values and tensors:
 
     format, config, classes         what was trained, on what
-    model, optimizer, scaler        their state dicts, the model's without any wrapper's prefix
+    image_format                    size, channels, mean and std of the images that the model takes
+    model, optimizer, scaler        their state dicts, the model's in float32 and without any wrapper's prefix
+    ema, plateau                    those of the averaged weights, None without them, and of schedule plateau
     epoch, batch, step              the position: `batch` batches of `epoch` are done, `step` steps in all
     skipped, skipped_in_row         steps left out because of numbers that are not finite, so far and lately
     global_batch                    images of all ranks in one of those batches
@@ -32,10 +34,10 @@ import torch
 from engine.files import link_file, replace_file, sync_folder
 from engine.problems import UsageError
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 FIELDS = {
-    *("config", "classes", "model", "optimizer", "scaler", "epoch", "batch", "step", "skipped", "skipped_in_row"),
-    *("global_batch", "images", "best_epoch", "best_accuracy", "ranks"),
+    *("config", "classes", "image_format", "model", "ema", "optimizer", "scaler", "plateau", "epoch", "batch", "step"),
+    *("skipped", "skipped_in_row", "global_batch", "images", "best_epoch", "best_accuracy", "ranks"),
 }
 _MARK = b"gputrain sha256 "
 _COMMENT_BYTES = len(_MARK) + hashlib.sha256().digest_size * 2

@@ -6,7 +6,8 @@ A config is frozen and knows nothing of where its values came from; `engine.reso
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -55,7 +56,8 @@ def fields() -> Iterator[tuple[str, FieldInfo]]:
 
 def is_text(field: FieldInfo) -> bool:
     """Whether a field takes a name, a path or a selection, and not a number or one of a few words."""
-    kinds = [field.annotation, *get_args(field.annotation)]
+    either = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else ()
+    kinds = [field.annotation, *either]
     return any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in kinds)
 
 

@@ -100,6 +100,15 @@ class Epoch(Event):
     ema_val_accuracy: float = math.nan
     memory: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def kept_accuracy(self) -> float:
+        """By which the best epoch is chosen: of the averaged weights where there are such. -1 where it is no number."""
+        for accuracy in (self.ema_val_accuracy, self.val_accuracy):
+            # What was no number is None in a journal.
+            if accuracy is not None and math.isfinite(accuracy):
+                return accuracy
+        return -1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
@@ -184,6 +193,14 @@ class Waiting(Event):
     """The GPUs that were asked for are not free; `message` says why. For who waits at the terminal."""
 
     type: ClassVar[str] = "waiting"
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFound(Event):
+    """What `data.batch_size: auto` came to, and why. For who waits at the terminal; the run's config has the number."""
+
+    type: ClassVar[str] = "batch_found"
     message: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import socket
 import time
@@ -13,22 +14,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from engine.beats import Place
 from engine.checkpoint import save_checkpoint
 from engine.control import Asked
 from engine.data.source import Source
+from engine.evaluation import Evaluation, Sums, Totals, evaluation_file
 from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
 from engine.failure import NoLastCheckpointError
-from engine.files import write_json
+from engine.files import read_json, write_json
+from engine.freeze import set_training
 from engine.job import Job, Outcome
 from engine.limits import disk_warnings
 from engine.lines import counted
-from engine.loop import Sums, Totals, Trainer, evaluate, finish_training, share_buffers, train_epoch
+from engine.loop import Trainer, evaluate, finish_training, forward_and_back, share_buffers, train_epoch
+from engine.memory import gather_peaks, give_back, reset_peaks
 from engine.models import count_parameters, weight_bytes
 from engine.places import RankPlace
-from engine.precision import autocast
 from engine.seat import Seat
 from engine.state import gather_state, restore_state
 
@@ -40,7 +42,7 @@ WARN_SECONDS = 600.0
 
 
 class Fit:
-    """One rank, set up and ready. `hosts` is a process group for what lies in host memory."""
+    """One rank, set up and ready. `hosts` is a process group for what lies in host memory; `notes` are for the log."""
 
     def __init__(
         self,
@@ -50,9 +52,10 @@ class Fit:
         source: Source,
         hosts: dist.ProcessGroup,
         ranks: list[RankPlace],
+        notes: Sequence[str],
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.ranks = hosts, ranks
+        self.hosts, self.ranks, self.notes = hosts, ranks, notes
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()
@@ -72,17 +75,20 @@ class Fit:
         while t.position.epoch <= self.config.run.epochs:
             began, first = time.perf_counter(), t.position.batch
             self._held = 0.0
+            reset_peaks(t.device)
             if not train_epoch(t, self._attend):
                 return self._stop()
             trained = time.perf_counter() - began - self._held
             train = finish_training(t)
             share_buffers(t.model)
-            val = evaluate(t, self._attend)
-            if val is None:
+            found = evaluate(t, self._attend)
+            if found is None:
                 return self._stop()
+            if self.config.device.empty_cache:
+                give_back(t.device)
             rate = t.shares.images_from(first) / trained
             seconds = time.perf_counter() - began - self._held
-            self._end_epoch(seconds, rate, train, val)
+            self._end_epoch(seconds, rate, train, *found)
         t.agree.settle()
         self._wait_for_all()
         return "finished"
@@ -127,12 +133,18 @@ class Fit:
             self._saved_at = time.monotonic()
         return asked
 
-    def _end_epoch(self, seconds: float, rate: float, train: Sums, val: Sums) -> None:
+    def _end_epoch(
+        self, seconds: float, rate: float, train: Sums, found: Evaluation, averaged: Evaluation | None
+    ) -> None:
+        """`averaged` is what the averaged weights were found to do, where there are such: they are what is kept as
+        the best then."""
         t, epoch, every = self.trainer, self.trainer.position.epoch, self.config.checkpoint.every_epochs
         ends = epoch == self.config.run.epochs
         if ends:
             t.log.tell(t.position.step, epoch, t.lr(epoch, t.shares.steps_per_epoch))
             t.log.settle()
+        val, lead = found.sums, averaged or found
+        memory = gather_peaks(t.device, self.seat.rank, self.hosts)
         self._tell(
             Epoch(
                 epoch=epoch,
@@ -146,11 +158,17 @@ class Fit:
                 images_per_second=round(rate, 1),
                 skipped=t.log.skipped_so_far(),
                 unread=train.unread + val.unread,
+                val_top5=found.top5,
+                memory=memory,
+                ema_val_loss=averaged.sums.loss if averaged is not None else math.nan,
+                ema_val_accuracy=averaged.sums.accuracy if averaged is not None else math.nan,
             )
         )
-        best = val.accuracy > self.best_accuracy
+        t.plateau.see(lead.sums.loss)
+        best = lead.sums.accuracy > self.best_accuracy
         if best:
-            self.best_epoch, self.best_accuracy = epoch, val.accuracy
+            self.best_epoch, self.best_accuracy = epoch, lead.sums.accuracy
+        self._write_evaluation(lead.to_dict(epoch), best=best)
         t.position.epoch, t.position.batch = epoch + 1, 0
         t.totals = Totals(t.device)
         if best or ends or epoch % every == 0:
@@ -227,11 +245,8 @@ class Fit:
         t = self.trainer
         # First: a batch that finds no room may never come.
         self._tell_shortages(warnings)
-        t.model.train()
-        images, labels, _ = t.next_batch(t.totals)
-        with autocast(self.config.precision, t.device):
-            loss = F.cross_entropy(t.ddp(images), labels)
-        t.scaler.scale(loss).backward()
+        set_training(t.model, t.frozen)
+        forward_and_back(t, t.next_batch(t.totals), 0)
         self._tell(self._started())
         self._tell_skipped()
         return "finished"
@@ -281,8 +296,15 @@ class Fit:
         disk: list[str] = []
         if self.seat.rank == 0 and self.job.folder is not None:
             disk = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.trainer.model))
-        for message in (*warnings, *disk):
+        for message in (*self.notes, *warnings, *disk):
             self._tell(Warned(message=message))
+
+    def _write_evaluation(self, last: dict[str, Any], *, best: bool) -> None:
+        if self.seat.rank == 0 and self.job.folder is not None:
+            before = read_json(self.job.folder.evaluation) or {}
+            kept = last if best else before.get("best", last)
+            with suppress(OSError):
+                write_json(self.job.folder.evaluation, evaluation_file(self.source.classes, last, kept))
 
     def _write_classes(self) -> None:
         if self.seat.rank == 0 and self.job.folder is not None:

@@ -146,7 +146,7 @@ class History:
     @property
     def best(self) -> Epoch | None:
         """The first epoch of the highest validation accuracy."""
-        return max(self.epochs, key=lambda epoch: _or_least(epoch.val_accuracy), default=None)
+        return max(self.epochs, key=lambda epoch: epoch.kept_accuracy, default=None)
 
     @property
     def done(self) -> int:
@@ -176,17 +176,12 @@ class History:
             val_loss=last.val_loss if last else None,
             val_accuracy=last.val_accuracy if last else None,
             best_epoch=best.epoch if best else None,
-            best_val_accuracy=best.val_accuracy if best else None,
+            best_val_accuracy=best.kept_accuracy if best and best.kept_accuracy >= 0 else None,
             images_per_second=self._median_rate(),
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
             gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
         )
-
-
-def _or_least(accuracy: float | None) -> float:
-    """What is no number is written as null."""
-    return -1.0 if accuracy is None else accuracy
 
 
 def history_of(events: Iterable[Event]) -> History:

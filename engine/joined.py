@@ -14,10 +14,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from engine.batch_size import batch_before, find_batch, with_batch
 from engine.beats import Beats, Marker, Watchdog, standing
 from engine.channel import DirectChannel, StopFlag
+from engine.config import Config
 from engine.control import Asked, take_requests
-from engine.events import Control, Event, RankFailed, RunStarted, Warned
+from engine.data import open_early
+from engine.events import BatchFound, Control, Event, RankFailed, RunStarted, Warned
 from engine.failure import cause_of, failure_in_words, failure_of
 from engine.gpus.choice import Choice, waiting_told
 from engine.gpus.usage import UsageWatch
@@ -29,6 +32,7 @@ from engine.order import Order, close_run, end_run, named, nothing_left, open_re
 from engine.problems import UsageError
 from engine.process import STOPPING, die_with_parent
 from engine.recorder import Listener, Recorder
+from engine.rendezvous import check_launched_meeting_point, clear_meeting_point, open_store
 from engine.runs import Claim, RunFolder
 from engine.seat import Seat, seat_from_environment
 from engine.world import await_key, meet, run_of_agents
@@ -55,14 +59,22 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
     seat, variables = seat_from_environment(launcher, os.environ)
     os.environ.update(variables)
 
+    method = order.config.device.init_method
+    try:
+        check_launched_meeting_point(method, os.environ, seat.rank)
+    except UsageError as error:
+        if seat.rank == 0:
+            raise
+        print(f"error: rank {seat.rank}: {error}", file=sys.stderr)
+        return ExitCode.REFUSED
+
     import torch.distributed as dist
 
     try:
-        rendezvous = next(dist.rendezvous("env://", timeout=timedelta(seconds=order.config.device.timeout)))
+        store = open_store(order.config, seat)
     except (RuntimeError, ValueError) as error:
         print(f"rank {seat.rank} did not find the others: {cause_of(error)}", file=sys.stderr)
         return ExitCode.FAILED
-    store: Store = rendezvous[0]
     claimed: Claim | None = None
     choice = Choice()
     try:
@@ -90,6 +102,8 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
             folder, resumed = found
             job = Job(named(order.config, folder), run_plan, folder, resumed, None)
         choice.reservation.name_run(job.config.run.name or order.stem)
+        if job.config.data.batch_size == "auto":
+            job = replace(job, config=_with_found_batch(job, seat, store, choice, listener, flag))
         code = _train(job, seat, store, claimed, choice, listener, flag)
     except KeyboardInterrupt:
         print(f"rank {seat.rank} was asked to stop before the run began", file=sys.stderr)
@@ -108,6 +122,8 @@ def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) ->
         choice.reservation.release()
         if claimed is not None:
             claimed.ownership.release()
+        if seat.rank == 0:
+            clear_meeting_point(method)
     # torchrun would start a process anew that ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
@@ -150,6 +166,33 @@ def _hear_of_claim(seat: Seat, store: Store, flag: StopFlag) -> tuple[RunFolder,
     return (RunFolder(Path(news["folder"])), bool(news["resumed"])) if news else None
 
 
+def _with_found_batch(job: Job, seat: Seat, store: Store, choice: Choice, listener: Listener, flag: StopFlag) -> Config:
+    """The config with a number for `data.batch_size: auto`, which rank 0 finds on its own device and tells the others.
+    Raises UsageError, on every rank alike."""
+    if seat.rank > 0:
+        told = json.loads(await_key(store, "batch", flag))
+        if "images" not in told:
+            raise UsageError.one(*told["problem"])
+        return with_batch(job.config, told["images"])
+
+    def between() -> None:
+        choice.reservation.touch()
+        if flag.raised:
+            raise KeyboardInterrupt
+
+    news: dict[str, object] = {"problem": ["", "rank 0 found no batch size"]}
+    try:
+        images = batch_before(job.folder) if job.folder and job.resumed else None
+        if images is None:
+            found = find_batch(job.config, job.plan, seat.world_size, open_early(job.config), between)
+            listener(BatchFound(message=found.in_words(job.config)))
+            images = found.images
+        news = {"images": images}
+        return with_batch(job.config, images)
+    finally:
+        store.set("batch", json.dumps(news))
+
+
 def _train(
     job: Job, seat: Seat, store: Store, claimed: Claim | None, choice: Choice, listener: Listener, flag: StopFlag
 ) -> int:
@@ -185,7 +228,7 @@ def _train(
     except UsageError:
         raise
     except Exception as error:
-        failure = failure_of(seat.rank, device, error)
+        failure = failure_of(seat.rank, device, error, job.config)
         if recorder is not None:
             return close_run(Ending("failed", failure), recorder)
         print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)

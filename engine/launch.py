@@ -7,16 +7,18 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.catalogue import check_model_name
+from engine.batch_size import batch_before, find_batch, with_batch
+from engine.config import Config
 from engine.control import Asked
-from engine.data import check_source, open_early, shares_of
-from engine.events import Event, RunFinished, RunStarted, Starting, Warned
+from engine.data.source import Source
+from engine.early import Early, look_at_shares, look_early
+from engine.events import BatchFound, Event, RunFinished, RunStarted, Starting, Warned
 from engine.failure import failure_in_words
 from engine.gpus.choice import Choice, choose, ranks_here, waiting_told
 from engine.gpus.usage import UsageWatch
 from engine.job import Ending, ExitCode, Job
 from engine.limits import raise_open_files
-from engine.machine import plan, prepare_environment
+from engine.machine import Plan, plan, prepare_environment
 from engine.order import (
     Order,
     end_run,
@@ -27,9 +29,10 @@ from engine.order import (
     take_folder,
     worth_another_try,
 )
-from engine.problems import UsageError
+from engine.problems import UsageError, collecting
 from engine.process import Signals, outlive_terminal
 from engine.recorder import Listener
+from engine.rendezvous import clear_meeting_point
 from engine.requeue import slurm_job
 from engine.runs import Claim, RunFolder
 from engine.seat import find_launcher
@@ -51,8 +54,13 @@ def launch(order: Order, listener: Listener) -> int:
         signal.signal(number, signal.default_int_handler)
     choice = Choice()
     try:
-        choice = choose_gpus(order, listener)
-        return _launch(order, choice, listener)
+        early = look_early(order.config)
+        # Who is refused anyway does not stand in line for GPUs.
+        if early.problems and order.config.device.wait:
+            raise UsageError(early.problems)
+        with collecting(early.problems):
+            choice = choose_gpus(order, listener)
+        return _launch(order, early, choice, listener)
     except KeyboardInterrupt:
         listener(Warned(message="asked to stop before the run began; nothing was made"))
         return ExitCode.FAILED
@@ -69,29 +77,61 @@ def choose_gpus(order: Order, listener: Listener) -> Choice:
     return choice
 
 
-def _launch(order: Order, choice: Choice, listener: Listener) -> int:
-    run_plan = plan(order.config, choice.devices)
-    source = open_early(order.config)
-    if source is not None:
-        check_source(order.config, source, shares_of(order.config, source, run_plan.ranks))
-    check_model_name(order.config.model.name)
+def _launch(order: Order, early: Early, choice: Choice, listener: Listener) -> int:
+    try:
+        run_plan = plan(order.config, choice.devices)
+    except UsageError as error:
+        # Where no GPU could be chosen, what the CPU makes impossible is beside the point.
+        unchosen = any(problem.where == "device.gpus" for problem in early.problems)
+        raise UsageError([*early.problems, *([] if unchosen else error.problems)]) from None
+    look_at_shares(order.config, early, run_plan)
+    source = early.source
     signals = Signals()
-    signals.install()
     if order.dry_run:
-        return _try(Job(order.config, run_plan, None, False, source), signals, listener)
+        config = _with_found_batch(order.config, run_plan, source, choice, listener)
+        signals.install()
+        return _try(Job(config, run_plan, None, False, source), signals, listener)
 
     claimed = take_folder(order)
     if claimed is None:
         listener(nothing_left(order))
         return ExitCode.FINISHED
     try:
-        job = Job(named(order.config, claimed.folder), run_plan, claimed.folder, not claimed.fresh, source)
+        config = named(order.config, claimed.folder)
+        config = _with_found_batch(config, run_plan, source, choice, listener, claimed)
+        signals.install()
+        job = Job(config, run_plan, claimed.folder, not claimed.fresh, source)
         return _supervise(job, claimed, choice, signals, listener)
-    except UsageError:
+    except (UsageError, KeyboardInterrupt):
         claimed.discard()
         raise
     finally:
         claimed.ownership.release()
+
+
+def _with_found_batch(
+    config: Config,
+    run_plan: Plan,
+    source: Source | None,
+    choice: Choice,
+    listener: Listener,
+    claimed: Claim | None = None,
+) -> Config:
+    """The config with a number for `data.batch_size: auto`: that of the run where it goes on, else the most that fit.
+    Raises UsageError."""
+    if config.data.batch_size != "auto":
+        return config
+    if claimed is not None and (before := batch_before(claimed.folder)) is not None:
+        return with_batch(config, before)
+
+    def between() -> None:
+        choice.reservation.touch()
+        if claimed is not None:
+            claimed.ownership.beat()
+
+    found = find_batch(config, run_plan, run_plan.ranks, source, between)
+    listener(BatchFound(message=found.in_words(config)))
+    return with_batch(config, found.images)
 
 
 def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, listener: Listener) -> int:
@@ -157,4 +197,7 @@ def _run_ranks(
     # torch is imported from here on, once everything that could be refused without it has been looked at.
     from engine.supervisor import Supervisor
 
-    return Supervisor(job, signals, tell, folder, between, asked).run()
+    try:
+        return Supervisor(job, signals, tell, folder, between, asked).run()
+    finally:
+        clear_meeting_point(job.config.device.init_method)

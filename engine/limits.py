@@ -14,6 +14,7 @@ from typing import NamedTuple
 from engine.config import Config, Optim
 from engine.data.source import ImageFormat
 from engine.lines import counted
+from engine.optimizers import state_copies
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the system's own)
 LABEL_BYTES = 8
@@ -23,8 +24,6 @@ FILES_PER_BATCH = 2
 OTHER_FILES = 64
 # Beside the newest epochs: the best one, and the one that is being written.
 OTHER_CHECKPOINTS = 2
-# Copies of the weights that an optimizer keeps.
-OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -48,8 +47,8 @@ class Loading:
     batch_bytes: int
 
     @classmethod
-    def of(cls, config: Config, ranks: int, workers: int, images: ImageFormat) -> Loading:
-        batch = config.data.batch * (images.channels * images.size**2 + LABEL_BYTES)
+    def of(cls, config: Config, ranks: int, workers: int, images: ImageFormat, devices_a_rank: int = 1) -> Loading:
+        batch = config.data.batch * devices_a_rank * (images.channels * images.size**2 + LABEL_BYTES)
         return cls(ranks, workers, config.data.prefetch, batch)
 
 
@@ -97,8 +96,7 @@ def disk_space(folder: Path, free: int, checkpoint: int, files: int) -> Shortage
 
 def checkpoint_bytes(weights: int, optim: Optim) -> int:
     """Of a checkpoint with so many bytes of weights, and the optimizer's copies of them."""
-    copies = 0 if optim.name == "sgd" and optim.momentum == 0 else OPTIMIZER_COPIES.get(optim.name, 2)
-    return weights * (1 + copies)
+    return weights * (1 + state_copies(optim))
 
 
 def checkpoint_files(config: Config, folder: Path | None = None) -> int:
@@ -111,10 +109,12 @@ def checkpoint_files(config: Config, folder: Path | None = None) -> int:
     return max(config.checkpoint.keep + OTHER_CHECKPOINTS - len(there), 1)
 
 
-def loading_warnings(config: Config, ranks: int, workers: int, images: ImageFormat) -> list[str]:
+def loading_warnings(
+    config: Config, ranks: int, workers: int, images: ImageFormat, devices_a_rank: int = 1
+) -> list[str]:
     """What of this host is too little for the loader processes of a run, of which `ranks` are here. To be asked before
     they start: they take what is free."""
-    loading = Loading.of(config, ranks, workers, images)
+    loading = Loading.of(config, ranks, workers, images, devices_a_rank)
     shortages = [open_files(loading, most_open_files())]
     with suppress(OSError):
         shortages.append(shared_memory(loading, free_bytes(SHARED_MEMORY)))

@@ -6,6 +6,7 @@ import math
 
 from engine.control import REFUSED
 from engine.events import (
+    BatchFound,
     CheckpointSaved,
     Continued,
     Control,
@@ -42,16 +43,20 @@ def _line_of(event: Event) -> str | None:
         case RunStarted():
             return f"{event.name}: {plan_in_words(event)}"
         case Epoch():
+            averaged = f"ema {_known(event.ema_val_accuracy):.4f}  "
+            averaged = "" if math.isnan(_known(event.ema_val_accuracy)) else averaged
             skipped = f"  skipped {event.skipped}" if event.skipped else ""
             skipped += f"  {counted(event.unread, 'image')} left out" if event.unread else ""
             return (
                 f"epoch {event.epoch:>3}  train loss {_known(event.train_loss):.4f} "
                 f"acc {_known(event.train_accuracy):.4f}  val loss {_known(event.val_loss):.4f} "
-                f"acc {_known(event.val_accuracy):.4f}  {_known(event.images_per_second):,.0f} img/s  "
+                f"acc {_known(event.val_accuracy):.4f}  {averaged}{_known(event.images_per_second):,.0f} img/s  "
                 f"lr {_known(event.lr):.3g}  {_known(event.seconds):.1f} s{skipped}"
             )
         case Waiting():
             return f"waiting: {event.message}"
+        case BatchFound():
+            return event.message
         case Warned():
             return f"warning: {event.message}"
         case Control() if event.request in REFUSED:
@@ -79,7 +84,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def plan_in_words(event: RunStarted) -> str:
-    devices = "the CPU" if event.backend == "gloo" else ", ".join(event.devices)
+    devices = "the CPU" if set(event.devices) == {"cpu"} else ", ".join(event.devices)
     return (
         f"{counted(event.world_size, 'rank')} on {devices}, global batch {event.global_batch}, "
         f"{counted(event.steps_per_epoch, 'step')} an epoch, {counted(event.epochs, 'epoch')}, "

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from engine.agreement import Agreement
@@ -19,13 +21,19 @@ from engine.beats import Place
 from engine.channel import Channel
 from engine.config import Config
 from engine.data.loader import Batches
+from engine.data.mix import Mixer
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, UnreadableImageError
 from engine.data.transforms import normalise
+from engine.ema import Ema
+from engine.evaluation import Evaluation, Sums, Tally, Totals
 from engine.events import Warned
 from engine.failure import NonFiniteLossError
-from engine.optim import skip_if
-from engine.precision import autocast
+from engine.freeze import set_training
+from engine.losses import Criterion
+from engine.optim import set_lr, take_step
+from engine.plateau import Plateau
+from engine.precision import autocast, give_gradients, input_type, take_weights
 from engine.schedule import lr_factor, scaled_lr
 from engine.steplog import StepLog
 
@@ -42,66 +50,38 @@ class Position:
     step: int = 0
 
 
-@dataclass
-class Totals:
-    """A rank's running sums over images, on its device until they are asked for."""
-
-    device: torch.device
-    loss: Tensor = field(init=False)
-    counts: Tensor = field(init=False)
-    """Images that were right, all that were taken, and those that could not be read."""
-
-    def __post_init__(self) -> None:
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
-
-    def add(self, mean_loss: Tensor, logits: Tensor, labels: Tensor, bad: Tensor | None = None) -> None:
-        """`bad` says of a batch that it counts for nothing."""
-        loss = mean_loss.detach().double() * len(labels)
-        right = (logits.detach().argmax(1) == labels).sum()
-        if bad is None:
-            self.loss += loss
-            self.counts[0] += right
-            self.counts[1] += len(labels)
-        else:
-            self.loss += torch.where(bad, 0.0, loss)
-            self.counts[0] += torch.where(bad, 0, right)
-            self.counts[1] += torch.where(bad, 0, len(labels))
-
-    def over_ranks(self) -> Sums:
-        """A collective."""
-        loss, counts = self.loss.clone(), self.counts.clone()
-        dist.all_reduce(loss)
-        dist.all_reduce(counts)
-        correct, images, unread = (int(value) for value in counts.tolist())
-        if images == 0:
-            return Sums(math.nan, 0.0, unread)
-        return Sums(loss.item() / images, correct / images, unread)
-
-
 @dataclass(frozen=True)
-class Sums:
-    """Of a part of the data, over all ranks: mean loss (NaN where no image counted), accuracy, and images that could
-    not be read."""
+class DeviceBatch:
+    """On the device: normalised `images`, N x C x H x W, and `labels`, N; `weight` and `ends_step` as in
+    BatchRequest."""
 
-    loss: float
-    accuracy: float
-    unread: int
+    images: Tensor
+    labels: Tensor
+    weight: float
+    ends_step: bool
 
 
 @dataclass
 class Trainer:
-    """All that one rank trains with."""
+    """All that one rank trains with. `model` is what computes, `wrapped` the same in DistributedDataParallel or
+    DataParallel; `master` holds the weights that the optimizer changes where those are not the model's own."""
 
     config: Config
     device: torch.device
     shares: Shares
     model: nn.Module
-    ddp: DistributedDataParallel
+    wrapped: nn.Module
+    master: nn.Module | None
+    frozen: list[nn.Module]
+    criterion: Criterion
+    mixer: Mixer
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
+    plateau: Plateau
+    ema: Ema | None
     batches: Batches
     image_format: ImageFormat
+    classes: int
     channel: Channel
     agree: Agreement
     log: StepLog
@@ -116,9 +96,13 @@ class Trainer:
         self._unread_in_row = 0
         self._keeps_buffers = self.config.optim.nonfinite == "skip"
 
-    def next_batch(self, totals: Totals) -> tuple[Tensor, Tensor, float]:
-        """Normalised images, labels and weight of the next batch, on the device; what of it could not be read is
-        counted in `totals`."""
+    @property
+    def weights(self) -> nn.Module:
+        """The model with the weights that the optimizer changes."""
+        return self.master or self.model
+
+    def next_batch(self, totals: Totals) -> DeviceBatch:
+        """What of the batch could not be read is counted in `totals`."""
         self.channel.at(self.position.step, Place.DATA)
         batch = next(self.batches)
         if batch.unread:
@@ -131,7 +115,7 @@ class Trainer:
         if self.device.type == "cuda":
             images, labels = images.pin_memory(), labels.pin_memory()
         images = normalise(images.to(self.device, non_blocking=True), self._mean, self._std)
-        return images, labels.to(self.device, non_blocking=True), batch.weight
+        return DeviceBatch(images, labels.to(self.device, non_blocking=True), batch.weight, batch.ends_step)
 
     def _tell_unread(self, files: Sequence[str]) -> None:
         """Each file once."""
@@ -155,7 +139,13 @@ class Trainer:
         from a count of steps: a run that goes on with another batch size keeps its schedule."""
         step = (epoch - 1) * self.shares.steps_per_epoch + batch
         factor = lr_factor(self.config.schedule, step, self.shares.steps_per_epoch, self.config.run.epochs)
-        return scaled_lr(self.config.optim, self.shares.world_size) * factor
+        return scaled_lr(self.config.optim, self.shares.devices) * factor * self.plateau.factor
+
+    def without_sync(self) -> AbstractContextManager[None]:
+        """In it the gradients of a rank stay with it, until more are added to them."""
+        if isinstance(self.wrapped, DistributedDataParallel):
+            return cast(AbstractContextManager[None], self.wrapped.no_sync())
+        return nullcontext()
 
 
 # Asked between two steps by all ranks, to do what was asked of the run; true where they agreed to stop.
@@ -164,75 +154,125 @@ Attend = Callable[[], bool]
 
 def train_epoch(t: Trainer, attend: Attend) -> bool:
     """Train from the position to the end of its epoch; False where all ranks agreed to stop on the way."""
-    t.model.train()
+    set_training(t.model, t.frozen)
     t.log.restart_clock()
     while t.position.batch < t.shares.steps_per_epoch:
         if attend():
             return False
-        waiting = time.perf_counter()
-        images, labels, weight = t.next_batch(t.totals)
-        t.log.waited(time.perf_counter() - waiting)
-        train_step(t, images, labels, weight)
+        train_step(t)
     return True
 
 
-def train_step(t: Trainer, images: Tensor, labels: Tensor, weight: float) -> None:
-    """One optimizer step on one batch of each rank. Where a loss or a gradient is not finite on any of them, all leave
-    the step out: they know it by the gradient, which they have in common, and without a wait for the device."""
+def train_step(t: Trainer) -> None:
+    """One optimizer step on the next batches of each rank. Where a loss or a gradient is not finite on any of them, all
+    leave the step out: they know it by the gradient, which they have in common, and without a wait for the device."""
     lr = t.lr(t.position.epoch, t.position.batch + 1)
-    for group in t.optimizer.param_groups:
-        group["lr"] = lr
+    set_lr(t.optimizer, lr)
     before = t.keep_buffers()
+    t.model.zero_grad(set_to_none=True)
+    # Of each batch its labels, weight, logits and mean loss; its images make room for those of the next.
+    seen: list[tuple[Tensor, float, Tensor, Tensor]] = []
+    ends_step = False
+    while not ends_step:
+        waiting = time.perf_counter()
+        batch = t.next_batch(t.totals)
+        t.log.waited(time.perf_counter() - waiting)
+        ends_step = batch.ends_step
+        with nullcontext() if ends_step else t.without_sync():
+            seen.append((batch.labels, batch.weight, *forward_and_back(t, batch, len(seen))))
+        del batch
 
-    t.channel.at(t.position.step, Place.FORWARD)
-    with autocast(t.config.precision, t.device):
-        logits = t.ddp(images)
-        loss = F.cross_entropy(logits, labels)
-    t.optimizer.zero_grad(set_to_none=True)
-    t.channel.at(t.position.step, Place.BACKWARD)
-    # A loss that is not finite takes the gradient along, also where that would have stayed finite.
-    t.scaler.scale(loss * (weight + 0 * loss.detach())).backward()
-    parameters = (parameter for group in t.optimizer.param_groups for parameter in group["params"])
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    bad = ~torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+    if t.master is not None:
+        give_gradients(t.model, t.master)
+    bad = limit_gradients(t)
     if t.scaler.is_enabled():
         t.scaler.step(t.optimizer)
         t.scaler.update()
     else:
-        skip_if(t.optimizer, bad)
-        t.optimizer.step()
+        take_step(t.optimizer, bad, may_skip=t.config.optim.nonfinite == "skip")
+    if t.master is not None:
+        take_weights(t.model, t.master)
     t.put_buffers_back(before, bad)
 
     t.position.step += 1
     t.position.batch += 1
-    if weight > 0:
-        t.totals.add(loss, logits, labels, bad)
-    t.log.add(loss.detach() * weight, bad, t.position.step, t.position.epoch, lr)
+    if t.ema is not None:
+        t.ema.update(t.weights, t.position.step)
+    for labels, weight, logits, loss in seen:
+        if weight > 0:
+            t.totals.add(loss, logits, labels, bad)
+    told = sum(loss * weight for _, weight, _, loss in seen)
+    t.log.add(cast(Tensor, told), bad, t.position.step, t.position.epoch, lr)
 
 
-def evaluate(t: Trainer, attend: Attend) -> Sums | None:
-    """Sums over all validation images, each counted once; None where all ranks agreed to stop. Raises
-    NonFiniteLossError, on all ranks alike."""
-    t.model.eval()
-    totals = Totals(t.device)
+def forward_and_back(t: Trainer, batch: DeviceBatch, number: int) -> tuple[Tensor, Tensor]:
+    """Adds a batch, the step's `number`-th from 0, to the gradients; its logits and its mean loss."""
+    t.channel.at(t.position.step, Place.FORWARD)
+    images, targets = batch.images, batch.labels
+    if t.mixer.mixes:
+        place = t.position.batch * t.shares.accumulate + number
+        images, targets = t.mixer(images, targets, t.position.epoch, place, t.shares.rank)
+    with autocast(t.config.precision, t.device):
+        logits = t.wrapped(images.to(input_type(t.config.precision)))
+        loss = t.criterion(logits, targets)
+    t.channel.at(t.position.step, Place.BACKWARD)
+    # A loss that is not finite takes the gradient along, also where that would have stayed finite.
+    t.scaler.scale(loss * (batch.weight + 0 * loss.detach())).backward()
+    return logits.detach(), loss.detach()
+
+
+def limit_gradients(t: Trainer) -> Tensor:
+    """Clip what is to be clipped; whether a gradient is not finite, on the device."""
+    optim = t.config.optim
+    clips = optim.clip_norm > 0 or optim.clip_value > 0
+    if clips and t.scaler.is_enabled():
+        t.scaler.unscale_(t.optimizer)
+    parameters = [one for group in t.optimizer.param_groups for one in group["params"] if one.grad is not None]
+    gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
+    norm = total_norm(gradients)
+    bad = ~torch.isfinite(norm)
+    if optim.clip_value > 0:
+        clip_grad_value_(parameters, optim.clip_value)
+    if optim.clip_norm > 0:
+        if optim.clip_value > 0 or optim.clip_norm_type != 2:
+            norm = total_norm(gradients, float(optim.clip_norm_type))
+        clip_grads_with_norm_(parameters, optim.clip_norm, norm)
+    return bad
+
+
+def total_norm(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
+    """In float32: the norm of what is finite in float16 may not be."""
+    return get_total_norm([one.float() if one.dtype == torch.float16 else one for one in gradients], norm_type)
+
+
+def evaluate(t: Trainer, attend: Attend) -> tuple[Evaluation, Evaluation | None] | None:
+    """What the model makes of all validation images, each counted once, and what the averaged weights make of them
+    where there are such; None where all ranks agreed to stop. Raises NonFiniteLossError, on all ranks alike."""
+    models = [t.model.eval()]
+    if t.ema is not None:
+        t.ema.take_buffers(t.model)
+        models.append(t.ema.model)
+    tallies = [Tally(t.device, t.classes) for _ in models]
+    types = [input_type(t.config.precision), torch.float32]
     # Ranks may differ by one batch; they can only agree on stopping while all of them have one.
     shared = t.shares.val_images // t.shares.world_size // t.shares.batch_size
     with torch.no_grad():
         for number, _ in enumerate(t.shares.val()):
             if number < shared and attend():
                 return None
-            images, labels, weight = t.next_batch(totals)
+            batch = t.next_batch(tallies[0].totals)
             t.channel.at(t.position.step, Place.EVALUATION)
-            with autocast(t.config.precision, t.device):
-                logits = t.model(images)
-                loss = F.cross_entropy(logits, labels)
-            if weight > 0:
-                totals.add(loss, logits, labels)
+            for model, tally, type_ in zip(models, tallies, types, strict=False):
+                with autocast(t.config.precision, t.device):
+                    logits = model(batch.images.to(type_))
+                    loss = t.criterion(logits, batch.labels)
+                if batch.weight > 0:
+                    tally.add(loss, logits, batch.labels)
     t.channel.at(t.position.step, Place.MEETING)
-    sums = totals.over_ranks()
-    if not math.isfinite(sums.loss):
-        raise NonFiniteLossError(f"the validation loss of epoch {t.position.epoch} is {sums.loss}")
-    return sums
+    found = [tally.over_ranks() for tally in tallies]
+    if not math.isfinite(found[0].sums.loss):
+        raise NonFiniteLossError(f"the validation loss of epoch {t.position.epoch} is {found[0].sums.loss}")
+    return found[0], found[1] if t.ema is not None else None
 
 
 def share_buffers(model: nn.Module) -> None:

@@ -6,38 +6,45 @@ import os
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from engine.config import Config
 from engine.gpus.selection import Device
-from engine.problems import UsageError
+from engine.problems import Problem, UsageError
 
 RANKS_PER_CORE = 4
 MOST_WORKERS = 8
+
+Backend = Literal["nccl", "gloo"]
 
 
 @dataclass(frozen=True)
 class Plan:
     """The share of each of the `ranks` on this host. `devices` holds the UUID of a GPU or a MIG instance for each of
-    them, or of the one that this rank sees, or "cpu"; `parents` the UUID of the GPU that an instance is of. `workers`
-    are the loader processes a rank where the config names a number, None where the data decides."""
+    them, or of the one that this rank sees, or "cpu"; of all GPUs where one rank has `devices_a_rank` of them;
+    `parents` the UUID of the GPU that an instance is of. `workers` are the loader processes a rank where the config
+    names a number, None where the data decides."""
 
     devices: tuple[str, ...]
     parents: tuple[str | None, ...]
     ranks: int
     threads: int
     workers: int | None
+    backend: Backend
+    devices_a_rank: int = 1
 
     def place(self, local_rank: int) -> int:
-        """Which of `devices` a rank has; CUDA counts them in this order."""
+        """Which of `devices` a rank has, the first where it has several; CUDA counts them in this order."""
         return local_rank if len(self.devices) > 1 else 0
+
+    def places(self, local_rank: int) -> range:
+        """All of `devices` that a rank has."""
+        first = self.place(local_rank)
+        return range(first, first + self.devices_a_rank)
 
     @property
     def on_gpu(self) -> bool:
         return self.devices[0] != "cpu"
-
-    @property
-    def backend(self) -> str:
-        return "nccl" if self.on_gpu else "gloo"
 
 
 def cores() -> int:
@@ -53,7 +60,14 @@ def cores() -> int:
 def plan(config: Config, gpus: Sequence[Device], local_ranks: int | None = None) -> Plan:
     """`gpus` are those that the run has to itself, none for the CPU; `local_ranks` is given where a launcher has
     already decided how many ranks this host has: it may show each of them one GPU only. Raises UsageError."""
+    problems = _problems(config, gpus, launched=local_ranks is not None)
+    if problems:
+        raise UsageError(problems)
     workers = None if config.data.workers == "auto" else config.data.workers
+    backend: Backend = ("nccl" if gpus else "gloo") if config.device.backend == "auto" else config.device.backend
+    if config.device.parallel == "dp":
+        devices, parents = tuple(gpu.uuid for gpu in gpus), tuple(gpu.parent for gpu in gpus)
+        return Plan(devices, parents, 1, cores(), workers, backend, devices_a_rank=len(gpus))
     if gpus:
         ranks = local_ranks or len(gpus)
         if 1 < len(gpus) < ranks:
@@ -62,14 +76,39 @@ def plan(config: Config, gpus: Sequence[Device], local_ranks: int | None = None)
             )
         devices = tuple(gpu.uuid for gpu in gpus[:ranks])
         parents = tuple(gpu.parent for gpu in gpus[:ranks])
-        return Plan(devices, parents, ranks, max(1, cores() // ranks), workers)
+        return Plan(devices, parents, ranks, max(1, cores() // ranks), workers, backend)
     ranks = local_ranks or config.device.ranks
     most = RANKS_PER_CORE * cores()
     if ranks > most:
         raise UsageError.one(
             "device.ranks", f"{ranks} ranks are too many for {cores()} cores; give {most} or fewer (4 a core)"
         )
-    return Plan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, cores() // ranks), workers)
+    return Plan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, cores() // ranks), workers, backend)
+
+
+def _problems(config: Config, gpus: Sequence[Device], *, launched: bool) -> list[Problem]:
+    """What the devices that there are make impossible."""
+    device, problems = config.device, []
+    if device.backend == "nccl" and not gpus:
+        problems.append(Problem("device.backend", "nccl joins GPUs, and this run is on the CPU; give gloo or auto"))
+    if device.parallel == "dp":
+        why = None
+        if launched:
+            why = "is one process for all GPUs, and torchrun and srun start one for each; start gputrain without them"
+        elif len(gpus) < 2:
+            what = "one GPU" if gpus else "the CPU"
+            why = f"divides each batch among several GPUs, and this run is on {what}; give more with --gpus"
+        if why is not None:
+            problems.append(Problem("device.parallel", f"dp {why}, or take ddp"))
+    return problems
+
+
+def wants_workers(config: Config, *, in_memory: bool) -> bool:
+    """Whether making a batch is so much work that loader processes are worth their start: images that are read, or
+    distorted one by one."""
+    augment = config.augment
+    jitter = augment.brightness or augment.contrast or augment.saturation or augment.hue
+    return not in_memory or augment.policy != "none" or bool(jitter) or augment.transform is not None
 
 
 def auto_workers(ranks: int, batch_size: int) -> int:

@@ -19,7 +19,7 @@ from engine.runs import Claim, RunFolder, State, claim
 
 # What the weights, the optimizer's state and the order of the data hang on.
 FIXED_KEYS = {
-    *("run.seed", "model.name", "optim.name", "data.dataset", "data.val_split"),
+    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "data.dataset", "data.val_split"),
     *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
 }
 
@@ -128,7 +128,7 @@ def close_run(ending: Ending, recorder: Recorder, also: str = "") -> int:
         return ExitCode.FAILED
     if ending.state == "finished":
         best = recorder.history.best
-        told = f"best accuracy {best.val_accuracy:.4f} in epoch {best.epoch}" if best else ""
+        told = f"best accuracy {best.kept_accuracy:.4f} in epoch {best.epoch}" if best else ""
         busy = [mean for use in recorder.history.gpus.values() if (mean := use.mean("busy")) is not None]
         told += f"; GPUs busy {sum(busy) / len(busy):.0f}% of the time" if busy else ""
         recorder.record(RunFinished(state="finished", message=told))

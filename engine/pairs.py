@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
+from engine.catalogue import BUILTIN_MODELS
 from engine.config import Config
-from engine.sections import IMAGE_FILE_DATASETS
+from engine.optimizers import takers, torch_problems
+from engine.own import is_own
+from engine.problems import Problem
+from engine.rendezvous import problem_of_form
+from engine.schedule import by_epoch
+from engine.sections import IMAGE_FILE_DATASETS, Schedule
 
-_WITH_EPS = {"adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adamax", "muon"}
+_SCHEDULES = set(get_args(Schedule.model_fields["name"].annotation))
+# Below it the numbers that are drawn with it are no more than 0 and 1.
+LEAST_ALPHA = 1e-3
 _DECAYING = {"cosine", "restarts", "polynomial", "linear", "plateau"}
+
+# Among the values of ONLY_WITH: any code of the user's own.
+OWN_CODE = "module:name"
 
 # Keys that matter only where another key has one of these values.
 ONLY_WITH: dict[str, tuple[str, set[str]]] = {
+    "device.bucket_view": ("device.parallel", {"ddp"}),
+    "device.static_graph": ("device.parallel", {"ddp"}),
     "data.download": ("data.dataset", set(IMAGE_FILE_DATASETS)),
     "data.val_split": ("data.dataset", {"digits", "folder"}),
     "data.fake_train": ("data.dataset", {"fake"}),
     "data.fake_val": ("data.dataset", {"fake"}),
-    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder"}),
-    "data.on_bad": ("data.dataset", {"folder"}),
+    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder", OWN_CODE}),
+    "data.on_bad": ("data.dataset", {"folder", OWN_CODE}),
     "augment.crop_scale": ("augment.resized_crop", {"true"}),
     "augment.crop_ratio": ("augment.resized_crop", {"true"}),
     "augment.policy_ops": ("augment.policy", {"randaugment"}),
     "augment.policy_magnitude": ("augment.policy", {"randaugment"}),
     "model.init_std": ("model.init", {"normal"}),
-    "optim.momentum": ("optim.name", {"sgd", "rmsprop", "muon"}),
-    "optim.nesterov": ("optim.name", {"sgd", "muon"}),
-    "optim.betas": ("optim.name", {"adam", "adamw", "nadam", "radam", "adamax", "muon"}),
-    "optim.eps": (
-        "optim.name",
-        {"adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adamax", "muon"},
-    ),
+    **{f"optim.{key}": ("optim.name", takers(key)) for key in ("momentum", "nesterov", "betas", "eps")},
     "optim.nonfinite_limit": ("optim.nonfinite", {"skip"}),
+    "schedule.by": ("schedule.name", _SCHEDULES - {"constant", "plateau"}),
+    "schedule.warmup_epochs": ("schedule.name", _SCHEDULES - {"onecycle"}),
+    "schedule.warmup_steps": ("schedule.name", _SCHEDULES - {"onecycle"}),
     "schedule.step_size": ("schedule.name", {"step"}),
     "schedule.milestones": ("schedule.name", {"multistep"}),
     "schedule.gamma": ("schedule.name", {"step", "multistep", "exponential", "plateau"}),
@@ -49,7 +60,7 @@ ONLY_WITH: dict[str, tuple[str, set[str]]] = {
 
 def impossible_pairs(config: Config) -> Iterator[tuple[str, str]]:
     """Key and reason of each value that another value makes impossible."""
-    for section in (_of_run, _of_data, _of_augment, _of_optim, _of_schedule):
+    for section in (_of_run, _of_device, _of_data, _of_augment, _of_model, _of_loss, _of_optim, _of_schedule):
         yield from section(config)
 
 
@@ -57,6 +68,24 @@ def _of_run(config: Config) -> Iterator[tuple[str, str]]:
     for key in ("resume", "requeue"):
         if getattr(config.run, key) and config.run.name is None:
             yield f"run.{key}", "needs the name of the run to continue: give run.name (--name)"
+
+
+def _of_device(config: Config) -> Iterator[tuple[str, str]]:
+    device = config.device
+    if (problem := problem_of_form(device.init_method)) is not None:
+        yield "device.init_method", problem
+    if device.static_graph and config.optim.accumulate > 1:
+        # pytorch#143580: torch takes the passes without an exchange for the whole graph.
+        yield "device.static_graph", "cannot count on the steps of optim.accumulate to be alike; keep one of the two"
+    if device.parallel == "dp":
+        if device.static_graph:
+            yield "device.static_graph", "is a promise to ddp; leave it out with device.parallel=dp"
+        if config.precision.amp == "bf16":
+            # Its threads ask autocast for no type, which is float16 in each.
+            yield (
+                "precision.amp",
+                "bf16 does not reach the threads of device.parallel=dp; give fp16 or off, or take ddp",
+            )
 
 
 def _of_data(config: Config) -> Iterator[tuple[str, str]]:
@@ -80,14 +109,49 @@ def _of_augment(config: Config) -> Iterator[tuple[str, str]]:
         if not 0 < low <= high <= most:
             limit = " and at most 1" if most == 1.0 else ""
             yield f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller one first"
+    for key in ("mixup", "cutmix"):
+        if 0 < getattr(augment, key) < LEAST_ALPHA:
+            yield f"augment.{key}", f"must be 0 for none, or at least {LEAST_ALPHA:g}"
     if augment.resized_crop and augment.crop_padding:
         yield "augment.crop_padding", "and augment.resized_crop are two ways to crop; keep one"
 
 
+def _of_model(config: Config) -> Iterator[tuple[str, str]]:
+    model = config.model
+    ours = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
+    if model.weights == "pretrained" and (ours or (model.source == "auto" and is_own(model.name))):
+        yield "model.weights", f"there are no pretrained weights of {model.name}; give a file"
+    if model.sync_bn and config.device.parallel == "dp":
+        yield "model.sync_bn", "needs device.parallel ddp: under dp there is one process, and nothing to synchronise"
+
+
+def sync_bn_problems(config: Config, ranks: int, *, on_gpu: bool) -> list[Problem]:
+    """Why `model.sync_bn` would synchronise nothing with so many ranks in all, known before any of them starts."""
+    if not config.model.sync_bn:
+        return []
+    if not on_gpu:
+        return [Problem("model.sync_bn", "needs GPUs: torch's SyncBatchNorm does not work on the CPU")]
+    if ranks == 1:
+        return [
+            Problem("model.sync_bn", "one rank has nothing to synchronise with; train on more GPUs, or leave it out")
+        ]
+    return []
+
+
+def _of_loss(config: Config) -> Iterator[tuple[str, str]]:
+    loss = config.loss
+    if is_own(loss.name):
+        for key, given in (
+            ("label_smoothing", loss.label_smoothing > 0),
+            ("class_weights", loss.class_weights != "none"),
+        ):
+            if given:
+                yield f"loss.{key}", f"{loss.name} is a loss of your own, which does that itself; leave it out"
+
+
 def _of_optim(config: Config) -> Iterator[tuple[str, str]]:
     optim = config.optim
-    if optim.nesterov and optim.momentum == 0:
-        yield "optim.nesterov", "needs optim.momentum greater than 0"
+    yield from torch_problems(optim)
     if optim.betas is not None and not all(0 <= beta < 1 for beta in optim.betas):
         yield "optim.betas", "must each be at least 0 and less than 1"
     for name, factor in optim.layer_lr.items():
@@ -96,12 +160,25 @@ def _of_optim(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _of_schedule(config: Config) -> Iterator[tuple[str, str]]:
-    schedule = config.schedule
-    if schedule.warmup_epochs > config.run.epochs:
-        yield "schedule.warmup_epochs", f"must be at most run.epochs ({config.run.epochs})"
+    schedule, epochs = config.schedule, config.run.epochs
+    if schedule.warmup_epochs > epochs:
+        yield "schedule.warmup_epochs", f"must be at most run.epochs ({epochs})"
     if schedule.warmup_epochs and schedule.warmup_steps:
         yield "schedule.warmup_steps", "and schedule.warmup_epochs are two lengths of one warm-up; keep one"
-    if schedule.name == "multistep" and not schedule.milestones:
-        yield "schedule.milestones", "schedule multistep needs at least one epoch, such as [30, 60]"
     if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
-        yield "schedule.milestones", "must be epochs from 1 up, each later than the one before"
+        yield "schedule.milestones", "must be whole numbers from 1 up, each greater than the one before"
+    elif schedule.name == "multistep" and not schedule.milestones:
+        yield "schedule.milestones", "schedule multistep needs at least one, such as [30, 60]"
+    elif schedule.name == "multistep" and by_epoch(schedule) and schedule.milestones[0] >= epochs:
+        yield "schedule.milestones", f"none of them is reached: run.epochs is {epochs}; give smaller ones"
+    if schedule.name == "onecycle":
+        for key in ("warmup_epochs", "warmup_steps"):
+            if getattr(schedule, key):
+                yield f"schedule.{key}", "schedule onecycle begins with a warm-up of its own; give schedule.peak_at"
+        if by_epoch(schedule) and epochs < 2:
+            yield "schedule.by", "schedule onecycle needs two epochs or more to change by epoch; give step"
+    if schedule.name == "plateau":
+        if schedule.by == "step":
+            yield "schedule.by", "schedule plateau looks at the validation loss, once an epoch; give epoch or auto"
+        if schedule.gamma == 1:
+            yield "schedule.gamma", "must be less than 1 for schedule plateau"

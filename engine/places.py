@@ -16,7 +16,7 @@ from engine.seat import Seat
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank is: its process, and the device that it has there, which it has seen to be the one."""
+    """Where a rank is: its process, and a device that it has there, which it has seen to be the one."""
 
     rank: int
     host: str
@@ -25,12 +25,13 @@ class RankPlace:
 
 
 def gather_places(job: Job, seat: Seat, hosts: dist.ProcessGroup) -> list[RankPlace]:
-    """Where all ranks are. A collective."""
-    place = job.plan.place(seat.local_rank)
-    mine = RankPlace(rank=seat.rank, host=socket.gethostname(), pid=os.getpid(), device=job.plan.devices[place])
+    """Where all ranks are, once for each device of each. A collective."""
+    host, pid = socket.gethostname(), os.getpid()
+    devices = [job.plan.devices[place] for place in job.plan.places(seat.local_rank)]
+    mine = [RankPlace(rank=seat.rank, host=host, pid=pid, device=device) for device in devices]
     ranks = [mine] * seat.world_size
     dist.all_gather_object(ranks, mine, group=hosts)
-    return ranks
+    return [place for places in ranks for place in places]
 
 
 def refuse_shared_devices(ranks: Sequence[RankPlace]) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.config import Config
 
 
 @dataclass(frozen=True)
@@ -19,15 +24,26 @@ class Problem:
 
 
 class UsageError(Exception):
-    """Something that was asked for cannot be done; holds every problem that was found. Ends in exit code 2."""
+    """Something that was asked for cannot be done; holds every problem that was found. Ends in exit code 2. `rest` is
+    the config without the values that are wrong, for whoever looks for what else is."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], rest: Config | None = None) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = list(problems)
+        self.rest = rest
 
     @classmethod
     def one(cls, where: str, what: str) -> UsageError:
         return cls([Problem(where, what)])
+
+
+@contextmanager
+def collecting(problems: list[Problem]) -> Iterator[None]:
+    """What is found wrong within is added to `problems`, and not raised."""
+    try:
+        yield
+    except UsageError as error:
+        problems += error.problems
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

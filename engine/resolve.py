@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -53,6 +53,10 @@ class Resolved:
 
     config: Config
     sources: dict[str, str]
+
+
+# Which mean something else, or nothing, to another optimizer.
+OPTIMIZER_PARAMETERS = ("momentum", "nesterov", "betas", "eps", "options")
 
 
 class _Loader(yaml.SafeLoader):
@@ -240,7 +244,8 @@ def resolve(
         if key in typed and typed[key][1] != value:
             problems.append(Problem(key, f"is given twice with two values, by {typed[key][0]} and {text}; keep one"))
         typed[key] = (text, value)
-    for key, (source, value) in typed.items():
+    # The optimizer first: what is typed beside it is meant for it.
+    for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
         section, _, name = key.partition(".")
         layers.append((source, {section: {name: value}}))
 
@@ -250,15 +255,26 @@ def resolve(
         for section, keys in layer.items():
             if not isinstance(keys, dict):
                 keys = {}
+            if section == "optim":
+                _forget_parameters(merged.get("optim", {}), keys)
             merged.setdefault(section, {}).update(keys)
             sources.update({f"{section}.{key}": source for key in keys})
+    rest: Config | None = None
     try:
-        config = check(merged, sources)
+        config = rest = check(merged, sources)
     except UsageError as error:
         problems += error.problems
+        rest = error.rest
     if problems:
-        raise UsageError(problems)
+        raise UsageError(problems, rest)
     return Resolved(config, {key: sources.get(key, "default") for key, _ in fields()})
+
+
+def _forget_parameters(before: dict[str, Any], keys: dict[str, Any]) -> None:
+    """Another optimizer than that of an earlier layer begins with parameters of its own."""
+    if keys.get("name", before.get("name")) != before.get("name"):
+        for key in OPTIMIZER_PARAMETERS:
+            before.pop(key, None)
 
 
 def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Config:
@@ -270,10 +286,34 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -
         for detail in error.errors():
             problem = _explain(detail, sources or {})
             found.setdefault(problem.where, problem)
-        raise UsageError(list(found.values())) from error
-    if pairs := list(impossible_pairs(config)):
-        raise UsageError([Problem(key, why) for key, why in pairs])
+        # A key that is no text is told as such behind its name.
+        locations = [[str(part) for part in detail["loc"] if part != "[key]"] for detail in error.errors()]
+        wrong = [tuple(location[:2]) for location in locations]
+        rest = _without(values, wrong)
+        return _refuse([*found.values(), *_pairs(rest, {".".join(key) for key in wrong})], rest, error)
+    if pairs := _pairs(config, set()):
+        return _refuse(pairs, config)
     return with_absolute_paths(config)
+
+
+def _refuse(problems: list[Problem], rest: Config, cause: Exception | None = None) -> NoReturn:
+    raise UsageError(problems, with_absolute_paths(rest)) from cause
+
+
+def _pairs(config: Config, wrong: set[str]) -> list[Problem]:
+    """The impossible pairs of which neither half is among the keys that are wrong by themselves."""
+    found = [Problem(key, why) for key, why in impossible_pairs(config)]
+    return [one for one in found if not any(key in (one.where, *one.what.split()) for key in wrong)]
+
+
+def _without(values: Mapping[str, Any], wrong: Sequence[tuple[str, ...]]) -> Config:
+    """The config of what is left without these sections and keys."""
+    kept = {
+        section: {key: value for key, value in keys.items() if (str(section), str(key)) not in wrong}
+        for section, keys in values.items()
+        if (str(section),) not in wrong and isinstance(keys, Mapping)
+    }
+    return Config.model_validate(kept)
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -327,9 +367,12 @@ def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
         ("a number", "a valid number"),
         ("true or false", "a valid boolean"),
         ("text", "a valid string"),
+        ("a mapping such as {name: value}", "a valid dictionary"),
+        ("a list", "a valid tuple"),
     ):
         allowed = allowed.replace(theirs, ours)
-    return Problem(where, f"{_shown.repr(value)} is not allowed: {allowed}")
+    told = "nothing" if value is None else _shown.repr(value)
+    return Problem(where, f"{told} is not allowed: {allowed}")
 
 
 def changed_keys(before: Config, after: Config) -> list[str]:

@@ -3,6 +3,7 @@ for training and for validation where both exist."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ class Scalars:
     def write(self, epoch: Epoch) -> None:
         """Raises OSError."""
         self._write("train", epoch, loss=epoch.train_loss, accuracy=epoch.train_accuracy, learning_rate=epoch.lr)
-        self._write("val", epoch, loss=epoch.val_loss, accuracy=epoch.val_accuracy)
+        self._write("val", epoch, loss=epoch.val_loss, accuracy=epoch.val_accuracy, top5=epoch.val_top5)
+        if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
+            self._write("ema", epoch, loss=epoch.ema_val_loss, accuracy=epoch.ema_val_accuracy)
 
     def _write(self, series: str, epoch: Epoch, **values: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent

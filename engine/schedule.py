@@ -6,6 +6,9 @@ import math
 from bisect import bisect_right
 
 from engine.config import Optim, Schedule
+from engine.problems import Problem
+
+_BY_EPOCH = {"step", "multistep", "exponential", "restarts", "plateau"}
 
 
 def scaled_lr(optim: Optim, world_size: int) -> float:
@@ -15,24 +18,93 @@ def scaled_lr(optim: Optim, world_size: int) -> float:
     return optim.lr * factor
 
 
+def by_epoch(schedule: Schedule) -> bool:
+    """Whether the rate changes only at the ends of epochs, and the schedule's numbers count them."""
+    return schedule.by == "epoch" or (schedule.by == "auto" and schedule.name in _BY_EPOCH)
+
+
+def warmup_steps(schedule: Schedule, steps_per_epoch: int) -> int:
+    return schedule.warmup_steps or round(schedule.warmup_epochs * steps_per_epoch)
+
+
 def lr_factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> float:
     """What the highest learning rate is multiplied by at `step`, which counts from 1.
 
-    The warm-up grows linearly and reaches 1 with its last step. After it, cosine is
-    `((1 + cos(pi t)) / 2) (1 - r) + r` with t from 0 at the first step to nearly 1 at the last, and r the final ratio.
-    step and multistep fall at the ends of epochs, counted from the start of the run.
+    The warm-up grows linearly, at every step, and reaches 1 with its last. After it step and multistep count from the
+    start of the run, the others from the end of the warm-up, or of the epoch that it ends in, up to the end of the
+    run. For plateau it is the warm-up alone, to be multiplied by `engine.plateau.Plateau.factor`.
     """
-    warmup = round(schedule.warmup_epochs * steps_per_epoch)
+    warmup = warmup_steps(schedule, steps_per_epoch)
     if step <= warmup:
         return step / warmup
-    finished_epochs = (step - 1) // steps_per_epoch
+    done, start, end = step - 1, warmup, steps_per_epoch * epochs
+    if by_epoch(schedule):
+        done, start, end = done // steps_per_epoch, -(-warmup // steps_per_epoch), epochs
     if schedule.name == "step":
-        return float(schedule.gamma ** (finished_epochs // schedule.step_size))
+        return schedule.gamma ** (done // schedule.step_size)
     if schedule.name == "multistep":
-        return float(schedule.gamma ** bisect_right(schedule.milestones, finished_epochs))
-    if schedule.name == "cosine":
-        after = max(steps_per_epoch * epochs - warmup, 1)
-        passed = min((step - 1 - warmup) / after, 1.0)
-        ratio = schedule.final_lr_ratio
-        return (1 + math.cos(math.pi * passed)) / 2 * (1 - ratio) + ratio
-    return 1.0
+        return schedule.gamma ** bisect_right(schedule.milestones, done)
+    passed, length = max(done - start, 0), max(end - start, 1)
+    if schedule.name == "exponential":
+        return schedule.gamma**passed
+    if schedule.name == "restarts":
+        passed, length = _in_cycle(passed, schedule.restart_every, schedule.restart_factor)
+    return _decay(schedule, min(passed, length), length)
+
+
+def _in_cycle(passed: int, length: int, factor: int) -> tuple[int, int]:
+    """How much of its cycle has passed, and how long that is."""
+    if factor == 1:
+        return passed % length, length
+    while passed >= length:
+        passed, length = passed - length, length * factor
+    return passed, length
+
+
+def _decay(schedule: Schedule, passed: int, length: int) -> float:
+    """From 1 towards r, the final ratio, with t = passed / length from 0 to nearly 1: cosine is
+    `((1 + cos(pi t)) / 2) (1 - r) + r` (Loshchilov and Hutter, SGDR, 2017), polynomial `(1 - t)^power (1 - r) + r`, and
+    linear that with the power 1."""
+    if schedule.name == "onecycle":
+        return _onecycle(schedule, passed, length)
+    if schedule.name in ("cosine", "restarts"):
+        left = (1 + math.cos(math.pi * passed / length)) / 2
+    elif schedule.name == "polynomial":
+        left = (1 - passed / length) ** schedule.power
+    elif schedule.name == "linear":
+        left = 1 - passed / length
+    else:
+        return 1.0
+    return left * (1 - schedule.final_lr_ratio) + schedule.final_lr_ratio
+
+
+def _onecycle(schedule: Schedule, passed: int, length: int) -> float:
+    """Up along half a cosine, and down along another, as torch's OneCycleLR in two phases (Smith and Topin,
+    Super-Convergence, 2019)."""
+    first = 1 / schedule.start_factor
+    last = first / schedule.end_factor
+    peak, end = schedule.peak_at * length - 1, length - 1
+    if passed < peak:
+        return _half_cosine(first, 1.0, passed / peak)
+    return _half_cosine(1.0, last, min((passed - peak) / (end - peak), 1.0))
+
+
+def _half_cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+
+
+def unreachable(schedule: Schedule, steps_per_epoch: int, epochs: int) -> list[Problem]:
+    """What of a schedule lies behind the end of the run, where that takes the number of steps to know."""
+    steps = steps_per_epoch * epochs
+    problems = []
+    if schedule.warmup_steps > steps:
+        problems.append(
+            Problem(
+                "schedule.warmup_steps", f"must be at most the {steps} steps of this run, not {schedule.warmup_steps}"
+            )
+        )
+    if schedule.name == "multistep" and not by_epoch(schedule) and min(schedule.milestones, default=0) >= steps:
+        problems.append(
+            Problem("schedule.milestones", f"none of them is reached: this run has {steps} steps; give smaller ones")
+        )
+    return problems

@@ -21,17 +21,29 @@ def _as_selection(value: object) -> object:
     return _as_text(value)
 
 
+def _or_empty(value: object) -> object:
+    """Names of parts of a model can be numbers to YAML."""
+    if isinstance(value, dict):
+        return {_as_text(key): part for key, part in value.items()}
+    return {} if value is None else value
+
+
 def _as_names(value: object) -> object:
     """`layer1,layer2` and `[layer1, layer2]` both name parts of a model."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = [value]
     if isinstance(value, str) and value not in ("none", "backbone"):
-        return tuple(part.strip() for part in value.strip("[] ").split(",") if part.strip())
-    return tuple(value) if isinstance(value, list) else value
+        value = [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
+    return tuple(map(_as_text, value)) if isinstance(value, list) else value
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
 Selection = Annotated[str, BeforeValidator(_as_selection)]
 Floats = Annotated[tuple[float, ...], Strict(False)]
 Pair = Annotated[tuple[float, float], Strict(False)]
+# Left empty, as a key in YAML or a field in the form can be, they are so.
+Options = Annotated[dict[str, Any], BeforeValidator(_or_empty)]
+Factors = Annotated[dict[str, float], BeforeValidator(_or_empty)]
 # Code of the user's own: a module, and what is called in it.
 OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Own = Annotated[str, Field(pattern=OWN)]
@@ -135,17 +147,19 @@ class Data(Section):
     dataset: DatasetName | Own = Field(
         "digits",
         description="Digits (shipped), mnist, fashion-mnist, cifar10, cifar100, a folder of images, fake ones, or your "
-        "own code (module:name).",
+        "own code (module:name), called with train and with val, which gives a dataset of (image, label) pairs.",
     )
     path: Text | None = Field(None, description="Folder that the data lies in; digits and fake need none.")
     download: bool = Field(False, description="Fetch a missing torchvision dataset into data.path.")
     batch_size: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
-        64, description="Images that a rank takes at once; auto is the most that fit into its memory."
+        64,
+        description="Images that a rank takes at once, or each GPU with device.parallel dp; auto is the most that fit.",
     )
     drop_last: bool = Field(True, description="Leave out the last, partial batch of a training epoch.")
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="Loader processes a rank; auto is cores / ranks, at most 8, and 0 where data is in memory.",
+        description="Loader processes a rank; auto is cores / ranks, at most 8, and 0 for data in memory that nothing "
+        "distorts.",
     )
     prefetch: int = Field(4, ge=1, description="Batches that a loader process prepares ahead.")
     image_size: int | None = Field(
@@ -192,25 +206,38 @@ class Augment(Section):
     crop_scale: Pair = Field((0.08, 1.0), description="Least and greatest area of resized_crop, as shares.")
     crop_ratio: Pair = Field((0.75, 4 / 3), description="Least and greatest width by height of resized_crop.")
     flip: bool = Field(False, description="Mirror training images left to right, each with probability one half.")
-    brightness: float = Field(0.0, ge=0, description="Colour jitter: change the brightness by up to this share.")
-    contrast: float = Field(0.0, ge=0, description="Colour jitter: change the contrast by up to this share.")
-    saturation: float = Field(0.0, ge=0, description="Colour jitter: change the saturation by up to this share.")
-    hue: float = Field(0.0, ge=0, le=0.5, description="Colour jitter: turn the hue by up to this share of the circle.")
+    brightness: float = Field(0.0, ge=0, le=10, description="Colour jitter: change the brightness by up to this share.")
+    contrast: float = Field(0.0, ge=0, le=10, description="Colour jitter: change the contrast by up to this share.")
+    saturation: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="Colour jitter: change the saturation by up to this share; grey images have none.",
+    )
+    hue: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="Colour jitter: turn the hue by up to this share of the circle; grey images have none.",
+    )
     policy: Literal["none", "randaugment", "trivialaugment"] = Field(
         "none", description="Random distortions of training images: none, randaugment or trivialaugment."
     )
     policy_ops: int = Field(2, ge=1, le=14, description="Distortions that randaugment makes of each image.")
     policy_magnitude: int = Field(9, ge=0, le=30, description="Strength of randaugment's distortions, 0 to 30.")
-    erasing: float = Field(0.0, ge=0, le=1, description="Probability that a random rectangle of an image is erased.")
+    erasing: float = Field(
+        0.0, ge=0, le=1, description="Probability that a random rectangle of an image is set to the mean colour."
+    )
     mixup: float = Field(
-        0.0, ge=0, description="Alpha of mixup, which blends pairs of images and their labels; 0 for none."
+        0.0, ge=0, le=1000, description="Alpha of mixup, which blends pairs of images and their labels; 0 for none."
     )
     cutmix: float = Field(
-        0.0, ge=0, description="Alpha of cutmix, which cuts a part of one image into another; 0 for none."
+        0.0, ge=0, le=1000, description="Alpha of cutmix, which cuts a part of one image into another; 0 for none."
     )
     transform: Own | None = Field(
         None,
-        description="Your own transform (module:name), called with each training image as a C x H x W tensor of uint8.",
+        description="Your own transform (module:name), called with each training image as a C x H x W tensor of uint8, "
+        "which gives one of the same form.",
     )
 
 
@@ -223,7 +250,7 @@ class Model(Section):
     source: Literal["auto", "builtin", "torchvision", "timm"] = Field(
         "auto", description="Whose model of that name: builtin, torchvision, timm, or the first of them to have it."
     )
-    options: dict[str, Any] = Field(
+    options: Options = Field(
         {},
         description="Further arguments of the model, such as {dropout: 0.2}, as its maker names them.",
     )
@@ -234,7 +261,8 @@ class Model(Section):
     )
     freeze: Annotated[Literal["none", "backbone"] | tuple[str, ...], BeforeValidator(_as_names)] = Field(
         "none",
-        description="What does not train: none, backbone (all but the last layer), or beginnings of names.",
+        description="What does not train: none, backbone (all but the classifier), or beginnings of names such as "
+        "[conv1, layer1].",
     )
     sync_bn: bool = Field(False, description="BatchNorm over the images of all ranks (SyncBatchNorm; GPUs only).")
     ema: float = Field(
@@ -267,15 +295,17 @@ class Optim(Section):
         "sgd",
         description="Optimizer: one of torch's (muon trains matrices, and adamw the rest), or of timm's as timm:NAME.",
     )
-    lr: float = Field(0.05, gt=0, description="Highest learning rate of the schedule, before optim.lr_scaling.")
+    lr: float = Field(0.05, gt=0, le=1e6, description="Highest learning rate of the schedule, before optim.lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="Multiply the learning rate by the number of ranks (linear), its square root, or not at all.",
+        description="Multiply the learning rate by the number of ranks (with dp of GPUs), its root, or not at all.",
     )
     momentum: float | None = Field(
         None, ge=0, lt=1, description="Momentum; when left out 0.9 for sgd, and what the others have of themselves."
     )
-    nesterov: bool = Field(False, description="Nesterov's form of the momentum.")
+    nesterov: bool | None = Field(
+        None, description="Nesterov's form of the momentum; when left out off for sgd, on for muon."
+    )
     betas: Pair | None = Field(
         None, description="Decay rates of the running averages; the optimizer's own when left out."
     )
@@ -283,19 +313,27 @@ class Optim(Section):
         None, gt=0, description="Term added to the denominator; the optimizer's own when left out."
     )
     weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay: decoupled for adamw and muon, an L2 penalty for most others."
+        0.0,
+        ge=0,
+        description="Weight decay: decoupled for adamw, adafactor and muon, an L2 penalty for torch's others.",
     )
-    decay_norms: bool = Field(True, description="Weight decay also on biases and on the weights of normalisation.")
-    options: dict[str, Any] = Field(
-        {}, description="Further parameters of the optimizer, such as {alpha: 0.9} for rmsprop."
+    decay_norms: bool = Field(
+        True,
+        description="Weight decay also on biases, the weights of normalisation, and what else the model itself would "
+        "leave out.",
     )
-    layer_lr: dict[str, float] = Field(
+    options: Options = Field({}, description="Further parameters of the optimizer, such as {alpha: 0.9} for rmsprop.")
+    layer_lr: Factors = Field(
         {},
         description="Factors on the learning rate for parts of the model, by the beginning of their names, such as "
-        "{layer4: 0.1, fc: 1.0}; the longest that fits holds.",
+        "{layer4: 0.1, fc: 1.0}; the longest that fits holds, and 1 for all else.",
     )
     layer_decay: float = Field(
-        1.0, gt=0, le=1, description="Factor on the learning rate from each layer to the one before it; 1 for none."
+        1.0,
+        gt=0,
+        le=1,
+        description="Factor on the learning rate from each layer to the one before it, beside optim.layer_lr; 1 for "
+        "none.",
     )
     accumulate: int = Field(1, ge=1, le=10**6, description="Batches of a rank whose gradients make one step.")
     clip_norm: float = Field(0.0, ge=0, description="Greatest norm of the gradient, cut down to it; 0 for no limit.")
@@ -354,7 +392,9 @@ class Schedule(Section):
     peak_at: float = Field(0.3, gt=0, lt=1, description="Share of the run in which onecycle grows to its highest.")
     start_factor: float = Field(25.0, ge=1, description="The highest learning rate by onecycle's first.")
     end_factor: float = Field(1e4, ge=1, description="The first learning rate of onecycle by its last.")
-    patience: int = Field(3, ge=0, description="Epochs without a better validation loss before plateau falls.")
+    patience: int = Field(
+        3, ge=0, description="Epochs without a better validation loss that plateau lets pass before it falls."
+    )
     threshold: float = Field(1e-4, ge=0, description="Share by which a validation loss must be lower to be better.")
     cooldown: int = Field(0, ge=0, description="Epochs after a fall of plateau that do not count.")
 

@@ -14,6 +14,7 @@ from engine.failure import failure_of
 from engine.job import ExitCode, Job
 from engine.problems import UsageError
 from engine.process import STOPPING, die_with_parent, leave, redirect_output
+from engine.rendezvous import open_store
 from engine.seat import Seat
 
 # Makes a rank write to the log where in its code it is.
@@ -22,7 +23,7 @@ TELL_WHERE = signal.SIGUSR2
 
 def run_rank(rank: int, connections: list[Connection], beats: Beats, supervisor: int, port: int) -> None:
     """The whole life of the process. `connections` holds the rank's end of each pipe, the first message of which is the
-    job; `port` is that of the store by which the ranks find each other."""
+    job; `port` is that of the store by which the ranks meet, unless `device.init_method` says how."""
     die_with_parent(supervisor)
     # The others' ends first: a rank that dies before it has its job must not seem alive by a copy that is kept here.
     for connection in connections[:rank] + connections[rank + 1 :]:
@@ -45,14 +46,17 @@ def run_rank(rank: int, connections: list[Connection], beats: Beats, supervisor:
         from engine.worker import train
 
         timeout = timedelta(seconds=job.config.device.timeout)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        if job.config.device.init_method == "auto":
+            store: dist.Store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        else:
+            store = open_store(job.config, seat)
         outcome = train(job, seat, store, channel)
         code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
     except UsageError as error:
         channel.send(Refused(problems=[[problem.where, problem.what] for problem in error.problems]))
         code = ExitCode.REFUSED
     except BaseException as error:
-        channel.send(failure_of(rank, job.plan.devices[rank], error))
+        channel.send(failure_of(rank, job.plan.devices[rank], error, job.config))
     finally:
         # Whatever comes: the interpreter's own end would wait for loader processes, which do not hear it.
         leave(code)

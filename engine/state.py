@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
 
 from engine.config import as_dict
 from engine.loop import Trainer
+from engine.optim import restore_optimizer
+from engine.precision import full_state
 from engine.rng import rng_state, set_rng_state
 
 
@@ -25,12 +28,17 @@ def gather_state(t: Trainer, classes: Sequence[str], hosts: dist.ProcessGroup) -
     dist.gather_object(mine, ranks, group=hosts)
     if not first:
         return None
+    if t.ema is not None:
+        t.ema.take_buffers(t.model)
     return {
         "config": as_dict(t.config),
         "classes": list(classes),
-        "model": t.model.state_dict(),
+        "image_format": asdict(t.image_format),
+        "model": full_state(t.model, t.master),
+        "ema": t.ema.model.state_dict() if t.ema is not None else None,
         "optimizer": t.optimizer.state_dict(),
         "scaler": t.scaler.state_dict(),
+        "plateau": t.plateau.state_dict(),
         "epoch": t.position.epoch,
         "batch": t.position.batch,
         "step": t.position.step,
@@ -45,14 +53,13 @@ def gather_state(t: Trainer, classes: Sequence[str], hosts: dist.ProcessGroup) -
 def restore_state(t: Trainer, saved: dict[str, Any], rank: int) -> list[str]:
     """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the
     sums are kept, by rank 0, and random numbers are drawn anew. Says what can no longer be equal."""
-    ranks = saved["ranks"]
-    # The checkpoint brings the optimizer's state, the config its settings: they may be changed on the way.
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in t.optimizer.param_groups]
-    t.optimizer.load_state_dict(saved["optimizer"])
-    for group, own in zip(t.optimizer.param_groups, settings, strict=True):
-        group.update(own)
+    ranks, warnings = saved["ranks"], []
+    restore_optimizer(t.optimizer, saved["optimizer"])
     if saved["scaler"] and t.scaler.is_enabled():
         t.scaler.load_state_dict(saved["scaler"])
+    t.plateau.load_state_dict(saved["plateau"])
+    if saved["ema"] is not None and t.ema is not None:
+        t.ema.model.load_state_dict(saved["ema"])
     same_ranks = len(ranks) == t.shares.world_size
     if same_ranks:
         mine = ranks[rank]
@@ -63,8 +70,12 @@ def restore_state(t: Trainer, saved: dict[str, Any], rank: int) -> list[str]:
     elif rank == 0:
         t.totals.loss += sum(one["loss"] for one in ranks).to(t.device)
         t.totals.counts += sum(one["counts"] for one in ranks).to(t.device)
+    if (saved["ema"] is None) != (t.ema is None):
+        began = "begin anew from" if t.ema is not None else "are left, and the best epoch so far was chosen by them for"
+        warnings.append(f"model.ema has changed: the averaged weights {began} the weights as they are")
+    if t.config.device.parallel == "dp" and t.device.type == "cuda":
+        warnings.append("of a run with device.parallel=dp only the random numbers of its first GPU go on")
     before, now = (len(ranks), saved["global_batch"]), (t.shares.world_size, t.shares.global_batch)
-    warnings = []
     images = [t.shares.train_images, t.shares.val_images]
     if images != saved["images"]:
         warnings.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from datetime import timedelta
@@ -10,32 +9,43 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import Store
-from torch.nn.parallel import DistributedDataParallel
 
 from engine.agreement import Agreement
 from engine.channel import Channel
 from engine.checkpoint import DamagedCheckpointError, load_checkpoint, load_newest
 from engine.config import Config
-from engine.data import check_source, image_format, open_source, shares_of
+from engine.data import check_source, class_counts, image_format, open_source, shares_of
 from engine.data.loader import Batches
+from engine.data.mix import Mixer
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source
+from engine.evaluation import Totals
 from engine.fit import Fit
 from engine.job import Job, Outcome
 from engine.limits import loading_warnings
-from engine.loop import Position, Totals, Trainer
-from engine.machine import Plan, auto_workers
-from engine.models import build_model, check_model
+from engine.loop import Position, Trainer
+from engine.losses import build_loss
+from engine.machine import Plan, auto_workers, wants_workers
+from engine.network import build_network
 from engine.optim import build_optimizer
+from engine.pairs import sync_bn_problems
+from engine.parallel import wrap
 from engine.places import gather_places, refuse_shared_devices
-from engine.precision import autocast, check_precision, gradient_scaler, skips_of_scaler
-from engine.problems import UsageError
-from engine.rng import rng_state, seed_everything, set_rng_state
+from engine.plateau import Plateau
+from engine.precision import (
+    gradient_scaler,
+    problems_of_precision,
+    set_tf32,
+    skips_of_scaler,
+)
+from engine.problems import Problem, UsageError, collecting
+from engine.rng import seed_everything
 from engine.runs import RunFolder
+from engine.schedule import unreachable
 from engine.seat import Seat
 from engine.steplog import SkippedSteps, StepLog
+from engine.warm_up import warm_up
 
 
 def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
@@ -44,15 +54,19 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     config = job.config
     torch.set_num_threads(job.plan.threads)
     source = job.source or open_source(config)
-    shares = shares_of(config, source, seat.world_size, seat.rank)
+    shares = shares_of(config, source, seat.world_size, seat.rank, job.plan.devices_a_rank)
     check_source(config, source, shares)
+    problems = sync_bn_problems(config, seat.world_size, on_gpu=job.plan.on_gpu)
+    problems += unreachable(config.schedule, shares.steps_per_epoch, config.run.epochs)
+    if problems:
+        raise UsageError(problems)
     saved, damaged = _load(job.folder, seat, store) if job.folder and job.resumed else (None, [])
-    position = _position(saved, shares) if saved else Position()
+    position = position_of(saved, shares) if saved else Position()
 
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
     images = image_format(config, source)
     workers = _workers(job, source)
-    warnings = loading_warnings(config, job.plan.ranks, workers, images)
+    warnings = loading_warnings(config, job.plan.ranks, workers, images, job.plan.devices_a_rank)
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
     batches = Batches(source, config, images, requests, workers)
     try:
@@ -87,11 +101,15 @@ def set_up(
     config = job.config
     device = _open_device(config, job.plan, seat)
     seed_everything(config.run.seed)
-    model = build_model(config.model, images.channels, len(source.classes), images.size)
-    check_model(model, config.model.name, images.channels, images.size, len(source.classes))
-    if saved:
-        _fit_state(model, saved, config, source)
-    model.to(device)
+    classes = len(source.classes)
+    classes, problems = len(source.classes), list[Problem]()
+    with collecting(problems):
+        criterion = build_loss(config, classes, lambda: class_counts(source), device)
+    with collecting(problems):
+        network = build_network(config, images, source.classes, device, problems, saved)
+        optimizer = build_optimizer(config.optim, network.trained, shares.devices)
+    if problems:
+        raise UsageError(problems)
 
     timeout = timedelta(seconds=config.device.timeout)
     dist.init_process_group(job.plan.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
@@ -103,21 +121,28 @@ def set_up(
         config,
         device,
         shares,
-        model,
-        _wrap(model, device),
-        build_optimizer(config.optim, model),
+        network.model,
+        wrap(network.model, config.device, device, job.plan.devices_a_rank),
+        network.master,
+        network.frozen,
+        criterion,
+        Mixer(config.augment, classes, config.run.seed),
+        optimizer,
         gradient_scaler(config.precision, device),
+        Plateau(config.schedule),
+        network.ema,
         batches,
         images,
+        classes,
         channel,
         Agreement(hosts),
         _step_log(config, shares, device, channel, saved, speaks=seat.rank == 0),
-        _position(saved, shares) if saved else Position(),
+        position_of(saved, shares) if saved else Position(),
         Totals(device),
     )
     seed_everything(config.run.seed + seat.rank)
-    _warm_up(trainer)
-    return Fit(job, seat, trainer, source, hosts, ranks)
+    warm_up(trainer)
+    return Fit(job, seat, trainer, source, hosts, ranks, network.notes)
 
 
 def _load(folder: RunFolder, seat: Seat, store: Store) -> tuple[dict[str, Any] | None, list[str]]:
@@ -142,7 +167,7 @@ def _load(folder: RunFolder, seat: Seat, store: Store) -> tuple[dict[str, Any] |
         store.set("checkpoint", json.dumps(news))
 
 
-def _position(saved: dict[str, Any], shares: Shares) -> Position:
+def position_of(saved: dict[str, Any], shares: Shares) -> Position:
     """Where a checkpoint goes on. With another global batch it is the first batch that begins with no image of the
     epoch that was seen already."""
     done = -(-saved["batch"] * saved["global_batch"] // shares.global_batch)
@@ -169,7 +194,9 @@ def _step_log(
 def _workers(job: Job, source: Source) -> int:
     if job.plan.workers is not None:
         return job.plan.workers
-    return 0 if source.in_memory else auto_workers(job.plan.ranks, job.config.data.batch)
+    if not wants_workers(job.config, in_memory=source.in_memory):
+        return 0
+    return auto_workers(job.plan.ranks, job.config.data.batch * job.plan.devices_a_rank)
 
 
 def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
@@ -185,11 +212,13 @@ def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
                 "device.gpus",
                 f"torch {torch.__version__} cannot use the GPUs that the driver shows; train with --gpus cpu",
             )
-        place = plan.place(seat.local_rank)
-        device = torch.device("cuda", place)
+        device = torch.device("cuda", plan.place(seat.local_rank))
         torch.cuda.set_device(device)
-        check_device(plan.devices[place], plan.parents[place], cuda_uuid(device))
-    check_precision(config.precision, device)
+        for place in plan.places(seat.local_rank):
+            check_device(plan.devices[place], plan.parents[place], cuda_uuid(torch.device("cuda", place)))
+    if problems := problems_of_precision(config.precision, device):
+        raise UsageError(problems)
+    set_tf32(config.precision)
     return device
 
 
@@ -209,52 +238,3 @@ def check_device(wanted: str, parent: str | None, given: str) -> None:
             f"CUDA gave this rank the GPU {given}, and {wanted} was chosen for it: the driver's order of GPUs changed, "
             "or something set CUDA_VISIBLE_DEVICES in between; start again"
         )
-
-
-def _fit_state(model: nn.Module, saved: dict[str, Any], config: Config, source: Source) -> None:
-    if saved["classes"] != list(source.classes):
-        was, now = saved["classes"], list(source.classes)
-        raise UsageError.one("data.path", f"the checkpoint was trained on the classes {was}, and the data has {now}")
-    try:
-        model.load_state_dict(saved["model"])
-    except RuntimeError as error:
-        raise UsageError.one(
-            "model.name",
-            f"the checkpoint does not fit {config.model.name}: {error}; continue with the config that it was made with",
-        ) from error
-
-
-def _wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """Without the buffers' round in every forward: they are shared where they are needed, see `share_buffers`."""
-    known = inspect.signature(DistributedDataParallel).parameters
-    off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {off: False}
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, **options)
-
-
-def _warm_up(t: Trainer) -> None:
-    """One throw-away step forward and back, with the model's state put back after it.
-
-    DDP sorts its gradient buckets anew after the first backward, which changes the order of additions: a resumed run
-    would differ from an uninterrupted one if the first real step were the first of all.
-    """
-    buffers = {name: buffer.clone() for name, buffer in t.model.named_buffers()}
-    state = rng_state(t.device)
-    t.model.train()
-    count = min(t.shares.smallest_batch, 2)
-    images = torch.rand((count, t.image_format.channels, t.image_format.size, t.image_format.size), device=t.device)
-    try:
-        with autocast(t.config.precision, t.device):
-            out = t.ddp(images)
-    except ValueError as error:
-        raise UsageError.one(
-            "data.batch_size",
-            f"{t.config.model.name} cannot train on {count} image a rank, the smallest batch of an epoch: {error}; "
-            "give another batch size, or data.drop_last=true",
-        ) from error
-    out.float().sum().backward()
-    t.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in t.model.named_buffers():
-            buffer.copy_(buffers[name])
-    set_rng_state(state, t.device)

@@ -109,7 +109,8 @@ class Gputrain:
         faults = json.loads(self.environment.get("GPUTRAIN_FAULT", "[]"))
         mark = str(self.folder / f"fault-{len(faults)}") if once else None
         faults.append({"kind": kind, "rank": rank, "steps": steps, "once": mark})
-        self.environment |= {"PYTHONPATH": str(ROOT / "tests" / "faults"), "GPUTRAIN_FAULT": json.dumps(faults)}
+        path = os.pathsep.join([str(ROOT / "tests" / "faults"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.environment |= {"PYTHONPATH": path, "GPUTRAIN_FAULT": json.dumps(faults)}
 
     def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
         """Until the run `name` has `count` events of a kind."""

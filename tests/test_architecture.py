@@ -11,6 +11,7 @@ from conftest import COMMAND, ROOT, Gputrain
 
 LIGHT = ["config", "resolve", "events", "history", "runs", "control", "schedule", "launch", "data", "seat"]
 LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.choice", "gpus.recording", "limits", "doctor.examine"]
+LIGHT += ["optimizers", "timm_optimizers"]
 
 
 def modules_after(statement: str) -> set[str]:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Gputrain
+from conftest import ROOT, Gputrain
 
 from engine.config import Config, as_dict, fields
 from engine.problems import UsageError
-from engine.resolve import parse_yaml, resolve, to_yaml
+from engine.resolve import parse_yaml, presets, resolve, to_yaml
 
 
 def problems(*overrides: str, file: str | None = None) -> list[str]:
@@ -29,6 +29,25 @@ def test_every_field_is_described_in_one_line() -> None:
         assert field.description, key
         assert "\n" not in field.description
         assert field.description.endswith("."), key
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.yaml")))
+def test_every_preset_is_a_valid_config(name: str) -> None:
+    given = ["data.path=/data"] if name in ("flowers", "imagenet") else []
+    config = resolve(name, given).config
+    assert config.data.dataset != "folder" or config.data.path == "/data"
+    assert presets()[name].read_text().startswith("# ")
+
+
+def test_what_is_wrong_by_itself_hides_no_impossible_pair() -> None:
+    found = problems("optim.lr=high", "schedule.name=multistep", "augment.crop_scale=[2, 1]", "run.resume=true")
+    assert [line.split(":")[0] for line in found] == [
+        "optim.lr",
+        "run.resume",
+        "augment.crop_scale",
+        "schedule.milestones",
+    ]
+    assert [line.split(":")[0] for line in problems("run.epochs=many", "schedule.warmup_epochs=20")] == ["run.epochs"]
 
 
 def test_later_layers_win(tmp_path: Path) -> None:

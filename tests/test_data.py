@@ -14,7 +14,7 @@ from PIL import Image
 
 from engine.config import Config
 from engine.data import check_source, image_format, open_early, open_source, shares_of
-from engine.data.folder import UnreadableImageError
+from engine.data.source import UnreadableImageError
 from engine.problems import UsageError
 from engine.resolve import resolve
 

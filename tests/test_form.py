@@ -119,6 +119,27 @@ def test_a_preset_is_saved_and_found_by_its_name() -> None:
         form.save_preset("my digits")
 
 
+def test_a_preset_that_wants_for_a_folder_fills_the_form_all_the_same() -> None:
+    form = Form("flowers")
+    assert form.values()["model.name"] == "resnet34"
+    assert [problem.where for problem in problems_of(form)] == ["data.path"]
+    form.type("data.path", "/data/flowers")
+    assert form.arguments() == ["run", "flowers", "--data-path", "/data/flowers"]
+
+
+def test_own_data_takes_a_path_too() -> None:
+    assert matters("data.path", {"data.dataset": "mine:build"})
+    assert not matters("data.path", {"data.dataset": "digits"})
+
+
+def test_a_key_of_a_few_words_may_take_others_too() -> None:
+    kinds = {info.key: info for info in form_fields()}
+    assert kinds["schedule.name"].choices and not kinds["schedule.name"].open
+    assert "adamw" in kinds["optim.name"].choices and kinds["optim.name"].open
+    assert kinds["data.dataset"].open and kinds["loss.name"].open and kinds["model.freeze"].open
+    assert not kinds["data.workers"].choices and not kinds["data.batch_size"].choices
+
+
 def test_a_form_filled_from_a_run_takes_a_name_that_is_free(tmp_path: Path) -> None:
     for name in ("a-3", "a-4", "b"):
         (tmp_path / name).mkdir()
@@ -147,7 +168,7 @@ def test_what_this_machine_cannot_do_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
     snapshot = demo_snapshot(0.0, 1)
     assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]
-    assert "no model 'cnnn'; did you mean cnn" in check(model__name="cnnn")[1][0]
+    assert "did you mean cnn?" in check(model__name="cnnn")[1][0]
     assert "take 4000 a step" in check(data__batch_size="2000")[1][0]
     assert "does not exist" in check(data__dataset="folder", data__path="/nowhere")[1][0]
 

@@ -64,6 +64,7 @@ def test_torchruns_sigterm_stops_with_a_checkpoint(gputrain: Gputrain) -> None:
     assert events_of(gputrain.runs / "a")[-1]["state"] == "stopped"
 
 
+@pytest.mark.soak
 def test_a_killed_worker_and_a_killed_agent_each_lead_to_a_restart_from_the_last_checkpoint(gputrain: Gputrain) -> None:
     conf = "join_timeout=60,last_call_timeout=1"
     elastic = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--monitor-interval", "0.3"]

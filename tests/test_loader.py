@@ -9,41 +9,62 @@ from torchvision.transforms.v2 import functional as reference
 
 from engine.data import image_format, open_source
 from engine.data.loader import Batch, Batches
-from engine.data.sampler import Shares
+from engine.data.sampler import Shares, epoch_order
 from engine.data.source import ImageFormat
-from engine.data.transforms import augment, crop, fit, flip, normalise
+from engine.data.transforms import crop, fit, flip, normalise
 from engine.resolve import resolve
 
-CONFIG = resolve(None, ["augment.crop_padding=2", "augment.flip=true", "data.batch_size=16"]).config
+# All that draws random numbers.
+DRAWING = ["augment.flip=true", "augment.policy=randaugment", "augment.brightness=0.4", "augment.contrast=0.4"]
+DRAWING += ["augment.hue=0.1", "augment.erasing=0.5", "data.channels=3", "data.batch_size=16"]
+CROPS = {"padded": "augment.crop_padding=2", "resized": "augment.resized_crop=true"}
 
 
-def batches(workers: int, first_batch: int = 0) -> list[Batch]:
-    source = open_source(CONFIG)
-    shares = Shares(96, 37, 16, 0, 1, True, CONFIG.run.seed)
-    requests = shares.run(2, 1, first_batch)
-    return list(Batches(source, CONFIG, image_format(CONFIG, source), requests, workers))
+def batches(workers: int, how: str, first_batch: int = 0, batch_size: int = 16) -> list[Batch]:
+    config = resolve(None, [*DRAWING, CROPS[how]]).config
+    source = open_source(config)
+    shares = Shares(96, 37, batch_size, 0, 1, True, config.run.seed)
+    return list(Batches(source, config, image_format(config, source), shares.run(2, 1, first_batch), workers))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_batches_are_the_same_for_any_number_of_workers(workers: int) -> None:
-    alone, helped = batches(0), batches(workers)
-    assert len(alone) == len(helped) == 2 * (6 + 3)
-    for one, other in zip(alone, helped, strict=True):
+@pytest.fixture(scope="module", params=CROPS)
+def alone(request: pytest.FixtureRequest) -> tuple[str, list[Batch]]:
+    """How is cropped, and the batches as this process prepares them."""
+    return request.param, batches(0, request.param)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_are_the_same_for_any_number_of_workers(workers: int, alone: tuple[str, list[Batch]]) -> None:
+    helped = batches(workers, alone[0])
+    assert len(alone[1]) == len(helped) == 2 * (6 + 3)
+    for one, other in zip(alone[1], helped, strict=True):
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.labels, other.labels)
 
 
-def test_batches_after_a_resume_are_those_that_were_left() -> None:
-    whole, rest = batches(0), batches(2, first_batch=4)
-    assert all(torch.equal(one.images, other.images) for one, other in zip(whole[4:], rest, strict=True))
+@pytest.mark.parametrize("first", [1, 4, 6])
+def test_batches_after_a_resume_are_those_that_were_left(first: int, alone: tuple[str, list[Batch]]) -> None:
+    rest = batches(0, alone[0], first)
+    assert len(rest) == len(alone[1]) - first
+    assert all(torch.equal(one.images, other.images) for one, other in zip(alone[1][first:], rest, strict=True))
 
 
-def test_an_image_is_augmented_alike_in_any_batch() -> None:
-    images = torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8)
-    together = augment(images, CONFIG.data, 0, 3, np.arange(6))
-    alone = augment(images[4:5], CONFIG.data, 0, 3, np.array([4]))
-    assert torch.equal(together[4:5], alone)
-    assert not torch.equal(together, augment(images, CONFIG.data, 0, 4, np.arange(6)))
+def test_images_are_the_same_in_larger_batches(alone: tuple[str, list[Batch]]) -> None:
+    large = batches(0, alone[0], batch_size=32)
+    assert torch.equal(large[0].images, torch.cat([alone[1][0].images, alone[1][1].images]))
+
+
+def test_images_change_from_epoch_to_epoch_and_validation_images_never(alone: tuple[str, list[Batch]]) -> None:
+    how, made = alone
+    config = resolve(None, ["data.channels=3"]).config
+    source = open_source(config)
+    plain = fit(torch.from_numpy(source.load("val", np.arange(37))[0]), image_format(config, source))
+    for first in (6, 15):
+        assert torch.equal(torch.cat([batch.images for batch in made[first : first + 3]]), plain), how
+    epochs = [torch.cat([batch.images.flatten(1) for batch in made[first : first + 6]]) for first in (0, 9)]
+    orders = [np.argsort(epoch_order(96, config.run.seed, epoch)) for epoch in (1, 2)]
+    same = (epochs[0][orders[0]] == epochs[1][orders[1]]).all(1)
+    assert same.float().mean() < 0.05
 
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:

@@ -24,7 +24,7 @@ def test_it_finishes_and_learns(digits: DoneRun) -> None:
 def test_the_folder_holds_all_of_the_contract(digits: DoneRun) -> None:
     names = {path.name for path in digits.path.iterdir()}
     expected = "config.yaml events.jsonl summary.json log.txt checkpoints tensorboard owner.json lock control"
-    assert names == {*expected.split(), "class_indices.json"}
+    assert names == {*expected.split(), "class_indices.json", "evaluation.json"}
     newest = [f"step-{22 * epoch:08d}.pt" for epoch in (13, 14, 15)]
     assert sorted(path.name for path in (digits.path / "checkpoints").iterdir()) == ["best.pt", "last.pt", *newest]
 
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_epochs_and_steps(digits: DoneRun, digits_a
 
 def test_tensorboard_shows_loss_accuracy_and_learning_rate(digits: DoneRun) -> None:
     epochs = [event for event in events_of(digits.path) if event["type"] == "epoch"]
-    for series, tags in (("train", {"loss", "accuracy", "learning_rate"}), ("val", {"loss", "accuracy"})):
+    for series, tags in (("train", {"loss", "accuracy", "learning_rate"}), ("val", {"loss", "accuracy", "top5"})):
         scalars = EventAccumulator(str(digits.path / "tensorboard" / series)).Reload()
         assert set(scalars.Tags()["scalars"]) == tags
         accuracies = scalars.Scalars("accuracy")
@@ -83,7 +83,7 @@ def test_tensorboard_shows_loss_accuracy_and_learning_rate(digits: DoneRun) -> N
 
 def test_a_checkpoint_holds_what_an_exact_resume_needs(digits: DoneRun) -> None:
     state = torch.load(digits.path / "checkpoints" / "last.pt", weights_only=True)
-    assert state["format"] == 2
+    assert state["format"] == 3
     assert (state["epoch"], state["batch"], state["step"]) == (16, 0, 22 * 15)
     assert state["config"] == yaml.safe_load((digits.path / "config.yaml").read_text())
     assert len(state["ranks"]) == 2

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from engine.catalogue import BUILTIN_MODELS, check_model_name, torchvision_models
-from engine.config import Model
-from engine.models import build_model, check_model, count_parameters, torchvision_names
+from engine.config import Config, Model
+from engine.models import build_model, check_model, count_parameters
 from engine.problems import UsageError
 
 
-def build(name: str, channels: int = 3, classes: int = 10, size: int = 32, **more: object) -> nn.Module:
-    model = build_model(Model(name=name, **more), channels, classes, size)  # type: ignore[arg-type]
+def build(name: str, channels: int = 3, classes: int = 10, size: int = 32, **more: Any) -> nn.Module:
+    model = build_model(Config(model=Model(name=name, **more)), channels, classes, size)
     check_model(model, name, channels, size, classes)
     return model
 
@@ -73,16 +74,71 @@ def test_normal_weights_have_the_given_deviation() -> None:
     assert model[-1].bias.abs().max().item() == 0  # type: ignore[index]
 
 
-def test_the_catalogue_lists_what_torchvision_has(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+def refusal(name: str, **more: Any) -> str:
+    with pytest.raises(UsageError) as refused:
+        build(name, **more)
+    return str(refused.value)
+
+
+def test_a_name_stands_for_the_first_library_that_has_it_unless_another_is_named() -> None:
+    assert type(build("resnet18")).__module__.startswith("torchvision.")
+    assert type(build("resnet18", source="timm")).__module__.startswith("timm.")
+    assert type(build("test_resnet")).__module__.startswith("timm.")
+    assert "there is no torchvision model 'test_resnet'" in refusal("test_resnet", source="torchvision")
+    assert "no builtin model 'resnet18'; did you mean resnet18-small?" in refusal("resnet18", source="builtin")
+    assert "there is no model 'test_resnett'; did you mean test_resnet?" in refusal("test_resnett")
+
+
+@pytest.mark.parametrize(("name", "size"), [("test_resnet", 32), ("test_vit", 48), ("test_efficientnet", 32)])
+def test_timms_models_fit_the_datas_classes_channels_and_size(name: str, size: int) -> None:
+    build(name, 1, 5, size)
+
+
+def test_timm_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.models.find_spec", lambda name: None)
+    assert refusal("test_vit", source="timm") == ("model.source: timm is not installed: pip install 'gputrain[timm]'")
+    assert refusal("test_vit").startswith("model.name: there is no model 'test_vit'")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "attribute", "value"),
+    [
+        ("cnn", {"dropout": 0.3}, nn.Dropout, "p", 0.3),
+        ("resnet18-small", {"width": 4}, nn.Linear, "in_features", 32),
+        ("mobilenet_v3_small", {"dropout": 0.3}, nn.Dropout, "p", 0.3),
+        ("test_vit", {"pos_drop_rate": 0.3}, nn.Dropout, "p", 0.3),
+    ],
+)
+def test_options_reach_the_maker_of_the_model(
+    name: str, options: dict[str, object], kind: type[nn.Module], attribute: str, value: float
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    names = torchvision_models()
-    assert names == torchvision_names()
-    assert "resnet50" in names
-    monkeypatch.setattr("engine.catalogue._PROGRAM", "raise SystemExit(1)")
-    assert torchvision_models() == names, "the second time it comes from the cache"
-    for name in (*BUILTIN_MODELS, "resnet50"):
-        check_model_name(name)
-    with pytest.raises(UsageError, match="did you mean resnet50"):
-        check_model_name("resnet500")
+    parts = [part for part in build(name, options=options).modules() if isinstance(part, kind)]
+    assert value in [getattr(part, attribute) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("cnn", {"widht": 3}, "cnn takes no 'widht'; did you mean width?"),
+        ("linear", {"depth": 3}, "linear takes no 'depth'; it takes none"),
+        ("cnn", {"width": 0}, "width must be a whole number from 1 up, not 0"),
+        ("cnn", {"dropout": 2}, "cnn cannot be made with {'dropout': 2}"),
+        ("resnet18", {"depth": 3}, "resnet18 takes no 'depth'; it takes zero_init_residual, groups"),
+        ("mobilenet_v3_small", {"dropuot": 0.3}, "mobilenet_v3_small takes no 'dropuot'; did you mean dropout?"),
+        ("efficientnet_b0", {"dropout": "much"}, "efficientnet_b0 cannot be made for images of 32x32 with"),
+        ("test_vit", {"drop_rat": 0.3}, "test_vit takes no 'drop_rat'; did you mean drop_rate?"),
+        ("resnet18", {"weights": "DEFAULT"}, "weights follows from the data and the other keys; leave it out"),
+        ("test_vit", {"checkpoint_path": "w.pt"}, "checkpoint_path follows from the data and the other keys"),
+    ],
+)
+def test_options_that_the_model_does_not_take_are_refused(name: str, options: dict[str, object], told: str) -> None:
+    refused = refusal(name, options=options)
+    assert refused.startswith(f"model.options: {told}")
+    assert "\n" not in refused
+
+
+def test_all_wrong_options_are_told_at_once() -> None:
+    assert refusal("cnn", options={"classes": 3, "layers": 3}) == (
+        "model.options: classes follows from the data and the other keys; leave it out\n"
+        "model.options: cnn takes no 'layers'; it takes width, dropout"
+    )

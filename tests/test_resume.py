@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Gputrain, events_of, kept_events, ours_in_shared_memory, wait_for, weights_of
 
-# Dropout, random crops and flips, loader processes, momentum and a warm-up: all that could go astray.
+# Dropout, all that varies images, loader processes, momentum and a warm-up: all that could go astray.
 HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]
 HARD += [
     "schedule.warmup_epochs=0.5",
@@ -23,7 +23,9 @@ HARD += [
     "data.fake_train=240",
     "data.fake_val=40",
 ]
-HARD += ["data.image_size=32", "augment.crop_padding=2", "augment.flip=true", "data.batch_size=20"]
+VARIED = ["augment.flip=true", "augment.policy=trivialaugment", "augment.brightness=0.3", "augment.hue=0.1"]
+VARIED += ["augment.erasing=0.5", "augment.mixup=0.4", "augment.cutmix=1.0"]
+HARD += ["data.image_size=32", "data.batch_size=20", "augment.resized_crop=true", *VARIED]
 
 
 # Of the long loops; fewer for who has less time.
@@ -62,7 +64,7 @@ def test_a_run_goes_on_to_the_same_bits_after_all_that_can_end_it(gputrain: Gput
 
 # Another model than above: what is random lies in the data, and a run takes seconds.
 LIGHT = ["run", "--headless", "digits", "run.log_every=3", "checkpoint.every_steps=4"]
-LIGHT += ["augment.crop_padding=1", "augment.flip=true", "--batch-size", "20"]
+LIGHT += ["augment.crop_padding=1", *VARIED, "--batch-size", "20"]
 
 
 @pytest.mark.soak

@@ -17,9 +17,16 @@ from engine.data.sampler import (
 
 
 def shares(
-    rank: int, world: int, *, train: int = 103, val: int = 101, batch: int = 8, drop_last: bool = True
+    rank: int,
+    world: int,
+    *,
+    train: int = 103,
+    val: int = 101,
+    batch: int = 8,
+    drop_last: bool = True,
+    accumulate: int = 1,
 ) -> Shares:
-    return Shares(train, val, batch, rank, world, drop_last, seed=3)
+    return Shares(train, val, batch, rank, world, drop_last, 3, accumulate)
 
 
 def test_the_bits_are_those_of_splitmix64() -> None:
@@ -90,6 +97,34 @@ def test_a_global_batch_is_the_same_for_any_number_of_ranks(world: int) -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_small_batches_that_make_a_step_hold_its_images_and_weigh_as_much(world: int, drop_last: bool) -> None:
+    large = [list(shares(rank, world, batch=12, drop_last=drop_last).train(2)) for rank in range(world)]
+    for rank in range(world):
+        steps, parts = [], []
+        for batch in shares(rank, world, batch=4, accumulate=3, drop_last=drop_last).train(2):
+            parts.append(batch)
+            if batch.ends_step:
+                steps.append(parts)
+                parts = []
+        assert not parts
+        assert len(steps) == len(large[rank])
+        for whole, split in zip(large[rank], steps, strict=True):
+            real = [index for part in split for index in part.indices.tolist() if part.weight > 0]
+            assert real == (whole.indices.tolist() if whole.weight > 0 else [])
+            assert sum(part.weight for part in split) == pytest.approx(whole.weight)
+            assert max(len(part.indices) for part in split) <= 4
+
+
+def test_every_rank_has_as_many_batches_in_each_step() -> None:
+    ends = [
+        [batch.ends_step for batch in shares(rank, 3, batch=4, accumulate=3, drop_last=False).train(1)]
+        for rank in range(3)
+    ]
+    assert ends[0] == ends[1] == ends[2]
+
+
 def test_an_epoch_goes_on_from_any_batch() -> None:
     whole = list(shares(1, 2).train(5))
     rest = list(shares(1, 2).train(5, first=3))
@@ -121,6 +156,8 @@ def test_the_smallest_batch_of_any_rank() -> None:
     assert shares(0, 2).smallest_batch == 8
     assert shares(0, 2, drop_last=False).smallest_batch == 3
     assert shares(0, 3, train=25, drop_last=False).smallest_batch == 1
+    assert shares(0, 2, batch=4, accumulate=2, drop_last=False).smallest_batch == 3
+    assert shares(0, 1, train=21, batch=4, accumulate=3, drop_last=False).smallest_batch == 3
 
 
 def test_a_run_asks_for_training_and_evaluation_in_turn() -> None:

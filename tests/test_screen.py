@@ -328,6 +328,24 @@ def test_an_optimizer_and_a_scheduler_bring_their_own_fields(tmp_path: Path) -> 
     drive(real_app(tmp_path / "runs"), act, (140, 48))
 
 
+def test_what_is_none_of_the_choices_is_typed(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        screen: Any = pilot.app.screen
+        screen.query_one("#field-optim-name").control.value = "other …"
+        await settled(pilot)
+        assert "one of torch's" in text_of(pilot, ".dialog")
+        await press(pilot, "escape")
+        assert "optim.name" not in screen.form.typed
+        screen.query_one("#field-data-dataset").control.value = "other …"
+        await settled(pilot)
+        await press(pilot, *"m:d", "enter")
+        assert screen.form.typed["data.dataset"] == "m:d"
+        assert screen.query_one("#field-data-dataset").control.value == "m:d"
+
+    drive(real_app(tmp_path / "runs"), act, (140, 48))
+
+
 def test_a_search_finds_every_key_by_name_and_by_what_it_is_for(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")

@@ -11,9 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import Gputrain, events_of
+from in_process import one_rank
 
 from engine.data import image_format, open_source
 from engine.data.transforms import normalise
+from engine.events import Event, Step
+from engine.failure import NonFiniteLossError
 from engine.models import build_model
 from engine.resolve import resolve
 
@@ -30,33 +33,39 @@ def train(gputrain: Gputrain, name: str, *arguments: str) -> Path:
     return gputrain.runs / name
 
 
+# A prime number of images for validation, and a last batch of 5 for training.
+PRIME = ["data.dataset=fake", "data.fake_val=101", "data.fake_train=101", "data.drop_last=false", "data.image_size=8"]
+
+
 @pytest.fixture(scope="session")
 def prime_runs(shared_gputrain: Gputrain) -> dict[int, Path]:
-    """The same job on 1, 2 and 3 ranks: a prime number of images for validation, and a last batch of 5 for training."""
-    data = [
-        "--dataset",
-        "fake",
-        "data.fake_val=101",
-        "data.fake_train=101",
-        "data.drop_last=false",
-        "data.image_size=8",
-    ]
+    """The same job on 2 and 3 ranks."""
     return {
         ranks: train(
-            *(shared_gputrain, f"prime-{ranks}", *data),
+            *(shared_gputrain, f"prime-{ranks}", *PRIME),
             *("--epochs", "2", "--ranks", str(ranks), "--batch-size", str(48 // ranks)),
         )
-        for ranks in (1, 2, 3)
+        for ranks in (2, 3)
     }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.fixture(scope="session")
+def losses_alone() -> list[float]:
+    """Of the same job on one rank."""
+    events: list[Event] = []
+    alone = ["data.batch_size=48", "run.epochs=2", "model.name=linear", "optim.lr=0.01", "run.log_every=1"]
+    with one_rank(*PRIME, *alone, base=None, events=events) as fit:
+        fit.run([])
+    return [loss for event in events if isinstance(event, Step) for loss in event.losses]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_each_of_a_prime_number_of_images_is_evaluated_once(prime_runs: dict[int, Path], ranks: int) -> None:
     run = prime_runs[ranks]
     summary = json.loads((run / "summary.json").read_text())
     config = resolve(str(run / "config.yaml")).config
     source = open_source(config)
-    model = build_model(config.model, 3, 10, 8)
+    model = build_model(config, 3, 10, 8)
     model.load_state_dict(torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"])
     made = image_format(config, source)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (made.mean, made.std))
@@ -69,34 +78,20 @@ def test_each_of_a_prime_number_of_images_is_evaluated_once(prime_runs: dict[int
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_last_batch_that_the_ranks_share_unevenly_counts_each_image_alike(
-    prime_runs: dict[int, Path], ranks: int
+    prime_runs: dict[int, Path], losses_alone: list[float], ranks: int
 ) -> None:
-    alone = losses_of(prime_runs[1])
-    assert len(alone) == 2 * 3
-    assert losses_of(prime_runs[ranks]) == pytest.approx(alone, rel=1e-4)
+    assert len(losses_alone) == 2 * 3
+    assert losses_of(prime_runs[ranks]) == pytest.approx(losses_alone, rel=1e-4)
 
 
-def test_two_ranks_with_half_the_batch_give_the_losses_of_one(shared_gputrain: Gputrain) -> None:
-    alone = train(shared_gputrain, "alone", "--batch-size", "66", "--epochs", "2")
-    halves = train(shared_gputrain, "halves", "--batch-size", "33", "--ranks", "2", "--epochs", "2")
-    assert len(losses_of(alone)) == 2 * 21, "of 1,438 images 52 are dropped"
-    assert losses_of(halves) == pytest.approx(losses_of(alone), rel=1e-4)
-
-
-@pytest.mark.parametrize("amp", ["fp16", pytest.param("bf16", marks=pytest.mark.soak)])
-def test_mixed_precision_learns(gputrain: Gputrain, amp: str) -> None:
-    run = train(gputrain, amp, "--amp", amp, "--model", "cnn", "--lr", "0.1", "--epochs", "1")
-    state = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
-    assert bool(state["scaler"]) == (amp == "fp16")
-    assert json.loads((run / "summary.json").read_text())["val_accuracy"] > 0.5
-
-
-def test_a_validation_loss_that_is_not_finite_ends_the_run_as_well(gputrain: Gputrain) -> None:
-    one_step = ["--batch-size", "1400", "--epochs", "2", "--lr", "1e38", "--name", "nan", "run.log_every=100"]
-    done = gputrain("run", "--headless", "--model", "linear", *one_step)
-    assert done.returncode == 1
-    assert "the validation loss of epoch 1 is" in done.stderr.splitlines()[-1]
-    assert json.loads((gputrain.runs / "nan" / "summary.json").read_text())["state"] == "failed"
+def test_a_validation_loss_that_is_not_finite_ends_the_run_as_well(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import torch\n\ndef loss(logits, labels):\n    value = torch.nn.functional.cross_entropy(logits, labels)\n"
+        "    return value if torch.is_grad_enabled() else value + float('inf')\n"
+    )
+    own = ("loss.name=endless:loss", f"run.code={tmp_path}", "model.name=linear")
+    with pytest.raises(NonFiniteLossError, match="the validation loss of epoch 1 is inf"), one_rank(*own) as fit:
+        fit.run([])
 
 
 def test_a_run_may_go_on_with_fewer_ranks_and_other_settings(gputrain: Gputrain) -> None:

@@ -21,6 +21,9 @@ from tui.arguments import (
     split_arguments,
     usage_errors,
 )
+from tui.cli_bench import app as bench_app
+from tui.cli_models import app as models_app
+from tui.cli_trained import app as trained_app
 from tui.flags import FLAGS
 
 if TYPE_CHECKING:
@@ -36,6 +39,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: gputrain run --headless digits   (a preset that needs no download)",
 )
+
+
+app.add_typer(models_app)
+app.add_typer(bench_app)
+app.add_typer(trained_app)
 
 
 def print_version(wanted: bool) -> None:
@@ -120,7 +128,12 @@ def run(
                 raise UsageError.one("--ngpu", f"means --gpus {chosen}, and --gpus {gpus} is given too; keep one")
             flags[FLAGS["gpus"]] = (f"--ngpu {ngpu}", chosen)
         file, _ = split_arguments(arguments)
-        resolved = resolve_arguments(arguments, flags)
+        try:
+            resolved = resolve_arguments(arguments, flags)
+        except UsageError as error:
+            from engine.early import with_all_problems
+
+            raise with_all_problems(error) from error
         if wants_screen(headless=headless or as_json or dry_run):
             start_on_screen(sys.argv[1:], runs_dir)
         else:

@@ -101,10 +101,18 @@ RUN = (
     Command("right", "cursor on", "Move the cursor that reads the values.", "cursor(1)", 0),
     Command("comma,shift+left", "pan back", "Move what is seen towards the start.", "pan(-0.25)", 0),
     Command("full_stop,shift+right", "pan on", "Move what is seen towards the end.", "pan(0.25)", 0),
+    Command("v", "confusion", "Which class is taken for which, and the accuracy of each.", "confusion", 4),
     Command("f", "full", "The focused chart fills the screen, or not.", "full", 1),
     Command("e", "export", "Save the focused chart as SVG, its data as CSV.", "export", 3),
     Command("d", "config", "The config that this run was started with.", "config", 2),
     Command("l", "log", "The last lines of the log, whole.", "log", 1),
+    BACK,
+)
+CONFUSION = (
+    Command("b", "best/last", "Show the best epoch, or the last.", "other_epoch", 9),
+    Command("o", "order", "Classes in the order of their numbers, or the worst first.", "order", 7),
+    Command("enter", "find", "Show this mistake, or this class, in the matrix.", "find", 6),
+    Command("tab", "next panel", "Go to the next panel.", "app.focus_next", 5),
     BACK,
 )
 FORM = (

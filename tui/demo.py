@@ -35,6 +35,7 @@ from engine.gpus.wants import Wants
 from engine.lines import line_of
 from engine.resolve import check, to_yaml
 from engine.runs import Ownership, RunFolder
+from tui.demo_evaluation import write_evaluation
 
 if TYPE_CHECKING:
     from tui.app import CockpitApp, Pace
@@ -214,17 +215,20 @@ def write_run(root: Path, name: str, events: Iterator[Event], until: float) -> t
     )
     folder.lock.touch()
     journal = Journal(folder.journal)
-    lines = []
+    lines, epochs = [], []
     for event in events:
         if event.time > until:
             later = event
             break
         journal.append(event)
+        if isinstance(event, Epoch):
+            epochs.append(event)
         if (line := line_of(event)) is not None:
             lines.append(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(event.time))}  {line}\n")
     else:
         later = None
     journal.close()
+    write_evaluation(folder.evaluation, epochs)
     folder.log.write_text("".join(lines))
     return folder, _with_first(later, events)
 
@@ -270,6 +274,7 @@ class Demo:
         ownership = Ownership(self._folder)
         journal = Journal(self._folder.journal)
         asked, held, step, epoch, paused = Asked(), 0.0, 0, 0, False
+        epochs = self._folder.history().epochs
 
         def tell(event: Event) -> None:
             journal.append(event)
@@ -297,6 +302,9 @@ class Demo:
                 if isinstance(coming, Step):
                     step, epoch = coming.step, coming.epoch
                 tell(coming)
+                if isinstance(coming, Epoch):
+                    epochs.append(coming)
+                    write_evaluation(self._folder.evaluation, epochs)
                 coming = next(self._coming, None)
         journal.close()
         with suppress(OSError):

@@ -52,6 +52,6 @@ def run_arguments(base: str | None, before: Config, config: Config) -> list[str]
 
 def value_text(value: Any) -> str:
     """A value as it is typed; nothing for none."""
-    if value is None:
+    if value is None or value == {}:
         return ""
     return value if isinstance(value, str) else json.dumps(value)

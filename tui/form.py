@@ -10,9 +10,11 @@ from typing import Any, Literal, get_args, get_origin
 
 from engine.config import Config, as_dict, fields
 from engine.files import expand, read_json, state_folder, write_json
-from engine.pairs import ONLY_WITH
+from engine.optimizers import defaults_of
+from engine.own import is_own
+from engine.pairs import ONLY_WITH, OWN_CODE
 from engine.problems import Problem, UsageError
-from engine.resolve import own_presets, resolve, to_yaml
+from engine.resolve import OPTIMIZER_PARAMETERS, own_presets, resolve, to_yaml
 from engine.runs import fit_for_a_name
 from engine.schedule import lr_factor, scaled_lr
 from tui.axis import Floats
@@ -21,10 +23,13 @@ from tui.flags import run_arguments, value_text
 FORMAT = 1
 # Shown from the start, in this order; the rest on demand.
 MAIN_KEYS = (
-    *("device.gpus", "device.ranks", "data.workers", "data.dataset", "data.path", "model.name", "run.epochs"),
-    *("data.batch_size", "optim.lr", "optim.lr_scaling", "optim.name", "optim.momentum", "optim.nesterov"),
-    *("optim.betas", "optim.eps", "optim.weight_decay", "schedule.name", "schedule.warmup_epochs"),
-    *("schedule.step_size", "schedule.milestones", "schedule.gamma", "schedule.final_lr_ratio", "precision.amp"),
+    *("device.gpus", "device.ranks", "data.workers", "data.dataset", "data.path", "model.name", "model.weights"),
+    *("run.epochs", "data.batch_size", "optim.lr", "optim.lr_scaling", "optim.name", "optim.momentum"),
+    *("optim.nesterov", "optim.betas", "optim.eps", "optim.options", "optim.weight_decay", "schedule.name"),
+    "schedule.warmup_epochs",
+    *("schedule.step_size", "schedule.milestones", "schedule.gamma", "schedule.final_lr_ratio"),
+    *("schedule.restart_every", "schedule.restart_factor", "schedule.power", "schedule.peak_at"),
+    *("schedule.start_factor", "schedule.end_factor", "schedule.patience", "precision.amp", "augment.flip"),
     "run.name",
 )
 # `run` decides these itself, or they make no sense for a run that begins.
@@ -33,12 +38,14 @@ NOT_HERE = {"run.resume"}
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """One key of the config. `choices` are the words that it may be, where those are few."""
+    """One key of the config. `choices` are the words that it may be, where those are few; an `open` one takes others
+    too."""
 
     key: str
     description: str
     choices: tuple[str, ...] = ()
     switch: bool = False
+    open: bool = False
 
     @property
     def main(self) -> bool:
@@ -48,15 +55,25 @@ class FieldInfo:
 def form_fields() -> list[FieldInfo]:
     """The main ones in their order, then the others in the schema's."""
     found = {
-        key: FieldInfo(key, info.description or "", _choices(info.annotation), info.annotation is bool)
+        key: FieldInfo(key, info.description or "", *_kind(info.annotation))
         for key, info in fields()
         if key not in NOT_HERE
     }
     return [found[key] for key in MAIN_KEYS] + [one for key, one in found.items() if key not in MAIN_KEYS]
 
 
-def _choices(annotation: Any) -> tuple[str, ...]:
-    return tuple(map(str, get_args(annotation))) if get_origin(annotation) is Literal else ()
+def _kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
+    """The choices of a key, whether it is a switch, and whether it takes more than its choices."""
+    if get_origin(annotation) is Literal:
+        return tuple(map(str, get_args(annotation))), False, False
+    parts = get_args(annotation)
+    if bool in parts:
+        return ("false", "true"), False, False
+    words = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+    number = any(part in (int, float) or get_args(part)[:1] in ((int,), (float,)) for part in parts)
+    if words and not number:
+        return tuple(map(str, words)), False, True
+    return (), annotation is bool, False
 
 
 @dataclass
@@ -67,8 +84,14 @@ class Form:
     typed: dict[str, str] = field(default_factory=dict)
 
     def before(self) -> Config:
-        """The base by itself. Raises UsageError."""
-        return resolve(self.base).config
+        """The base by itself, which may want for something, such as where the data lies. Raises UsageError where it
+        cannot be read at all."""
+        try:
+            return resolve(self.base).config
+        except UsageError as error:
+            if error.rest is None:
+                raise
+            return error.rest
 
     def config(self) -> Config:
         """Raises UsageError with every problem that can be seen without a look at the machine."""
@@ -88,6 +111,10 @@ class Form:
     def type(self, key: str, text: str) -> None:
         """Keep what was typed, unless it is what the base says."""
         self.typed.pop(key, None)
+        if key == "optim.name":
+            # As in a layer over others, see `engine.resolve`.
+            for parameter in OPTIMIZER_PARAMETERS:
+                self.typed.pop(f"optim.{parameter}", None)
         if self.values().get(key) != text:
             self.typed[key] = text
 
@@ -114,10 +141,17 @@ class Form:
         return path
 
 
+def hints(values: dict[str, str]) -> dict[str, str]:
+    """What fields that are left empty stand for beside these values."""
+    own = defaults_of(values["optim.name"])
+    return {f"optim.{key}": value_text(value) for key, value in own.items()}
+
+
 def matters(key: str, values: dict[str, str]) -> bool:
     """Whether a key has an effect beside these values."""
     other, words = ONLY_WITH.get(key, ("", set()))
-    return not other or values.get(other) in words
+    value = values.get(other)
+    return not other or value in words or (OWN_CODE in words and is_own(value))
 
 
 def problems_of(form: Form) -> list[Problem]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.catalogue import check_model_name
 from engine.config import Config
-from engine.data import problems_of_shares
+from engine.data import problems_of_shares, shares_of_counts
 from engine.data.look import DataLook, Images
 from engine.data.sampler import Shares
 from engine.gpus.readings import Snapshot
@@ -60,22 +60,22 @@ class Checker:
         try:
             gpus = select(config.device.gpus, devices_of(snapshot, all_held()) if snapshot is not None else [])
             share = plan(config, gpus)
-            ranks, on_gpus = share.ranks, share.on_gpu
+            # A rank with several GPUs comes to the same as one for each.
+            ranks, on_gpus = share.ranks * share.devices_a_rank, share.on_gpu
         except UsageError as error:
             # That a driver has not answered yet is no fault of what was typed; a GPU that is taken can be waited for.
             if snapshot is not None and not snapshot.pending and not config.device.wait:
                 problems += error.problems
         try:
-            check_model_name(config.model.name)
+            check_model_name(config.model)
         except UsageError as error:
             problems += error.problems
         counted = self._images_of(config)
         problems += counted.problems
         shares = None
         if counted.images is not None:
-            data, images = config.data, counted.images
-            shares = Shares(images.train, images.val, data.batch, 0, ranks, data.drop_last, config.run.seed)
-            problems += problems_of_shares(shares)
+            shares = shares_of_counts(config, counted.images.train, counted.images.val, ranks)
+            problems += problems_of_shares(shares) if config.data.batch_size != "auto" else []
         return Checked(ranks, on_gpus, shares, problems)
 
     def _images_of(self, config: Config) -> Count:

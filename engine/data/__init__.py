@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.config import Config
 from engine.data.arrays import DIGITS_FORMAT, IMAGE_SETS, check_image_set, open_digits, open_fake, open_image_set
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source
+from engine.own import is_own
 from engine.problems import Problem, UsageError
 
 
@@ -22,12 +26,19 @@ def open_source(config: Config) -> Source:
         from engine.data.folder import open_folder
 
         return open_folder(data, seed)
+    if is_own(data.dataset):
+        from engine.data.own_source import open_own
+
+        return open_own(data, config.run.code, seed)
     return open_image_set(data)
 
 
 def open_early(config: Config) -> Source | None:
     """The source where it can be had without torch, to find its faults before ranks are started and to look into a
-    folder once for all of them; None for torchvision's sets, of which only the files are looked for."""
+    folder once for all of them; None for torchvision's sets, of which only the files are looked for, and for the user's
+    own data, at which `engine.data.look.check_own_data` looks."""
+    if is_own(config.data.dataset):
+        return None
     if config.data.dataset in IMAGE_SETS:
         check_image_set(config.data)
         return None
@@ -37,7 +48,7 @@ def open_early(config: Config) -> Source | None:
 def likely_format(config: Config) -> ImageFormat:
     """What the images will look like, as far as that is known without looking at them: nothing is opened."""
     data = config.data
-    if data.dataset == "folder":
+    if data.dataset == "folder" or is_own(data.dataset):
         from engine.data.folder import DEFAULT_SIZE
 
         own = ImageFormat(DEFAULT_SIZE, 3, (), ())
@@ -48,17 +59,18 @@ def likely_format(config: Config) -> ImageFormat:
     return replace(own, size=data.image_size or own.size, channels=data.channels or own.channels)
 
 
-def shares_of(config: Config, source: Source, world_size: int, rank: int = 0) -> Shares:
-    """How the images of a source are dealt out under a config."""
-    return Shares(
-        source.count("train"),
-        source.count("val"),
-        config.data.batch,
-        rank,
-        world_size,
-        config.data.drop_last,
-        config.run.seed,
-    )
+def shares_of(config: Config, source: Source, world_size: int, rank: int = 0, devices_a_rank: int = 1) -> Shares:
+    """How the images of a source are dealt out under a config: `data.batch_size` at once to each device."""
+    return shares_of_counts(config, source.count("train"), source.count("val"), world_size, rank, devices_a_rank)
+
+
+def shares_of_counts(
+    config: Config, train: int, val: int, world_size: int, rank: int = 0, devices_a_rank: int = 1
+) -> Shares:
+    """The same for so many images of the two parts."""
+    data, seed, accumulate = config.data, config.run.seed, config.optim.accumulate
+    batch = data.batch * devices_a_rank
+    return Shares(train, val, batch, rank, world_size, data.drop_last, seed, accumulate, devices_a_rank)
 
 
 def problems_of_shares(shares: Shares) -> list[Problem]:
@@ -68,8 +80,9 @@ def problems_of_shares(shares: Shares) -> list[Problem]:
         problems.append(
             Problem(
                 "data.batch_size",
-                f"{shares.world_size} ranks with {shares.batch_size} images each take {shares.global_batch} a step, "
-                f"and there are {shares.train_images} for training; give a smaller batch or data.drop_last=false",
+                f"{shares.world_size} ranks with {shares.batch_size * shares.accumulate} images each take "
+                f"{shares.global_batch} a step, and there are {shares.train_images} for training; give a "
+                "smaller batch or data.drop_last=false",
             )
         )
     if shares.val_images == 0:
@@ -97,6 +110,11 @@ def check_source(config: Config, source: Source, shares: Shares) -> None:
             )
     if problems:
         raise UsageError(problems)
+
+
+def class_counts(source: Source) -> NDArray[np.int64]:
+    """Training images of each class."""
+    return np.bincount(source.labels_of("train"), minlength=len(source.classes))
 
 
 def image_format(config: Config, source: Source) -> ImageFormat:

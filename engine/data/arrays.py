@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.config import Data
 from engine.data.sampler import Indices, Part, stratified_split
-from engine.data.source import ArraySource, ImageFormat, Images, Labels
+from engine.data.source import ArraySource, Crop, ImageFormat, Images, Labels
 from engine.files import is_file
 from engine.problems import UsageError
 
@@ -141,7 +141,7 @@ class FakeSource:
     def labels_of(self, part: Part) -> Labels:
         return np.arange(self.counts[part]) % len(self.classes)
 
-    def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
+    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
         labels = indices % len(self.classes)
         size, channels = self.format.size, self.format.channels
         images = np.empty((len(indices), channels, size, size), np.uint8)
@@ -151,6 +151,10 @@ class FakeSource:
             images[row] = noise.integers(0, 128, (channels, size, size), np.uint8)
             top, left = (int(label) // across) * size // across, (int(label) % across) * size // across
             images[row, :, top : top + max(size // across, 1), left : left + max(size // across, 1)] += 96
+        if crop is not None:
+            from engine.data.picture import cut_out
+
+            images = cut_out(images, indices, crop)
         return images, labels
 
 

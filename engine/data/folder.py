@@ -6,16 +6,18 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.config import Data
+from engine.data.picture import read_image
 from engine.data.sampler import Indices, Part, stratified_split
-from engine.data.source import ImageFormat, Images, Labels, UnreadableImageError
+from engine.data.source import Crop, ImageFormat, Images, Labels
 from engine.files import cache_folder, read_json, write_json
 from engine.problems import Problem, UsageError
 
@@ -45,52 +47,39 @@ class FolderSource:
     def labels_of(self, part: Part) -> Labels:
         return self.labels[part]
 
-    def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
+    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
         images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
         for row, index in enumerate(indices):
-            images[row] = read_image(Path(self.root, self.paths[part][index]), self.format)
+            cut = partial(crop.box, int(index)) if crop else None
+            images[row] = read_image(Path(self.root, self.paths[part][index]), self.format, cut)
         return images, self.labels[part][indices]
-
-
-def read_image(path: Path, image_format: ImageFormat) -> Images:
-    """The image as C x H x W: upright, its shorter side brought to the size, its middle cut out. Raises
-    UnreadableImageError."""
-    size, mode = image_format.size, "L" if image_format.channels == 1 else "RGB"
-    try:
-        with Image.open(path) as file:
-            # JPEG decodes straight to a smaller image where that is still large enough.
-            file.draft(mode, (size, size))
-            image = ImageOps.exif_transpose(file)
-            image = _to_eight_bits(image).convert(mode)
-    except Exception as error:
-        # A damaged file brings any error out of a decoder.
-        raise UnreadableImageError(f"the image {path} cannot be read: {error}") from error
-    pixels = np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR), np.uint8)
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit greys brought to 8 bits with their shades; Pillow itself cuts them off at 255. Raises ValueError for
-    numbers of which nobody knows what is white."""
-    if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, for which no white is defined")
-    if not image.mode.startswith("I"):
-        return image
-    shades = np.asarray(image).astype(np.int64) // 257
-    return Image.fromarray(shades.clip(0, 255).astype(np.uint8))
 
 
 def open_folder(data: Data, seed: int) -> FolderSource:
     """Raises UsageError with all that is wrong with the folder."""
     root = Path(str(data.path))
-    try:
+    with _readable(root):
         return _open_folder(root, data, seed)
+
+
+def class_names(data: Data) -> tuple[str, ...]:
+    """The classes of a folder, of which no image is looked at. Raises UsageError."""
+    root = Path(str(data.path))
+    with _readable(root):
+        return _parts_of(root)[1]
+
+
+@contextmanager
+def _readable(root: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         where = error.filename or root
         raise UsageError.one("data.path", f"{where} cannot be read: {error.strerror}") from error
 
 
-def _open_folder(root: Path, data: Data, seed: int) -> FolderSource:
+def _parts_of(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
+    """The folders of the parts, and the names of the classes."""
     if not root.is_dir():
         raise UsageError.one(
             "data.path", f"{root} does not exist or is no folder; give one with a folder for each class"
@@ -110,7 +99,11 @@ def _open_folder(root: Path, data: Data, seed: int) -> FolderSource:
         raise UsageError.one(
             "data.path", f"{root} looks like parts and not classes ({', '.join(classes)}); name them train and val"
         )
+    return parts, classes
 
+
+def _open_folder(root: Path, data: Data, seed: int) -> FolderSource:
+    parts, classes = _parts_of(root)
     problems: list[Problem] = []
     skipped: list[str] = []
     paths: dict[Part, tuple[str, ...]] = {}
@@ -157,7 +150,7 @@ def _good_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """The images at any depth below a folder, in the order of their names, and what is none with the reason. Good
     ones are kept in mind in the user's cache and decoded again only when they have changed; the others are looked at
     each time, for what is wrong with them may have been mended."""
-    files = sorted(_files_below(folder))
+    files = sorted(files_below(folder))
     cache = cache_folder() / f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
     known = read_json(cache) or {}
     marks = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
@@ -176,7 +169,7 @@ def _good_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     return good, [(path, why) for path in files if (why := found.get(path))]
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """Links to folders are followed, each folder once: a link that leads back up would multiply its images."""
     seen: set[tuple[int, int]] = set()
     for where, folders, names in os.walk(folder, followlinks=True):

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
@@ -24,10 +24,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from engine.config import Config
-from engine.data.sampler import BatchRequest
+from engine.data.augment import Augmentation
+from engine.data.draws import own_draws
+from engine.data.sampler import BatchRequest, Indices, Stream, random_bits
 from engine.data.source import ImageFormat, Images, Labels, Source, UnreadableImageError
-from engine.data.transforms import augment, fit
+from engine.data.transforms import fit
 from engine.failure import loader_exit_in_words, oom_kills
+from engine.own import is_own
 from engine.process import STOPPING, die_with_parent
 
 DYING_SECONDS = 0.5
@@ -35,33 +38,49 @@ DYING_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Batch:
-    """`images` N x C x H x W, uint8; `labels` N, int64; `weight` as in BatchRequest; `unread` says of each image that
-    was left out which it is and why."""
+    """`images` N x C x H x W, uint8; `labels` N, int64; `weight` and `ends_step` as in BatchRequest; `unread` says of
+    each image that was left out which it is and why."""
 
     images: Tensor
     labels: Tensor
     weight: float
+    ends_step: bool = True
     unread: tuple[str, ...] = ()
 
 
 class RequestedBatches(Dataset[Batch]):
-    """Answers a BatchRequest with its batch."""
+    """Answers a BatchRequest with its batch. Raises UsageError on construction where the user's own transform cannot be
+    had."""
 
     def __init__(self, source: Source, config: Config, image_format: ImageFormat) -> None:
         self._source, self._config, self._format = source, config, image_format
+        self._augmentation = Augmentation(config, image_format)
 
     def __getitem__(self, request: BatchRequest) -> Batch:
         unread: tuple[str, ...] = ()
         try:
-            pixels, labels = self._source.load(request.part, request.indices)
+            pixels, labels = self._load(request, request.indices)
         except UnreadableImageError:
             if self._config.data.on_bad == "fail":
                 raise
             request, pixels, labels, unread = self._load_readable(request)
         images = fit(torch.from_numpy(pixels), self._format)
         if request.part == "train":
-            images = augment(images, self._config.augment, self._config.run.seed, request.epoch, request.indices)
-        return Batch(images, torch.from_numpy(labels), request.weight, unread)
+            images = self._augmentation(images, request.epoch, request.indices)
+        return Batch(images, torch.from_numpy(labels), request.weight, request.ends_step, unread)
+
+    def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
+        """Those images of a request. The user's own dataset may draw random numbers for each of its items."""
+        part, crop = request.part, self._augmentation.crop(request.epoch) if request.part == "train" else None
+        if not is_own(self._config.data.dataset):
+            return self._source.load(part, indices, crop)
+        bits = random_bits(self._config.run.seed, Stream.OWN_ITEM, request.epoch, indices)
+        loaded = []
+        with own_draws() as seeded:
+            for row, drawn in enumerate(bits):
+                seeded(drawn)
+                loaded.append(self._source.load(part, indices[row : row + 1], crop))
+        return _joined(loaded)
 
     def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
         """What can be read of a batch, which then weighs the less. Where that is nothing, or too little to train
@@ -69,7 +88,7 @@ class RequestedBatches(Dataset[Batch]):
         kept, loaded, unread = [], [], []
         for index in request.indices:
             try:
-                loaded.append(self._source.load(request.part, np.array([index])))
+                loaded.append(self._load(request, np.array([index])))
                 kept.append(index)
             except UnreadableImageError as error:
                 unread.append(str(error))
@@ -79,8 +98,12 @@ class RequestedBatches(Dataset[Batch]):
             own, weight = self._source.format, 0.0
             loaded = [(np.zeros((least, own.channels, own.size, own.size), np.uint8), np.zeros(least, np.int64))]
             kept = list(request.indices[:least])
-        pixels, labels = (np.concatenate(parts) for parts in zip(*loaded, strict=True))
+        pixels, labels = _joined(loaded)
         return replace(request, indices=np.array(kept), weight=weight), pixels, labels, tuple(unread)
+
+
+def _joined(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:
+    return np.concatenate([pixels for pixels, _ in loaded]), np.concatenate([labels for _, labels in loaded])
 
 
 class LoaderProcessError(Exception):

@@ -26,6 +26,13 @@ class Stream(IntEnum):
     CROP_ROW = 3
     CROP_COLUMN = 4
     FLIP = 5
+    RESIZED_CROP = 6
+    POLICY = 7
+    JITTER = 8
+    OWN_TRANSFORM = 9
+    ERASING = 10
+    OWN_ITEM = 11
+    MIX = 12
 
 
 def _mix(value: int) -> int:
@@ -43,6 +50,12 @@ def random_bits(seed: int, stream: Stream, epoch: int, indices: Indices) -> NDAr
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
+
+
+def batch_bits(seed: int, stream: Stream, epoch: int, batch: int, rank: int) -> int:
+    """64 random bits for a batch of a rank."""
+    bits = _mix(_mix(_mix(seed) ^ int(stream)) ^ epoch)
+    return _mix(_mix(bits ^ batch) ^ rank)
 
 
 def random_below(limit: int, seed: int, stream: Stream, epoch: int, indices: Indices) -> Indices:
@@ -70,17 +83,20 @@ def stratified_split(labels: NDArray[np.integer], share: float, seed: int) -> tu
 @dataclass(frozen=True)
 class BatchRequest:
     """One batch of one rank: `indices` into the images of `part`. `weight` scales its mean loss so that the mean over
-    the ranks is the mean over all images of the step; it is 0 for a rank that only keeps the others company."""
+    the ranks, summed over the batches of a step, is the mean over all images of the step; it is 0 for a rank that only
+    keeps the others company. `ends_step` is false where more batches are to come before the weights are changed."""
 
     part: Part
     epoch: int
     indices: Indices
     weight: float = 1.0
+    ends_step: bool = True
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How the images of both parts are dealt out to the ranks."""
+    """How the images of both parts are dealt out to the ranks. `batch_size` images are a rank's, for all of its
+    devices."""
 
     train_images: int
     val_images: int
@@ -89,10 +105,19 @@ class Shares:
     world_size: int
     drop_last: bool
     seed: int
+    accumulate: int = 1
+    """Batches of a rank that make one step."""
+    devices_a_rank: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices that share a step, which is what `optim.lr_scaling` goes by."""
+        return self.world_size * self.devices_a_rank
 
     @property
     def global_batch(self) -> int:
-        return self.batch_size * self.world_size
+        """Images of a step."""
+        return self.batch_size * self.world_size * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:
@@ -100,7 +125,7 @@ class Shares:
         return full + (1 if rest and not self.drop_last else 0)
 
     def images_from(self, first: int) -> int:
-        """Images of an epoch's batches from batch `first` on, over all ranks."""
+        """Images of an epoch's steps from step `first` (counted from 0) on, over all ranks."""
         trained = self.steps_per_epoch * self.global_batch if self.drop_last else self.train_images
         return max(trained - first * self.global_batch, 0)
 
@@ -110,23 +135,32 @@ class Shares:
         rest = self.train_images % self.global_batch
         if self.drop_last or rest == 0:
             return self.batch_size
-        return max(rest // self.world_size, 1)
+        return max(rest // self.world_size // self._batches_of(rest), 1)
+
+    def _batches_of(self, images: int) -> int:
+        """Batches of each rank that a step of so many images takes."""
+        return -(-images // (self.world_size * self.batch_size))
 
     def train(self, epoch: int, first: int = 0) -> Iterator[BatchRequest]:
-        """This rank's batches of an epoch from batch `first` (counted from 0) on. A global batch is the same for any
-        number of ranks that share it."""
+        """This rank's batches of an epoch from step `first` (counted from 0) on. The images of a step are the same for
+        any number of ranks that share it, and of batches that make it up."""
         order = epoch_order(self.train_images, self.seed, epoch)
         for step in range(first, self.steps_per_epoch):
             images = order[step * self.global_batch : (step + 1) * self.global_batch]
             mine = np.array_split(images, self.world_size)[self.rank]
-            weight = len(mine) * self.world_size / len(images)
-            yield BatchRequest("train", epoch, mine if len(mine) else images[:1], weight)
+            batches = np.array_split(mine, self._batches_of(len(images)))
+            for number, batch in enumerate(batches, 1):
+                weight = len(batch) * self.world_size / len(images)
+                ends = number == len(batches)
+                yield BatchRequest("train", epoch, batch if len(batch) else images[:1], weight, ends)
 
     def val(self) -> Iterator[BatchRequest]:
-        """This rank's batches of an evaluation. Over the ranks each image comes exactly once."""
-        mine = np.array_split(np.arange(self.val_images), self.world_size)[self.rank]
-        for start in range(0, len(mine), self.batch_size):
-            yield BatchRequest("val", 0, mine[start : start + self.batch_size])
+        """This rank's batches of an evaluation, which is its first device's alone. Over the ranks each image comes
+        exactly once."""
+        mine, batch = np.array_split(np.arange(self.val_images), self.world_size)[self.rank], self.batch_size
+        batch //= self.devices_a_rank
+        for start in range(0, len(mine), batch):
+            yield BatchRequest("val", 0, mine[start : start + batch])
 
     def run(self, epochs: int, first_epoch: int = 1, first_batch: int = 0) -> Iterator[BatchRequest]:
         """Everything that this rank will ask for, from a position to the end of the run: training and evaluation in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from engine.data.sampler import Indices, Part
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+# Left, top, right and bottom of a part of an image, in pixels.
+Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,15 @@ class ImageFormat:
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Parts to cut out of the images of an epoch: `box` gives that of an image by its index, height and width; each is
+    brought to `size` x `size`."""
+
+    size: int
+    box: Callable[[int, int, int], Box]
 
 
 class UnreadableImageError(Exception):
@@ -47,9 +59,9 @@ class Source(Protocol):
 
     def labels_of(self, part: Part) -> Labels: ...
 
-    def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
-        """Images as N x C x H x W, in the source's own size and channels, and their labels. Raises
-        UnreadableImageError."""
+    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
+        """Images as N x C x H x W, in the source's own size and channels, and their labels. With `crop` each image is
+        cut in the size that it is stored in, and has the size that `crop` says. Raises UnreadableImageError."""
         ...
 
 
@@ -70,5 +82,10 @@ class ArraySource:
     def labels_of(self, part: Part) -> Labels:
         return self.labels[part]
 
-    def load(self, part: Part, indices: Indices) -> tuple[Images, Labels]:
-        return self.images[part][indices], self.labels[part][indices]
+    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
+        images = self.images[part][indices]
+        if crop is not None:
+            from engine.data.picture import cut_out
+
+            images = cut_out(images, indices, crop)
+        return images, self.labels[part][indices]

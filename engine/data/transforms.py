@@ -1,4 +1,4 @@
-"""Whole batches of images brought to the model's form, and augmented with each image's own random numbers."""
+"""Whole batches of images: brought to the model's form, cropped and mirrored by numbers that were drawn before."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.config import Augment
-from engine.data.sampler import Indices, Stream, random_below
 from engine.data.source import ImageFormat
 
 # ITU-R BT.601, as Pillow makes grey of colour.
@@ -26,21 +24,6 @@ def fit(images: Tensor, image_format: ImageFormat) -> Tensor:
     size = (image_format.size, image_format.size)
     resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False)
     return resized.round().clamp(0, 255).to(torch.uint8)
-
-
-def augment(images: Tensor, config: Augment, seed: int, epoch: int, indices: Indices) -> Tensor:
-    """Random crop and flip of a training batch, N x C x H x W. What is drawn for an image depends on the seed, the
-    epoch and the image alone."""
-    if config.crop_padding:
-        span = 2 * config.crop_padding + 1
-        top, left = (
-            torch.from_numpy(random_below(span, seed, stream, epoch, indices))
-            for stream in (Stream.CROP_ROW, Stream.CROP_COLUMN)
-        )
-        images = crop(images, config.crop_padding, top, left)
-    if config.flip:
-        images = flip(images, torch.from_numpy(random_below(2, seed, Stream.FLIP, epoch, indices)).bool())
-    return images
 
 
 def crop(images: Tensor, padding: int, top: Tensor, left: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from engine.config import Model
+from engine.config import Config
 from engine.events import RankFailed
 from engine.failure import cause_of, exit_in_words, failure_in_words, root_cause
 from engine.process import die_with_parent, leave
@@ -82,13 +82,11 @@ def about_torch(model: Answer) -> Answer:
 
 def _weights(model: Answer) -> int:
     """Bytes of a model's weights, without making them."""
-    import torch
-
+    from engine.bare import bare
     from engine.models import build_model, weight_bytes
 
-    with torch.device("meta"):
-        built = build_model(Model(**model["model"]), model["channels"], model["classes"], model["size"])
-    return weight_bytes(built)
+    config = Config.model_validate(model["config"])
+    return weight_bytes(bare(lambda: build_model(config, model["channels"], model["classes"], model["size"])))
 
 
 def about_cuda() -> Answer:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config import Config
+from engine.config import Config, as_dict
 from engine.data import likely_format
 from engine.data.arrays import IMAGE_SETS, check_image_set
 from engine.doctor.check import Check, short_of
@@ -26,7 +26,8 @@ from engine.limits import (
     shared_memory,
 )
 from engine.lines import counted
-from engine.machine import RANKS_PER_CORE, auto_workers, cores, plan
+from engine.machine import RANKS_PER_CORE, auto_workers, cores, plan, wants_workers
+from engine.own import is_own
 from engine.problems import UsageError
 
 # Classes where the data says how many, and nothing has been opened: those of ImageNet.
@@ -63,14 +64,17 @@ def device_check(config: Config, devices: Sequence[Device]) -> tuple[Check, list
 
 
 def data_check(config: Config) -> Check | None:
-    """Whether the data is where the config says; None where it needs no place. What is in a folder of images is left to
-    `gputrain run --dry-run`, which looks at each."""
+    """Whether the data is where the config says; None where it needs no place. What is in a folder of images, and what
+    comes of the user's own code, is left to `gputrain run --dry-run`, which looks at it."""
     data = config.data
     if data.path is None:
         return None
     try:
         if data.dataset in IMAGE_SETS:
             check_image_set(data)
+        elif is_own(data.dataset):
+            if not expand(data.path).exists():
+                raise UsageError.one("data.path", f"{data.path} does not exist; give the path of the data")
         elif not expand(data.path).is_dir():
             raise UsageError.one(
                 "data.path", f"{data.path} does not exist or is no folder; give the folder of the data"
@@ -102,15 +106,16 @@ def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
 def expected_workers(config: Config, ranks: int) -> int:
     if config.data.workers != "auto":
         return config.data.workers
-    return auto_workers(ranks, config.data.batch) if config.data.dataset == "folder" else 0
+    read = config.data.dataset == "folder" or is_own(config.data.dataset)
+    return auto_workers(ranks, config.data.batch) if wants_workers(config, in_memory=not read) else 0
 
 
 def expected_model(config: Config) -> dict[str, Any]:
     """What the probe must know to tell the size of a model."""
     images = likely_format(config)
-    known = config.data.num_classes or (10 if config.data.dataset not in ("folder", "cifar100") else LIKELY_CLASSES)
-    model = config.model.model_dump(mode="json")
-    return {"model": model, "channels": images.channels, "classes": known, "size": images.size}
+    ten = config.data.dataset not in ("folder", "cifar100") and not is_own(config.data.dataset)
+    known = config.data.num_classes or (10 if ten else LIKELY_CLASSES)
+    return {"config": as_dict(config), "channels": images.channels, "classes": known, "size": images.size}
 
 
 def checkpoint_check(config: Config, root: Path, weights: int) -> Check:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,9 +40,9 @@ def happen(kind: str, images: Any) -> Any:
 
 def bring_in(loop: Any, faults: list[dict[str, Any]]) -> None:
     """Of each `kind`, `rank`, `steps`; with `once`, the path of a file, only where that is not there yet."""
-    train_step = loop.train_step
+    forward_and_back = loop.forward_and_back
 
-    def faulty(t: Any, images: Any, labels: Any, weight: float) -> None:
+    def faulty(t: Any, batch: Any, number: int) -> Any:
         for fault in faults:
             mark = fault["once"]
             if t.shares.rank != fault["rank"] or t.position.step + 1 not in fault["steps"]:
@@ -49,10 +50,10 @@ def bring_in(loop: Any, faults: list[dict[str, Any]]) -> None:
             if mark is None or not Path(mark).exists():
                 if mark is not None:
                     Path(mark).touch()
-                images = happen(fault["kind"], images)
-        train_step(t, images, labels, weight)
+                batch = replace(batch, images=happen(fault["kind"], batch.images))
+        return forward_and_back(t, batch, number)
 
-    loop.train_step = faulty
+    loop.forward_and_back = faulty
 
 
 class Finder(importlib.abc.MetaPathFinder):

@@ -20,7 +20,7 @@ from engine.resolve import presets
 from engine.runs import runs_root
 from tui.axis import Series
 from tui.commands import FORM, WHILE_TYPING, Command
-from tui.form import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
+from tui.form import Form, form_fields, form_of_run, hints, lr_curve, matters, problems_of, remember, remembered
 from tui.form_checks import Checked, Checker
 from tui.gpu_table import gpu_lines
 from tui.palette import BAD, MUTED
@@ -124,8 +124,11 @@ class FormScreen(CockpitScreen):
         snapshot = self.cockpit.gpus.snapshot
         no_gpu = snapshot is None or not snapshot.gpus
         self.query_one(".preset").display = not wanted
+        empty = hints(values)
         for one in self.query(Field):
             key = one.info.key
+            if one.is_mounted:
+                one.hint(empty.get(key, ""))
             if wanted:
                 one.display = wanted in key or wanted in one.info.description.lower()
             else:
@@ -158,6 +161,16 @@ class FormScreen(CockpitScreen):
             self._pick_gpus()
         else:
             self.focus_next()
+
+    def on_field_other(self, event: Field.Other) -> None:
+        info = event.info
+
+        def answer(text: str | None) -> None:
+            if text:
+                self.form.type(info.key, text)
+                self._fill()
+
+        self.app.push_screen(Question(info.key, "", info.description), answer)
 
     def _pick_gpus(self) -> None:
         snapshot = self.cockpit.gpus.snapshot
@@ -331,7 +344,10 @@ def plan_text(config: Config, checked: Checked | None) -> Text:
     what = "GPU" if checked.on_gpus else "process"
     many = {"GPU": "GPUs", "process": "processes"}[what] if checked.ranks != 1 else what
     where = "" if checked.on_gpus else " on the CPU"
-    lines = [f"{checked.ranks} {many}{where}, global batch {checked.ranks * config.data.batch}"]
+    global_batch = "as large as fits"
+    if config.data.batch_size != "auto":
+        global_batch = str(checked.ranks * config.data.batch * config.optim.accumulate)
+    lines = [f"{checked.ranks} {many}{where}, global batch {global_batch}"]
     if checked.shares is not None:
         shares, epochs = checked.shares, config.run.epochs
         steps = shares.steps_per_epoch

@@ -246,6 +246,11 @@ class RunScreen(CockpitScreen):
             return
         self.cockpit.tell(f"saved {' and '.join(map(str, paths))}", seconds=8)
 
+    def action_confusion(self) -> None:
+        from tui.screens.confusion import ConfusionScreen
+
+        self.app.push_screen(ConfusionScreen(self.folder))
+
     def action_config(self) -> None:
         try:
             text = self.folder.config.read_text(encoding="utf-8", errors="replace")

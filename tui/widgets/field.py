@@ -17,6 +17,7 @@ from tui.form import FieldInfo
 from tui.widgets.entry import Entry
 
 SWITCH = ("false", "true")
+OTHER = "other …"
 
 
 class Chooser(Select[str], inherit_bindings=False):
@@ -38,6 +39,13 @@ class Field(Vertical):
             super().__init__()
             self.key, self.text = key, text
 
+    class Other(Message):
+        """Something that is none of the choices is wanted."""
+
+        def __init__(self, info: FieldInfo) -> None:
+            super().__init__()
+            self.info = info
+
     class Entered(Message):
         """Enter in a field of text."""
 
@@ -49,7 +57,7 @@ class Field(Vertical):
         super().__init__(id=f"field-{info.key.replace('.', '-')}")
         self.info = info
         self._text = text
-        self._words = SWITCH if info.switch else info.choices
+        self._words = SWITCH if info.switch else (*info.choices, OTHER) if info.open else info.choices
 
     def compose(self) -> ComposeResult:
         with Horizontal(classes="line"):
@@ -75,6 +83,11 @@ class Field(Vertical):
             self.control.set_options(shown_words((*self._words, text)))
         self.control.value = text
 
+    def hint(self, text: str) -> None:
+        """Show in an empty line what that stands for."""
+        if not self._words:
+            self.control.placeholder = text
+
     def mark(self, error: str) -> None:
         """Say what is wrong, or nothing."""
         self.set_class(bool(error), "-wrong")
@@ -88,7 +101,11 @@ class Field(Vertical):
 
     def on_select_changed(self, event: Select.Changed) -> None:
         event.stop()
-        self._tell(str(event.value))
+        if event.value == OTHER:
+            self.control.value = self._text
+            self.post_message(self.Other(self.info))
+        else:
+            self._tell(str(event.value))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

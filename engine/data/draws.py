@@ -1,0 +1,59 @@
+"""The generators that libraries and the user's own code draw from: seeded for one image or batch, then put back as they
+were for the model's dropout."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import SupportsInt
+
+import numpy as np
+import torch
+
+Seed = Callable[[SupportsInt], None]
+
+
+@contextmanager
+def library_draws() -> Iterator[Seed]:
+    """Gives what seeds torch's generator of the CPU, which is all that torchvision draws from; GPUs' are left alone."""
+    with torch.random.fork_rng(devices=[]):
+        yield _seed_torch
+
+
+@contextmanager
+def own_draws() -> Iterator[Seed]:
+    """The same with Python's and NumPy's, from which the user's own code may draw as well."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield _seed_all
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread, as it does in a loader process: the mean of a large image depends on how many
+    threads take it, in its last bits."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _seed_torch(bits: SupportsInt) -> None:
+    # torch.manual_seed would seed the GPUs' too.
+    torch.default_generator.manual_seed(int(bits))
+
+
+def _seed_all(bits: SupportsInt) -> None:
+    _seed_torch(bits)
+    random.seed(int(bits))
+    np.random.seed(int(bits) % 2**32)

@@ -1,0 +1,74 @@
+"""What of a config can be found impossible before anything of a run is made, and without torch: all of it at once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from engine.batch_size import with_batch
+from engine.catalogue import check_model_name
+from engine.config import Config
+from engine.data import check_source, open_early, shares_of
+from engine.data.look import check_own_data
+from engine.data.source import Source
+from engine.gpus.choice import choose
+from engine.machine import Plan
+from engine.own import check_own
+from engine.pairs import sync_bn_problems
+from engine.problems import Problem, UsageError, collecting
+from engine.rendezvous import check_meeting_point
+from engine.schedule import unreachable
+from engine.timm_optimizers import check_timm_optimizer
+from engine.weights import weights_problems
+
+
+@dataclass
+class Early:
+    """The source of the images where it can be had without torch, and what is wrong so far."""
+
+    source: Source | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+
+def look_early(config: Config) -> Early:
+    """At the model's name, code of the user's own, the optimizer and the data."""
+    early = Early()
+    with collecting(early.problems):
+        check_model_name(config.model)
+    early.problems += check_own(config)
+    if not config.run.resume:
+        early.problems += weights_problems(config)
+    early.problems += check_timm_optimizer(config.optim)
+    with collecting(early.problems):
+        check_meeting_point(config.device.init_method, os.environ)
+    with collecting(early.problems):
+        early.source = open_early(config)
+    return early
+
+
+def look_at_shares(config: Config, early: Early, plan: Plan) -> None:
+    """At what hangs on the number of ranks. Raises UsageError with all that was found."""
+    early.problems += sync_bn_problems(config, plan.ranks, on_gpu=plan.on_gpu)
+    if early.source is not None:
+        least = with_batch(config, 1) if config.data.batch_size == "auto" else config
+        shares = shares_of(least, early.source, plan.ranks, devices_a_rank=plan.devices_a_rank)
+        with collecting(early.problems):
+            check_source(config, early.source, shares)
+        if shares.steps_per_epoch:
+            early.problems += unreachable(config.schedule, shares.steps_per_epoch, config.run.epochs)
+    if not early.problems:
+        # Makes images with the user's code, which only then means something.
+        check_own_data(config, plan.ranks)
+    if early.problems:
+        raise UsageError(early.problems)
+
+
+def with_all_problems(error: UsageError) -> UsageError:
+    """The same refusal of a config, with what else would have been refused had its values been valid."""
+    if error.rest is None:
+        return error
+    told = {problem.where.partition(" ")[0] for problem in error.problems}
+    found = look_early(error.rest).problems
+    with collecting(found):
+        choose(error.rest.device.gpus, "", wait=False, waiting=lambda _: None).reservation.release()
+    return UsageError([*error.problems, *(problem for problem in found if problem.where not in told)])

@@ -1,0 +1,36 @@
+"""How a model is spread over GPUs: a process for each (DistributedDataParallel), or threads of one (DataParallel)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from engine.config import Device
+from engine.data.sampler import Shares
+
+
+def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank: int) -> nn.Module:
+    """The module that a step is trained through. DDP goes without the buffers' round in every forward: they are shared
+    where they are needed, see `share_buffers`."""
+    if config.parallel == "dp":
+        return DataParallel(model, device_ids=list(range(devices_a_rank)))
+    known = inspect.signature(DistributedDataParallel).parameters
+    off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {off: False}
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=config.bucket_view,
+        static_graph=config.static_graph,
+        **options,
+    )
+
+
+def images_to_try(shares: Shares) -> int:
+    """Images by which to see whether a model can train on the smallest batch of a rank: no more than two a device say
+    it, but for DataParallel, which deals a batch out unevenly."""
+    return shares.smallest_batch if shares.devices_a_rank > 1 else min(shares.smallest_batch, 2)

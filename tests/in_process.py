@@ -1,0 +1,68 @@
+"""A run of one rank within the test's own process: the worker's real pieces, without the seconds of a start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from engine.beats import Beats, Marker
+from engine.channel import DirectChannel, StopFlag
+from engine.checkpoint import load_checkpoint
+from engine.control import Asked
+from engine.data import image_format, open_source, shares_of
+from engine.data.loader import Batches
+from engine.events import Epoch, Event
+from engine.fit import Fit
+from engine.job import Job
+from engine.loop import Position
+from engine.machine import plan
+from engine.resolve import resolve
+from engine.runs import RunFolder
+from engine.seat import Seat
+from engine.worker import position_of, set_up
+
+
+@contextmanager
+def one_rank(
+    *overrides: str,
+    folder: Path | None = None,
+    events: list[Event] | None = None,
+    checkpoint: Path | None = None,
+    base: str | None = "digits",
+) -> Iterator[Fit]:
+    """Set up on the digits and ready, to go on from a checkpoint where one is given."""
+    config = resolve(base, ["device.ranks=1", "device.gpus=cpu", *overrides]).config
+    seat, source = Seat(0, 1, 0, 1), open_source(config)
+    shares, images = shares_of(config, source, 1), image_format(config, source)
+    saved = load_checkpoint(checkpoint) if checkpoint is not None else None
+    begin = position_of(saved, shares) if saved else Position()
+    requests = shares.run(config.run.epochs, begin.epoch, begin.batch)
+    batches = Batches(source, config, images, requests, workers=0)
+    heard: list[Event] = [] if events is None else events
+    channel = DirectChannel(heard.append, StopFlag(), Asked(), Marker(Beats(1), 0))
+    job = Job(config, plan(config, []), RunFolder(folder) if folder else None, False, source)
+    threads = torch.get_num_threads()
+    # More would only wait for each other beside other tests.
+    torch.set_num_threads(1)
+    try:
+        fit = set_up(job, seat, dist.HashStore(), channel, source, shares, images, batches, saved)
+        if saved is not None:
+            fit.restore(saved, [])
+        yield fit
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        torch.set_num_threads(threads)
+
+
+def train(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[Epoch]:
+    """The `epoch` events of a run, which lies in `folder`."""
+    events: list[Event] = []
+    folder.mkdir(exist_ok=True)
+    with one_rank(*overrides, folder=folder, events=events, checkpoint=checkpoint) as fit:
+        assert fit.run([]) == "finished"
+    return [event for event in events if isinstance(event, Epoch)]

@@ -1,0 +1,297 @@
+"""How training speeds up with the number of ranks: what is run, what is made of the journals, what is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Gputrain, wait_for
+from typer.testing import CliRunner
+
+from engine import bench
+from engine.bench import (
+    Bench,
+    Run,
+    batch_of,
+    config_for,
+    cores_for,
+    doubling,
+    measured,
+    plan_bench,
+    speeds_of,
+    why_failed,
+)
+from engine.config import Config, Data, Device, Schedule, as_dict
+from engine.config import Run as RunSection
+from engine.events import Epoch, RunFinished, RunStarted
+from engine.gpus.choice import Choice
+from engine.gpus.selection import Device as Gpu
+from engine.history import History, history_of
+from engine.machine import cores
+from engine.problems import UsageError
+from engine.resolve import check
+from tui.bench_table import bench_lines, chart_lines, plan_in_words, run_in_words
+from tui.cli_bench import app
+
+
+def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:
+    """Of a run whose epochs took so many seconds at so many images a second."""
+    begun = RunStarted(
+        time=started, name="a", host="h", world_size=2, devices=["cpu"] * 2, backend="gloo", epochs=len(epochs),
+        global_batch=64, steps_per_epoch=5, train_images=320, val_images=80, classes=10, parameters=7, workers=0,
+        versions={},
+    )  # fmt: skip
+    rest = {"train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.5, "lr": 0.1}
+    told = [
+        Epoch(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **rest)  # type: ignore[arg-type]
+        for number, (seconds, rate) in enumerate(epochs, 1)
+    ]
+    return history_of([begun, *told])
+
+
+def run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> Run:
+    """A first epoch of 9 s, then one for each rate."""
+    return Run(ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates)))
+
+
+def work(**keys: Any) -> Bench:
+    options: dict[str, Any] = {"config": Config(), "counts": (1, 2), "epochs": 3, "repeats": 1, "strong": False}
+    return Bench(**options | {"on_gpus": False} | keys)
+
+
+def gpu(index: int, taken: str | None = None) -> Gpu:
+    return Gpu(index, f"GPU-{index}", "H100", 0, taken=taken)
+
+
+def on_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
+    monkeypatch.setattr(bench, "choose", lambda *_, **__: Choice(list(gpus)))
+
+
+def test_a_journal_is_read_into_epochs_and_the_seconds_until_training_begins() -> None:
+    found = measured(journal_of((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)), ranks=2, repeat=1, began=100.5)
+    assert found == Run(2, 1, "", 64, 4.5, ((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)))
+
+
+def test_a_journal_without_a_second_epoch_is_no_measurement() -> None:
+    assert "too short" in measured(journal_of((9.0, 40.0)), 2, 1, 100.0).message
+    assert "too short" in measured(History(), 2, 1, 100.0).message
+    # What was no number is null in a journal.
+    nothing: Any = None
+    assert "too short" in measured(journal_of((9.0, 40.0), (4.0, nothing)), 2, 1, 100.0).message
+
+
+def test_the_first_epoch_does_not_count() -> None:
+    (speed,) = speeds_of([run(1, 100, 200, 400)])
+    assert (speed.images_per_second, speed.seconds_per_epoch) == (200, 5.0)
+    assert (speed.first_epoch_seconds, speed.startup_seconds) == (9.0, 5.0)
+    assert speed.spread == (400 - 100) / 2 / 200
+
+
+def test_speed_up_and_efficiency_are_of_images_a_second() -> None:
+    speeds = speeds_of([run(4, 300), run(1, 100), run(2, 180)])
+    assert [speed.ranks for speed in speeds] == [1, 2, 4]
+    assert [speed.speed_up for speed in speeds] == [1, 1.8, 3]
+    assert [speed.efficiency for speed in speeds] == [1, 0.9, 0.75]
+    assert [speed.global_batch for speed in speeds] == [32, 64, 128]
+
+
+def test_repeats_are_taken_together() -> None:
+    speeds = speeds_of([run(1, 100, 110), run(2, 200), run(1, 120, 130, repeat=2), run(2, 240, repeat=2)])
+    assert [speed.images_per_second for speed in speeds] == [115, 220]
+    assert speeds[1].spread == pytest.approx(20 / 220)
+
+
+def test_without_one_rank_the_fewest_are_the_measure() -> None:
+    speeds = speeds_of([run(2, 200), run(4, 300)])
+    assert [speed.speed_up for speed in speeds] == [2, 3]
+    assert "One rank was not measured: the speed-up of 2 is taken to be 2." in list(bench_lines(speeds))
+
+
+def test_a_run_that_fails_does_not_lose_the_others() -> None:
+    speeds = speeds_of([run(1, 100), Run(2, 1, "out of memory"), run(4, 380), Run(4, 2, "out of luck")])
+    assert [speed.speed_up for speed in speeds] == [1, None, 3.8]
+    assert [speed.failures for speed in speeds] == [[], ["out of memory"], ["out of luck"]]
+    lines = list(bench_lines(speeds))
+    assert lines[2].split() == ["2", *["–"] * 8]
+    assert lines[-2:] == ["2 ranks failed: out of memory", "4 ranks failed: out of luck"]
+
+
+def test_why_a_run_failed_is_said_by_its_journal_or_by_itself() -> None:
+    failed = history_of([RunFinished(state="failed", message="rank 1 (cpu) failed: no memory")])
+    assert why_failed(failed, ["noise"], 1) == "rank 1 (cpu) failed: no memory"
+    said = ["error: data.path: is no folder", "error: optim.lr: is too high", ""]
+    assert why_failed(History(), said, 2) == "data.path: is no folder; optim.lr: is too high"
+    assert why_failed(History(), ["Traceback", "ImportError: no libgomp", " "], 1) == "ImportError: no libgomp"
+    assert why_failed(History(), [], -9) == "it ended with exit code -9"
+
+
+@pytest.mark.parametrize(("most", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
+def test_counts_double_up_to_all(most: int, counts: tuple[int, ...]) -> None:
+    assert doubling(most) == counts
+
+
+def test_the_batch_of_a_rank_stays_or_that_of_all() -> None:
+    config = Config(data=Data(batch_size=48))
+    assert [batch_of(work(config=config), ranks) for ranks in (1, 2, 4)] == [48, 48, 48]
+    assert [batch_of(work(config=config, strong=True), ranks) for ranks in (1, 2, 4)] == [48, 24, 12]
+    assert batch_of(work(config=Config(data=Data(batch_size="auto"))), 2) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"counts": [1, 5], "strong": True}, r"data.batch_size: --strong divides it by 5, and 64 does not"),
+        ({"counts": [1], "epochs": 1}, r"run.epochs: 1 is too few"),
+        ({"counts": [0]}, r"--ranks-list: 0 ranks cannot be measured"),
+        (
+            {"counts": [1, 4 * cores() + 1]},
+            rf"--ranks-list: {4 * cores() + 1} ranks cannot.*take {4 * cores()} at most",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_refused(keys: dict[str, Any], says: str) -> None:
+    config = Config(device=Device(gpus="cpu"))
+    with pytest.raises(UsageError, match=says):
+        plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False} | keys)
+    with pytest.raises(UsageError, match="auto is no batch that --strong could divide"):
+        plan_bench(config.model_copy(update={"data": Data(batch_size="auto")}), [1], 3, 1, strong=True)
+
+
+def test_on_the_cpu_up_to_all_cores_are_measured() -> None:
+    planned = plan_bench(Config(device=Device(gpus="cpu")), [], 3, 1, strong=False)
+    assert (planned.counts, planned.on_gpus) == (doubling(cores()), False)
+
+
+def test_only_free_gpus_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus(monkeypatch, gpu(0), gpu(1, taken="someone computes on it"), gpu(2), gpu(3))
+    planned = plan_bench(Config(device=Device(gpus="all")), [], 3, 1, strong=False)
+    assert (planned.counts, planned.on_gpus) == ((1, 2, 3), True)
+    assert config_for(planned, 2, "x").device.gpus == "free:2"
+    with pytest.raises(UsageError, match="4 ranks cannot be measured: free GPUs here are 3"):
+        plan_bench(Config(device=Device(gpus="all")), [4], 3, 1, strong=False)
+
+
+def test_gpus_that_are_named_are_taken_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus(monkeypatch, gpu(5), gpu(2))
+    planned = plan_bench(Config(device=Device(gpus="5,2")), [], 3, 1, strong=False)
+    assert [config_for(planned, ranks, "x").device.gpus for ranks in planned.counts] == ["5", "5,2"]
+    on_gpus(monkeypatch, gpu(5), gpu(2, taken="someone computes on it"))
+    with pytest.raises(UsageError, match="only free GPUs can be measured: GPU 2: someone computes on it"):
+        plan_bench(Config(device=Device(gpus="5,2")), [], 3, 1, strong=False)
+
+
+def test_a_run_is_the_work_and_nothing_besides() -> None:
+    config = Config(
+        run=RunSection(name="mine", epochs=90, resume=True, requeue=True, max_restarts=3),
+        device=Device(launcher="slurm", ranks=7),
+        schedule=Schedule(name="multistep", milestones=(30, 60), warmup_epochs=5),
+    )
+    ours = config_for(work(config=config, strong=True), 2, "ranks-2-1")
+    assert (ours.run.name, ours.run.epochs, ours.run.resume, ours.run.requeue) == ("ranks-2-1", 3, False, False)
+    assert (ours.device.gpus, ours.device.ranks, ours.device.launcher) == ("cpu", 2, "spawn")
+    assert (ours.data.batch_size, ours.schedule) == (32, Schedule())
+    assert (ours.checkpoint.every_minutes, ours.checkpoint.every_steps) == (0, 0)
+    assert check(as_dict(ours)) == ours, "as it is written for the run, it is a config without a fault"
+
+
+def test_on_the_cpu_each_rank_has_the_same_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(100, 108)))
+    monkeypatch.setattr(bench, "cores", lambda: 8)
+    shares = {ranks: cores_for(work(counts=(1, 2, 4)), ranks) for ranks in (1, 2, 4)}
+    assert shares == {1: [100, 101], 2: [100, 101, 102, 103], 4: list(range(100, 108))}
+    assert [len(cores_for(work(counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
+    assert len(cores_for(work(counts=(1, 2, 4), on_gpus=True), 1)) == 8
+
+
+def test_the_table_fits_80_columns() -> None:
+    speeds = speeds_of([run(1, 2510, images=50_000), run(64, 123_456, 120_000, images=50_000)])
+    lines = list(bench_lines(speeds))
+    assert lines[0].split() == [
+        *("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
+    ]
+    assert lines[1].split() == ["1", "32", "19.9", "s", "2,510", "±0%", "1.00", "100%", "9.00", "s", "5.00", "s"]
+    assert lines[2].split()[5] == "±1%"
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_chart_has_a_point_for_each_number_of_ranks_below_the_ideal_line() -> None:
+    lines = [line.plain for line in chart_lines(speeds_of([run(1, 100), run(2, 150), run(4, 200)]), 80)]
+    body = lines[2:-2]
+    points = [(row, column) for row, line in enumerate(body) for column, sign in enumerate(line) if sign == "●"]
+    assert len(points) == 3
+    assert max(map(len, lines)) <= 80
+    # The ideal line ends at the top, the last point lies half-way up.
+    top = next(row for row, line in enumerate(body) if line.split("┤")[-1].split("│")[-1].strip())
+    assert min(row for row, _ in points) > top + 3
+    assert chart_lines(speeds_of([run(1, 100)]), 80) == []
+
+
+def test_what_is_done_is_said() -> None:
+    words = plan_in_words(work(counts=(1, 2, 4), repeats=2))
+    assert words == "cnn on digits, batch 64 a rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times in turn"
+    assert run_in_words(run(2, 100, 200, 400)) == "2 ranks: 5.00 s an epoch, 200 images/s"
+    assert run_in_words(Run(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
+
+
+def test_repeats_take_turns_and_json_has_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[int, int]] = []
+
+    def fake(plan: Bench, ranks: int, repeat: int, *_: Any) -> Run:
+        turns.append((ranks, repeat))
+        return Run(2, repeat, "no memory") if (ranks, repeat) == (2, 2) else run(ranks, 100.0 * ranks, repeat=repeat)
+
+    monkeypatch.setattr(bench, "_run", fake)
+    result = CliRunner().invoke(app, ["digits", "--ranks-list", "2,1", "--repeats", "2", "--gpus", "cpu", "--json"])
+    assert turns == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    assert result.exit_code == 1, "one failed"
+    values = json.loads(result.stdout)
+    assert (values["format"], values["device"], values["scaling"], values["epochs"]) == (1, "cpu", "weak", 3)
+    assert [speed["speed_up"] for speed in values["speeds"]] == [1, 2]
+    assert values["runs"][0]["epochs"][1] == {"seconds": 10.0, "images_per_second": 100.0}
+    assert values["runs"][3]["message"] == "no memory"
+
+
+TINY = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=16", "data.batch_size=16", "--model", "linear")
+
+
+def left_of(gputrain: Gputrain) -> list[Path]:
+    return list((gputrain.folder / "tmp").glob(f"{bench.FOLDER_PREFIX}*"))
+
+
+def test_a_bench_really_trains_and_leaves_nothing(gputrain: Gputrain) -> None:
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1")
+    assert done.returncode == 0, done.stderr
+    row = done.stdout.splitlines()[1].split()
+    assert row[:2] == ["1", "16"]
+    assert float(row[4].replace(",", "")) > 0
+    assert "1/1  1 rank:" in done.stderr
+    assert left_of(gputrain) == []
+    assert not gputrain.runs.exists()
+
+
+@pytest.mark.soak
+def test_a_bench_compares_one_rank_with_two(gputrain: Gputrain) -> None:
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1,2", "--json")
+    speeds = json.loads(done.stdout)["speeds"]
+    assert [(speed["ranks"], speed["global_batch"], speed["failures"]) for speed in speeds] == [
+        (1, 16, []),
+        (2, 32, []),
+    ]
+    assert all(speed["startup_seconds"] > 0 and speed["first_epoch_seconds"] > 0 for speed in speeds)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_bench_that_is_ended_ends_its_run(gputrain: Gputrain, number: signal.Signals) -> None:
+    process = gputrain.start("bench", *TINY, "--epochs", "100000", "--ranks-list", "2")
+    wait_for(lambda: any(folder.glob("ranks-*/events.jsonl") for folder in left_of(gputrain)), "the run")
+    time.sleep(1)
+    process.send_signal(number)
+    assert process.wait(30) == 1
+    assert gputrain.processes() == []
+    assert left_of(gputrain) == []

@@ -1,0 +1,196 @@
+"""Which models there are, told without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from engine import catalogue
+from engine.catalogue import BUILTIN_MODELS, check_model_name, library_models, matching, stored_counts, with_parameters
+from engine.config import Model
+from engine.problems import UsageError
+from tui.cli_models import app
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Filled by the first test that asks."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def found(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["models", *arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+def test_the_lists_are_those_of_the_libraries() -> None:
+    import timm
+    from torchvision import models
+
+    ours = {model.name: model for model in library_models("torchvision")}
+    assert list(ours) == models.list_models(module=models)
+    default = models.ResNet50_Weights.DEFAULT
+    resnet50 = ours["resnet50"]
+    assert resnet50.weights == (default.name, "IMAGENET1K_V1")
+    assert (resnet50.parameters, resnet50.top1) == (25_557_032, default.meta["_metrics"]["ImageNet-1K"]["acc@1"])
+
+    theirs = {model.name: model for model in library_models("timm")}
+    assert list(theirs) == timm.list_models()
+    assert theirs["resnet18"].weights[0] == timm.get_pretrained_cfg("resnet18").tag
+    assert {f"resnet18.{tag}" for tag in theirs["resnet18"].weights} == set(timm.list_pretrained("resnet18"))
+
+
+def test_a_library_is_asked_once_for_each_version(no_process: None) -> None:
+    assert library_models("torchvision")
+    assert library_models("timm")
+
+
+def test_a_damaged_cache_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "gputrain" / f"models-torchvision-{catalogue.library_version('torchvision')}.json"
+    path.parent.mkdir()
+    for damaged in ('{"known": [{"name": "resnet18"}]}', '{"known": 3}', "{"):
+        path.write_text(damaged)
+        with monkeypatch.context() as patched:
+            patched.setattr(catalogue, "_PROGRAM", "print('{\"known\": []}')")
+            assert library_models("torchvision") == []
+        assert json.loads(path.read_text()) == {"known": []}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *({"name": name} for name in BUILTIN_MODELS),
+        {"name": "cnn", "source": "builtin"},
+        {"name": "mycode.nets:build"},
+    ],
+    ids=str,
+)
+def test_no_process_is_started_for_our_own_models_and_the_users(model: dict[str, str], no_process: None) -> None:
+    check_model_name(Model(**model))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("resnet50", "auto"),
+        ("resnet50", "torchvision"),
+        ("resnet50", "timm"),
+        ("resnet50d", "auto"),
+        ("resnet50.a1_in1k", "timm"),
+    ],
+)
+def test_a_model_is_known_under_its_source(name: str, source: Any) -> None:
+    check_model_name(Model(name=name, source=source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "says"),
+    [
+        ("resnet500", "auto", r"no model is called 'resnet500'.*did you mean resnet50"),
+        ("resnet-18-small", "builtin", r"no model of builtin .*did you mean resnet18-small"),
+        ("resnet50d", "torchvision", r"no model of torchvision .*timm has one: model.source=timm"),
+        ("resnet50.a1_in2k", "timm", r"no model of timm .*did you mean resnet50.a1_in1k"),
+    ],
+)
+def test_an_unknown_model_is_told_the_nearest(name: str, source: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        check_model_name(Model(name=name, source=source))
+
+
+def test_without_timm_its_extra_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = catalogue.library_version
+    monkeypatch.setattr(catalogue, "library_version", lambda name: None if name == "timm" else installed(name))
+    with pytest.raises(UsageError, match=r"model.source: timm is not installed; pip install 'gputrain\[timm\]'"):
+        check_model_name(Model(name="resnet50d", source="timm"))
+    with pytest.raises(UsageError, match=r"model.name: no model is called 'resnet50d'"):
+        check_model_name(Model(name="resnet50d"))
+
+
+def test_a_library_that_does_not_work_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(catalogue, "_PROGRAM", "raise ImportError('no libjpeg')")
+    with pytest.raises(UsageError, match="the models of torchvision cannot be listed: ImportError: no libjpeg"):
+        check_model_name(Model(name="resnet50"))
+
+
+def test_the_built_in_names_are_those_of_the_networks() -> None:
+    from engine.nets import BUILTIN
+
+    assert set(BUILTIN_MODELS) == set(BUILTIN)
+
+
+def test_a_filter_is_a_part_of_the_name_or_a_pattern() -> None:
+    models = library_models("torchvision")
+    assert [model.name for model in matching(models, "VIT_B")] == ["vit_b_16", "vit_b_32"]
+    assert [model.name for model in matching(models, "resnet?8")] == ["resnet18"]
+    assert [model.name for model in matching(models, "*_[hl]_*")] == ["vit_h_14", "vit_l_16", "vit_l_32"]
+    assert matching(models, None) == models
+
+
+def test_parameters_are_counted_as_the_library_builds_the_model_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    names = ("levit_128s", "mobilenetv4_conv_small", "test_vit")
+    wanted = [model for model in library_models("timm") if model.name in names]
+    missing: list[tuple[str, int]] = []
+    counted = {model.name: model.parameters for model in with_parameters(wanted, lambda *told: missing.append(told))}
+    assert counted == {name: sum(p.numel() for p in timm.create_model(name).parameters()) for name in names}
+    assert ("timm", 3) in missing
+    assert stored_counts("timm").items() >= counted.items()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert {model.name: model.parameters for model in with_parameters(wanted, lambda *_: None)} == counted
+
+
+def test_what_was_counted_before_an_interruption_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(catalogue, "_PROGRAM", "import time; print('[\"a\", 7]', flush=True); time.sleep(60)")
+    counts = catalogue.count_models("timm", ["a", "b"])
+    assert next(counts) == 7
+    counts.close()
+    assert stored_counts("timm") == {"a": 7}
+
+
+def test_models_lists_names_parameters_and_weights() -> None:
+    lines = found("resnet1?", "--source", "torchvision").splitlines()
+    assert [line.split() for line in lines] == [
+        ["SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS"],
+        ["torchvision", "resnet18", "11,689,512", "69.8", "IMAGENET1K_V1"],
+    ]
+    assert found("resnet50", "--source", "torchvision").splitlines()[1].endswith("IMAGENET1K_V2 (+1)")
+
+
+def test_models_as_json_has_every_weight() -> None:
+    listed = json.loads(found("resnet50", "--source", "torchvision", "--pretrained", "--json"))
+    assert listed["format"] == 1
+    assert listed["models"][0]["weights"] == ["IMAGENET1K_V2", "IMAGENET1K_V1"]
+
+
+def test_nothing_found_names_what_is_near() -> None:
+    assert "near to it are resnet50" in found("resnett50", code=1)
+    assert "'cnn' in its name has pretrained weights" in found("cnn", "--source", "builtin", "--pretrained", code=1)
+
+
+def test_catalogue_and_bench_import_no_torch() -> None:
+    program = "import sys, engine.catalogue, engine.bench, tui.model_table; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -1,0 +1,215 @@
+"""Memory: what is told of it, what is said when it is full, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from conftest import Gputrain, events_of
+
+from engine.batch_size import SHARE, Found, batch_before, find_batch
+from engine.batch_trials import Outcome, Trials, made_up, peak, reset_peak, search
+from engine.config import Config
+from engine.data import image_format, open_source
+from engine.failure import cause_of, failure_in_words, failure_of, out_of_memory
+from engine.machine import plan
+from engine.memory import gather_peaks, give_back, peaks, reset_peaks
+from engine.problems import UsageError
+from engine.resolve import resolve
+from engine.runs import RunFolder
+
+# As torch 2.15 says it.
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 156.75 MiB is "
+    "free. {others}Including non-PyTorch memory, this process has 70.10 GiB memory in use. Of the allocated memory "
+    "69.00 GiB is allocated by PyTorch, and 300.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def config(*overrides: str) -> Config:
+    return resolve(None, list(overrides)).config
+
+
+def test_a_full_gpu_is_told_with_the_batch_and_what_to_try() -> None:
+    error = torch.OutOfMemoryError(FULL.format(others=""))
+    assert cause_of(error, config("data.batch_size=256")) == (
+        "the GPU's memory is full (79.1 of 79.2 GiB in use) at 256 images a rank: try data.batch_size=128 with "
+        "optim.accumulate=2, precision.amp=bf16, or --batch-size auto"
+    )
+
+
+def test_what_others_have_of_a_full_gpu_is_told() -> None:
+    error = torch.OutOfMemoryError(FULL.format(others="Process 77 has 9.00 GiB memory in use. "))
+    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of them by other processes)" in cause_of(error, config())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advice"),
+    [
+        (["precision.amp=fp16"], "64 images a rank: try data.batch_size=32 with optim.accumulate=2, or --batch"),
+        (["optim.accumulate=4"], "data.batch_size=32 with optim.accumulate=8, precision.amp=bf16, or"),
+        (["device.static_graph=true"], "try data.batch_size=32, precision.amp=bf16, or"),
+        (["device.parallel=dp"], "64 images a GPU: try data.batch_size=32 with optim.accumulate=2, precision.amp=fp16"),
+        (["data.batch_size=1"], "at 1 image a rank: try precision.amp=bf16, or a smaller data.image_size or another"),
+    ],
+)
+def test_what_to_try_is_what_the_config_leaves_to_try(overrides: list[str], advice: str) -> None:
+    assert advice in cause_of(torch.OutOfMemoryError(FULL.format(others="")), config(*overrides))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA error: out of memory\nCUDA kernel errors might", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"],
+)
+def test_a_full_gpu_has_many_words(text: str) -> None:
+    assert cause_of(RuntimeError(text), config()).startswith("the GPU's memory is full at 64 images a rank: try ")
+
+
+def fill_by_torch() -> None:
+    torch.empty(1 << 50)
+
+
+def fill_by_numpy() -> None:
+    np.empty(1 << 50)
+
+
+@pytest.mark.parametrize("fill", [fill_by_torch, fill_by_numpy])
+def test_a_full_machine_is_told_with_the_rank_the_batch_and_what_to_try(fill: object) -> None:
+    assert callable(fill)
+    try:
+        fill()
+    except (RuntimeError, MemoryError) as error:
+        told = failure_in_words(failure_of(1, "cpu", error, config("device.ranks=2")))
+    assert told.startswith(
+        "rank 1 (cpu) failed: the machine's memory is full at 64 images a rank: try data.batch_size=32 with "
+        "optim.accumulate=2, fewer data.workers, fewer device.ranks, or --batch-size auto ("
+    )
+    assert "allocate" in told
+
+
+def test_other_errors_are_not_taken_for_a_full_memory() -> None:
+    for error in (RuntimeError("shapes cannot be multiplied"), ValueError("out of range"), OSError("No space left")):
+        assert out_of_memory(error) is None
+
+
+def test_the_cpu_has_no_peaks_and_asks_no_other_rank_for_them() -> None:
+    cpu = torch.device("cpu")
+    reset_peaks(cpu)
+    give_back(cpu)
+    assert peaks(cpu) == {}
+    assert gather_peaks(cpu, 0, dist.GroupMember.NON_GROUP_MEMBER) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_the_peak_of_a_gpu_is_what_was_taken_at_its_most() -> None:
+    gpu = torch.device("cuda", 0)
+    torch.zeros(1, device=gpu)
+    reset_peaks(gpu)
+    before = peaks(gpu)["allocated"]
+    torch.zeros(64 << 20, dtype=torch.uint8, device=gpu)
+    assert peaks(gpu)["allocated"] == before + (64 << 20)
+    assert peaks(gpu)["reserved"] >= peaks(gpu)["allocated"]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert gather_peaks(gpu, 0, dist.group.WORLD) == [{"rank": 0} | peaks(gpu)]  # type: ignore[arg-type]
+    dist.destroy_process_group()
+    give_back(gpu)
+    reset_peaks(gpu)
+    assert peaks(gpu)["reserved"] < 64 << 20
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 7, 23, 31, 40, 100, 257, 1000, 1437, 5000])
+def test_the_search_ends_near_the_most_that_fit_and_tries_little_more(room: int) -> None:
+    tried: list[int] = []
+
+    def trial(images: int) -> Outcome:
+        tried.append(images)
+        return "fits" if images <= room else "full"
+
+    best = list(search(trial, 10**6, "data"))[-1]
+    assert best.limit == "memory"
+    assert best.images <= room < best.images + max(best.images // 8, 8 if best.images >= 32 else 1)
+    assert best.images < 32 or best.images % 8 == 0
+    assert max(tried) <= 2 * room
+    assert len(tried) <= 20
+
+
+def test_the_search_goes_no_further_than_the_data_and_the_clock() -> None:
+    assert list(search(lambda images: "fits", 719, "data"))[-1] == Found(719, "data")
+    assert list(search(lambda images: "fits", 1, "data"))[-1] == Found(1, "data")
+    assert list(search(lambda images: "slow" if images > 64 else "fits", 719, "data"))[-1] == Found(64, "time")
+    assert list(search(lambda images: "slow", 719, "data"))[-1] == Found(2, "time")
+    assert list(search(lambda images: "full", 719, "data")) == []
+
+
+@pytest.fixture
+def trials() -> Iterator[Trials]:
+    """With 60 MiB more than this process has once it has trained."""
+    wanted = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
+    source = open_source(wanted)
+    about = {"format": vars(image_format(wanted, source)), "classes": 10, "train": 10_000}
+    shared, images = plan(wanted, []), made_up(about)
+    assert Trials(wanted, shared, images, 1 << 60)(2) == "fits"
+    dist.destroy_process_group()
+    reset_peak()
+    yield Trials(wanted, shared, images, int((peak() + (60 << 20)) / SHARE))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_the_trials_train_for_real_until_a_rank_would_take_more_than_its_share(trials: Trials) -> None:
+    best = list(search(trials, 4096, "time"))[-1]
+    assert best.limit == "memory"
+    # Of an image the two convolutions, their norms and their activations keep about 0.8 MB for the way back.
+    assert 8 <= best.images <= 256
+    assert trials(best.images // 2) == "fits"
+    assert trials(4 * best.images) == "full"
+
+
+def test_after_a_real_want_of_memory_the_trials_go_on(trials: Trials) -> None:
+    assert trials(2) == "fits"
+    assert trials._seconds(1 << 50) is None
+    assert trials(4) == "fits"
+
+
+def test_where_not_one_image_fits_that_is_said() -> None:
+    wanted = config("device.ranks=2", "data.dataset=fake")
+    with pytest.raises(UsageError) as caught:
+        find_batch(wanted, plan(wanted, []), 2, open_source(wanted), memory=64 << 20)
+    assert str(caught.value) == (
+        "data.batch_size: auto: not even one image fits into the 64 MiB that a rank may take; give another model.name "
+        "or data.image_size, or fewer device.ranks"
+    )
+
+
+def test_a_run_that_goes_on_keeps_the_batch_size_that_was_found(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert batch_before(folder) is None
+    folder.config.write_text("data: {batch_size: auto}\n")
+    assert batch_before(folder) is None
+    folder.config.write_text("data: {batch_size: 48}\n")
+    assert batch_before(folder) == 48
+
+
+def test_a_run_finds_its_batch_size_and_keeps_it_in_its_config(gputrain: Gputrain) -> None:
+    fake = ["data.dataset=fake", "data.fake_train=90", "data.fake_val=8", "--model", "linear", "--epochs", "1"]
+    done = gputrain("run", "--headless", *fake, "--ranks", "2", "--batch-size", "auto", "--name", "a")
+    assert done.returncode == 0, done.stderr
+    assert "data.batch_size auto: 45 images a rank, more would leave no step in an epoch\n" in done.stderr
+    assert yaml.safe_load((gputrain.runs / "a" / "config.yaml").read_text())["data"]["batch_size"] == 45
+    assert events_of(gputrain.runs / "a")[0]["global_batch"] == 90
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_says_itself_when_it_is_full(gputrain: Gputrain) -> None:
+    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
+    fake = ["data.dataset=fake", "data.fake_train=200000", "data.image_size=224", "--model", "vgg16", "--dry-run"]
+    done = gputrain("run", "--headless", *fake, "--gpus", "free:1", "--batch-size", "auto")
+    assert done.returncode == 0, done.stderr
+    assert "about the most that fit into 90% of the free memory" in done.stderr

@@ -1,0 +1,579 @@
+"""Optimizers: what they take, that they are torch's own, which parts of a model they train how, and that a step can be
+left out."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from copy import deepcopy
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn, optim
+from torchvision import models
+
+from engine import timm_optimizers
+from engine.config import Config, Optim
+from engine.groups import layers_of
+from engine.nets import resnet18_small
+from engine.optim import CLASSES, MuonAdamW, build_optimizer, restore_optimizer, set_lr, take_step
+from engine.optimizers import NOT_OPTIONS, OPTIMIZERS, OWN_DEFAULTS, state_copies
+from engine.pairs import impossible_pairs
+from engine.problems import UsageError
+from engine.resolve import resolve
+from engine.timm_optimizers import check_timm_optimizer
+
+FUSED = {"sgd", "adam", "adamw"}
+TORCHS = {**CLASSES, "muon": optim.Muon}
+
+# Of each optimizer a config with nothing left at its default, and torch's arguments for the same.
+RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sgd": (
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01, "options": {"dampening": 0}},
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01},
+    ),
+    "adam": (
+        {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "options": {"amsgrad": True}},
+        {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": True},
+    ),
+    "adamw": (
+        {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "options": {"amsgrad": True}},
+        {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": True},
+    ),
+    "nadam": (
+        {"betas": (0.8, 0.9), "options": {"momentum_decay": 0.1, "decoupled_weight_decay": True}, "weight_decay": 0.1},
+        {"betas": (0.8, 0.9), "momentum_decay": 0.1, "decoupled_weight_decay": True, "weight_decay": 0.1},
+    ),
+    "radam": (
+        {"eps": 1e-3, "weight_decay": 0.1, "options": {"decoupled_weight_decay": True}},
+        {"eps": 1e-3, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    ),
+    "rmsprop": (
+        {"momentum": 0.5, "options": {"alpha": 0.9, "centered": True}},
+        {"momentum": 0.5, "alpha": 0.9, "centered": True},
+    ),
+    "adagrad": (
+        {"eps": 1e-3, "options": {"lr_decay": 0.1, "initial_accumulator_value": 0.2}},
+        {"eps": 1e-3, "lr_decay": 0.1, "initial_accumulator_value": 0.2},
+    ),
+    "adadelta": ({"eps": 1e-3, "options": {"rho": 0.5}}, {"eps": 1e-3, "rho": 0.5}),
+    "adamax": ({"betas": (0.8, 0.9), "weight_decay": 0.1}, {"betas": (0.8, 0.9), "weight_decay": 0.1}),
+    "asgd": (
+        {"options": {"lambd": 0.01, "alpha": 0.5, "t0": 1}},
+        {"lambd": 0.01, "alpha": 0.5, "t0": 1},
+    ),
+    "rprop": (
+        {"options": {"etas": [0.4, 1.3], "step_sizes": [1e-3, 2]}},
+        {"etas": (0.4, 1.3), "step_sizes": (1e-3, 2)},
+    ),
+    "adafactor": (
+        {"weight_decay": 0.1, "options": {"beta2_decay": -0.5, "d": 2, "eps": [None, 1e-2]}},
+        {"weight_decay": 0.1, "beta2_decay": -0.5, "d": 2, "eps": (None, 1e-2)},
+    ),
+}
+
+
+def small(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.Linear(8, 3)
+    )
+
+
+def train(model: nn.Module, optimizer: optim.Optimizer, steps: int = 3, seed: int = 1) -> None:
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 1, 8, 8)).square().mean().backward()
+        optimizer.step()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def names_in(optimizer: optim.Optimizer) -> list[list[str]]:
+    return [group["param_names"] for group in optimizer.param_groups]
+
+
+def problems(**values: Any) -> list[str]:
+    config = Config(optim=Optim(**values))
+    return [f"{key}: {why}" for key, why in impossible_pairs(config)]
+
+
+def refused(config: Optim, model: nn.Module) -> str:
+    with pytest.raises(UsageError) as caught:
+        build_optimizer(config, model)
+    return str(caught.value)
+
+
+# What they take.
+
+
+def test_every_optimizer_of_torch_that_takes_a_plain_step_is_there() -> None:
+    kinds = {one for one in vars(optim).values() if inspect.isclass(one) and issubclass(one, optim.Optimizer)}
+    assert kinds - {optim.Optimizer, optim.LBFGS, optim.SparseAdam} == set(TORCHS.values())
+    assert set(TORCHS) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_table_has_the_names_and_defaults_of_the_installed_torch(name: str) -> None:
+    parameters = inspect.signature(TORCHS[name]).parameters
+    torchs = {key: one.default for key, one in parameters.items() if key not in NOT_OPTIONS}
+    ours = {key: option.default for key, option in OPTIMIZERS[name].items()}
+    if name == "muon":
+        assert ours.pop("betas") == inspect.signature(optim.AdamW).parameters["betas"].default
+    assert ours == torchs
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_default_is_allowed(name: str) -> None:
+    for key, option in OPTIMIZERS[name].items():
+        default = OWN_DEFAULTS.get(name, {}).get(key, option.default)
+        assert option.rule.holds(default), key
+
+
+def test_all_that_an_optimizer_cannot_take_is_told_at_once() -> None:
+    assert problems(
+        name="rmsprop",
+        nesterov=True,
+        betas=(0.9, 0.99),
+        options={"alfa": 0.9, "alpha": 1.5, "centered": 1, "momentum": 0.9},
+    ) == [
+        "optim.nesterov: rmsprop does not take it, only muon, sgd do, and some of timm's; leave it out",
+        "optim.betas: rmsprop does not take it, only adam, adamax, adamw, muon, nadam, radam do, and some of timm's; "
+        "leave it out",
+        "optim.options: rmsprop has no parameter 'alfa'; there are alpha, centered; did you mean alpha?",
+        "optim.options: alpha must be a number of at least 0 and less than 1, not 1.5",
+        "optim.options: centered must be true or false, not 1",
+        "optim.options: momentum has a key of its own: give optim.momentum",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rprop", {"weight_decay": 0.1}),
+        ("adafactor", {"eps": 1e-3}),
+        ("adamax", {"options": {"amsgrad": True}}),
+        ("sgd", {"nesterov": True, "momentum": 0.0}),
+        ("sgd", {"nesterov": True, "options": {"dampening": 0.5}}),
+        ("rprop", {"options": {"etas": [1.2, 0.5]}}),
+        ("rprop", {"options": {"step_sizes": [1, 0.1]}}),
+        ("adafactor", {"options": {"eps": 1e-3}}),
+        ("adafactor", {"options": {"d": math.nan}}),
+        ("muon", {"options": {"ns_steps": 100}}),
+        ("muon", {"options": {"adjust_lr_fn": "none"}}),
+        ("sgd", {"options": {"lr": 0.1}}),
+        ("sgd", {"options": {"fused": False}}),
+    ],
+)
+def test_each_of_these_is_refused(name: str, values: dict[str, Any]) -> None:
+    assert len(problems(name=name, **values)) == 1
+
+
+def test_further_parameters_and_factors_are_typed_as_in_yaml() -> None:
+    typed = resolve(None, ["optim.name=rmsprop", "optim.options={alpha: 0.9}", "optim.layer_lr={fc: 0.5}"]).config.optim
+    assert (typed.options, typed.layer_lr) == ({"alpha": 0.9}, {"fc": 0.5})
+
+
+def test_what_says_nothing_is_no_problem() -> None:
+    assert problems(name="adam", momentum=0.0, nesterov=False, weight_decay=0.0) == []
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_copies_of_the_weights_that_a_checkpoint_holds_are_counted(name: str) -> None:
+    for values in ({}, RECIPES[name][0] if name in RECIPES else {}):
+        config, model = Optim(name=name, **values), small()
+        optimizer = build_optimizer(config, model)
+        train(model, optimizer)
+        # A step count is one number for each parameter.
+        kept = sum(
+            value.numel()
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor) and value.ndim > 0
+        )
+        assert 0 <= state_copies(config) - kept / sum(one.numel() for one in model.parameters()) < 1
+
+
+# That they are torch's own.
+
+
+def test_the_first_gradient_of_a_dampened_momentum_is_whole_as_torchs() -> None:
+    ours, theirs = small(), small()
+    train(ours, build_optimizer(Optim(lr=0.02, options={"dampening": 0.5}), ours))
+    train(theirs, optim.SGD(theirs.parameters(), 0.02, momentum=0.9, dampening=0.5))
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_three_steps_are_bit_for_bit_those_of_torchs_optimizer(name: str) -> None:
+    values, arguments = RECIPES[name]
+    ours, theirs = small(), small()
+    extra = {"fused": True} if name in FUSED else {}
+    config = Optim(name=name, lr=0.02, **values)  # type: ignore[arg-type]
+    assert problems(name=name, lr=0.02, **values) == []
+    train(ours, build_optimizer(config, ours))
+    train(theirs, TORCHS[name](theirs.parameters(), **{"lr": 0.02, **arguments, **extra}))
+    assert same(ours, theirs)
+    assert not same(ours, small())
+
+
+def test_sgd_has_momentum_unless_told_otherwise() -> None:
+    momenta = [
+        build_optimizer(Optim(momentum=given), small()).param_groups[0]["momentum"] for given in (None, 0.0, 0.5)
+    ]
+    assert momenta == [0.9, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fused_where_torch_has_it(name: str) -> None:
+    optimizer = build_optimizer(Optim(name=name), small())  # type: ignore[arg-type]
+    assert bool(optimizer.param_groups[0].get("fused")) is (name in FUSED)
+    assert getattr(optimizer, "_step_supports_amp_scaling", False) is (name in FUSED)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_from_its_state_as_if_it_had_not_ended(name: str) -> None:
+    config = Optim(name=name, lr=0.01, decay_norms=False, weight_decay=0.0 if name == "rprop" else 0.1)  # type: ignore[arg-type]
+    model, later = small(), small(7)
+    optimizer = build_optimizer(config, model)
+    train(model, optimizer)
+    later.load_state_dict(model.state_dict())
+    resumed = build_optimizer(config, later)
+    restore_optimizer(resumed, deepcopy(optimizer.state_dict()))
+    train(model, optimizer, seed=2)
+    train(later, resumed, seed=2)
+    assert same(model, later)
+
+
+# Muon.
+
+
+def test_muon_trains_the_matrices_and_adamw_the_rest() -> None:
+    model = small()
+    optimizer = build_optimizer(Optim(name="muon", weight_decay=0.1, nesterov=False, betas=(0.8, 0.9), eps=1e-4), model)
+    assert names_in(optimizer) == [
+        ["4.weight", "5.weight"],
+        ["0.weight", "0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
+    ]
+    theirs = small()
+    matrices = [one for one in theirs.parameters() if one.ndim == 2]
+    others = [one for one in theirs.parameters() if one.ndim != 2]
+    muon = optim.Muon(matrices, 0.05, weight_decay=0.1, nesterov=False, eps=1e-4, adjust_lr_fn="match_rms_adamw")
+    adamw = optim.AdamW(others, 0.05, (0.8, 0.9), 1e-4, 0.1, fused=True)
+    train(model, optimizer)
+    torch.manual_seed(1)
+    for _ in range(3):
+        muon.zero_grad()
+        adamw.zero_grad()
+        theirs(torch.randn(5, 1, 8, 8)).square().mean().backward()
+        muon.step()
+        adamw.step()
+    assert same(model, theirs)
+
+
+def test_muon_needs_a_matrix() -> None:
+    assert "muon trains matrices, and none of this model trains" in refused(Optim(name="muon"), nn.Conv2d(1, 2, 3))
+
+
+def test_muon_can_do_without_anything_else() -> None:
+    optimizer = build_optimizer(Optim(name="muon"), nn.Linear(3, 2, bias=False))
+    assert names_in(optimizer) == [["weight"]]
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw", "rmsprop"])
+def test_a_gradient_scaler_leaves_out_a_step_that_is_not_finite(name: str) -> None:
+    model = small()
+    optimizer = build_optimizer(Optim(name=name), model)  # type: ignore[arg-type]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for factor, changes in ((1.0, True), (float("inf"), False)):
+        before = [one.detach().clone() for one in model.parameters()]
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 1, 8, 8)).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)]
+        assert any(changed) is changes
+
+
+# Steps that are left out.
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("beyond", [False, True], ids=["plain", "all options"])
+def test_a_step_that_is_left_out_changes_nothing_even_as_the_first(name: str, beyond: bool) -> None:
+    values = RECIPES[name][0] if beyond and name in RECIPES else {}
+    config = Optim(name=name, lr=0.01, **values)  # type: ignore[arg-type]
+    model, plain = small(), small()
+    optimizer, unskipped = build_optimizer(config, model), build_optimizer(config, plain)
+    for bad in (True, False, True, True, False):
+        for one, network in ((optimizer, model), (unskipped, plain)):
+            if bad and one is unskipped:
+                continue
+            one.zero_grad()
+            network.eval()
+            network(torch.full((1, 1, 8, 8), float("nan") if bad else 1.0)).sum().backward()
+            take_step(one, torch.tensor(bad), may_skip=True)
+    assert same(model, plain)
+
+
+def test_an_optimizer_that_is_not_fused_is_asked_nothing_where_no_step_may_be_left_out() -> None:
+    model = small()
+    optimizer = build_optimizer(Optim(name="rmsprop"), model)
+    model(torch.ones(2, 1, 8, 8)).sum().backward()
+    take_step(optimizer, torch.tensor(True), may_skip=False)
+    assert not same(model, small())
+
+
+# Which parts train how.
+
+
+def test_there_is_one_group_where_nothing_else_is_asked_for() -> None:
+    assert len(build_optimizer(Optim(weight_decay=0.1), small()).param_groups) == 1
+    assert len(build_optimizer(Optim(weight_decay=0.0, decay_norms=False), small()).param_groups) == 1
+
+
+def test_the_learning_rate_of_a_part_is_that_of_the_longest_prefix_up_to_a_dot() -> None:
+    model = nn.ModuleDict(
+        {"layer1": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "layer10": nn.Linear(2, 2), "fc": nn.Linear(2, 2)}
+    )
+    optimizer = build_optimizer(
+        Optim(layer_lr={"layer1": 0.1, "layer1.1": 0.5, "fc": 1.0, "layer1.0.bias": 0.5}), model
+    )
+    assert {group["lr_scale"]: group["param_names"] for group in optimizer.param_groups} == {
+        0.1: ["layer1.0.weight"],
+        0.5: ["layer1.0.bias", "layer1.1.weight", "layer1.1.bias"],
+        1.0: ["layer10.weight", "layer10.bias", "fc.weight", "fc.bias"],
+    }
+    set_lr(optimizer, 0.2)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 0.1, 0.2])
+
+
+def test_a_part_that_the_model_does_not_have_is_refused() -> None:
+    model = nn.ModuleDict({"layer1": nn.Linear(2, 2), "fc": nn.Linear(2, 2)})
+    message = refused(Optim(layer_lr={"layer2": 0.1, "zzz": 0.1, "fc": 0.1}), model)
+    assert message.splitlines() == [
+        "optim.layer_lr: the model has no part 'layer2'; did you mean layer1?",
+        "optim.layer_lr: the model has no part 'zzz'; there are layer1, fc",
+    ]
+
+
+def test_a_part_with_the_factor_0_stays_as_it_is() -> None:
+    model = small()
+    optimizer = build_optimizer(Optim(name="adamw", weight_decay=0.1, layer_lr={"4": 0.0}), model)
+    set_lr(optimizer, 0.1)
+    train(model, optimizer)
+    unchanged = {
+        name for (name, a), b in zip(model.named_parameters(), small().parameters(), strict=True) if a.equal(b)
+    }
+    assert unchanged == {"4.weight", "4.bias"}
+
+
+def test_only_what_trains_is_in_the_optimizer() -> None:
+    model = small()
+    for one in model[0].parameters():
+        one.requires_grad_(False)
+    assert "0.weight" not in names_in(build_optimizer(Optim(), model))[0]
+    assert "leaves nothing of the model to train" in refused(Optim(), model.requires_grad_(False))
+
+
+def test_biases_and_norms_can_go_without_weight_decay() -> None:
+    optimizer = build_optimizer(Optim(weight_decay=0.1, decay_norms=False), small())
+    assert {group["weight_decay"]: group["param_names"] for group in optimizer.param_groups} == {
+        0.1: ["0.weight", "4.weight", "5.weight"],
+        0.0: ["0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
+    }
+
+
+def test_a_model_may_name_more_that_has_no_weight_decay() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
+    optimizer = build_optimizer(Optim(weight_decay=0.1, decay_norms=False), model)
+    free = next(group["param_names"] for group in optimizer.param_groups if group["weight_decay"] == 0)
+    assert {"cls_token", "pos_embed", "norm.weight", "head.bias"} <= set(free)
+    assert "head.weight" not in free
+
+
+LAYERS: dict[str, tuple[int, dict[str, int]]] = {
+    "resnet18": (10, {"conv1": 0, "bn1": 0, "layer1.0": 1, "layer1.1": 2, "layer4.1": 8, "fc": 9}),
+    "vit_b_16": (
+        14,
+        {
+            "class_token": 0,
+            "conv_proj": 0,
+            "encoder.pos_embedding": 0,
+            "encoder.layers.encoder_layer_0": 1,
+            "encoder.layers.encoder_layer_11": 12,
+            "encoder.ln": 12,
+            "heads": 13,
+        },
+    ),
+    "convnext_tiny": (
+        23,
+        {"features.0": 0, "features.1.0": 1, "features.2.1": 4, "features.7.2": 21, "classifier.2": 22},
+    ),
+    "swin_t": (17, {"features.0": 0, "features.1.0": 1, "features.2": 3, "features.7.1": 15, "norm": 15, "head": 16}),
+    "timm vit_tiny_patch16_224": (
+        14,
+        {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "blocks.0": 1, "blocks.11": 12, "head": 13},
+    ),
+    "timm resnet18": (10, {"conv1": 0, "layer1.0": 1, "layer4.1": 8, "fc": 9}),
+    "resnet18-small": (10, {"0": 0, "1": 0, "3": 1, "4": 2, "10": 8, "13": 9}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_layers_of_a_model_are_its_blocks_from_the_images_to_the_head(name: str) -> None:
+    count, expected = LAYERS[name]
+    if name == "resnet18-small":
+        model = resnet18_small(1, 3)
+    elif name.startswith("timm "):
+        model = timm.create_model(name.removeprefix("timm "))
+    else:
+        with torch.device("meta"):
+            model = models.get_model(name, weights=None)
+    layers = layers_of(model)
+    assert set(layers) == {key for key, _ in model.named_parameters()}
+    assert set(layers.values()) == set(range(count))
+    for part, layer in expected.items():
+        assert {number for key, number in layers.items() if f"{key}.".startswith(f"{part}.")} == {layer}, part
+
+
+def test_the_rate_falls_by_a_factor_from_each_layer_to_the_one_before_it() -> None:
+    optimizer = build_optimizer(Optim(layer_decay=0.5, layer_lr={"5.bias": 0.1}), small())
+    assert {tuple(group["param_names"]): group["lr_scale"] for group in optimizer.param_groups} == {
+        ("0.weight", "0.bias", "1.weight", "1.bias"): 0.25,
+        ("4.weight", "4.bias"): 0.5,
+        ("5.weight",): 1.0,
+        ("5.bias",): 0.1,
+    }
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "muon"])
+def test_groups_may_change_on_the_way_and_each_parameter_keeps_its_state(name: str) -> None:
+    before = Optim(name=name, lr=0.01, layer_lr={"4": 1.0, "5": 0.5})  # type: ignore[arg-type]
+    after = Optim(name=name, lr=0.01, layer_lr={"0": 0.1}, layer_decay=0.9)  # type: ignore[arg-type]
+    model = small()
+    model[0].requires_grad_(False)
+    optimizer = build_optimizer(before, model)
+    train(model, optimizer)
+    kept = {
+        key: optimizer.state[one]
+        for group in optimizer.param_groups
+        for key, one in zip(group["param_names"], group["params"], strict=True)
+    }
+    model[0].requires_grad_(True)
+    later = build_optimizer(after, model)
+    fresh = {one: dict(state) for one, state in later.state.items()}
+    restore_optimizer(later, deepcopy(optimizer.state_dict()))
+    assert sorted({group["lr_scale"] for group in later.param_groups}) == pytest.approx([0.081, 0.81, 0.9, 1.0])
+    for group in later.param_groups:
+        for key, one in zip(group["param_names"], group["params"], strict=True):
+            expected = kept.get(key, fresh.get(one, {}))
+            assert later.state[one].keys() == expected.keys()
+            assert all(torch.equal(later.state[one][what], value) for what, value in expected.items())
+    train(model, later)
+
+
+# timm's.
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "arguments"),
+    [
+        ("lamb", {"weight_decay": 0.1, "options": {"trust_clip": True}}, {"weight_decay": 0.1, "trust_clip": True}),
+        ("lion", {"betas": (0.8, 0.9)}, {"betas": (0.8, 0.9)}),
+        ("sgdw", {}, {"momentum": 0.9}),
+        ("adan", {"options": {"betas": [0.9, 0.8, 0.7]}}, {"betas": (0.9, 0.8, 0.7)}),
+        ("muon", {"nesterov": True}, {"momentum": 0.95, "nesterov": True}),
+    ],
+)
+def test_timms_optimizers_are_timms(name: str, values: dict[str, Any], arguments: dict[str, Any]) -> None:
+    config = Optim(name=f"timm:{name}", lr=0.01, **values)
+    assert check_timm_optimizer(config) == []
+    ours, theirs = small(), small()
+    train(ours, build_optimizer(config, ours))
+    train(theirs, timm.optim.create_optimizer_v2(theirs.parameters(), name, 0.01, **arguments))
+    assert same(ours, theirs)
+    assert not same(ours, small())
+
+
+@pytest.mark.parametrize("name", ["timm:lamb", "timm:sgd", "timm:adopt", "timm:nadamlegacy"])
+def test_timms_optimizers_go_on_and_leave_out_steps_as_torchs_do(name: str) -> None:
+    config = Optim(name=name, lr=0.01, decay_norms=False, weight_decay=0.1)
+    model, later = small(), small(7)
+    optimizer = build_optimizer(config, model)
+    model(torch.full((1, 1, 8, 8), float("nan"))).sum().backward()
+    take_step(optimizer, torch.tensor(True), may_skip=True)
+    assert same(model, small())
+    model.load_state_dict(small().state_dict())
+    train(model, optimizer)
+    later.load_state_dict(model.state_dict())
+    resumed = build_optimizer(config, later)
+    restore_optimizer(resumed, deepcopy(optimizer.state_dict()))
+    train(model, optimizer, seed=2)
+    train(later, resumed, seed=2)
+    assert same(model, later)
+
+
+def test_the_decay_that_timm_takes_from_the_highest_rate_is_that_of_the_scaled_one() -> None:
+    optimizer = build_optimizer(Optim(name="timm:adamc", lr=0.1, lr_scaling="linear"), small(), world_size=4)
+    assert optimizer.defaults["lr"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Optim(name="timm:lamp"), "optim.name: timm has no optimizer 'lamp'; did you mean timm:lamb?"),
+        (Optim(name="timm:adahessian"), "needs second derivatives of the loss, which a plain step does not have"),
+        (Optim(name="timm:fusedadam"), "optim.name: timm:fusedadam cannot be taken: it needs apex, which is not"),
+        (Optim(name="timm:bnbadam"), "optim.name: timm:bnbadam cannot be taken: it needs bitsandbytes, which is not"),
+        (Optim(name="timm:lookahead_adam"), "timm's lookahead around an optimizer is not supported"),
+        (Optim(name="timm:lamb", momentum=0.9), "optim.momentum: timm:lamb does not take it"),
+        (Optim(name="timm:lamb", options={"trust_clp": True}), "did you mean trust_clip?"),
+        (Optim(name="timm:lamb", options={"trust_clip": 3}), "optim.options: trust_clip must be true or false, not 3"),
+        (
+            Optim(name="timm:adan", betas=(0.9, 0.9)),
+            "timm:adan takes 3 numbers for its betas: give it in optim.options",
+        ),
+    ],
+)
+def test_what_timm_cannot_do_is_refused_without_torch_and_by_the_builder(config: Optim, message: str) -> None:
+    assert message in str(UsageError(check_timm_optimizer(config)))
+    assert message in refused(config, small())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("timm:adafactorbv", {"momentum_dtype": "none such"}), ("timm:muon", {"ns_coefficients": "none such"})],
+)
+def test_a_value_that_only_timm_itself_can_refuse_is_a_usage_error(name: str, options: dict[str, Any]) -> None:
+    message = refused(Optim(name=name, options=options), small())
+    assert message.startswith(f"optim.options: {name} cannot be made with these: ")
+    assert "none such" in message
+
+
+def test_without_timm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(timm_optimizers, "version", absent)
+    [problem] = check_timm_optimizer(Optim(name="timm:lamb"))
+    assert str(problem) == "optim.name: timm's optimizers need the extra: pip install 'gputrain[timm]'"
+    assert check_timm_optimizer(Optim(name="sgd")) == []
+
+
+def test_muon_is_one_optimizer_with_the_state_of_both() -> None:
+    model = small()
+    optimizer = build_optimizer(Optim(name="muon"), model)
+    assert isinstance(optimizer, MuonAdamW)
+    train(model, optimizer)
+    assert {tuple(sorted(state)) for state in optimizer.state.values()} == {
+        ("momentum_buffer",),
+        ("exp_avg", "exp_avg_sq", "step"),
+    }
+    assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))

@@ -1,0 +1,161 @@
+"""Code of the user's own: found, checked before the start, and refused in one sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from engine.config import Config
+from engine.models import build_model
+from engine.own import check_own, load_own
+from engine.problems import UsageError
+
+NETS = """
+import torch
+from torch import nn
+
+net = nn.Linear(1, 1)
+
+def build(in_chans, num_classes, img_size, *, hidden, dropout=0.0):
+    flat = in_chans * img_size * img_size
+    return nn.Sequential(nn.Flatten(), nn.Linear(flat, hidden), nn.Dropout(dropout), nn.Linear(hidden, num_classes))
+
+class Net(nn.Sequential):
+    def __init__(self, channels, classes):
+        super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+def fails(classes):
+    raise KeyError("no such layer")
+
+def gives_a_dict(classes):
+    return {}
+"""
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with code of the user's own."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "owncode").mkdir()
+    files = {
+        "owncode/__init__.py": "",
+        "owncode/nets.py": NETS,
+        "owncode/light.py": "print('a word at import')\ntable = {}\ndef build(classes): ...\n",
+        "owncode/divides.py": "ratio = 1\nratio / 0\n",
+        "owncode/lacks.py": "import surely_not_installed\n",
+        "owncode/unfinished.py": "def build(:\n",
+        "owncode/exits.py": "import sys\nsys.exit(4)\n",
+        "owncode/dies.py": "import os\nos._exit(4)\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    path, modules = list(sys.path), set(sys.modules)
+    yield folder
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("owncode"):
+            del sys.modules[name]
+
+
+def config(code: Path, name: str, **options: object) -> Config:
+    return Config.model_validate({"run": {"code": str(code)}, "model": {"name": name, "options": options}})
+
+
+def refusal(code: Path, name: str, **options: object) -> str:
+    with pytest.raises(UsageError) as refused:
+        build_model(config(code, name, **options), 1, 5, 8)
+    return str(refused.value)
+
+
+def test_own_code_is_called_with_the_numbers_that_its_signature_names_and_the_options(code: Path) -> None:
+    model = build_model(config(code, "owncode.nets:build", hidden=7, dropout=0.5), 3, 5, 8)
+    assert isinstance(model, nn.Sequential)
+    assert [tuple(weights.shape) for weights in model.parameters()] == [(7, 192), (7,), (5, 7), (5,)]
+    assert model[2].p == 0.5
+
+
+def test_a_class_of_the_users_is_a_builder_too(code: Path) -> None:
+    model = build_model(config(code, "owncode.nets:Net"), 3, 5, 8)
+    assert [tuple(weights.shape) for weights in model.parameters()] == [(5, 3), (5,)]
+
+
+def test_options_that_own_code_does_not_take_are_refused_all_at_once(code: Path) -> None:
+    told = refusal(code, "owncode.nets:build", hiden=7, num_classes=3)
+    assert "owncode.nets:build takes no 'hiden'; did you mean hidden?" in told
+    assert "owncode.nets:build needs hidden; give it here" in told
+    assert "num_classes follows from the data" in told
+
+
+def test_own_code_that_fails_is_told_with_its_line(code: Path) -> None:
+    line = NETS.splitlines().index('    raise KeyError("no such layer")') + 1
+    told = refusal(code, "owncode.nets:fails")
+    assert told == (
+        f"model.name: owncode.nets:fails failed: KeyError: 'no such layer' ({code}/owncode/nets.py, line {line})"
+    )
+
+
+def test_own_code_must_make_a_module(code: Path) -> None:
+    assert "must return a torch.nn.Module, not dict" in refusal(code, "owncode.nets:gives_a_dict")
+    assert "is a model, and must be a function or a class that makes one" in refusal(code, "owncode.nets:net")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("owncod.nets:build", r"there is no module owncod in .*; did you mean owncode\? \(run.code says where"),
+        ("owncode.net:build", r"there is no module owncode.net in .*; did you mean nets\?"),
+        ("owncode.nets:biuld", r"owncode.nets has no biuld; did you mean build\?"),
+        ("owncode.light:table", r"must be something to call, a function or a class, not dict"),
+        ("owncode.divides:build", r"ZeroDivisionError: division by zero \(.*/owncode/divides.py, line 2\)"),
+        ("owncode.lacks:build", r"No module named 'surely_not_installed' \(.*/owncode/lacks.py, line 1\)"),
+        ("owncode.unfinished:build", r"SyntaxError: .* \(.*/owncode/unfinished.py, line 1\)"),
+        ("owncode.exits:build", r"owncode.exits cannot be imported: SystemExit: 4 \(.*/owncode/exits.py, line 2\)"),
+    ],
+)
+def test_own_code_that_cannot_be_had_is_told_in_one_sentence(code: Path, name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as refused:
+        load_own("loss.name", name, str(code))
+    assert [problem.where for problem in refused.value.problems] == ["loss.name"]
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run.code names the folder .*nowhere, and there is none"):
+        load_own("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))
+
+
+def test_every_own_name_is_checked_before_the_start(code: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    checked = Config.model_validate(
+        {
+            "run": {"code": str(code)},
+            "data": {"dataset": "owncode.light:table"},
+            "model": {"name": "owncode.light:build"},
+            "loss": {"name": "owncode.divides:loss"},
+            "augment": {"transform": "owncode.dies:transform"},
+        }
+    )
+    problems = {problem.where: problem.what for problem in check_own(checked)}
+    assert problems.keys() == {"data.dataset", "loss.name", "augment.transform"}
+    assert "not dict" in problems["data.dataset"]
+    assert "ZeroDivisionError" in problems["loss.name"]
+    assert (
+        problems["augment.transform"] == "owncode.dies:transform ended the process that imported it, with exit code 4"
+    )
+    assert capfd.readouterr() == ("", ""), "what own code prints does not reach the terminal"
+    assert not list(code.rglob("dies*.pyc"))
+
+
+def test_a_config_without_own_code_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    assert check_own(Config()) == []
+
+
+def test_an_import_that_does_not_end_is_given_up(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code / "owncode" / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr("engine.own._PATIENCE", 1.0)
+    (problem,) = check_own(config(code, "owncode.sleeps:build"))
+    assert problem.what.startswith("owncode.sleeps:build is still being imported after 1 s")

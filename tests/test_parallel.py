@@ -1,0 +1,287 @@
+"""How ranks share the devices and find each other: backend, meeting point, DistributedDataParallel and DataParallel."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Gputrain, events_of
+from test_journal import started
+from torch import Tensor, nn
+
+from engine.config import Config
+from engine.data import open_source, shares_of
+from engine.data.sampler import Shares
+from engine.gpus.selection import Device
+from engine.lines import plan_in_words
+from engine.machine import plan, prepare_environment
+from engine.parallel import images_to_try, wrap
+from engine.problems import UsageError
+from engine.rendezvous import (
+    check_launched_meeting_point,
+    check_meeting_point,
+    clear_meeting_point,
+    open_store,
+)
+from engine.resolve import resolve
+from engine.seat import Seat
+
+GPUS = [Device(index, f"GPU-{index}", "made up", 0) for index in range(4)]
+
+
+def config(*overrides: str) -> Config:
+    return resolve(None, list(overrides)).config
+
+
+def refusal(ask: Callable[[], object]) -> str:
+    with pytest.raises(UsageError) as caught:
+        ask()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "backend"),
+    [
+        ("auto", GPUS, "nccl"),
+        ("auto", [], "gloo"),
+        ("gloo", GPUS, "gloo"),
+        ("nccl", GPUS, "nccl"),
+        ("gloo", [], "gloo"),
+    ],
+)
+def test_the_backend_is_what_suits_the_devices_or_what_was_asked_for(
+    asked: str, gpus: list[Device], backend: str
+) -> None:
+    assert plan(config(f"device.backend={asked}"), gpus).backend == backend
+
+
+def test_nccl_is_refused_on_the_cpu() -> None:
+    assert refusal(lambda: plan(config("device.backend=nccl"), [])) == (
+        "device.backend: nccl joins GPUs, and this run is on the CPU; give gloo or auto"
+    )
+
+
+def test_gloo_on_gpus_is_told_with_the_gpus() -> None:
+    assert "on GPU-0, GPU-1," in plan_in_words(replace(started(), backend="gloo", devices=["GPU-0", "GPU-1"]))
+    assert "on the CPU," in plan_in_words(replace(started(), backend="gloo", devices=["cpu", "cpu"]))
+
+
+def test_dp_is_one_rank_that_has_every_gpu() -> None:
+    shared = plan(config("device.parallel=dp"), GPUS)
+    assert (shared.ranks, shared.devices_a_rank, shared.backend) == (1, 4, "nccl")
+    assert [shared.devices[place] for place in shared.places(0)] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    environment: dict[str, str] = {}
+    prepare_environment(shared, environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
+
+
+def test_a_rank_of_ddp_has_one_gpu() -> None:
+    shared = plan(config(), GPUS)
+    assert (shared.ranks, shared.devices_a_rank) == (4, 1)
+    assert [list(shared.places(rank)) for rank in range(4)] == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_ranks", "why"),
+    [
+        ([], None, "dp divides each batch among several GPUs, and this run is on the CPU"),
+        (GPUS[:1], None, "dp divides each batch among several GPUs, and this run is on one GPU"),
+        (GPUS, 4, "dp is one process for all GPUs, and torchrun and srun start one for each"),
+    ],
+)
+def test_dp_is_refused_where_there_is_nothing_to_compare(gpus: list[Device], local_ranks: int | None, why: str) -> None:
+    assert why in refusal(lambda: plan(config("device.parallel=dp"), gpus, local_ranks))
+
+
+def test_all_that_the_devices_make_impossible_is_said_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(config("device.parallel=dp", "device.backend=nccl"), [])
+    assert [problem.where for problem in caught.value.problems] == ["device.backend", "device.parallel"]
+
+
+def test_what_dp_and_a_static_graph_cannot_do_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        config("device.parallel=dp", "device.static_graph=true", "model.sync_bn=true", "precision.amp=bf16")
+    found = [problem.where for problem in caught.value.problems]
+    assert found == ["device.static_graph", "precision.amp", "model.sync_bn"]
+    assert "optim.accumulate" in refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
+
+
+def test_dp_gives_each_gpu_its_batch_and_scales_the_learning_rate_by_the_gpus() -> None:
+    wanted = config("data.batch_size=20", "device.parallel=dp", "data.dataset=digits")
+    source = open_source(wanted)
+    dp, ddp = shares_of(wanted, source, 1, devices_a_rank=4), shares_of(wanted, source, 4)
+    assert (dp.batch_size, dp.global_batch, dp.devices) == (80, 80, 4)
+    assert (ddp.batch_size, ddp.global_batch, ddp.devices) == (20, 80, 4)
+    # The first GPU evaluates.
+    assert next(dp.val()).indices.tolist() == list(range(20))
+    assert next(dp.train(1)).indices.tolist() == [
+        index for rank in range(4) for index in next(shares_of(wanted, source, 4, rank).train(1)).indices
+    ]
+
+
+def test_dp_is_tried_with_the_smallest_batch_which_leaves_some_gpu_the_least() -> None:
+    assert images_to_try(Shares(100, 1, 16, 0, 4, True, 0)) == 2
+    # 13 images on 4 GPUs are 4, 4, 4 and 1.
+    assert images_to_try(Shares(77, 1, 64, 0, 1, False, 0, devices_a_rank=4)) == 13
+
+
+@pytest.mark.parametrize("method", ["auto", "env://", "tcp://127.0.0.1:29501", "tcp://[::1]:80", "file:///tmp/meeting"])
+def test_a_meeting_point_is_an_address_or_a_file(method: str) -> None:
+    assert config(f"device.init_method={method}").device.init_method == method
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("tcp://host", "must be tcp://HOST:PORT, with a port from 1 to 65535"),
+        ("tcp://host:0", "must be tcp://HOST:PORT"),
+        ("tcp://host:70000", "must be tcp://HOST:PORT"),
+        ("tcp://host:80/x?rank=0", "must be tcp://HOST:PORT"),
+        ("tcp://:80", "must be tcp://HOST:PORT"),
+        ("tcp://[::1:80", "must be tcp://HOST:PORT"),
+        ("file://relative/x", "must name a file by its whole path"),
+        ("file:///tmp/", "must name a file by its whole path"),
+        ("file:///tmp/x?rank=1", "must name a file by its whole path"),
+        ("env://x", "must be auto, env://, tcp://HOST:PORT or file:///PATH"),
+        ("tpc://host:80", "must be auto, env://, tcp://HOST:PORT or file:///PATH; did you mean tcp?"),
+        ("localhost:80", "must be auto, env://"),
+    ],
+)
+def test_what_is_no_meeting_point_is_refused_before_the_start(method: str, why: str) -> None:
+    message = refusal(lambda: config(f"device.init_method={method}"))
+    assert message.startswith(f"device.init_method: {method!r} is not allowed: ")
+    assert why in message
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_a_meeting_point_that_cannot_be_had_on_this_host_is_refused(tmp_path: Path, busy_port: int) -> None:
+    there = tmp_path / "there"
+    there.touch()
+    for method, why in {
+        f"tcp://127.0.0.1:{busy_port}": f"port {busy_port} cannot be had here (Address already in use)",
+        "tcp://192.0.2.1:29501": "192.0.2.1 is no address of this host",
+        "tcp://no-such-host.invalid:29501": "no-such-host.invalid is no address of this host",
+        f"file://{there}": f"{there} exists, perhaps from an earlier run",
+        f"file://{tmp_path}/none/x": f"{tmp_path}/none is no folder that can be written to",
+        "env://": "env:// needs an address and a port in the environment, which has MASTER_ADDR='' and MASTER_PORT=''",
+    }.items():
+        assert why in refusal(lambda method=method: check_meeting_point(method, {}))  # type: ignore[misc]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
+    assert "cannot be had here" in refusal(lambda: check_meeting_point("env://", where))
+    check_meeting_point("env://", where | {"MASTER_PORT": str(free_port())})
+    check_meeting_point(f"tcp://127.0.0.1:{free_port()}", {})
+    check_meeting_point(f"file://{tmp_path}/new", {})
+
+
+def test_under_a_launcher_only_a_file_from_before_it_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "meeting"
+    check_launched_meeting_point(f"file://{file}", {}, 0)
+    # Another rank of this world came first.
+    file.touch()
+    check_launched_meeting_point(f"file://{file}", {}, 0)
+    os.utime(file, (1e9, 1e9))
+    assert "from an earlier run" in refusal(lambda: check_launched_meeting_point(f"file://{file}", {}, 1))
+    again = {"TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert "--max-restarts 0" in refusal(lambda: check_launched_meeting_point(f"file://{file}", again, 0))
+
+
+def test_under_a_launcher_it_is_rank_0_that_needs_the_port(busy_port: int) -> None:
+    method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
+    check_launched_meeting_point(method, {}, 1)
+    assert "cannot be had here" in refusal(lambda: check_launched_meeting_point(method, own, 0))
+    # torchrun's agent listens there for its ranks.
+    check_launched_meeting_point(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "env"])
+def test_two_ranks_meet_where_they_were_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    port = free_port()
+    method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meeting", "env": "env://"}[kind]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    wanted = config(f"device.init_method={method}", "device.timeout=20")
+    # The first that is gone closes the store, or takes the file away.
+    stores: list[dist.Store] = []
+
+    def meet(rank: int) -> str:
+        store = open_store(wanted, Seat(rank, 2, rank, 2))
+        stores.append(store)
+        assert store.timeout.total_seconds() == 20
+        store.set(f"rank {rank}", "here")
+        return store.get(f"rank {1 - rank}").decode()
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(meet, range(2))) == ["here", "here"]
+    assert (tmp_path / "meeting").exists() == (kind == "file")
+    clear_meeting_point(method)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def gradients(*overrides: str) -> tuple[Any, list[list[Tensor]]]:
+    """The wrapped model, and the gradients of three steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    wrapped: Any = wrap(model, config(*overrides).device, torch.device("cpu"), 1)
+    steps = []
+    for _ in range(3):
+        wrapped.zero_grad(set_to_none=True)
+        wrapped(torch.rand(5, 4)).square().sum().backward()
+        steps.append([one.grad for one in model.parameters() if one.grad is not None])
+    return wrapped, steps
+
+
+def test_gradients_are_views_into_the_buckets_unless_said_otherwise(world_of_one: None) -> None:
+    _, views = gradients()
+    _, copies = gradients("device.bucket_view=false")
+    assert all(grad._is_view() for grad in views[-1])
+    assert not any(grad._is_view() for grad in copies[-1])
+    assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) < len(views[-1])
+
+
+def test_a_static_graph_is_told_to_ddp_and_changes_no_gradient(world_of_one: None) -> None:
+    static, told = gradients("device.static_graph=true")
+    plain, untold = gradients()
+    assert (static.static_graph, plain.static_graph) == (True, False)
+    assert all(torch.equal(a, b) for a, b in zip(told[-1], untold[-1], strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_dp_trains_on_several_gpus_in_one_process(gputrain: Gputrain) -> None:
+    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
+    done = gputrain("run", "--headless", "digits", "--gpus", "free:2", "--name", "dp", "device.parallel=dp")
+    assert done.returncode == 0, done.stderr
+    first = events_of(gputrain.runs / "dp")[0]
+    assert (first["world_size"], len(first["devices"]), first["global_batch"]) == (1, 2, 64)
+    assert {one["rank"] for one in first["ranks"]} == {0}
+    assert json.loads((gputrain.runs / "dp" / "summary.json").read_text())["val_accuracy"] > 0.97

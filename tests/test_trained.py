@@ -1,0 +1,473 @@
+"""What is done with a trained run: predict, evaluate and export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import DoneRun, Gputrain, events_of
+from PIL import Image
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner, Result
+
+from engine.checkpoint import save_checkpoint
+from engine.config import as_dict
+from engine.data import image_format, open_source
+from engine.data.source import ImageFormat
+from engine.data.transforms import normalise
+from engine.export import export, plain
+from engine.measure import measure
+from engine.models import build_model
+from engine.predict import files_in, predict
+from engine.problems import UsageError
+from engine.resolve import check
+from engine.runs import RunFolder
+from engine.trained import config_of, find_device, load_trained, read_saved
+from engine.transfer import load_weights
+from tui.cli import app
+
+DIGITS = check({})
+
+
+def call(*arguments: object) -> Result:
+    """The command, in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def run(short: DoneRun, tmp_path: Path) -> RunFolder:
+    """A trained run of the test's own."""
+    return RunFolder(Path(shutil.copytree(short.path, tmp_path / "runs" / "short")))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve of the digits' validation images six times as large, their labels at the end of their names, some of them
+    in a folder below; with a text file, a hidden one and a broken image."""
+    source, folder = open_source(DIGITS), tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    pixels, labels = source.load("val", np.arange(12))
+    for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+        place = folder / "more" if number >= 8 else folder
+        Image.fromarray(np.kron(image[0], np.ones((6, 6), np.uint8))).save(place / f"{number:02d}-{label}.png")
+    (folder / "notes.txt").write_text("no image")
+    (folder / ".hidden.png").write_text("not for others")
+    (folder / "broken.png").write_bytes((folder / f"00-{labels[0]}.png").read_bytes()[:60])
+    return folder
+
+
+def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) -> RunFolder:
+    """A run of nothing but a checkpoint, of a model with random weights where `state` brings no others."""
+    checked = check(
+        {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
+    )
+    images = image_format(checked, open_source(checked))
+    told = {"size": images.size, "channels": images.channels, "mean": list(images.mean), "std": list(images.std)}
+    classes = open_source(checked).classes
+    made: dict[str, Any] = dict.fromkeys(
+        ("optimizer", "scaler", "epoch", "batch", "skipped", "skipped_in_row", "global_batch", "images"), 0
+    )
+    made |= {
+        "best_epoch": 1,
+        "best_accuracy": 0.5,
+        "ranks": [],
+        "step": 7,
+        "ema": None,
+        "plateau": None,
+        "image_format": told,
+    }
+    made |= {"config": as_dict(checked), "classes": list(classes)}
+    made["model"] = build_model(checked, images.channels, len(classes), images.size).state_dict()
+    run = RunFolder(folder)
+    folder.mkdir(parents=True)
+    run.lock.touch()
+    save_checkpoint(made | (state or {}), run.checkpoints, best=True, keep=1)
+    return run
+
+
+# Checkpoints
+
+
+def test_the_best_checkpoint_is_taken_and_the_last_where_there_is_no_best(run: RunFolder) -> None:
+    assert read_saved(run).path.name == "best.pt"
+    assert read_saved(run, "last").path.name == "last.pt"
+    (run.checkpoints / "best.pt").unlink()
+    assert read_saved(run).path.name == "last.pt"
+    file = next(run.checkpoints.glob("step-*.pt"))
+    assert read_saved(run, str(file)).path == file
+
+
+@pytest.mark.parametrize(("which", "told"), [("bset", "best, last or a file"), ("/nowhere.pt", "is no file")])
+def test_a_checkpoint_that_is_not_there_is_told(tmp_path: Path, which: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        read_saved(saved_run(tmp_path / "a"), which)
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no checkpoint yet"):
+        read_saved(RunFolder(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_told_in_one_sentence(run: RunFolder) -> None:
+    best = run.checkpoints / "best.pt"
+    content = best.read_bytes()
+    best.unlink()
+    best.write_bytes(content[:-100])
+    with pytest.raises(UsageError, match=r"best\.pt: is cut.*--checkpoint last"):
+        read_saved(run)
+
+
+def test_keys_that_there_are_no_longer_do_no_harm() -> None:
+    values = as_dict(check({"model": {"name": "linear"}}))
+    values["model"]["of_old"] = 3
+    values["gone"] = {"key": 1}
+    assert config_of(values).model.name == "linear"
+
+
+def test_averaged_weights_are_taken_unless_the_others_are_asked_for(tmp_path: Path) -> None:
+    own = read_saved(saved_run(tmp_path / "a")).weights
+    averaged = {name: value + 1 for name, value in own.items()}
+    run = saved_run(tmp_path / "b", {"model": own, "ema": averaged})
+    for raw, wanted in ((False, averaged), (True, own)):
+        trained = load_trained(run, device="cpu", raw=raw)
+        assert trained.saved.ema is not raw
+        assert all(torch.equal(value, wanted[name]) for name, value in trained.model.state_dict().items())
+
+
+def test_weights_that_the_run_began_with_are_not_looked_for(tmp_path: Path) -> None:
+    load_trained(saved_run(tmp_path / "a", model={"name": "linear", "weights": "/nowhere/weights.pt"}), device="cpu")
+
+
+def test_half_weights_are_used_in_float32_and_nothing_trains(tmp_path: Path) -> None:
+    own = read_saved(saved_run(tmp_path / "a")).weights
+    trained = load_trained(saved_run(tmp_path / "b", {"model": {name: one.half() for name, one in own.items()}}))
+    assert {value.dtype for value in trained.model.parameters()} == {torch.float32}
+    assert not trained.model.training
+    assert not any(value.requires_grad for value in trained.model.parameters())
+
+
+def test_weights_of_another_model_are_told(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "a", {"model": {"weight": torch.zeros(1)}})
+    with pytest.raises(UsageError, match="do not fit the model linear"):
+        load_trained(run)
+
+
+def test_images_are_brought_to_the_checkpoints_own_format(tmp_path: Path) -> None:
+    told = {"size": 8, "channels": 3, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    saved = read_saved(saved_run(tmp_path / "a", {"image_format": told}))
+    assert saved.image_format == ImageFormat(8, 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_told(name: str) -> None:
+    with pytest.raises(UsageError, match="--device"):
+        find_device(name)
+
+
+def test_without_a_gpu_the_cpu_is_taken() -> None:
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+# Predict
+
+
+def test_predict_names_the_classes_of_images_and_folders(gputrain: Gputrain, short: DoneRun, photos: Path) -> None:
+    done = gputrain(
+        "predict", str(short.path), str(photos), str(photos / "notes.txt"), "gone.png", "--json", "--top", "3"
+    )
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (told["format"], told["run"], Path(told["checkpoint"]).name) == (1, "short", "best.pt")
+    names = [Path(image["path"]).relative_to(photos).as_posix() for image in told["images"]]
+    assert names == sorted(names)
+    assert len(names) == 12
+    right = sum(image["classes"][0]["name"] == Path(image["path"]).stem[-1] for image in told["images"])
+    assert right >= 10
+    for image in told["images"]:
+        shares = [one["probability"] for one in image["classes"]]
+        assert len(shares) == 3
+        assert shares == sorted(shares, reverse=True)
+    assert done.stderr.splitlines() == [
+        f"passed over: {photos}/broken.png cannot be read: image file is truncated",
+        f"passed over: {photos}/notes.txt is not an image",
+        f"error: {photos}/notes.txt is not an image",
+        "error: gone.png does not exist",
+    ]
+
+
+def test_predict_prints_a_line_for_each_image(run: RunFolder, photos: Path) -> None:
+    done = call("predict", run.path, photos / "more", "--top", 2)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert [Path(line.split()[0]).parent for line in lines] == [photos / "more"] * 4
+    for line in lines:
+        _, best, share, other, less = line.split()
+        assert {best, other} < set("0123456789")
+        assert float(share) > float(less)
+
+
+def test_probabilities_are_the_softmax_of_the_models_answers_and_of_bce_the_sigmoid(tmp_path: Path) -> None:
+    images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    for loss, function in (("cross_entropy", lambda logits: logits.softmax(1)), ("bce", torch.sigmoid)):
+        trained = load_trained(saved_run(tmp_path / loss, loss={"name": loss}), device="cpu")
+        own = trained.saved.image_format
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (own.mean, own.std))
+        logits = trained.model(normalise(images, mean, std))
+        assert torch.equal(trained.probabilities(images), function(logits))
+
+
+def test_more_classes_than_there_are_cannot_be_named(tmp_path: Path, photos: Path) -> None:
+    trained = load_trained(saved_run(tmp_path / "a"), device="cpu")
+    answers = list(predict(trained, list(files_in([photos / "more"])), 99))
+    assert [len(answer.classes) for answer in answers] == [5] * 4
+
+
+def test_images_are_read_a_batch_at_a_time(tmp_path: Path) -> None:
+    trained = load_trained(saved_run(tmp_path / "a"), device="cpu")
+    files = [tmp_path / f"{number:03d}.png" for number in range(65)]
+    for file in files[:64]:
+        Image.new("RGB", (20, 10)).save(file)
+    answers = predict(trained, list(files_in(files)), 1)
+    assert next(answers).fault is None
+    Image.new("RGB", (20, 10)).save(files[64])
+    assert [answer.fault for answer in answers] == [None] * 64
+
+
+def test_names_that_would_change_the_terminal_are_written_out(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "a", {"classes": ["\x1b[2J", "b", "c", "d", "e"]})
+    Image.new("RGB", (20, 10)).save(tmp_path / "\x1b[31mred.png")
+    done = call("predict", run.path, tmp_path / "\x1b[31mred.png")
+    assert done.exit_code == 0
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[31mred.png" in done.stdout
+
+
+def test_a_folder_without_a_file_is_told(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = call("predict", run.path, tmp_path / "empty")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "no file" in done.stderr
+
+
+def photo_folder(folder: Path) -> Path:
+    """Photos of two classes, of many sizes and kinds, one of them turned by its EXIF data."""
+    draw = np.random.default_rng(0)
+    kinds = [("RGB", "jpg", (40, 30)), ("L", "png", (20, 31)), ("RGBA", "png", (16, 16)), ("P", "png", (50, 17))]
+    for part in ("train", "val"):
+        for label in ("left", "right"):
+            (folder / part / label).mkdir(parents=True)
+            for number, (mode, ending, (width, height)) in enumerate(kinds * 2):
+                image = Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
+                exif = Image.Exif()
+                exif[0x0112] = 6 if ending == "jpg" and number else 1
+                image.save(folder / part / label / f"{number}.{ending}", exif=exif)
+    return folder
+
+
+def test_predict_sees_images_as_validation_did(tmp_path: Path) -> None:
+    photos = photo_folder(tmp_path / "photos")
+    data = {"dataset": "folder", "path": str(photos), "image_size": 12, "workers": 0}
+    run = saved_run(tmp_path / "a", data=data)
+    answers = list(predict(load_trained(run, device="cpu"), list(files_in([photos / "val"])), 1))
+    assert len(answers) == 16
+    confusion = [[0, 0], [0, 0]]
+    for answer in answers:
+        true, taken = (("left", "right").index(name) for name in (answer.given.path.parent.name, answer.classes[0][0]))
+        confusion[true][taken] += 1
+    assert measure(read_saved(run), device="cpu").evaluation.confusion == confusion
+
+
+# Evaluate
+
+
+def test_evaluate_finds_the_journals_numbers_of_the_best_epoch(gputrain: Gputrain, short: DoneRun) -> None:
+    done = gputrain("evaluate", str(short.path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    epochs = [event for event in events_of(short.path) if event["type"] == "epoch"]
+    best = max(epochs, key=lambda epoch: epoch["val_accuracy"])
+    assert told["top1"] == best["val_accuracy"]
+    assert told["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
+    assert told["images"] == sum(one["images"] for one in told["classes"]) == np.sum(told["confusion"])
+    right = sum(row[number] for number, row in enumerate(told["confusion"]))
+    assert told["top1"] == right / told["images"]
+
+
+def test_evaluate_counts_as_a_plain_loop_does(run: RunFolder) -> None:
+    source, saved = open_source(DIGITS), read_saved(run)
+    found = measure(saved, device="cpu").evaluation
+    trained, own = load_trained(run, device="cpu"), saved.image_format
+    pixels, labels = source.load("val", np.arange(source.count("val")))
+    images = (torch.from_numpy(pixels).float() / 255 - own.mean[0]) / own.std[0]
+    hits = in_top5 = 0
+    for batch, wanted in DataLoader(TensorDataset(images, torch.from_numpy(labels)), 50):
+        order = trained.model(batch).argsort(1, descending=True)
+        hits += int((order[:, 0] == wanted).sum())
+        in_top5 += int((order[:, :5] == wanted[:, None]).sum())
+    assert found.sums.accuracy == hits / len(labels)
+    assert found.top5 == in_top5 / len(labels)
+
+
+def test_evaluate_prints_the_classes_and_which_was_taken_for_which(run: RunFolder) -> None:
+    done = call("evaluate", run.path)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "best.pt on digits, part val"
+    assert lines[1].startswith("359 images  loss 0.")
+    of_three = next(line for line in lines if line.startswith("3 ")).split()
+    assert of_three[:2] == ["3", "37"]
+    matrix = [line.split() for line in lines[-10:]]
+    assert [row[0] for row in matrix] == list("0123456789")
+    assert sum(int(count.replace(".", "0")) for row in matrix for count in row[1:]) == 359
+
+
+def test_each_image_of_all_parts_counts_once_with_any_number_of_loader_processes(run: RunFolder) -> None:
+    saved = read_saved(run)
+    found = [measure(saved, [f"data.workers={n}", "data.batch_size=100"], "all", "cpu").evaluation for n in (0, 2)]
+    assert np.sum(found[0].confusion) == 1797
+    assert found[0].confusion == found[1].confusion
+
+
+def digits_folder(folder: Path, names: Callable[[int], str], wanted: set[int]) -> Path:
+    """The digits' validation images as files, one folder a class."""
+    pixels, labels = (source := open_source(DIGITS)).load("val", np.arange(source.count("val")))
+    for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+        if label in wanted:
+            place = folder / names(label)
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(place / f"{number}.png")
+    return folder
+
+
+def test_classes_of_other_data_are_known_by_their_names(run: RunFolder, tmp_path: Path) -> None:
+    folder = digits_folder(tmp_path / "some", str, {7, 3})
+    saved = read_saved(run)
+    before, found = (
+        measure(saved, changes, part, "cpu")
+        for changes, part in (([], "val"), (["data.dataset=folder", f"data.path={folder}"], "all"))
+    )
+    assert found.images == [before.images[n] if n in (3, 7) else 0 for n in range(10)]
+    assert found.evaluation.per_class[3] == before.evaluation.per_class[3]
+    assert found.evaluation.confusion[7] == before.evaluation.confusion[7]
+    assert found.evaluation.per_class[0] is None
+
+
+def test_a_class_that_the_model_does_not_know_is_told(run: RunFolder, tmp_path: Path) -> None:
+    folder = digits_folder(tmp_path / "named", lambda label: f"digit {label}", {1, 2})
+    done = call("evaluate", run.path, "data.dataset=folder", f"data.path={folder}")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: data.path: the model does not know digit 1, digit 2; its classes are 0, 1, 2")
+
+
+def test_all_that_is_wrong_with_what_was_given_is_told_at_once(run: RunFolder) -> None:
+    done = call("evaluate", run.path, "data.image_size=16", "optim.lr=1", "data.bathc_size=3", "much")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines() == [
+        "error: data.image_size: is what the model was trained with, and stays so; leave it out",
+        "error: optim.lr: is of training; only keys of data can be given here",
+        "error: data.bathc_size: there is no such key; did you mean data.batch_size?",
+        "error: much: give values as data.key=value",
+    ]
+
+
+# Export
+
+
+def test_an_export_gives_the_same_answers_bit_for_bit(short: DoneRun, tmp_path: Path) -> None:
+    done = call("export", short.path, "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines() == [str(tmp_path / "out" / name) for name in ("model.safetensors", "model.json")]
+    told = json.loads((tmp_path / "out" / "model.json").read_text())
+    config, image = check({"model": told["model"]}), told["image"]
+    model = build_model(config, image["channels"], len(told["classes"]), image["size"]).eval()
+    model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
+    trained = load_trained(RunFolder(short.path), device="cpu")
+    images = torch.randint(256, (16, 1, 8, 8), dtype=torch.uint8)
+    mean, std = (torch.tensor(image[name]).view(1, 1, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        assert torch.equal(model(normalise(images, mean, std)), trained.logits(images))
+    best = max((one for one in events_of(short.path) if one["type"] == "epoch"), key=lambda one: one["val_accuracy"])
+    assert (told["epoch"], told["val_accuracy"]) == (best["epoch"], best["val_accuracy"])
+    assert told["classes"] == list("0123456789")
+
+
+def test_an_export_can_be_what_another_run_begins_with(run: RunFolder, tmp_path: Path) -> None:
+    file = export(read_saved(run), run, tmp_path / "out")[0]
+    config = check({"model": {"weights": str(file)}})
+    fresh = build_model(config, 1, 10, 8)
+    load_weights(fresh, config, 8, read_saved(run).classes)
+    trained = load_trained(run, device="cpu").model.state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in fresh.state_dict().items())
+
+
+def test_what_is_done_to_an_image_can_be_done_by_another_program(run: RunFolder, tmp_path: Path) -> None:
+    export(read_saved(run), run, tmp_path / "out")
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 100, 3), np.uint8))
+    image.save(tmp_path / "one.png")
+    steps = {one["name"]: one for one in json.loads((tmp_path / "out" / "model.json").read_text())["transforms"]}
+    assert list(steps) == ["exif_transpose", "convert", "resize", "divide", "normalize"]
+    grey, size = image.convert(steps["convert"]["mode"]), steps["resize"]["size"]
+    assert steps["resize"]["box"] == "central_square"
+    small = grey.resize(size, Image.Resampling.BILINEAR, box=(18, 0, 82, 64))
+    pixels = torch.from_numpy(np.asarray(small).copy())[None, None].float() / steps["divide"]["by"]
+    pixels = (pixels - steps["normalize"]["mean"][0]) / steps["normalize"]["std"][0]
+    trained = load_trained(run, device="cpu")
+    shares = trained.model(pixels).softmax(1)[0]
+    answer = next(predict(trained, list(files_in([tmp_path / "one.png"])), 10))
+    for name, share in answer.classes:
+        assert share == shares[int(name)].item()
+
+
+def test_the_default_place_is_in_the_run_and_an_export_replaces_its_own(run: RunFolder) -> None:
+    for _ in range(2):
+        assert call("export", run.path).exit_code == 0
+    assert sorted(path.name for path in (run.path / "export").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_files_of_another_are_overwritten_only_by_force(run: RunFolder, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "model.json").write_text('{"of": "another"}')
+    done = call("export", run.path, "--output", place)
+    assert done.exit_code == 2
+    assert "model.json: is not of short; give another --output, or overwrite with --force" in done.stderr
+    assert [path.name for path in place.iterdir()] == ["model.json"]
+    assert call("export", run.path, "--output", place, "--force").exit_code == 0
+    assert json.loads((place / "model.json").read_text())["run"] == "short"
+
+
+def test_a_place_that_cannot_be_written_to_is_told(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = call("export", run.path, "--output", tmp_path / "file" / "below")
+    assert done.exit_code == 2
+    assert "cannot be written to: Not a directory" in done.stderr
+
+
+def test_tensors_that_share_memory_or_are_half_are_exported_plain(tmp_path: Path) -> None:
+    tied = torch.arange(6.0).view(2, 3)
+    state = plain({"a": tied, "b": tied.t(), "half": tied.half(), "count": torch.tensor(3)})
+    assert len({value.data_ptr() for value in state.values()}) == 4
+    assert all(value.is_contiguous() for value in state.values())
+    assert torch.equal(state["b"], tied.t())
+    assert (state["half"].dtype, state["count"].dtype) == (torch.float32, torch.int64)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_gives_the_cpus_answers(run: RunFolder) -> None:
+    images = torch.randint(256, (64, 1, 8, 8), dtype=torch.uint8)
+    on_gpu, on_cpu = (load_trained(run, device=name) for name in ("auto", "cpu"))
+    assert on_gpu.device.type == "cuda"
+    assert torch.allclose(on_gpu.probabilities(images).cpu(), on_cpu.probabilities(images), atol=1e-2)
+    measured = [measure(on_cpu.saved, ["data.workers=2"], "val", name).evaluation for name in ("cuda", "cpu")]
+    assert measured[0].sums.accuracy == pytest.approx(measured[1].sums.accuracy, abs=0.01)

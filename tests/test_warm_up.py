@@ -1,0 +1,59 @@
+"""What shows before the first step: a model that cannot train as the config wants it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from in_process import one_rank
+
+from engine.problems import UsageError
+
+NETS = """
+import torch
+from torch import nn
+
+class Spare(nn.Module):
+    def __init__(self, classes, size):
+        super().__init__()
+        self.used, self.spare = nn.Linear(size * size, classes), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+
+class Alone(nn.Module):
+    def __init__(self, classes, size):
+        super().__init__()
+        self.layer = nn.Linear(size * size, classes)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1).to(torch.float32))
+
+class Picky(Spare):
+    def forward(self, x):
+        if self.training:
+            raise ValueError("no more than it wants")
+        return self.used(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "told"),
+    [
+        ("Spare", (), "nets:Spare does not use spare.weight, spare.bias for what it gives"),
+        ("Picky", (), "nets:Picky fails on a batch of 2 images: no more than it wants"),
+        ("Alone", ("precision.amp=O3",), "precision.amp: O3: nets:Alone cannot compute in float16 alone"),
+    ],
+)
+def test_a_model_that_cannot_train_is_refused(name: str, recipe: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    with pytest.raises(UsageError) as refused, one_rank(f"model.name=nets:{name}", f"run.code={tmp_path}", *recipe):
+        pass
+    assert told in str(refused.value)
+
+
+def test_what_is_wrong_with_weights_loss_and_optimizer_comes_at_once(tmp_path: Path) -> None:
+    wrong = ("model.freeze=[nope]", "optim.layer_lr={9x: 1}", "loss.name=os:getcwd")
+    with pytest.raises(UsageError) as refused, one_rank(*wrong, f"run.code={tmp_path}"):
+        pass
+    assert {problem.where for problem in refused.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}
