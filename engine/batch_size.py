@@ -47,7 +47,7 @@ class Found:
         one = "GPU" if config.device.parallel == "dp" else "rank"
         why = {
             "memory": f"about the most that fit into {SHARE:.0%} of the free memory",
-            "data": "more would leave no step in an epoch",
+            "data": "all that one step an epoch can have; fewer make more steps, and so may learn faster",
             "time": f"more are over {MOST_ON_CPU}, or take over {STEP_SECONDS:g} s a step",
         }[self.limit]
         return f"{KEY} auto: {counted(self.images, 'image')} a {one}, {why}"

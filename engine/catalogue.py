@@ -25,7 +25,7 @@ from engine.problems import UsageError, nearest
 BUILTIN_MODELS = ("cnn", "linear", "resnet18-small")
 # In the order in which model.source auto looks through them.
 SOURCES = ("builtin", "torchvision", "timm")
-NO_TIMM = "timm is not installed; pip install 'gputrain[timm]'"
+NO_TIMM = "timm is not installed; pip install timm"
 _PROGRAM = "from engine.libraries import main; main()"
 
 

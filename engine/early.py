@@ -12,7 +12,7 @@ from engine.data import check_source, open_early, shares_of
 from engine.data.look import check_own_data
 from engine.data.source import Source
 from engine.gpus.choice import choose
-from engine.machine import Plan
+from engine.machine import Plan, plan
 from engine.own import check_own
 from engine.pairs import sync_bn_problems
 from engine.problems import Problem, UsageError, collecting
@@ -46,19 +46,19 @@ def look_early(config: Config) -> Early:
     return early
 
 
-def look_at_shares(config: Config, early: Early, plan: Plan) -> None:
+def look_at_shares(config: Config, early: Early, share: Plan) -> None:
     """At what hangs on the number of ranks. Raises UsageError with all that was found."""
-    early.problems += sync_bn_problems(config, plan.ranks, on_gpu=plan.on_gpu)
+    early.problems += sync_bn_problems(config, share.ranks, on_gpu=share.on_gpu)
     if early.source is not None:
         least = with_batch(config, 1) if config.data.batch_size == "auto" else config
-        shares = shares_of(least, early.source, plan.ranks, devices_a_rank=plan.devices_a_rank)
+        shares = shares_of(least, early.source, share.ranks, devices_a_rank=share.devices_a_rank)
         with collecting(early.problems):
             check_source(config, early.source, shares)
         if shares.steps_per_epoch:
             early.problems += unreachable(config.schedule, shares.steps_per_epoch, config.run.epochs)
     if not early.problems:
         # Makes images with the user's code, which only then means something.
-        check_own_data(config, plan.ranks)
+        check_own_data(config, share.ranks)
     if early.problems:
         raise UsageError(early.problems)
 
@@ -70,5 +70,7 @@ def with_all_problems(error: UsageError) -> UsageError:
     told = {problem.where.partition(" ")[0] for problem in error.problems}
     found = look_early(error.rest).problems
     with collecting(found):
-        choose(error.rest.device.gpus, "", wait=False, waiting=lambda _: None).reservation.release()
+        choice = choose(error.rest.device.gpus, "", wait=False, waiting=lambda _: None)
+        choice.reservation.release()
+        plan(error.rest, choice.devices)
     return UsageError([*error.problems, *(problem for problem in found if problem.where not in told)])

@@ -51,6 +51,8 @@ class RunStarted(Event):
     workers: int
     versions: dict[str, str]
     ranks: list[dict[str, Any]] = field(default_factory=list)
+    trainable: int = -1
+    """Of the parameters; -1 where that was not told."""
 
 
 @dataclass(frozen=True, kw_only=True)

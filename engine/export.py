@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ def export(saved: Saved, run: RunFolder, folder: Path, *, force: bool = False) -
     # Weights that do not fit their model are of use to no one.
     weights = plain(build_trained(saved, "cpu").model.state_dict())
     description = describe(saved, run)
+    # Of another network with as many classes it must be known that they are others, see `engine.transfer`.
+    metadata = {"format": "pt", "classes": json.dumps(list(saved.classes))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(paths[0], lambda file: file.write(save(weights, {"format": "pt"})), durable=True)
+        replace_file(paths[0], lambda file: file.write(save(weights, metadata)), durable=True)
         write_json(paths[1], description)
     except OSError as error:
         raise UsageError.one(str(folder), f"cannot be written to: {error.strerror or error}") from error

@@ -272,6 +272,7 @@ class Fit:
             val_images=t.shares.val_images,
             classes=len(self.source.classes),
             parameters=count_parameters(t.model),
+            trainable=sum(one.numel() for one in t.model.parameters() if one.requires_grad),
             workers=t.batches.workers,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )

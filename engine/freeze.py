@@ -72,7 +72,10 @@ def _beginning_with(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str]
     inside = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     parts = [path for path, part in model.named_modules() if path and list(part.parameters())]
     problems = [
-        Problem("model.freeze", f"the model has no weights called {prefix}{nearest(prefix, parts) or _tops(parts)}")
+        Problem(
+            "model.freeze",
+            f"the model has no weights called {prefix}{nearest(prefix, parts) or _tops(parts)}",
+        )
         for prefix in prefixes
         if not any(_below(name, [prefix]) for name in inside)
     ]
@@ -82,7 +85,7 @@ def _beginning_with(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str]
 
 
 def _tops(parts: list[str]) -> str:
-    return f"; there are {', '.join(path for path in parts if '.' not in path)}"
+    return f"; there are {', '.join(path for path in parts if '.' not in path)}, or backbone for all but the last layer"
 
 
 def _not(trains: list[str]) -> Callable[[str], bool]:

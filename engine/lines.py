@@ -89,5 +89,10 @@ def plan_in_words(event: RunStarted) -> str:
         f"{counted(event.world_size, 'rank')} on {devices}, global batch {event.global_batch}, "
         f"{counted(event.steps_per_epoch, 'step')} an epoch, {counted(event.epochs, 'epoch')}, "
         f"{event.train_images} images for training and {event.val_images} for validation in "
-        f"{event.classes} classes, {event.parameters:,} parameters"
+        f"{event.classes} classes, {parameters_in_words(event)}"
     )
+
+
+def parameters_in_words(event: RunStarted) -> str:
+    trained = f", of which {event.trainable:,} train" if 0 <= event.trainable < event.parameters else ""
+    return f"{event.parameters:,} parameters{trained}"

@@ -18,7 +18,7 @@ from engine.problems import Problem, UsageError, nearest
 
 ModelSource = Literal["own", "builtin", "torchvision", "timm"]
 
-GET_TIMM = "timm is not installed: pip install 'gputrain[timm]'"
+GET_TIMM = "timm is not installed: pip install timm"
 
 # Options of torchvision's MobileNetV3 that the signature of its class does not tell.
 _OF_MOBILENET = ("width_mult", "reduced_tail", "dilated")
@@ -264,10 +264,8 @@ def check_model(model: nn.Module, name: str, channels: int, size: int, classes: 
     except Exception as error:
         # Code of the user's own can fail in any way.
         text = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError.one(
-            "model.name",
-            f"{name} cannot take images of {channels}x{size}x{size}: {text}; change model.name or data.image_size",
-        ) from error
+        text = in_words(error) if is_own(name) else f"{text}; change model.name or data.image_size"
+        raise UsageError.one("model.name", f"{name} cannot take images of {channels}x{size}x{size}: {text}") from error
     finally:
         model.train(training)
     if not isinstance(out, Tensor) or tuple(out.shape) != (1, classes):

@@ -191,7 +191,8 @@ def _not_taken(name: str, key: str, options: Mapping[str, Option]) -> str:
     if key in options:
         return f"{name} takes {options[key].rule.allowed} for its {key}: give it in optim.options"
     others = f"only {', '.join(sorted(takers(key)))} do, and some of timm's"
-    return f"{name} does not take it, {others}; leave it out"
+    none = "0" if key == "weight_decay" else "null"
+    return f"{name} does not take it, {others}; leave it out, or give optim.{key}={none}"
 
 
 def _shown(value: object) -> str:

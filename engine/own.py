@@ -75,14 +75,15 @@ def _why_not_imported(error: BaseException, module: str, where: Path) -> str:
 
 def in_words(error: BaseException, folder: Path | str | None = None) -> str:
     """An exception that came out of the user's own code in one sentence, with the line of the code in `folder`, else of
-    the last."""
+    the last that is none of ours."""
     name = type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{name}: {error.msg} ({error.filename}, line {error.lineno})"
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if folder is not None and Path(frame.filename).is_relative_to(folder)]
-    last = (inside or frames)[-1:]
+    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)]
+    last = (inside or theirs)[-1:]
     place = f" ({last[0].filename}, line {last[0].lineno})" if last else ""
     return f"{name}: {text}{place}" if text else f"{name}{place}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import get_args
 
@@ -118,6 +119,8 @@ def _of_augment(config: Config) -> Iterator[tuple[str, str]]:
 
 def _of_model(config: Config) -> Iterator[tuple[str, str]]:
     model = config.model
+    if (named := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
+        yield "model.name", f"{model.name} is given as model.name={named[2]} model.source={named[1]}"
     ours = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
     if model.weights == "pretrained" and (ours or (model.source == "auto" and is_own(model.name))):
         yield "model.weights", f"there are no pretrained weights of {model.name}; give a file"
@@ -164,7 +167,10 @@ def _of_schedule(config: Config) -> Iterator[tuple[str, str]]:
     if schedule.warmup_epochs > epochs:
         yield "schedule.warmup_epochs", f"must be at most run.epochs ({epochs})"
     if schedule.warmup_epochs and schedule.warmup_steps:
-        yield "schedule.warmup_steps", "and schedule.warmup_epochs are two lengths of one warm-up; keep one"
+        yield (
+            "schedule.warmup_steps",
+            f"and schedule.warmup_epochs={schedule.warmup_epochs:g} are two lengths of one warm-up; set one to 0",
+        )
     if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
         yield "schedule.milestones", "must be whole numbers from 1 up, each greater than the one before"
     elif schedule.name == "multistep" and not schedule.milestones:
@@ -174,7 +180,10 @@ def _of_schedule(config: Config) -> Iterator[tuple[str, str]]:
     if schedule.name == "onecycle":
         for key in ("warmup_epochs", "warmup_steps"):
             if getattr(schedule, key):
-                yield f"schedule.{key}", "schedule onecycle begins with a warm-up of its own; give schedule.peak_at"
+                yield (
+                    f"schedule.{key}",
+                    f"schedule onecycle has a warm-up of its own (schedule.peak_at); give {key}=0",
+                )
         if by_epoch(schedule) and epochs < 2:
             yield "schedule.by", "schedule onecycle needs two epochs or more to change by epoch; give step"
     if schedule.name == "plateau":

@@ -28,7 +28,6 @@ class Plateau:
                 threshold=schedule.threshold,
                 cooldown=schedule.cooldown,
                 min_lr=schedule.final_lr_ratio,
-                eps=0.0,
             )
 
     @property

@@ -35,6 +35,9 @@ _shown.maxstring = _shown.maxlong = _shown.maxother = 200
 _EITHER = {
     "data.workers": "must be a whole number from 0 up, or auto",
     "data.batch_size": "must be a whole number from 1 up, or auto",
+    "optim.betas": "must be two numbers, such as [0.9, 0.999]",
+    "augment.crop_scale": "must be two numbers, such as [0.08, 1]",
+    "augment.crop_ratio": "must be two numbers, such as [0.75, 1.33]",
     "model.freeze": "must be none, backbone, or names of parts of the model such as [layer1, layer2]",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
 }

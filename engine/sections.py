@@ -187,7 +187,9 @@ class Data(Section):
         description="Standard deviation of each channel, on 0 to 1; the dataset's own when left out.",
     )
     on_bad: Literal["fail", "skip"] = Field(
-        "fail", description="An image that can no longer be read while training: fail, or skip it and count it."
+        "fail",
+        description="An image that can no longer be read while training: fail, or skip it and count it. What is broken "
+        "at the start is left out, and named.",
     )
     fake_train: int = Field(1024, ge=1, le=10**9, description="Training images that fake makes.")
     fake_val: int = Field(256, ge=1, le=10**9, description="Validation images that fake makes.")

@@ -68,7 +68,7 @@ def _catalogue() -> dict[str, Any]:
     try:
         installed = version("timm")
     except PackageNotFoundError as error:
-        raise UsageError.one("optim.name", "timm's optimizers need the extra: pip install 'gputrain[timm]'") from error
+        raise UsageError.one("optim.name", "timm is not installed: pip install timm") from error
     path = cache_folder() / f"optimizers-timm-{installed}.json"
     stored = read_json(path)
     if stored is not None and isinstance(stored.get("optimizers"), dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,13 +138,10 @@ def read_weights(path: Path) -> Stored:
             # The length of a JSON header, and that header.
             is_safetensors = file.read(9)[8:] == b"{"
         if is_safetensors or path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            stored: Any = load_file(path)
-        else:
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-            if isinstance(stored, Mapping) and stored.keys() >= FIELDS:
-                check_bytes(path)
+            return _read_safetensors(path)
+        stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(stored, Mapping) and stored.keys() >= FIELDS:
+            check_bytes(path)
     except DamagedCheckpointError as error:
         raise UsageError.one("model.weights", f"{path} {error}") from error
     except pickle.UnpicklingError as error:
@@ -158,6 +156,17 @@ def read_weights(path: Path) -> Stored:
         text = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError.one("model.weights", f"{path} is damaged, or no file of weights: {text}") from error
     return _weights_in(stored, path)
+
+
+def _read_safetensors(path: Path) -> Stored:
+    """Beside the weights the classes, where `gputrain export` wrote it."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        told = (file.metadata() or {}).get("classes")
+        entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    classes = None if told is None else json.loads(told)
+    return Stored(entries, list(map(str, classes)) if isinstance(classes, list) else None)
 
 
 def _weights_in(stored: Any, path: Path) -> Stored:

@@ -47,6 +47,9 @@ from engine.seat import Seat
 from engine.steplog import SkippedSteps, StepLog
 from engine.warm_up import warm_up
 
+# So large a share of the training images is not left out of each epoch without a word.
+MUCH_DROPPED = 0.1
+
 
 def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     """Train as one rank of the run. Raises UsageError where what was asked for turns out to be impossible, on every
@@ -67,6 +70,11 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     images = image_format(config, source)
     workers = _workers(job, source)
     warnings = loading_warnings(config, job.plan.ranks, workers, images, job.plan.devices_a_rank)
+    if shares.dropped > MUCH_DROPPED * shares.train_images:
+        warnings.append(
+            f"{shares.dropped} of {shares.train_images} training images fill no step and are left out of each epoch; "
+            "data.drop_last=false takes them too"
+        )
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
     batches = Batches(source, config, images, requests, workers)
     try:

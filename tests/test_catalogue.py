@@ -118,10 +118,10 @@ def test_an_unknown_model_is_told_the_nearest(name: str, source: Any, says: str)
         check_model_name(Model(name=name, source=source))
 
 
-def test_without_timm_its_extra_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_timm_it_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = catalogue.library_version
     monkeypatch.setattr(catalogue, "library_version", lambda name: None if name == "timm" else installed(name))
-    with pytest.raises(UsageError, match=r"model.source: timm is not installed; pip install 'gputrain\[timm\]'"):
+    with pytest.raises(UsageError, match=r"model.source: timm is not installed; pip install timm"):
         check_model_name(Model(name="resnet50d", source="timm"))
     with pytest.raises(UsageError, match=r"model.name: no model is called 'resnet50d'"):
         check_model_name(Model(name="resnet50d"))

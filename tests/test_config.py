@@ -39,6 +39,14 @@ def test_every_preset_is_a_valid_config(name: str) -> None:
     assert presets()[name].read_text().startswith("# ")
 
 
+def test_every_key_is_described_with_what_it_may_be(gputrain: Gputrain) -> None:
+    told = gputrain("config", "--describe").stdout
+    assert "optim.momentum\n    Momentum; when left out 0.9 for sgd" in told
+    assert "augment.policy\n    Random distortions" in told
+    assert "One of none, randaugment, trivialaugment. [default: none]" in told
+    assert [line for line in told.splitlines() if not line.startswith(" ")] == [key for key, _ in fields()]
+
+
 def test_what_is_wrong_by_itself_hides_no_impossible_pair() -> None:
     found = problems("optim.lr=high", "schedule.name=multistep", "augment.crop_scale=[2, 1]", "run.resume=true")
     assert [line.split(":")[0] for line in found] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from test_journal import epoch, resumed, started
@@ -54,6 +55,15 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint() -> None:
     assert found.train_loss("step").y.tolist() == [1.0] * 10 + [2.0] * 2
     assert found.lr("step").x.tolist() == [10, 12]
     assert found.of_epochs("val_accuracy", "step").y.tolist() == [0.5]
+
+
+def test_averaged_weights_have_a_curve_of_their_own() -> None:
+    plain = View(curves(started(), epoch(1, 0.5)))
+    assert [curve.label for curve in plain.curves_of("accuracy")] == ["train", "val"]
+    averaged = View(curves(started(), replace(epoch(1, 0.5), ema_val_accuracy=0.75)))
+    *_, ema = averaged.curves_of("accuracy")
+    assert (ema.label, ema.series.y.tolist()) == ("ema", [0.75])
+    assert averaged.curves.unreadable == 0
 
 
 def test_the_axes_are_steps_epochs_and_hours_of_training() -> None:

@@ -78,7 +78,8 @@ def test_names_that_the_model_does_not_have_are_refused_all_at_once() -> None:
         freeze(build(3, name="resnet18", options={}), config(freeze=["layer", "layer1", "head"]).model)
     assert str(refused.value) == (
         "model.freeze: the model has no weights called layer; did you mean layer4?\n"
-        "model.freeze: the model has no weights called head; there are conv1, bn1, layer1, layer2, layer3, layer4, fc"
+        "model.freeze: the model has no weights called head; there are conv1, bn1, layer1, layer2, layer3, layer4, fc, "
+        "or backbone for all but the last layer"
     )
 
 

@@ -96,7 +96,7 @@ def test_timms_models_fit_the_datas_classes_channels_and_size(name: str, size: i
 
 def test_timm_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.models.find_spec", lambda name: None)
-    assert refusal("test_vit", source="timm") == ("model.source: timm is not installed: pip install 'gputrain[timm]'")
+    assert refusal("test_vit", source="timm") == ("model.source: timm is not installed: pip install timm")
     assert refusal("test_vit").startswith("model.name: there is no model 'test_vit'")
 
 

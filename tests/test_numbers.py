@@ -10,6 +10,7 @@ from conftest import Gputrain, weights_of
 from in_process import one_rank, train
 from torch import nn
 
+from engine.lines import plan_in_words
 from engine.loop import limit_gradients, train_step
 from engine.problems import UsageError
 
@@ -198,6 +199,13 @@ def test_a_checkpoint_within_an_epoch_has_the_statistics_beside_the_averaged_wei
     kept = torch.load(tmp_path / "checkpoints" / "step-00000015.pt", weights_only=True)
     assert torch.equal(kept["ema"]["1.running_mean"], kept["model"]["1.running_mean"])
     assert kept["ema"]["1.running_mean"].abs().sum() > 0
+
+
+def test_a_frozen_backbone_is_told_in_the_plan() -> None:
+    with one_rank("model.freeze=backbone") as fit:
+        started = fit._started()
+        assert (started.parameters, started.trainable) == (21_578, 2_570)
+        assert plan_in_words(started).endswith("21,578 parameters, of which 2,570 train")
 
 
 def test_without_them_nothing_is_said_of_averaged_weights(tmp_path: Path) -> None:

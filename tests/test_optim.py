@@ -143,9 +143,10 @@ def test_all_that_an_optimizer_cannot_take_is_told_at_once() -> None:
         betas=(0.9, 0.99),
         options={"alfa": 0.9, "alpha": 1.5, "centered": 1, "momentum": 0.9},
     ) == [
-        "optim.nesterov: rmsprop does not take it, only muon, sgd do, and some of timm's; leave it out",
+        "optim.nesterov: rmsprop does not take it, only muon, sgd do, and some of timm's; leave it out, "
+        "or give optim.nesterov=null",
         "optim.betas: rmsprop does not take it, only adam, adamax, adamw, muon, nadam, radam do, and some of timm's; "
-        "leave it out",
+        "leave it out, or give optim.betas=null",
         "optim.options: rmsprop has no parameter 'alfa'; there are alpha, centered; did you mean alpha?",
         "optim.options: alpha must be a number of at least 0 and less than 1, not 1.5",
         "optim.options: centered must be true or false, not 1",
@@ -563,7 +564,7 @@ def test_without_timm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(timm_optimizers, "version", absent)
     [problem] = check_timm_optimizer(Optim(name="timm:lamb"))
-    assert str(problem) == "optim.name: timm's optimizers need the extra: pip install 'gputrain[timm]'"
+    assert str(problem) == "optim.name: timm is not installed: pip install timm"
     assert check_timm_optimizer(Optim(name="sgd")) == []
 
 

@@ -152,6 +152,10 @@ def test_the_images_that_are_left_of_an_epoch(drop_last: bool, images: int) -> N
     assert shares(0, 2, drop_last=drop_last).images_from(7) == 0
 
 
+def test_the_images_that_fill_no_step() -> None:
+    assert (shares(0, 2).dropped, shares(0, 2, drop_last=False).dropped) == (103 - 96, 0)
+
+
 def test_the_smallest_batch_of_any_rank() -> None:
     assert shares(0, 2).smallest_batch == 8
     assert shares(0, 2, drop_last=False).smallest_batch == 3

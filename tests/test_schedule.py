@@ -249,11 +249,11 @@ def test_other_schedules_have_no_plateau() -> None:
         ({"name": "cosine", "warmup_epochs": 11.0}, "schedule.warmup_epochs: must be at most run.epochs (10)"),
         (
             {"name": "cosine", "warmup_epochs": 1.0, "warmup_steps": 3},
-            "schedule.warmup_steps: and schedule.warmup_epochs are two lengths of one warm-up; keep one",
+            "schedule.warmup_steps: and schedule.warmup_epochs=1 are two lengths of one warm-up; set one to 0",
         ),
         (
             {"name": "onecycle", "warmup_steps": 3},
-            "schedule.warmup_steps: schedule onecycle begins with a warm-up of its own; give schedule.peak_at",
+            "schedule.warmup_steps: schedule onecycle has a warm-up of its own (schedule.peak_at); give warmup_steps=0",
         ),
         ({"name": "multistep"}, "schedule.milestones: schedule multistep needs at least one, such as [30, 60]"),
         (

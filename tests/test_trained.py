@@ -405,6 +405,9 @@ def test_an_export_can_be_what_another_run_begins_with(run: RunFolder, tmp_path:
     load_weights(fresh, config, 8, read_saved(run).classes)
     trained = load_trained(run, device="cpu").model.state_dict()
     assert all(torch.equal(value, trained[name]) for name, value in fresh.state_dict().items())
+    loaded = load_weights(build_model(config, 1, 10, 8), config, 8, [f"other-{number}" for number in range(10)])
+    assert loaded is not None
+    assert set(loaded.left_out) == {"9.weight (of other classes)", "9.bias (of other classes)"}
 
 
 def test_what_is_done_to_an_image_can_be_done_by_another_program(run: RunFolder, tmp_path: Path) -> None:

@@ -181,9 +181,15 @@ def config(
     arguments: Arguments = None,
     diff: Annotated[bool, typer.Option("--diff", help="Only what differs from the defaults.")] = False,
     sources: Annotated[bool, typer.Option("--sources", help="Where each value came from.")] = False,
+    described: Annotated[
+        bool, typer.Option("--describe", help="What each key is for, what it may be, and its default.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the config that these arguments come to."""
+    if described:
+        describe_keys(as_json=as_json)
+        return
     from engine.config import as_dict
     from engine.resolve import to_yaml
 
@@ -204,6 +210,25 @@ def config(
     for key, row in rows.items():
         setting = f"{key} = {json.dumps(row['value'])}"
         typer.echo(f"{setting:<48}  {row['source']}")
+
+
+def describe_keys(*, as_json: bool) -> None:
+    from engine.config import fields
+    from tui.flags import value_text
+    from tui.form import kind_of
+
+    rows = {
+        key: {"description": info.description, "choices": list(kind_of(info.annotation)[0]), "default": info.default}
+        for key, info in fields()
+    }
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for key, row in rows.items():
+        choices = f" One of {', '.join(row['choices'])}." if row["choices"] else ""
+        default = value_text(row["default"])
+        default = f" [default: {default}]" if default not in ("", "[]") else ""
+        typer.echo(f"{key}\n    {row['description']}{choices}{default}")
 
 
 @app.command()

@@ -77,7 +77,11 @@ class Curves:
         self._told = {name: Growing() for name in ("step", "time", "lr")}
         """Of each `step` event."""
         self._epochs = {
-            name: Growing() for name in ("step", "train_loss", "val_loss", "train_accuracy", "val_accuracy")
+            name: Growing()
+            for name in (
+                *("step", "train_loss", "val_loss", "train_accuracy", "val_accuracy"),
+                *("ema_val_loss", "ema_val_accuracy"),
+            )
         }
         self._began: float | None = None
         self._sitting = 0.0
@@ -111,7 +115,8 @@ class Curves:
                 for name, numbers in self._epochs.items():
                     value = getattr(event, name)
                     numbers.append(value)
-                    self.unreadable += not is_number(value)
+                    # Most runs have no averaged weights.
+                    self.unreadable += not is_number(value) and not name.startswith("ema_")
             case _:
                 return
         self.version += 1
@@ -137,7 +142,7 @@ class Curves:
         return Series(places.values[:length], self._losses.values)
 
     def of_epochs(self, name: str, axis: XAxis) -> Series:
-        """`train_loss`, `val_loss`, `train_accuracy` or `val_accuracy` at the end of each epoch."""
+        """`train_loss`, `val_loss`, `ema_val_loss` and the like at the end of each epoch."""
         return self._over(self._epochs["step"].values, self._epochs[name].values, axis)
 
     def lr(self, axis: XAxis) -> Series:

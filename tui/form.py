@@ -55,14 +55,14 @@ class FieldInfo:
 def form_fields() -> list[FieldInfo]:
     """The main ones in their order, then the others in the schema's."""
     found = {
-        key: FieldInfo(key, info.description or "", *_kind(info.annotation))
+        key: FieldInfo(key, info.description or "", *kind_of(info.annotation))
         for key, info in fields()
         if key not in NOT_HERE
     }
     return [found[key] for key in MAIN_KEYS] + [one for key, one in found.items() if key not in MAIN_KEYS]
 
 
-def _kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
+def kind_of(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
     """The choices of a key, whether it is a switch, and whether it takes more than its choices."""
     if get_origin(annotation) is Literal:
         return tuple(map(str, get_args(annotation))), False, False

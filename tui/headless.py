@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 
 from engine.events import Epoch, Event, RunFinished, RunStarted, Starting, Step, Warned, to_line
 from engine.history import History
-from engine.lines import line_of
+from engine.lines import line_of, parameters_in_words
 
 QUEUE_EVENTS = 10_000
 PATIENCE_SECONDS = 5.0
@@ -142,7 +142,7 @@ class PlanTable:
                 "training images": event.train_images,
                 "validation images": event.val_images,
                 "classes": event.classes,
-                "parameters": f"{event.parameters:,}",
+                "parameters": parameters_in_words(event).replace(" parameters", ""),
             }
             self._out.write("".join(f"{name:<18} {value}\n" for name, value in rows.items()))
         elif (line := line_of(event)) is not None:

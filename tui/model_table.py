@@ -50,7 +50,7 @@ def tell_count(source: str, missing: int) -> None:
 def print_models(found: Sequence[KnownModel], counted: Iterable[KnownModel]) -> None:
     """`counted` are those `found`, each as soon as its parameters are known."""
     names = max(len(HEADER[1]), *(len(model.name) for model in found))
-    sources = max(len(model.source) for model in found)
+    sources = max(len(HEADER[0]), *(len(model.source) for model in found))
 
     def echo(source: str, name: str, parameters: str, top1: str, weights: str) -> None:
         line = f"{source:<{sources}}  {name:<{names}}  {parameters:>{PARAMETER_COLUMNS}}  {top1:>5}  {weights}"

@@ -14,7 +14,7 @@ from tui.plot import Curve, Window
 
 SMOOTHINGS = (0.0, 0.02, 0.1)
 CURSOR_SHARE = 0.01
-TRAIN_COLOUR, VALIDATION_COLOUR, LR_COLOUR = 75, 214, 36
+TRAIN_COLOUR, VALIDATION_COLOUR, LR_COLOUR, EMA_COLOUR = 75, 214, 36, 177
 VALIDATION_SIGN = "•"
 
 
@@ -60,10 +60,14 @@ class View:
         train = (
             self.curves.train_loss(self.axis) if name == "loss" else self.curves.of_epochs("train_accuracy", self.axis)
         )
-        return [
+        curves = [
             Curve("train", train, "braille", TRAIN_COLOUR),
             Curve("val", validation, VALIDATION_SIGN, VALIDATION_COLOUR),
         ]
+        averaged = self.curves.of_epochs(f"ema_val_{name}", self.axis)
+        if np.isfinite(averaged.y).any():
+            curves.append(Curve("ema", averaged, VALIDATION_SIGN, EMA_COLOUR))
+        return curves
 
     def note(self, name: str) -> str:
         """What is not plain to see: the axis, the scale, and what cannot be drawn."""

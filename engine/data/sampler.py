@@ -124,6 +124,11 @@ class Shares:
         full, rest = divmod(self.train_images, self.global_batch)
         return full + (1 if rest and not self.drop_last else 0)
 
+    @property
+    def dropped(self) -> int:
+        """Training images of which an epoch makes no use, because they fill no step."""
+        return self.train_images % self.global_batch if self.drop_last else 0
+
     def images_from(self, first: int) -> int:
         """Images of an epoch's steps from step `first` (counted from 0) on, over all ranks."""
         trained = self.steps_per_epoch * self.global_batch if self.drop_last else self.train_images

@@ -301,8 +301,10 @@ class FormScreen(CockpitScreen):
         self.cockpit.start([*self._arguments(), "--headless"])
 
     async def action_search(self) -> None:
-        await self._mount_all()
+        # First: what is typed meanwhile is for it.
         self.query_one("#search", Filter).begin()
+        await self._mount_all()
+        self._show_fields()
 
     async def action_more(self) -> None:
         await self._mount_all()

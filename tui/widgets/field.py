@@ -63,12 +63,18 @@ class Field(Vertical):
         with Horizontal(classes="line"):
             yield Static(self.info.key, classes="key", markup=False)
             if self._words:
-                words = self._words if self._text in self._words else (*self._words, self._text)
-                yield Chooser(shown_words(words), value=self._text, allow_blank=False, compact=True)
+                yield Chooser(shown_words(self._with(self._text)), value=self._text, allow_blank=False, compact=True)
             else:
                 yield Entry(self._text)
             yield Static(self.info.description, classes="description", markup=False)
         yield Static("", classes="error", markup=False)
+
+    def _with(self, text: str) -> tuple[str, ...]:
+        """The words that can be chosen, this one among them."""
+        if text in self._words:
+            return tuple(self._words)
+        own = [word for word in self._words if word != OTHER]
+        return (*own, text, *self._words[len(own) :])
 
     @property
     def control(self) -> Any:
@@ -80,7 +86,7 @@ class Field(Vertical):
             return
         self._text = text
         if self._words and text not in self._words:
-            self.control.set_options(shown_words((*self._words, text)))
+            self.control.set_options(shown_words(self._with(text)))
         self.control.value = text
 
     def hint(self, text: str) -> None:
