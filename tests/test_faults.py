@@ -217,6 +217,7 @@ def test_a_disk_that_is_full_ends_no_training_but_a_run_without_its_last_checkpo
     assert damaged == []
 
 
+@pytest.mark.soak
 def test_a_disk_that_becomes_read_only_ends_no_training_either(gputrain: Gputrain) -> None:
     saved = gputrain.runs / "a" / "checkpoints"
     mount = f"mount --bind {saved} {saved} && mount -o remount,bind,ro {saved}"

@@ -248,7 +248,7 @@ def test_the_first_frame_needs_neither_torch_nor_plotext_nor_pydantic() -> None:
 
 def test_the_screen_imports_no_torch_even_when_every_screen_was_opened(gputrain: Gputrain) -> None:
     terminal = Terminal(gputrain, SCREEN, "--demo")
-    terminal.wait_for("fashion-17")
+    terminal.wait_for("digits-3")
     for keys, text in (
         ("\t\t\r", "learning rate"),
         ("\x1b", "Processes"),

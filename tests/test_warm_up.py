@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from in_process import one_rank
 
+from engine.beats import Beats, Marker
+from engine.channel import DirectChannel, StopFlag
+from engine.control import Asked
+from engine.job import Job
+from engine.machine import plan
 from engine.problems import UsageError
+from engine.resolve import resolve
+from engine.seat import Seat
+from engine.worker import train
 
 NETS = """
 import torch
@@ -50,6 +59,15 @@ def test_a_model_that_cannot_train_is_refused(name: str, recipe: tuple[str, ...]
     with pytest.raises(UsageError) as refused, one_rank(f"model.name=nets:{name}", f"run.code={tmp_path}", *recipe):
         pass
     assert told in str(refused.value)
+
+
+def test_ranks_that_no_supervisor_looked_after_refuse_the_same() -> None:
+    wrong = ["model.sync_bn=true", "schedule.warmup_epochs=0", "schedule.warmup_steps=9999", "device.ranks=2"]
+    config = resolve("digits", wrong).config
+    channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
+    with pytest.raises(UsageError) as refused:
+        train(Job(config, plan(config, []), None, False, None), Seat(0, 2, 0, 2), dist.HashStore(), channel)
+    assert {problem.where for problem in refused.value.problems} == {"model.sync_bn", "schedule.warmup_steps"}
 
 
 def test_what_is_wrong_with_weights_loss_and_optimizer_comes_at_once(tmp_path: Path) -> None:
