@@ -7,19 +7,32 @@ from pathlib import Path
 
 import pytest
 from conftest import DoneRun, Gputrain
+from typer.testing import CliRunner
 
 from engine.runs import claim
+from tui.cli import app
 
-REFUSED = {
+# By the config alone.
+WRONG = {
     "unknown key": (["optim.lrr=1"], "optim.lrr: there is no such key; did you mean optim.lr?"),
     "wrong type": (["--epochs", "many"], "run.epochs: 'many' is not allowed: must be a whole number"),
     "missing file": (["gone.yaml"], "gone.yaml: there is no such file"),
     "second config": (["digits", "more"], "is a second CONFIG beside digits"),
     "key without equals sign": (["optim.lr", "0.1"], "optim.lr: is a key and needs its value behind an equals sign"),
     "unknown dataset": (["--dataset", "digitz"], "must be one of digits, mnist"),
-    "unknown model": (["--model", "resnet18-smal"], "no model is called 'resnet18-smal'"),
     "unknown optimizer": (["--optimizer", "sgdd"], "one of timm's as timm:NAME; did you mean sgd?"),
     "data path not given": (["--dataset", "mnist"], "data.path: mnist needs the folder that it lies in"),
+    "two values": (["--lr", "0.1", "optim.lr=0.2"], "is given twice with two values"),
+    "name no folder can have": (["--name", "../a"], "must start with a letter or digit"),
+    "resume of no name": (["--resume"], "run.resume: needs the name of the run"),
+    "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "--ngpu: means --gpus free:1"),
+    "value that is no YAML": (["--lr", "{"], "optim.lr: the value '{' cannot be read"),
+    "no such user": (["~nobody-of-that-name/x.yaml"], "there is no such user; write the folder out"),
+}  # fmt: skip
+
+# By a look at the machine.
+REFUSED = {
+    "unknown model": (["--model", "resnet18-smal"], "no model is called 'resnet18-smal'"),
     "data path missing": (["--dataset", "folder", "--data-path", "/nowhere"], "/nowhere does not exist"),
     "image set missing": (["--dataset", "cifar10", "--data-path", "."], "is missing; give the folder that holds"),
     "no GPU": (["--gpus", "0"], "device.gpus: 0 cannot be had"),
@@ -27,18 +40,24 @@ REFUSED = {
     "too many ranks": (["--ranks", "4000"], "4000 ranks are too many for"),
     "batch too large": (["--batch-size", "1439"], "there are 1438 for training; give a smaller batch"),
     "wrong classes": (["data.num_classes=3"], "is 3, but digits has 10 classes"),
-    "two values": (["--lr", "0.1", "optim.lr=0.2"], "is given twice with two values"),
-    "name no folder can have": (["--name", "../a"], "must start with a letter or digit"),
-    "resume of no name": (["--resume"], "run.resume: needs the name of the run"),
-    "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "--ngpu: means --gpus free:1"),
-    "value that is no YAML": (["--lr", "{"], "optim.lr: the value '{' cannot be read"),
-    "no such user": (["~nobody-of-that-name/x.yaml"], "there is no such user; write the folder out"),
     "env without torchrun": (["--launcher", "env"], "RANK is not set; start with torchrun"),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("arguments, message", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_config_is_refused(
+    gputrain: Gputrain, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(gputrain.folder)
+    done = CliRunner(env=dict(gputrain.environment)).invoke(app, ["run", "--headless", *arguments])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert not gputrain.runs.exists()
+
+
 @pytest.mark.parametrize("arguments, message", REFUSED.values(), ids=REFUSED.keys())
-def test_is_refused(gputrain: Gputrain, arguments: list[str], message: str) -> None:
+def test_what_the_machine_has_not_is_refused(gputrain: Gputrain, arguments: list[str], message: str) -> None:
     done = gputrain("run", "--headless", *arguments)
     assert done.returncode == 2
     assert message in done.stderr

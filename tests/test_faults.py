@@ -197,7 +197,8 @@ def test_a_disk_that_is_full_ends_no_training_but_a_run_without_its_last_checkpo
     gputrain: Gputrain,
 ) -> None:
     gputrain.runs.mkdir()
-    arguments = ["run", "--headless", "digits", "--model", "cnn", "--epochs", "4", "--name", "a", "checkpoint.keep=5"]
+    arguments = ["run", "--headless", "digits", "--ranks", "1", "--model", "cnn", "--epochs", "4", "--name", "a"]
+    arguments += ["checkpoint.keep=5"]
     # Room for some of the checkpoints.
     mount = f"mount -t tmpfs -o size=600k tmpfs {gputrain.runs}"
     done = gputrain.in_a_namespace(
