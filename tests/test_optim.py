@@ -238,18 +238,23 @@ def test_fused_where_torch_has_it(name: str) -> None:
     assert getattr(optimizer, "_step_supports_amp_scaling", False) is (name in FUSED)
 
 
+def goes_on_alike(config: Optim, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
+    """Whether `later`, with the weights of `model` and a new optimizer with the state of its own, comes to the same."""
+    later.load_state_dict(model.state_dict())
+    resumed = build_optimizer(config, later)
+    restore_optimizer(resumed, deepcopy(optimizer.state_dict()))
+    train(model, optimizer, seed=2)
+    train(later, resumed, seed=2)
+    return same(model, later)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_from_its_state_as_if_it_had_not_ended(name: str) -> None:
     config = Optim(name=name, lr=0.01, decay_norms=False, weight_decay=0.0 if name == "rprop" else 0.1)  # type: ignore[arg-type]
     model, later = small(), small(7)
     optimizer = build_optimizer(config, model)
     train(model, optimizer)
-    later.load_state_dict(model.state_dict())
-    resumed = build_optimizer(config, later)
-    restore_optimizer(resumed, deepcopy(optimizer.state_dict()))
-    train(model, optimizer, seed=2)
-    train(later, resumed, seed=2)
-    assert same(model, later)
+    assert goes_on_alike(config, model, optimizer, later)
 
 
 # Muon.
@@ -513,12 +518,7 @@ def test_timms_optimizers_go_on_and_leave_out_steps_as_torchs_do(name: str) -> N
     assert same(model, small())
     model.load_state_dict(small().state_dict())
     train(model, optimizer)
-    later.load_state_dict(model.state_dict())
-    resumed = build_optimizer(config, later)
-    restore_optimizer(resumed, deepcopy(optimizer.state_dict()))
-    train(model, optimizer, seed=2)
-    train(later, resumed, seed=2)
-    assert same(model, later)
+    assert goes_on_alike(config, model, optimizer, later)
 
 
 def test_the_decay_that_timm_takes_from_the_highest_rate_is_that_of_the_scaled_one() -> None:

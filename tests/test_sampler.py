@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.data import warnings_of_shares
 from engine.data.sampler import (
     Shares,
     Stream,
@@ -150,6 +151,13 @@ def test_a_rank_without_an_image_keeps_the_others_company_with_weight_zero() -> 
 def test_the_images_that_are_left_of_an_epoch(drop_last: bool, images: int) -> None:
     assert shares(0, 2, drop_last=drop_last).images_from(2) == images
     assert shares(0, 2, drop_last=drop_last).images_from(7) == 0
+
+
+def test_images_that_fill_no_step_are_told_where_they_are_many() -> None:
+    assert warnings_of_shares(shares(0, 2)) == [], "7 of 103"
+    (told,) = warnings_of_shares(shares(0, 2, batch=20))
+    assert told.startswith("23 of 103 training images fill no step")
+    assert warnings_of_shares(shares(0, 2, batch=20, drop_last=False)) == []
 
 
 def test_the_images_that_fill_no_step() -> None:

@@ -24,7 +24,7 @@ class Asking(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "recipe", [("halt",), ("skip",), ("halt", "model.ema=0.9", "optim.clip_norm=1", "optim.accumulate=1")]
+    "recipe", [("halt",), ("skip",), ("halt", "model.ema=0.9", "optim.clip_norm=1", "loss.label_smoothing=0.1")]
 )
 def test_a_healthy_step_asks_for_no_value(recipe: tuple[str, ...]) -> None:
     nonfinite, *more = recipe

@@ -63,6 +63,15 @@ def is_override(argument: str) -> bool:
     return "/" not in argument.partition("=")[0] and "=" in argument
 
 
+def flags_given(values: dict[str, str | None]) -> dict[str, tuple[str, str | bool]]:
+    """Of parameters of a command and what was typed for them: the config's keys, each with the flag and its value."""
+    return {
+        FLAGS[name]: (f"--{name.replace('_', '-')} {value}", value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
 def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None) -> Resolved:
     from engine.resolve import resolve
 

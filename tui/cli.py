@@ -17,6 +17,7 @@ from tui.arguments import (
     LowBandwidth,
     RunName,
     RunsDir,
+    flags_given,
     resolve_arguments,
     split_arguments,
     usage_errors,
@@ -114,11 +115,7 @@ def run(
         "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
     }  # fmt: skip
     with usage_errors():
-        flags: dict[str, tuple[str, str | bool]] = {
-            FLAGS[key]: (f"--{key.replace('_', '-')} {value}", value)
-            for key, value in given.items()
-            if value is not None
-        }
+        flags = flags_given(given)
         for key, switched in (("resume", resume), ("wait", wait)):
             if switched:
                 flags[FLAGS[key]] = (f"--{key}", True)

@@ -7,8 +7,15 @@ from typing import Annotated
 
 import typer
 
-from tui.arguments import Arguments, AsJson, ConfigCommand, resolve_arguments, split_arguments, usage_errors
-from tui.flags import FLAGS
+from tui.arguments import (
+    Arguments,
+    AsJson,
+    ConfigCommand,
+    flags_given,
+    resolve_arguments,
+    split_arguments,
+    usage_errors,
+)
 
 app = typer.Typer()
 
@@ -54,11 +61,7 @@ def bench(
         "data_path": data_path, "epochs": None if epochs_each is None else str(epochs_each),
     }  # fmt: skip
     with usage_errors():
-        flags: dict[str, tuple[str, str | bool]] = {
-            FLAGS[key]: (f"--{key.replace('_', '-')} {value}", value)
-            for key, value in given.items()
-            if value is not None
-        }
+        flags = flags_given(given)
         file, overrides = split_arguments(arguments)
         resolved = resolve_arguments([file or "digits", *overrides], flags)
         # What a config is to be trained for is more than it takes to measure it.

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tui.arguments import Arguments, AsJson, ConfigCommand, resolve_arguments, usage_errors
-from tui.flags import FLAGS
+from tui.arguments import Arguments, AsJson, ConfigCommand, flags_given, resolve_arguments, usage_errors
 
 app = typer.Typer()
 
@@ -75,12 +74,7 @@ def summary(
 
     given = {"model": model, "dataset": dataset, "data_path": data_path}
     with usage_errors():
-        flags: dict[str, tuple[str, str | bool]] = {
-            FLAGS[key]: (f"--{key.replace('_', '-')} {value}", value)
-            for key, value in given.items()
-            if value is not None
-        }
-        config = resolve_arguments(arguments, flags).config
+        config = resolve_arguments(arguments, flags_given(given)).config
         from engine.catalogue import check_model_name
 
         check_model_name(config.model)

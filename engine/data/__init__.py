@@ -14,6 +14,9 @@ from engine.data.source import ImageFormat, Source
 from engine.own import is_own
 from engine.problems import Problem, UsageError
 
+# So large a share of the training images is not left out of each epoch without a word.
+MUCH_DROPPED = 0.1
+
 
 def open_source(config: Config) -> Source:
     """The images that a config asks for. Raises UsageError."""
@@ -88,6 +91,16 @@ def problems_of_shares(shares: Shares) -> list[Problem]:
     if shares.val_images == 0:
         problems.append(Problem("data.val_split", "leaves no image for validation; give a larger share"))
     return problems
+
+
+def warnings_of_shares(shares: Shares) -> list[str]:
+    """What of the training images an epoch makes no use of, where that is much."""
+    if shares.dropped <= MUCH_DROPPED * shares.train_images:
+        return []
+    return [
+        f"{shares.dropped} of {shares.train_images} training images fill no step and are left out of each epoch; "
+        "data.drop_last=false takes them too"
+    ]
 
 
 def check_source(config: Config, source: Source, shares: Shares) -> None:
