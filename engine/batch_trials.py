@@ -29,6 +29,7 @@ from engine.config import Augment, Config
 from engine.control import Asked
 from engine.data import open_source, shares_of
 from engine.data.arrays import FakeSource
+from engine.data.device import StreamedBatches
 from engine.data.loader import Batches
 from engine.data.sampler import BatchRequest
 from engine.data.source import ImageFormat
@@ -183,7 +184,8 @@ class Trials:
         """Seconds of the fastest of some steps. Raises torch's errors."""
         last = BatchRequest("train", 1, np.arange(images * self._plan.devices_a_rank))
         step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
-        t.batches, t.position = Batches(self._source, self._config, self._source.format, cycle(step), 0), Position()
+        batches = Batches(self._source, self._config, self._source.format, cycle(step), 0)
+        t.batches, t.position = StreamedBatches(batches, self._source.format, t.device), Position()
         seconds = []
         for _ in range(STEPS):
             began = time.perf_counter()

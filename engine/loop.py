@@ -20,11 +20,10 @@ from engine.agreement import Agreement
 from engine.beats import Place
 from engine.channel import Channel
 from engine.config import Config
-from engine.data.loader import Batches
+from engine.data.device import DeviceBatch, DeviceBatches
 from engine.data.mix import Mixer
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, UnreadableImageError
-from engine.data.transforms import normalise
 from engine.ema import Ema
 from engine.evaluation import Evaluation, Sums, Tally, Totals
 from engine.events import Warned
@@ -50,17 +49,6 @@ class Position:
     step: int = 0
 
 
-@dataclass(frozen=True)
-class DeviceBatch:
-    """On the device: normalised `images`, N x C x H x W, and `labels`, N; `weight` and `ends_step` as in
-    BatchRequest."""
-
-    images: Tensor
-    labels: Tensor
-    weight: float
-    ends_step: bool
-
-
 @dataclass
 class Trainer:
     """All that one rank trains with. `model` is what computes, `wrapped` the same in DistributedDataParallel or
@@ -79,7 +67,7 @@ class Trainer:
     scaler: torch.amp.GradScaler
     plateau: Plateau
     ema: Ema | None
-    batches: Batches
+    batches: DeviceBatches
     image_format: ImageFormat
     classes: int
     channel: Channel
@@ -89,9 +77,6 @@ class Trainer:
     totals: Totals
 
     def __post_init__(self) -> None:
-        shape = (1, self.image_format.channels, 1, 1)
-        self._mean = torch.tensor(self.image_format.mean, device=self.device).view(shape)
-        self._std = torch.tensor(self.image_format.std, device=self.device).view(shape)
         self._told: set[str] = set()
         self._unread_in_row = 0
         self._keeps_buffers = self.config.optim.nonfinite == "skip"
@@ -111,11 +96,7 @@ class Trainer:
         self._unread_in_row = self._unread_in_row + 1 if batch.unread and batch.weight == 0 else 0
         if self._unread_in_row > MOST_UNREAD_BATCHES:
             raise UnreadableImageError(f"no image of {self._unread_in_row} batches in a row: {batch.unread[0]}")
-        images, labels = batch.images, batch.labels
-        if self.device.type == "cuda":
-            images, labels = images.pin_memory(), labels.pin_memory()
-        images = normalise(images.to(self.device, non_blocking=True), self._mean, self._std)
-        return DeviceBatch(images, labels.to(self.device, non_blocking=True), batch.weight, batch.ends_step)
+        return batch
 
     def _tell_unread(self, files: Sequence[str]) -> None:
         """Each file once."""

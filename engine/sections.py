@@ -156,10 +156,15 @@ class Data(Section):
         description="Images that a rank takes at once, or each GPU with device.parallel dp; auto is the most that fit.",
     )
     drop_last: bool = Field(True, description="Leave out the last, partial batch of a training epoch.")
+    pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
+        "auto",
+        description="How images reach the model: decoded once and kept in memory, read by loader processes again in "
+        "each epoch (stream), memory where they fit (auto), or one batch again and again (fixed), which shows how fast "
+        "the rest of the machine is.",
+    )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="Loader processes a rank; auto is cores / ranks, at most 8, and 0 for data in memory that nothing "
-        "distorts.",
+        description="Loader processes a rank in the stream pipeline; auto finds out how many it takes.",
     )
     prefetch: int = Field(4, ge=1, description="Batches that a loader process prepares ahead.")
     image_size: int | None = Field(
@@ -273,6 +278,13 @@ class Model(Section):
         lt=1,
         description="Decay of a running average of the weights, evaluated and saved beside them, such as 0.999; 0 for "
         "none.",
+    )
+    channels_last: Literal["auto", "on", "off"] = Field(
+        "auto", description="Keep the channels of each pixel together in memory: on, off, or where it is faster (auto)."
+    )
+    compile: bool = Field(False, description="Compile the model (torch.compile): a slower start, faster steps.")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
+        "default", description="How model.compile compiles; reduce-overhead replays CUDA graphs."
     )
     init: Literal["default", "normal"] = Field(
         "default", description="Starting weights: the library's own, or normal with deviation model.init_std."

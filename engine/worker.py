@@ -16,6 +16,7 @@ from engine.channel import Channel
 from engine.checkpoint import DamagedCheckpointError, load_checkpoint, load_newest
 from engine.config import Config
 from engine.data import check_source, class_counts, image_format, open_source, shares_of, warnings_of_shares
+from engine.data.device import StreamedBatches
 from engine.data.loader import Batches
 from engine.data.mix import Mixer
 from engine.data.sampler import Shares
@@ -132,7 +133,7 @@ def set_up(
         gradient_scaler(config.precision, device),
         Plateau(config.schedule),
         network.ema,
-        batches,
+        StreamedBatches(batches, images, device),
         images,
         classes,
         channel,
