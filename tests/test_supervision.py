@@ -94,7 +94,7 @@ def test_stop_waits_until_the_run_has_stopped_and_resume_goes_on(
 
 
 def test_a_killed_supervisor_takes_ranks_and_loader_processes_along(gputrain: Gputrain) -> None:
-    process = gputrain.start(*LONG, "--workers", "1")
+    process = gputrain.start(*LONG, "data.pipeline=stream", "--workers", "1")
     gputrain.wait_for_event("long", "epoch")
     assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two loader processes"
     process.kill()
@@ -140,7 +140,7 @@ def test_an_image_that_becomes_unreadable_ends_the_run_by_name(gputrain: Gputrai
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (16, 16), number).save(path)
     options = ["--dataset", "folder", "--data-path", "images", "--batch-size", "2", "--workers", "1"]
-    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1")
+    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1", "data.pipeline=stream")
     gputrain.wait_for_event("long", "epoch", 1)
     (gputrain.folder / "images" / "a" / "3.png").write_text("")
     _, messages = process.communicate(timeout=60)
