@@ -10,8 +10,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from multiprocessing import reduction
-from typing import Any
 
 _SLOT = struct.Struct("qqq")
 
@@ -55,18 +53,15 @@ class Beat:
 
 
 class Beats:
-    """One beat a rank, in memory that has no name and goes with the last process that has it. Can be handed to a
-    spawned process, as a Connection can."""
+    """One beat a rank, in memory that has no name and goes with the last process that has it. `handle` is that of
+    another process's, received from it."""
 
     def __init__(self, ranks: int, handle: int | None = None) -> None:
         self._ranks = ranks
-        self._handle = os.memfd_create("gputrain-beats") if handle is None else handle
+        self.handle = os.memfd_create("gputrain-beats") if handle is None else handle
         if handle is None:
-            os.ftruncate(self._handle, ranks * _SLOT.size)
-        self._memory = mmap.mmap(self._handle, ranks * _SLOT.size)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._ranks, reduction.DupFd(self._handle))
+            os.ftruncate(self.handle, ranks * _SLOT.size)
+        self._memory = mmap.mmap(self.handle, ranks * _SLOT.size)
 
     def mark(self, rank: int, beat: Beat) -> None:
         _SLOT.pack_into(self._memory, rank * _SLOT.size, beat.step, beat.count, beat.place)
@@ -77,11 +72,7 @@ class Beats:
 
     def close(self) -> None:
         self._memory.close()
-        os.close(self._handle)
-
-
-def _rebuild(ranks: int, handle: Any) -> Beats:
-    return Beats(ranks, handle.detach())
+        os.close(self.handle)
 
 
 class Marker:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from engine.config import Device
 from engine.data.sampler import Shares
+from engine.uncompiled import unasked_compiler
 
 
 def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank: int) -> nn.Module:
@@ -21,13 +22,14 @@ def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank:
     known = inspect.signature(DistributedDataParallel).parameters
     off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {off: False}
-    return DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        gradient_as_bucket_view=config.bucket_view,
-        static_graph=config.static_graph,
-        **options,
-    )
+    with unasked_compiler():
+        return DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            gradient_as_bucket_view=config.bucket_view,
+            static_graph=config.static_graph,
+            **options,
+        )
 
 
 def images_to_try(shares: Shares) -> int:

@@ -134,12 +134,15 @@ class Gputrain:
         return found
 
 
+def spawner_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
+    """What has forked the ranks, or will."""
+    ours = gputrain.processes()
+    return next((one for one in ours if one.ppid() == supervisor.pid and "engine.spawner" in str(one.cmdline())), None)
+
+
 def ranks_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
-    return [
-        process.pid
-        for process in gputrain.processes()
-        if process.ppid() == supervisor.pid and "spawn_main" in " ".join(process.cmdline())
-    ]
+    spawner = spawner_of(supervisor, gputrain)
+    return [] if spawner is None else [rank.pid for rank in spawner.children()]
 
 
 def events_of_whole_lines(journal: Path) -> list[dict[str, Any]]:
