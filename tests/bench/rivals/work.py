@@ -17,7 +17,7 @@ MEAN, STD = (0.2860,), (0.3530,)
 
 
 def write_images(folder: Path) -> None:
-    """Where torchvision's FashionMNIST looks for them. Each class is a bright square in a place of its own, in noise."""
+    """Where torchvision looks for FashionMNIST. Each class is a bright square in a place of its own, in noise."""
     raw = folder / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
