@@ -16,9 +16,9 @@ from engine.channel import Channel
 from engine.checkpoint import DamagedCheckpointError, load_checkpoint, load_newest
 from engine.config import Config
 from engine.data import check_source, class_counts, image_format, open_source, shares_of, warnings_of_shares
-from engine.data.device import StreamedBatches
-from engine.data.loader import Batches
+from engine.data.feed import Feed
 from engine.data.mix import Mixer
+from engine.data.pipeline import choose_pipeline
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source
 from engine.evaluation import Totals
@@ -66,13 +66,15 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
 
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
     images = image_format(config, source)
-    workers = _workers(job, source)
+    choice = choose_pipeline(config, source, job.plan.ranks)
+    workers = _workers(job, source) if choice.pipeline == "stream" else 0
     warnings = warnings_of_shares(shares)
     warnings += loading_warnings(config, job.plan.ranks, workers, images, job.plan.devices_a_rank)
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
-    batches = Batches(source, config, images, requests, workers)
+    feed = Feed(choice, source, config, images, requests, workers)
+    warnings += feed.warnings
     try:
-        fit = set_up(job, seat, store, channel, source, shares, images, batches, saved)
+        fit = set_up(job, seat, store, channel, source, shares, images, feed, saved)
         if saved:
             fit.restore(saved, damaged)
             # It holds as much memory as the model and the optimizer.
@@ -82,7 +84,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
         outcome = fit.try_one_batch(warnings) if job.folder is None else fit.run(warnings)
     except Exception:
         # The process group is left as it is: to end it would wait for ranks that wait for this one.
-        batches.name_the_dead()
+        feed.name_the_dead()
         raise
     dist.destroy_process_group()
     return outcome
@@ -96,7 +98,7 @@ def set_up(
     source: Source,
     shares: Shares,
     images: ImageFormat,
-    batches: Batches,
+    feed: Feed,
     saved: dict[str, Any] | None,
 ) -> Fit:
     """Device, model, process group, and all that trains with them."""
@@ -133,7 +135,7 @@ def set_up(
         gradient_scaler(config.precision, device),
         Plateau(config.schedule),
         network.ema,
-        StreamedBatches(batches, images, device),
+        feed.on(device),
         images,
         classes,
         channel,
@@ -144,7 +146,7 @@ def set_up(
     )
     seed_everything(config.run.seed + seat.rank)
     warm_up(trainer)
-    return Fit(job, seat, trainer, source, hosts, ranks, network.notes)
+    return Fit(job, seat, trainer, source, hosts, ranks, network.notes, feed.choice)
 
 
 def _load(folder: RunFolder, seat: Seat, store: Store) -> tuple[dict[str, Any] | None, list[str]]:
