@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Gputrain
 from in_process import one_rank
 from test_journal import epoch as trained_epoch
 from test_journal import resumed, started
@@ -20,6 +22,7 @@ from engine.events import Epoch, Event, Gpus, RunStarted, from_line, to_line
 from engine.gpus.peaks import PEAKS, peak_tflops
 from engine.history import History, history_of
 from engine.resolve import resolve
+from engine.runs import RunFolder
 from engine.summary import summarize
 from engine.verdict import Kind, fixed_share, utilization
 from engine.warm_up import count_flops
@@ -76,7 +79,9 @@ def own_code(folder: Path, name: str, text: str) -> str:
 
 def test_a_transform_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     code = own_code(tmp_path, "slow_transform", "def change(image):\n    time.sleep(0.0005)\n    return image\n")
-    history = lived("augment.transform=slow_transform:change", code, "data.batch_size=64", "data.val_split=0.7", "model.name=linear")
+    history = lived(
+        "augment.transform=slow_transform:change", code, "data.batch_size=64", "data.val_split=0.7", "model.name=linear"
+    )
     assert kind(history) is Kind.DATA
     wait = history.epochs[-1].data_wait
     assert 0.8 < wait < 1
@@ -97,7 +102,9 @@ def test_many_small_layers_on_few_images_are_too_little_work_a_step(tmp_path: Pa
         "def deep(num_classes, in_chans=1, **_):\n"
         "    return Deep(num_classes, in_chans)\n"
     )
-    history = lived("model.name=deep_model:deep", own_code(tmp_path, "deep_model", text), "data.batch_size=16", "data.val_split=0.7")
+    history = lived(
+        "model.name=deep_model:deep", own_code(tmp_path, "deep_model", text), "data.batch_size=16", "data.val_split=0.7"
+    )
     assert history.started is not None
     assert history.started.least_images == 2
     assert kind(history) is Kind.SMALL_STEPS, history.verdict
@@ -109,6 +116,18 @@ def test_ordinary_work_on_the_cpu_is_bound_by_it() -> None:
     assert kind(history) is Kind.COMPUTE, history.verdict
     assert said(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
     assert history.summary().mfu is None
+
+
+def test_a_rank_that_is_slow_in_its_forward_pass_is_named(gputrain: Gputrain) -> None:
+    gputrain.bring_in("slow", 1, *range(1, 100))
+    done = gputrain("run", "--headless", "digits", "--ranks", "2", "--epochs", "2", "--name", "a")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((gputrain.runs / "a" / "summary.json").read_text())
+    assert summary["verdict"]["kind"] == "waiting for a slow rank"
+    assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu), whose forward pass takes ")
+    fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].work
+    assert slow["forward"] > fast["forward"] + 0.05 * 20
+    assert fast["seconds"] == pytest.approx(slow["seconds"], rel=0.1)
 
 
 def test_the_flops_of_a_step_are_three_times_those_of_the_summary_less_the_first_layers_gradient() -> None:
