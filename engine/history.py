@@ -27,7 +27,7 @@ from engine.verdict import Slowed, Verdict, judge, share_of, slowed_by, utilizat
 class Summary:
     """The content of `summary.json`. `seconds` is the time that all sittings of the run took together; `gpus` says what
     each GPU did, see `GpuUse`; `verdict` what limits the run, see `engine.verdict`, `data_wait` is the share of the
-    training time that the ranks waited for data and `mfu` the model FLOPs utilization, in the latest epoch."""
+    training time that the ranks waited for data, and `mfu` the model FLOPs utilization, in the latest epoch."""
 
     state: str
     epochs: int = 0
@@ -188,6 +188,17 @@ class History:
         slowed = {uuid: use.slowed for uuid, use in self.gpus.items() if use.slowed is not None}
         return judge(self.started, self.measured, slowed)
 
+    @property
+    def data_wait(self) -> float | None:
+        """Share of the training time that the ranks waited for data: of the latest epoch, before the first is over of
+        rank 0's latest steps."""
+        return share_of(self.measured.data_wait if self.measured else self.step.data_wait if self.step else None)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization of the latest epoch."""
+        return utilization(self.started, self.measured)
+
     def summary(self) -> Summary:
         last, best, verdict = (self.epochs[-1] if self.epochs else None), self.best, self.verdict
         running = self._latest - self._sitting if self._sitting is not None else 0.0
@@ -203,8 +214,8 @@ class History:
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
             verdict=verdict.to_dict() if verdict else None,
-            data_wait=share_of(self.measured.data_wait) if self.measured else None,
-            mfu=utilization(self.started, self.measured),
+            data_wait=self.data_wait,
+            mfu=self.mfu,
             gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
         )
 

@@ -98,9 +98,7 @@ def judge(started: RunStarted | None, epoch: Epoch | None, slowed: Mapping[str, 
         return Verdict(Kind.SMALL_STEPS, message)
     if set(started.devices) == {"cpu"}:
         return Verdict(Kind.COMPUTE, "CPU-bound: only a GPU, more cores or a smaller model would be faster")
-    mfu = utilization(started, epoch)
-    share = "" if mfu is None else f" at {mfu:.0%} of the peak"
-    return Verdict(Kind.COMPUTE, f"GPU-bound{share}: faster GPUs, lower precision or model.compile help")
+    return Verdict(Kind.COMPUTE, "GPU-bound: lower precision or model.compile may help")
 
 
 def share_of(value: float | None) -> float | None:
@@ -119,6 +117,12 @@ def utilization(started: RunStarted | None, epoch: Epoch | None) -> float | None
         return None
     flops, peak, rate = positive(started.flops), positive(started.peak_tflops), positive(epoch.images_per_second)
     return None if flops is None or peak is None or rate is None else round(flops * rate / (peak * 1e12), 4)
+
+
+def figures_in_words(data_wait: float | None, mfu: float | None) -> str:
+    """Those that are known."""
+    known = {"data wait": share_of(data_wait), "MFU": share_of(mfu)}
+    return "   ".join(f"{name} {value:.0%}" for name, value in known.items() if value is not None)
 
 
 def fixed_share(started: RunStarted, epoch: Epoch) -> float | None:
@@ -141,7 +145,7 @@ def _how_to_wait_less(started: RunStarted, wait: float) -> str:
     wanted = math.ceil((started.workers or wait) / (1 - min(wait, 0.99)))
     workers = max(wanted, started.workers + 1)
     if started.cores and workers > started.cores:
-        return f"the cores are the limit: try data.pipeline=memory, {less}"
+        return f"out of cores: try data.pipeline=memory, {less}"
     return f"try data.workers={workers}"
 
 
