@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from engine.bench_speeds import LEAST_EPOCHS, Run, measured
 from engine.config import Config, as_dict
@@ -31,13 +32,15 @@ from engine.problems import UsageError
 from engine.process import die_with_parent
 from engine.resolve import to_yaml
 from engine.runs import RunFolder
-from engine.sections import Schedule
+from engine.sections import Data, Schedule
 
 # A run that is to end is asked, asked again, and killed.
 ASK_SECONDS, KILL_SECONDS = 1.0, 10.0
 NEVER = 10**9
 LR_SHARE = 0.01
 FOLDER_PREFIX = "gputrain-bench-"
+# One batch needs no loader processes.
+FIXED: dict[str, Any] = {"pipeline": "fixed", "workers": Data().workers, "prefetch": Data().prefetch}
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def config_for(bench: Bench, ranks: int, name: str, *, limit: bool = False) -> C
     changes = {
         "run": {"name": name, "epochs": bench.epochs, "resume": False, "requeue": False, "max_restarts": 0},
         "device": {"gpus": gpus if bench.on_gpus else "cpu", "ranks": ranks, "launcher": "spawn"},
-        "data": {"batch_size": batch_of(bench, ranks), **({"pipeline": "fixed"} if limit else {})},
+        "data": {"batch_size": batch_of(bench, ranks)} | (FIXED if limit else {}),
         "optim": {"lr": config.optim.lr * LR_SHARE},
         # The best and the last are saved all the same, outside of what is timed.
         "checkpoint": {"keep": 1, "every_epochs": NEVER, "every_steps": 0, "every_minutes": 0.0},

@@ -288,7 +288,6 @@ class Fit:
             parameters=count_parameters(t.model),
             trainable=sum(one.numel() for one in t.model.parameters() if one.requires_grad),
             workers=t.batches.workers,
-            pipeline=t.batches.pipeline,
             batch_size=t.shares.batch_size,
             cores=self.job.plan.threads,
             least_step=self.tried.seconds,

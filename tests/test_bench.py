@@ -143,9 +143,11 @@ def test_the_table_of_limits_has_what_is_achieved_and_what_could_be() -> None:
 
 
 def test_the_limit_is_the_same_work_on_one_batch() -> None:
-    ours, limit = (config_for(work(), 2, "x", limit=limit) for limit in (False, True))
-    assert limit == ours.model_copy(update={"data": ours.data.model_copy(update={"pipeline": "fixed"})})
-    assert ours.data.pipeline == "auto"
+    config = Config(data=Data(workers=3, prefetch=9, batch_size=48))
+    ours, limit = (config_for(work(config=config), 2, "x", limit=limit) for limit in (False, True))
+    assert (ours.data.pipeline, ours.data.workers) == ("auto", 3)
+    assert limit.model_copy(update={"data": ours.data}) == ours
+    assert limit.data == Data(pipeline="fixed", batch_size=48), "it has no loader processes"
     assert check(as_dict(limit)) == limit
 
 

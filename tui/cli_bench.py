@@ -53,8 +53,8 @@ def bench(
 
     The work is CONFIG, or the preset digits. Each is a run of its own in a folder that is taken away again, and takes
     only GPUs that are free. Speed-up is images a second by those of the fewest ranks; efficiency is it by the number of
-    ranks. With --limit each run has one beside it that is given one batch again and again, which shows how fast it could
-    be if no data had to come. Exit codes: 0 all measured, 1 a run failed, 2 bad usage or config.
+    ranks. With --limit each run has one beside it that is given one batch again and again: so fast it could be if no
+    data had to come. Exit codes: 0 all measured, 1 a run failed, 2 bad usage or config.
     """
     from engine.bench import plan_bench, run_bench
     from engine.bench_speeds import Run, speeds_of

@@ -26,10 +26,8 @@ class DeviceBatch:
 
 
 class DeviceBatches(Protocol):
-    """One batch for each request, in order, from a `pipeline` (memory, stream or fixed). `workers` are its loader
-    processes."""
+    """One batch for each request, in order, from either pipeline. `workers` are its loader processes."""
 
-    pipeline: str
     workers: int
 
     def __next__(self) -> DeviceBatch: ...
@@ -37,8 +35,6 @@ class DeviceBatches(Protocol):
 
 class StreamedBatches:
     """What loader processes make, or this process itself, brought to the device."""
-
-    pipeline = "stream"
 
     def __init__(self, batches: Batches, image_format: ImageFormat, device: torch.device) -> None:
         self._batches, self._device = batches, device
