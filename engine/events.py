@@ -34,8 +34,9 @@ class RunStarted(Event):
     """The ranks are set up and training begins. The first event of a run, once. `devices` are UUIDs or "cpu", one a
     rank; `ranks` holds `rank`, `host`, `pid` and `device` of each. A rank has `cores` of the CPU, and its images come
     by `pipeline`, `batch_size` at once. `least_step` is how many seconds a forward and backward pass of `least_images`
-    took on rank 0; `flops` are the floating-point operations of both for one image, and `peak_tflops` is what all GPUs
-    of the run together could do in a second at its precision: NaN where that is not known, as on the CPU."""
+    took on rank 0, also of a model that is `compiled` without that; `flops` are the floating-point operations of both
+    for one image, and `peak_tflops` is what all GPUs of the run together could do in a second at its precision: NaN
+    where that is not known, as on the CPU."""
 
     type: ClassVar[str] = "run_started"
     format: int = JOURNAL_FORMAT
@@ -61,6 +62,7 @@ class RunStarted(Event):
     cores: int = 0
     least_step: float = math.nan
     least_images: int = 0
+    compiled: bool = False
     flops: float = math.nan
     peak_tflops: float = math.nan
 

@@ -292,6 +292,7 @@ class Fit:
             cores=self.job.plan.threads,
             least_step=self.tried.seconds,
             least_images=self.tried.images,
+            compiled=self.config.model.compile,
             flops=self.tried.flops,
             peak_tflops=self.tried.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},

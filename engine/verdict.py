@@ -94,6 +94,9 @@ def judge(started: RunStarted | None, epoch: Epoch | None, slowed: Mapping[str, 
     if fixed is None:
         return None
     if fixed > MOST_FIXED:
+        if started.compiled:
+            # It has less of a fixed cost than the step that was timed.
+            return None
         message = f"too little work a step: {fixed:.0%} of it is fixed cost; give a larger data.batch_size"
         return Verdict(Kind.SMALL_STEPS, message)
     if set(started.devices) == {"cpu"}:

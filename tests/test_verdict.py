@@ -246,6 +246,11 @@ def test_a_batch_of_no_more_images_than_were_tried_tells_nothing_of_the_fixed_co
     assert said(begun(batch_size=2, least_images=2, least_step=10.0), trained()) == ""
 
 
+def test_the_fixed_cost_of_a_compiled_model_is_known_at_most() -> None:
+    assert said(begun(least_step=0.001, compiled=True), trained()).startswith("GPU-bound")
+    assert said(begun(least_step=0.008, compiled=True), trained()) == ""
+
+
 def test_the_utilization_is_that_of_all_gpus() -> None:
     # ResNet-50: 12.3 GFLOP an image, forward and backward; 4 x 989.4 TFLOPS.
     known = begun(flops=12.3e9, peak_tflops=3957.6)
