@@ -34,6 +34,8 @@ from engine.models import count_parameters, weight_bytes
 from engine.places import RankPlace
 from engine.seat import Seat
 from engine.state import gather_state, restore_state
+from engine.warm_up import Tried
+from engine.work import gather_work, share_waited
 
 SHOWN_FILES = 10
 # Between two questions of ranks that hold, whether they are to go on.
@@ -55,9 +57,10 @@ class Fit:
         ranks: list[RankPlace],
         notes: Sequence[str],
         choice: Choice,
+        tried: Tried,
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.ranks, self.notes, self.choice = hosts, ranks, notes, choice
+        self.hosts, self.ranks, self.notes, self.choice, self.tried = hosts, ranks, notes, choice, tried
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()
@@ -78,10 +81,13 @@ class Fit:
             began, first = time.perf_counter(), t.position.batch
             self._held = 0.0
             reset_peaks(t.device)
+            t.work.begin()
             if not train_epoch(t, self._attend):
                 return self._stop()
-            trained = time.perf_counter() - began - self._held
             train = finish_training(t)
+            # Now the device has done all that it was asked for.
+            trained = time.perf_counter() - began - self._held
+            work = gather_work(t.work, trained, self.hosts)
             share_buffers(t.model)
             found = evaluate(t, self._attend)
             if found is None:
@@ -90,7 +96,7 @@ class Fit:
                 give_back(t.device)
             rate = t.shares.images_from(first) / trained
             seconds = time.perf_counter() - began - self._held
-            self._end_epoch(seconds, rate, train, *found)
+            self._end_epoch(seconds, rate, work, train, *found)
         t.agree.settle()
         self._wait_for_all()
         return "finished"
@@ -136,7 +142,13 @@ class Fit:
         return asked
 
     def _end_epoch(
-        self, seconds: float, rate: float, train: Sums, found: Evaluation, averaged: Evaluation | None
+        self,
+        seconds: float,
+        rate: float,
+        work: list[dict[str, float]],
+        train: Sums,
+        found: Evaluation,
+        averaged: Evaluation | None,
     ) -> None:
         """`averaged` is what the averaged weights were found to do, where there are such: they are what is kept as
         the best then."""
@@ -162,6 +174,8 @@ class Fit:
                 unread=train.unread + val.unread,
                 val_top5=found.top5,
                 memory=memory,
+                data_wait=share_waited(work),
+                work=work,
                 ema_val_loss=averaged.sums.loss if averaged is not None else math.nan,
                 ema_val_accuracy=averaged.sums.accuracy if averaged is not None else math.nan,
             )
@@ -278,6 +292,13 @@ class Fit:
             workers=t.batches.workers,
             pipeline=self.choice.pipeline,
             pipeline_why=self.choice.why,
+            batch_size=t.shares.batch_size,
+            cores=self.job.plan.threads,
+            least_step=self.tried.seconds,
+            least_images=self.tried.images,
+            compiled=self.config.model.compile,
+            flops=self.tried.flops,
+            peak_tflops=self.tried.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )
 

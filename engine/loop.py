@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from engine.plateau import Plateau
 from engine.precision import autocast, give_gradients, input_type, take_weights
 from engine.schedule import lr_factor, scaled_lr
 from engine.steplog import StepLog
+from engine.work import Work
 
 # With so many batches in a row of which nothing can be read it is not the images that are bad.
 MOST_UNREAD_BATCHES = 10
@@ -77,6 +77,7 @@ class Trainer:
     totals: Totals
 
     def __post_init__(self) -> None:
+        self.work = Work(self.device)
         self._told: set[str] = set()
         self._unread_in_row = 0
         self._keeps_buffers = self.config.optim.nonfinite == "skip"
@@ -155,9 +156,9 @@ def train_step(t: Trainer) -> None:
     seen: list[tuple[Tensor, float, Tensor, Tensor]] = []
     ends_step = False
     while not ends_step:
-        waiting = time.perf_counter()
+        t.work.wait()
         batch = t.next_batch(t.totals)
-        t.log.waited(time.perf_counter() - waiting)
+        t.log.waited(t.work.arrived())
         ends_step = batch.ends_step
         with nullcontext() if ends_step else t.without_sync():
             seen.append((batch.labels, batch.weight, *forward_and_back(t, batch, len(seen))))
@@ -196,6 +197,7 @@ def forward_and_back(t: Trainer, batch: DeviceBatch, number: int) -> tuple[Tenso
     with autocast(t.config.precision, t.device):
         logits = t.wrapped(images.to(input_type(t.config.precision)))
         loss = t.criterion(logits, targets)
+    t.work.forwarded()
     t.channel.at(t.position.step, Place.BACKWARD)
     # A loss that is not finite takes the gradient along, also where that would have stayed finite.
     t.scaler.scale(loss * (batch.weight + 0 * loss.detach())).backward()

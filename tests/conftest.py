@@ -38,7 +38,7 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 
 def clockless(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The `epoch` and `step` events without what depends on the clock."""
-    clocks = {"time", "seconds", "images_per_second", "data_wait"}
+    clocks = {"time", "seconds", "images_per_second", "data_wait", "work"}
     kept = [event for event in events if event["type"] in ("epoch", "step")]
     return [{key: value for key, value in event.items() if key not in clocks} for event in kept]
 
