@@ -63,8 +63,8 @@ class Beats:
             os.ftruncate(self.handle, ranks * _SLOT.size)
         self._memory = mmap.mmap(self.handle, ranks * _SLOT.size)
 
-    def mark(self, rank: int, beat: Beat) -> None:
-        _SLOT.pack_into(self._memory, rank * _SLOT.size, beat.step, beat.count, beat.place)
+    def mark(self, rank: int, step: int, count: int, place: Place) -> None:
+        _SLOT.pack_into(self._memory, rank * _SLOT.size, step, count, place)
 
     def read(self) -> list[Beat]:
         slots = (_SLOT.unpack_from(self._memory, rank * _SLOT.size) for rank in range(self._ranks))
@@ -80,12 +80,12 @@ class Marker:
 
     def __init__(self, beats: Beats, rank: int) -> None:
         self._beats, self._rank = beats, rank
-        self._beat = Beat()
+        self._step = self._count = 0
 
     def at(self, step: int, place: Place) -> None:
-        count = self._beat.count + 1 if step == self._beat.step else 0
-        self._beat = Beat(step, count, place)
-        self._beats.mark(self._rank, self._beat)
+        self._count = self._count + 1 if step == self._step else 0
+        self._step = step
+        self._beats.mark(self._rank, step, self._count, place)
 
 
 class Watchdog:

@@ -6,7 +6,7 @@ import math
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunR
 from engine.failure import NoLastCheckpointError
 from engine.files import read_json, write_json
 from engine.freeze import set_training
+from engine.garbage import collecting_between
 from engine.job import Job, Outcome
 from engine.limits import disk_warnings
 from engine.lines import counted
@@ -77,7 +78,14 @@ class Fit:
         self._tell_skipped()
         self._tell_shortages(warnings)
         self._write_classes()
+        with collecting_between() as collect:
+            return self._train(collect)
+
+    def _train(self, collect: Callable[[], None]) -> Outcome:
+        """`collect` is called between two epochs."""
+        t = self.trainer
         while t.position.epoch <= self.config.run.epochs:
+            collect()
             began, first = time.perf_counter(), t.position.batch
             self._held = 0.0
             reset_peaks(t.device)
@@ -105,7 +113,7 @@ class Fit:
         """Between two steps: save a checkpoint where one is due or was asked for, hold while the run is to pause; true
         where it is to stop. All ranks do the same."""
         t, every = self.trainer, self.config.checkpoint.every_steps
-        agreed = t.agree(self._asked())
+        agreed = t.agree(self._asked)
         held: float | None = None
         while not agreed.stop:
             asked = agreed.checkpoints > self._checkpoints
@@ -125,7 +133,7 @@ class Fit:
                 t.log.settle()
                 self._tell(Paused(step=t.position.step, epoch=t.position.epoch))
             time.sleep(HOLD_SECONDS)
-            agreed = t.agree(self._asked())
+            agreed = t.agree(self._asked)
         if held is not None:
             self._held += time.perf_counter() - held
             t.log.restart_clock()

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from engine.config import Optim
 from engine.groups import Group, parameter_groups
+from engine.layout import like
 from engine.optimizers import OPTIMIZERS, OWN_DEFAULTS, settings
 from engine.problems import UsageError
 from engine.schedule import scaled_lr
@@ -206,3 +207,7 @@ def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     counts = {key: value for key, value in saved["param_groups"][0].items() if key not in own["param_groups"][0]}
     groups = [{**group, **deepcopy(counts)} for group in own["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter, kept in optimizer.state.items():
+        for key, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                kept[key] = like(value, parameter)

@@ -126,7 +126,7 @@ def set_up(
         device,
         shares,
         network.model,
-        wrap(network.model, config.device, device, job.plan.devices_a_rank),
+        wrap(network.model, config.device, device, job.plan.devices_a_rank, shares.world_size),
         network.master,
         network.frozen,
         criterion,
