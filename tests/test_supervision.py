@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Gputrain, events_of, ranks_of, wait_for
+from conftest import Gputrain, events_of, ranks_of, spawner_of, wait_for
 
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "100000", "--name", "long"]
 
@@ -102,6 +102,29 @@ def test_a_killed_supervisor_takes_ranks_and_loader_processes_along(gputrain: Gp
     wait_for(lambda: not gputrain.processes(), "the end of ranks and loader processes", 9)
     print(f"all gone after {time.monotonic() - began:.2f} s")
     assert state(gputrain) == "crashed"
+
+
+def test_what_has_forked_the_ranks_takes_them_along_and_is_named(
+    gputrain: Gputrain, long_run: subprocess.Popen[str]
+) -> None:
+    spawner = spawner_of(long_run, gputrain)
+    assert spawner is not None
+    ranks = spawner.children()
+    spawner.kill()
+    _, messages = long_run.communicate(timeout=60)
+    assert long_run.returncode == 1
+    assert "the process that forked the ranks is gone: it was killed by SIGKILL" in messages
+    wait_for(lambda: not any(rank.is_running() for rank in ranks), "the end of the ranks")
+
+
+def test_a_torch_that_cannot_be_imported_is_one_sentence(gputrain: Gputrain) -> None:
+    broken = gputrain.folder / "broken" / "torch.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    done = gputrain(*LONG, PYTHONPATH=str(broken.parent))
+    assert done.returncode == 1
+    assert "failed: ImportError: libcudart.so.13: cannot open shared object file" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_run_outlives_its_terminal(gputrain: Gputrain) -> None:
