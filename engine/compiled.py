@@ -12,9 +12,9 @@ from engine.problems import UsageError
 
 
 def compile_in_place(model: nn.Module, config: Config) -> None:
-    """From here on a call of the model runs what its first call compiles. Names stay as they are; a copy of the model is
-    not compiled. Where DDP calls the model it is compiled in parts, so that gradients are sent while others are computed
-    (torch's DDPOptimizer)."""
+    """From here on a call of the model runs what its first call compiles. Names stay as they are; a copy of the model
+    is not compiled. Where DDP calls the model it is compiled in parts, so that gradients are sent while others are
+    computed (torch's DDPOptimizer)."""
     if config.model.compile:
         model.compile(mode=config.model.compile_mode, dynamic=False)
 

@@ -1,6 +1,6 @@
 """What a step of ours costs beside the bare loop's on the same model and the same batches, made beforehand: `python
 tests/bench/step.py [--model NAME] [--steps N] [--batch N] [--size N] [KEY=VALUE ...]`, with keys of a config. One rank,
-one thread on the CPU, or a GPU where there is one (`device.gpus=auto`). The two take turns step by step; medians are
+one thread on the CPU, or the first GPU where there is one. The two take turns step by step; medians are
 printed, with the quartiles of the ratio of two steps beside each other. Then: what of our step's CPU time goes into
 telemetry, and evaluation beside a bare one."""
 
@@ -147,7 +147,7 @@ def main() -> None:
         *(f"model.name={options.model}", f"data.batch_size={options.batch}", f"data.image_size={options.size}"),
         *("data.dataset=fake", "data.channels=1", "data.fake_train=1000000", f"data.fake_val={options.batch * 20}"),
     ]
-    with one_rank(*recipe, *overrides) as fit:
+    with one_rank(*recipe, *overrides, on_gpu=torch.cuda.is_available()) as fit:
         t = fit.trainer
         bare = deepcopy(t.model).train()
         optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
