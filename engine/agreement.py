@@ -29,7 +29,7 @@ class Agreement:
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
         self._agreed = Asked()
         self._apart, self._calls = 1, 0
-        self._since = time.monotonic()
+        self._since: float | None = None
 
     def __call__(self, asked: Callable[[], Asked]) -> Asked:
         """`asked` gives what this rank knows of."""
@@ -45,10 +45,12 @@ class Agreement:
 
     def _calls_apart(self) -> int:
         """How far this rank's next question may be from this one. It grows slowly: one step may be quick by chance."""
-        now = time.monotonic()
-        seconds, self._since = (now - self._since) / self._calls, now
-        self._calls = 0
-        return max(1, min(round(SECONDS / max(seconds, 1e-6)), 2 * self._apart, MOST_CALLS))
+        before, self._since = self._since, time.monotonic()
+        calls, self._calls = self._calls, 0
+        if before is None:
+            return 1
+        seconds = max((self._since - before) / calls, 1e-6)
+        return max(1, min(round(SECONDS / seconds), 2 * self._apart, MOST_CALLS))
 
     def settle(self) -> Asked:
         """What is agreed, with the answer of the question that is under way, if one is."""

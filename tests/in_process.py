@@ -20,11 +20,11 @@ from engine.events import Epoch, Event
 from engine.fit import Fit
 from engine.job import Job
 from engine.loop import Position
-from engine.machine import plan
+from engine.machine import Plan, plan
 from engine.resolve import resolve
 from engine.runs import RunFolder
 from engine.seat import Seat
-from engine.worker import position_of, set_up
+from engine.worker import cuda_uuid, position_of, set_up
 
 
 @contextmanager
@@ -34,8 +34,9 @@ def one_rank(
     events: list[Event] | None = None,
     checkpoint: Path | None = None,
     base: str | None = "digits",
+    on_gpu: bool = False,
 ) -> Iterator[Fit]:
-    """Set up on the digits and ready, to go on from a checkpoint where one is given."""
+    """Set up on the digits and ready, to go on from a checkpoint where one is given; on the CPU or on the first GPU."""
     config = resolve(base, ["device.ranks=1", "device.gpus=cpu", *overrides]).config
     seat, source = Seat(0, 1, 0, 1), open_source(config)
     shares, images = shares_of(config, source, 1), image_format(config, source)
@@ -45,7 +46,10 @@ def one_rank(
     feed = Feed(choose_pipeline(config, source, 1), source, config, images, requests)
     heard: list[Event] = [] if events is None else events
     channel = DirectChannel(heard.append, StopFlag(), Asked(), Marker(Beats(1), 0))
-    job = Job(config, plan(config, []), RunFolder(folder) if folder else None, False, source)
+    chosen = plan(config, [])
+    if on_gpu:
+        chosen = Plan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "nccl")
+    job = Job(config, chosen, RunFolder(folder) if folder else None, False, source)
     threads = torch.get_num_threads()
     # More would only wait for each other beside other tests.
     torch.set_num_threads(1)

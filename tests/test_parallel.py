@@ -268,6 +268,11 @@ def test_gradients_are_views_into_the_buckets_unless_said_otherwise(world_of_one
     assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) < len(views[-1])
 
 
+def test_one_rank_trains_the_model_itself() -> None:
+    model = nn.Linear(4, 2)
+    assert wrap(model, config().device, torch.device("cpu"), 1, ranks=1) is model
+
+
 def test_a_static_graph_is_told_to_ddp_and_changes_no_gradient(world_of_one: None) -> None:
     static, told = gradients("device.static_graph=true")
     plain, untold = gradients()

@@ -3,6 +3,9 @@ still to compute."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import torch
 from in_process import one_rank
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.loop import train_step
+from engine.data.device import DeviceBatch
+from engine.evaluation import Evaluation, Tally
+from engine.loop import evaluate, train_step
 
 
 class Asking(TorchDispatchMode):
@@ -38,3 +43,74 @@ def test_a_healthy_step_asks_for_no_value(recipe: tuple[str, ...]) -> None:
             assert trainer.totals.counts.tolist()[1] == 32
             assert trainer.totals.loss.item() > 0
         assert asking.count > 0, "it would have been seen"
+
+
+class Made:
+    """Batches that lie on the device already."""
+
+    workers = 0
+
+    def __init__(self, batches: list[DeviceBatch]) -> None:
+        self._batches = cycle(batches)
+
+    def __next__(self) -> DeviceBatch:
+        return next(self._batches)
+
+
+@contextmanager
+def no_wait() -> Iterator[None]:
+    """torch raises where the host would wait for the device, but for the synchronisation that is asked for by name."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+HEAVY = ("model.ema=0.9", "optim.clip_norm=1", "optim.clip_value=1", "optim.accumulate=2", "augment.mixup=0.2")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("amp", ["off", "bf16", "fp16", "O2"])
+@pytest.mark.parametrize(
+    "recipe",
+    [(), ("optim.nonfinite=skip", "loss.label_smoothing=0.1", *HEAVY), ("optim.name=adamw", "loss.name=bce")],
+)
+def test_no_step_between_two_log_points_waits_for_the_gpu(amp: str, recipe: tuple[str, ...]) -> None:
+    with one_rank(f"precision.amp={amp}", "run.log_every=30", *recipe, on_gpu=True) as fit:
+        t = fit.trainer
+        assert t.device.type == "cuda"
+        images, labels = torch.rand(32, 1, 8, 8, device=t.device), torch.randint(10, (32,), device=t.device)
+        parts = fit.config.optim.accumulate
+        t.batches = Made([DeviceBatch(images, labels, 1 / parts, number == parts - 1) for number in range(parts)])
+        for _ in range(3):
+            train_step(t)
+        t.log.tell(t.position.step, 1, 0.1)
+        t.log.settle()
+        with no_wait():
+            for _ in range(20):
+                fit._attend()
+                train_step(t)
+        with pytest.raises(RuntimeError), no_wait():
+            t.totals.loss.item()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_an_evaluation_waits_for_the_gpu_at_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with one_rank("model.ema=0.9", on_gpu=True) as fit:
+        t = fit.trainer
+        images, labels = torch.rand(32, 1, 8, 8, device=t.device), torch.randint(10, (32,), device=t.device)
+        t.batches = Made([DeviceBatch(images, labels, 1.0)])
+        evaluate(t, lambda: False)
+        ends = Tally.over_ranks
+
+        def end(tally: Tally) -> Evaluation:
+            torch.cuda.set_sync_debug_mode("default")
+            return ends(tally)
+
+        monkeypatch.setattr(Tally, "over_ranks", end)
+        with no_wait():
+            evaluate(t, lambda: False)

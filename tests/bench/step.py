@@ -1,14 +1,17 @@
 """What a step of ours costs beside the bare loop's on the same model and the same batches, made beforehand: `python
 tests/bench/step.py [--model NAME] [--steps N] [--batch N] [--size N] [KEY=VALUE ...]`, with keys of a config. One rank,
-one thread on the CPU, or a GPU where there is one (`device.gpus=auto`). The two take turns step by step; medians are
+one thread on the CPU, or the first GPU where there is one. The two take turns step by step; medians are
 printed, with the quartiles of the ratio of two steps beside each other. Then: what of our step's CPU time goes into
-telemetry, and evaluation beside a bare one."""
+telemetry, on two ranks what they ask each other included, and evaluation beside a bare one.
+
+The bare loop is SGD on a copy of our model, which lies in memory as ours does; `model.channels_last=off` for both."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,13 +29,15 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from in_process import one_rank
 
-from engine.agreement import Agreement
+from engine.agreement import SECONDS, Agreement
 from engine.control import Asked
 from engine.data.device import DeviceBatch
 from engine.fit import Fit
 from engine.loop import evaluate, train_step
 
 BATCHES = 8
+EVALUATED = 20
+LR = 0.01
 QUESTIONS = 300
 
 
@@ -110,7 +115,7 @@ def telemetry(fit: Fit, steps: int) -> dict[str, float]:
         for _ in range(steps):
             fit._attend()
             train_step(t)
-    return {name: seconds / steps * 1e6 for name, seconds in spent.items()} | {"(a look at the clock)": clock * 1e6}
+    return {name: seconds / steps * 1e6 - clock * 1e6 for name, seconds in spent.items()}
 
 
 def ask(rank: int, path: str, answers: Any) -> None:
@@ -122,8 +127,8 @@ def ask(rank: int, path: str, answers: Any) -> None:
     used = time.process_time()
     for _ in range(QUESTIONS):
         agree(Asked)
-        time.sleep(0.01)
-    agree.settle()
+        # While the run is to pause each call asks.
+        agree.settle().holds = 1
     answers.put((time.process_time() - used) / QUESTIONS * 1e6)
     dist.barrier()
     dist.destroy_process_group()
@@ -143,21 +148,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=28)
     options, overrides = parser.parse_known_args()
-    recipe = [
-        *(f"model.name={options.model}", f"data.batch_size={options.batch}", f"data.image_size={options.size}"),
-        *("data.dataset=fake", "data.channels=1", "data.fake_train=1000000", f"data.fake_val={options.batch * 20}"),
-    ]
-    with one_rank(*recipe, *overrides) as fit:
+    recipe = {"model.name": options.model, "data.batch_size": options.batch, "data.image_size": options.size}
+    recipe |= {"data.dataset": "fake", "data.channels": 1, "data.fake_train": 1000000}
+    recipe |= {"data.fake_val": options.batch * EVALUATED, "optim.lr": LR, "schedule.name": "constant"}
+    recipe |= {"schedule.warmup_epochs": 0} | dict(one.split("=", 1) for one in overrides)
+    with one_rank(*(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()) as fit:
         t = fit.trainer
         bare = deepcopy(t.model).train()
-        optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+        optimizer = torch.optim.SGD(bare.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, fused=True)
         shape = (options.batch, t.image_format.channels, options.size, options.size)
         made = [
             (torch.randn(shape, device=t.device), torch.randint(t.classes, shape[:1], device=t.device))
             for _ in range(BATCHES)
         ]
         t.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in made])
-        given = cycle(made)
+        given = cycle([(images.contiguous(memory_format=t.memory_format), labels) for images, labels in made])
 
         def ours() -> None:
             fit._attend()
@@ -177,16 +182,17 @@ def main() -> None:
 
         step = statistics.median(row[1][1] for row in rows) * 1e3
         spent = telemetry(fit, options.steps)
-        clock = spent.pop("(a look at the clock)")
-        for name, part in spent.items():
-            print(f"telemetry {name:<22} {part:7.1f} us a step of {step:.0f} us, {part / step:.3%}")
-        print(f"          a look at the clock is {clock:.1f} us of each")
+        with tempfile.TemporaryDirectory() as folder:
+            question = microseconds_of_a_question(Path(folder) / "meeting")
+        spent["a question, two ranks"] = question * min(step / (SECONDS * 1e6), 1.0)
+        for name, part in (*spent.items(), ("all", sum(spent.values()))):
+            print(f"telemetry {name:<22} {part:7.1f} us of {step:.0f} us a step, {part / step:.3%}")
 
         def bare_evaluation() -> None:
             bare.eval()
             hits = torch.zeros((), device=t.device)
             with torch.no_grad():
-                for _ in range(20):
+                for _ in range(EVALUATED):
                     images, labels = next(given)
                     hits += (bare(images).argmax(1) == labels).sum()
             hits.item()

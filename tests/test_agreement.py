@@ -1,0 +1,89 @@
+"""How often ranks ask each other whether something was asked of the run, and how soon all know of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from engine.agreement import MOST_CALLS, SECONDS, Agreement
+from engine.control import Asked
+
+
+@pytest.fixture
+def agree() -> Iterator[Agreement]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield Agreement(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+class Rank:
+    """Knows what was asked of it, and how often it was asked for that."""
+
+    def __init__(self) -> None:
+        self.asked, self.count = Asked(), 0
+
+    def __call__(self) -> Asked:
+        self.count += 1
+        return self.asked
+
+
+def test_quick_steps_are_not_all_asked_and_learn_of_a_request_in_time(agree: Agreement) -> None:
+    rank, steps, began = Rank(), 0, time.monotonic()
+    while time.monotonic() - began < 4 * SECONDS:
+        assert not agree(rank).stop
+        steps += 1
+        time.sleep(0.001)
+    assert steps / MOST_CALLS <= rank.count < steps / 8
+    rank.asked.stop = True
+    began = time.monotonic()
+    while not agree(rank).stop:
+        time.sleep(0.001)
+    assert time.monotonic() - began < 1
+
+
+def test_long_steps_are_all_asked(agree: Agreement) -> None:
+    rank = Rank()
+    for _ in range(3):
+        agree(rank)
+        time.sleep(1.5 * SECONDS)
+    assert rank.count == 3
+    rank.asked.checkpoints = 1
+    assert agree(rank).checkpoints == 0
+    assert agree(rank).checkpoints == 1
+
+
+def test_a_run_that_holds_asks_each_time_whether_to_go_on(agree: Agreement) -> None:
+    rank = Rank()
+    for _ in range(200):
+        agree(rank)
+    rank.asked.take("pause")
+    while not agree(rank).paused:
+        continue
+    before = rank.count
+    rank.asked.take("continue")
+    agree(rank)
+    assert rank.count == before + 1
+    assert not agree(rank).paused
+
+
+def test_the_rank_for_which_the_fewest_steps_pass_decides_for_all(
+    agree: Agreement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The greatest of negative numbers is the least number of steps."""
+    rank, sent = Rank(), list[list[int]]()
+    reduce = dist.all_reduce
+
+    def with_a_slow_rank(numbers, *arguments, **options):  # type: ignore[no-untyped-def]
+        sent.append(numbers.tolist())
+        numbers[0] = max(int(numbers[0]), -3)
+        return reduce(numbers, *arguments, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", with_a_slow_rank)
+    for _ in range(31):
+        agree(rank)
+    assert [-numbers[0] for numbers in sent[:4]] == [1, 2, 4, 6]
+    assert rank.count == 2 + 1 + 28 // 3

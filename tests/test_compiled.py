@@ -1,0 +1,72 @@
+"""A compiled model gives what the same model gives as it was written, under the same names."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import one_rank
+
+from engine.checkpoint import load_checkpoint
+from engine.events import Event, Warned
+from engine.problems import UsageError
+from engine.resolve import resolve
+
+# Twelve whole batches and one of half the size.
+SMALL = ("model.name=linear", "data.dataset=fake", "data.fake_train=200", "data.fake_val=24", "data.batch_size=16")
+SMALL += ("data.image_size=4", "run.epochs=1", "data.drop_last=false")
+needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@needs_a_compiler
+def test_it_learns_the_same_under_the_same_names(tmp_path: Path) -> None:
+    found = []
+    for options in ((), ("model.compile=true", "model.ema=0.9")):
+        folder, events = tmp_path / str(len(found)), list[Event]()
+        folder.mkdir()
+        with one_rank(*SMALL, *options, folder=folder, events=events) as fit:
+            told = [one.message for one in events if isinstance(one, Warned)]
+            fit.run([])
+            found.append((fit.trainer.log.skipped_so_far(), load_checkpoint(folder / "checkpoints" / "last.pt"), told))
+    (_, plain, silent), (_, compiled, told) = found
+    assert (silent, len(told)) == ([], 1)
+    assert "compiling linear (model.compile_mode default), which can take minutes" in told[0]
+    assert list(plain["model"]) == list(compiled["model"]) == list(compiled["ema"])
+    assert all(torch.allclose(plain["model"][key], value, atol=1e-5) for key, value in compiled["model"].items())
+    with one_rank(*SMALL, checkpoint=tmp_path / "1" / "checkpoints" / "last.pt") as fit:
+        assert all(torch.equal(value, compiled["model"][key]) for key, value in fit.trainer.model.state_dict().items())
+
+
+def test_what_cannot_be_compiled_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import config
+
+    torch.compiler.reset()
+    monkeypatch.setattr(config.cpp, "cxx", (None, "no-such-compiler"))
+    monkeypatch.setattr(config, "force_disable_caches", True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with (
+        pytest.raises(UsageError, match=r"model\.compile: torch\.compile cannot compile linear here \(InvalidCxxComp"),
+        one_rank(*SMALL, "model.compile=true"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        (
+            ("device.parallel=dp",),
+            "model.compile: does not reach the copies of the model that device.parallel=dp makes",
+        ),
+        (
+            ("model.compile_mode=reduce-overhead", "optim.accumulate=2"),
+            "model.compile_mode: reduce-overhead replays CUDA graphs",
+        ),
+    ],
+)
+def test_what_cannot_go_with_it_is_refused(recipe: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        resolve("digits", ("model.compile=true", *recipe))
+    assert told in str(refused.value)

@@ -1,0 +1,59 @@
+"""Python's collector does not run within an epoch, and has nothing to do there."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from in_process import one_rank
+
+from engine.garbage import collecting_between
+from engine.loop import evaluate, train_step
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        (),
+        ("optim.accumulate=2", "optim.nonfinite=skip", "model.ema=0.9", "augment.mixup=0.2", "optim.clip_norm=1"),
+        ("optim.name=adamw", "precision.amp=bf16", "loss.label_smoothing=0.1"),
+    ],
+)
+def test_steps_and_evaluations_leave_no_tensor_to_the_collector(recipe: tuple[str, ...]) -> None:
+    with one_rank("data.batch_size=8", *recipe) as fit, collecting_between():
+        before = 0
+        for number in range(50):
+            train_step(fit.trainer)
+            if number == 10:
+                before = tensors()
+        assert tensors() <= before + 2 * fit.config.run.log_every, "more than the log keeps until it tells"
+        evaluate(fit.trainer, lambda: False)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            gc.collect()
+            held = [one for one in gc.garbage if isinstance(one, torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        assert held == []
+
+
+def tensors() -> int:
+    return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+
+def test_the_collector_runs_when_it_is_told_to_and_as_before_afterwards() -> None:
+    was = gc.isenabled()
+    with pytest.raises(ZeroDivisionError), collecting_between() as collect:
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        ring: list[object] = [torch.zeros(1)]
+        ring.append(ring)
+        count = tensors()
+        del ring
+        assert tensors() == count
+        collect()
+        assert tensors() == count - 1
+        _ = 1 / 0
+    assert (gc.isenabled(), gc.get_freeze_count()) == (was, 0)
