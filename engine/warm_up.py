@@ -23,8 +23,8 @@ from engine.precision import autocast, input_type
 from engine.problems import Problem, UsageError
 from engine.rng import rng_state, set_rng_state
 
-# The first of them still settles how gradients are sent.
-TIMED_STEPS = 2
+# A step that is as short as this is timed so many times more: something else may come between.
+SHORT_SECONDS, MORE_STEPS = 0.01, 8
 # CUDA graphs are recorded in the second, and replayed from the third on.
 COMPILED_STEPS = 3
 
@@ -43,8 +43,8 @@ class Tried:
 
 def warm_up(t: Trainer, hosts: dist.ProcessGroup) -> Tried:
     """Forward and back, with the model's state put back after it; and all of the compiling, where the model is to be
-    compiled. Raises UsageError where the model cannot. On GPUs a collective also on `hosts`, a group for what lies in
-    host memory.
+    compiled. Raises UsageError where the model cannot. Also a collective on `hosts`, a group for what lies in host
+    memory.
 
     DDP sorts its gradient buckets anew after the first backward, which changes the order of additions: a resumed run
     would differ from an uninterrupted one if the first real step were the first of all.
@@ -67,11 +67,11 @@ def warm_up(t: Trainer, hosts: dist.ProcessGroup) -> Tried:
             f"{t.config.model.name} does not use {', '.join(unused[:3])}{more} for what it gives, so nothing could be "
             "learned of them; take them out of the model, or freeze them with model.freeze",
         )
+    seconds = _least_seconds(t, count, hosts)
     flops, peak = (count_flops(t, count), _peak_of_all(t, hosts)) if t.device.type == "cuda" else (math.nan, math.nan)
     if t.config.model.compile:
         _compile(t)
         set_training(t.model, t.frozen)
-    seconds = min(_timed_step(t, count) for _ in range(TIMED_STEPS))
     t.forget_gradients()
     with torch.no_grad():
         for name, buffer in t.model.named_buffers():
@@ -82,6 +82,17 @@ def warm_up(t: Trainer, hosts: dist.ProcessGroup) -> Tried:
 
 def _step(t: Trainer, count: int) -> None:
     _forward(t, t.wrapped, count).float().sum().backward()
+
+
+def _least_seconds(t: Trainer, count: int, hosts: dist.ProcessGroup) -> float:
+    """A collective also on `hosts`."""
+    # Gradients are sent in another order from the first of these on, which takes a while to settle.
+    _timed_step(t, count)
+    first = _timed_step(t, count)
+    longest = torch.tensor(first, dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX, group=hosts)
+    more = MORE_STEPS if longest.item() < SHORT_SECONDS else 0
+    return min([first, *(_timed_step(t, count) for _ in range(more))])
 
 
 def _timed_step(t: Trainer, count: int) -> float:

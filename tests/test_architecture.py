@@ -11,7 +11,7 @@ from conftest import COMMAND, ROOT, Gputrain
 
 LIGHT = ["config", "resolve", "events", "history", "runs", "control", "schedule", "launch", "data", "seat"]
 LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.choice", "gpus.recording", "limits", "doctor.examine"]
-LIGHT += ["optimizers", "timm_optimizers", "supervisor", "spawner"]
+LIGHT += ["optimizers", "timm_optimizers", "supervisor", "spawner", "verdict", "bench_speeds", "gpus.peaks"]
 
 
 def modules_after(statement: str) -> set[str]:

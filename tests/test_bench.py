@@ -329,12 +329,16 @@ def left_of(gputrain: Gputrain) -> list[Path]:
 
 
 def test_a_bench_really_trains_and_leaves_nothing(gputrain: Gputrain) -> None:
-    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1")
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1", "--limit")
     assert done.returncode == 0, done.stderr
     row = done.stdout.splitlines()[1].split()
     assert row[:2] == ["1", "16"]
     assert float(row[4].replace(",", "")) > 0
-    assert "1/1  1 rank:" in done.stderr
+    assert "1/2  1 rank:" in done.stderr
+    assert "2/2  1 rank, on a batch that lies on the device:" in done.stderr
+    limit = next(line.split() for line in reversed(done.stdout.splitlines()) if line.split()[:1] == ["1"])
+    assert float(limit[2].replace(",", "")) > 0
+    assert limit[3].endswith("%")
     assert left_of(gputrain) == []
     assert not gputrain.runs.exists()
 

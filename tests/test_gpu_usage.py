@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from gpu_host import GpuHost, eight, gpu, load_here, uuid_of
 from test_journal import started
+from test_verdict import begun, trained
 from torch.distributed import HashStore
 
 from engine.channel import StopFlag
@@ -24,6 +25,7 @@ from engine.hostmates import NodesUsage, choose_on_host, tell_usage
 from engine.order import Order
 from engine.problems import UsageError
 from engine.seat import Seat
+from engine.verdict import Kind
 
 
 @pytest.fixture
@@ -51,6 +53,20 @@ def test_the_gpus_of_a_run_are_watched_and_no_others(here: GpuHost) -> None:
     assert [one["busy"] for one in event.gpus] == [92, 95]
     assert event.gpus[0]["throttle"] == ["idle", "power cap"]
     assert event.gpus[0]["memory_used"] == 61000 << 20
+
+
+def test_a_run_whose_gpu_is_held_down_hears_which_and_by_what(here: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.gpus.usage.EVERY_SECONDS", 0.2)
+    here.becomes([gpu(0), gpu(1, throttle=0x24, sm_clock=1110)])
+    ranks = [{"rank": rank, "host": "h", "pid": 1, "device": uuid_of(rank)} for rank in (0, 1)]
+    run = begun(devices=[uuid_of(0), uuid_of(1)], ranks=ranks)
+    usage = UsageWatch(run.devices)
+    looks = [first_event(usage) for _ in range(3)]
+    usage.close()
+    verdict = history_of([run, *looks, trained()]).verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.message[-15:]) == (Kind.SLOWED, "now at 1110 MHz")
+    assert verdict.message.startswith(f"{uuid_of(1)[:12]} (rank 1) slowed down by heat since ")
 
 
 def test_a_run_on_the_cpu_watches_nothing() -> None:

@@ -126,7 +126,6 @@ def test_a_rank_that_is_slow_in_its_forward_pass_is_named(gputrain: Gputrain) ->
     assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu), whose forward pass takes ")
     fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].work
     assert slow["forward"] > fast["forward"] + 0.05 * 20
-    assert fast["seconds"] == pytest.approx(slow["seconds"], rel=0.1)
 
 
 def test_the_flops_of_a_step_are_three_times_those_of_the_summary_less_the_first_layers_gradient() -> None:

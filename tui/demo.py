@@ -75,7 +75,7 @@ def demo_events(name: str, began: float, epochs: int = EPOCHS, steps: int = STEP
     yield RunStarted(
         time=began, name=name, host=HOST, world_size=2, devices=[uuid_of(0), uuid_of(1)], backend="nccl", epochs=epochs,
         global_batch=BATCH, steps_per_epoch=steps, train_images=60_000, val_images=10_000, classes=10,
-        parameters=11_172_810, workers=0, versions={"torch": "0"}, ranks=ranks, pipeline="memory",
+        parameters=11_172_810, workers=4, versions={"torch": "0"}, ranks=ranks,
         batch_size=BATCH // 2, cores=16, least_step=0.0021, least_images=2, flops=2.62e9, peak_tflops=2 * 989.4,
     )  # fmt: skip
     total, losses = steps * epochs, []
