@@ -69,7 +69,7 @@ def test_images_change_from_epoch_to_epoch_and_validation_images_never(alone: tu
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:
     images = torch.randint(0, 256, (3, 2, 5, 5), dtype=torch.uint8)
-    cropped = crop(images, 2, torch.tensor([0, 2, 4]), torch.tensor([4, 2, 1]))
+    cropped = crop(images, 2, torch.tensor([[0, 4], [2, 2], [4, 1]]))
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
     for row, (top, left) in enumerate([(0, 4), (2, 2), (4, 1)]):
         assert torch.equal(cropped[row], padded[row, :, top : top + 5, left : left + 5])

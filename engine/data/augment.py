@@ -4,6 +4,7 @@ on its batch or the process that prepares it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from engine.config import Augment, Config
 from engine.data.draws import library_draws, one_thread, own_draws
+from engine.data.rectangles import cut_rectangles, erased_rectangles
 from engine.data.sampler import Indices, Stream, random_below, random_bits
 from engine.data.source import Box, Crop, ImageFormat
-from engine.data.transforms import crop, flip
+from engine.data.transforms import crop, erase, flip
 from engine.own import in_words, kind_of, load_own
 from engine.problems import UsageError
 
@@ -26,40 +28,80 @@ class OwnTransformError(Exception):
     """The user's own transform failed, or gave no image; the text names it."""
 
 
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn for N images that is done to whole batches; None is not done at all."""
+
+    corners: Tensor | None
+    """Row and column that a crop begins at in the image with its border: N x 2."""
+    flips: Tensor | None
+    """Whether to mirror the image: N, bool."""
+    erased: Tensor | None
+    """Left, top, right and bottom of what is erased: N x 4."""
+    padding: int
+    colour: tuple[int, ...]
+    """What erased pixels become, in each channel."""
+
+    def to(self, device: torch.device) -> Draws:
+        """On a device, without waiting for it."""
+        if device.type == "cpu":
+            return self
+        return self._each(lambda drawn: drawn.pin_memory().to(device, non_blocking=True))
+
+    def __getitem__(self, rows: slice) -> Draws:
+        """Those of some of the images."""
+        return self._each(lambda drawn: drawn[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Draws:
+        corners, flips, erased = (
+            None if drawn is None else change(drawn) for drawn in (self.corners, self.flips, self.erased)
+        )
+        return replace(self, corners=corners, flips=flips, erased=erased)
+
+
+def vary(images: Tensor, draws: Draws) -> Tensor:
+    """A batch, N x C x H x W of uint8, cropped, mirrored and erased on the device that it lies on, as the draws on that
+    device say. Each image is changed alike in any batch and on any device, bit for bit."""
+    if draws.corners is not None:
+        images = crop(images, draws.padding, draws.corners)
+    if draws.flips is not None:
+        images = flip(images, draws.flips)
+    if draws.erased is not None:
+        images = erase(images, draws.erased, draws.colour)
+    return images
+
+
 class Augmentation:
-    """All that a config asks for, made once in a process. Raises UsageError where the user's own transform cannot be
-    had."""
+    """All that a config asks for, made once in a process: `before` the batch comes to the device and then, there, by
+    its `draws` (`vary`). Raises UsageError where the user's own transform cannot be had."""
 
     def __init__(self, config: Config, image_format: ImageFormat) -> None:
         self._augment, self._seed = config.augment, config.run.seed
         self._size = image_format.size
-        self._boxes = _boxes(config.augment) if config.augment.resized_crop else None
+        # Which is 0 to the model.
+        self._colour = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
         self._changes = list(_changes(config, image_format))
-        self._draws = library_draws if config.augment.transform is None else own_draws
+        self._libraries = library_draws if config.augment.transform is None else own_draws
 
     def crop(self, epoch: int) -> Crop | None:
         """Where to cut the training images of an epoch when they are loaded; None to leave them whole."""
-        if self._boxes is None:
+        if not self._augment.resized_crop:
             return None
-        return Crop(self._size, partial(_box, self._boxes, self._seed, epoch))
+        return Crop(self._size, partial(_box, self._augment, self._seed, epoch))
 
     def __call__(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
-        """A training batch, N x C x H x W, changed."""
-        augment, seed = self._augment, self._seed
-        if augment.crop_padding:
-            span = 2 * augment.crop_padding + 1
-            top, left = (
-                torch.from_numpy(random_below(span, seed, stream, epoch, indices))
-                for stream in (Stream.CROP_ROW, Stream.CROP_COLUMN)
-            )
-            images = crop(images, augment.crop_padding, top, left)
-        if augment.flip:
-            images = flip(images, torch.from_numpy(random_below(2, seed, Stream.FLIP, epoch, indices)).bool())
+        """A training batch, N x C x H x W, changed where it lies."""
+        return vary(self.before(images, epoch, indices), self.draws(epoch, indices))
+
+    def before(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
+        """A training batch on the CPU with that done which is done to one image after another. The crop and the flip
+        come before it, and are done here where there is any such thing."""
         if not self._changes:
             return images
-        bits = [random_bits(seed, stream, epoch, indices) for stream, _ in self._changes]
+        images = vary(images, self._crops(epoch, indices))
+        bits = [random_bits(self._seed, stream, epoch, indices) for stream, _ in self._changes]
         changed = []
-        with one_thread(), self._draws() as seeded:
+        with one_thread(), self._libraries() as seeded:
             # Grey that was spread over three channels is one image in memory.
             for row, image in enumerate(images.contiguous()):
                 for (_, change), drawn in zip(self._changes, bits, strict=True):
@@ -67,6 +109,28 @@ class Augmentation:
                     image = change(image)
                 changed.append(image)
         return torch.stack(changed)
+
+    def draws(self, epoch: int, indices: Indices) -> Draws:
+        """What is left for the device to do to those training images, on the host."""
+        draws = Draws(None, None, None, 0, self._colour) if self._changes else self._crops(epoch, indices)
+        if not self._augment.erasing:
+            return draws
+        erased = erased_rectangles(self._augment.erasing, self._size, self._seed, epoch, indices)
+        return replace(draws, erased=torch.from_numpy(erased))
+
+    def _crops(self, epoch: int, indices: Indices) -> Draws:
+        """Crop and flip."""
+        padding, seed = self._augment.crop_padding, self._seed
+        corners = flips = None
+        if padding:
+            drawn = [
+                random_below(2 * padding + 1, seed, stream, epoch, indices)
+                for stream in (Stream.CROP_ROW, Stream.CROP_COLUMN)
+            ]
+            corners = torch.from_numpy(np.stack(drawn, 1))
+        if self._augment.flip:
+            flips = torch.from_numpy(random_below(2, seed, Stream.FLIP, epoch, indices)).bool()
+        return Draws(corners, flips, None, padding, self._colour)
 
 
 def _changes(config: Config, image_format: ImageFormat) -> Iterator[tuple[Stream, Change]]:
@@ -81,12 +145,6 @@ def _changes(config: Config, image_format: ImageFormat) -> Iterator[tuple[Stream
         yield Stream.JITTER, v2.ColorJitter(augment.brightness, augment.contrast, saturation, hue)
     if augment.transform is not None:
         yield Stream.OWN_TRANSFORM, _own_transform(augment.transform, config.run.code)
-    if augment.erasing:
-        from torchvision.transforms import v2
-
-        # Which is 0 to the model.
-        mean = [float(min(max(round(255 * value), 0), 255)) for value in image_format.mean]
-        yield Stream.ERASING, v2.RandomErasing(augment.erasing, value=mean)
 
 
 def _policy(augment: Augment) -> Change:
@@ -102,24 +160,13 @@ def _policy(augment: Augment) -> Change:
     return policy
 
 
-def _boxes(augment: Augment) -> Callable[[list[Tensor]], dict[str, int]]:
-    """Draws a box of an image, of which only the height and width count."""
-    from torchvision.transforms import v2
-
-    # Its own size is not used: what is cut out is resized where it is loaded.
-    draw: Callable[[list[Tensor]], dict[str, int]] = v2.RandomResizedCrop(
-        1, augment.crop_scale, augment.crop_ratio
-    ).make_params
-    return draw
-
-
-def _box(
-    boxes: Callable[[list[Tensor]], dict[str, int]], seed: int, epoch: int, index: int, height: int, width: int
-) -> Box:
-    with library_draws() as seeded:
-        seeded(random_bits(seed, Stream.RESIZED_CROP, epoch, np.array([index]))[0])
-        drawn = boxes([torch.empty(0, height, width)])
-    return drawn["left"], drawn["top"], drawn["left"] + drawn["width"], drawn["top"] + drawn["height"]
+def _box(augment: Augment, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
+    """What is cut out of one image."""
+    found = cut_rectangles(
+        augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, np.array([index], np.int64)
+    )
+    left, top, right, bottom = found[0].tolist()
+    return left, top, right, bottom
 
 
 def _own_transform(name: str, code: str | None) -> Change:

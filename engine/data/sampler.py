@@ -33,6 +33,9 @@ class Stream(IntEnum):
     ERASING = 10
     OWN_ITEM = 11
     MIX = 12
+    ERASED_SHAPE = 13
+    ERASED_PLACE = 14
+    RESIZED_CROP_PLACE = 15
 
 
 def _mix(value: int) -> int:
