@@ -12,7 +12,9 @@ from conftest import ROOT
 from PIL import Image
 
 from engine.data import jpeg
+from engine.data.boxes import cut_box
 from engine.data.picture import middle, read_image
+from engine.data.rectangles import cut_rectangles
 from engine.data.source import ImageFormat, Images, UnreadableImageError
 
 SIZE = 224
@@ -79,3 +81,11 @@ print("torchvision" in sys.modules)
 """
     command = [sys.executable, "-c", program, str(tmp_path / "photo.jpg")]
     assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == "False\n"
+
+
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (40, 400), (400, 40), (1, 1)])
+def test_the_box_of_one_image_is_that_of_many(height: int, width: int) -> None:
+    indices = np.arange(500)
+    for scale, ratio in (((0.08, 1.0), (0.75, 4 / 3)), ((0.9, 1.0), (1.0, 1.0)), ((0.3, 0.6), (0.2, 0.9))):
+        many = cut_rectangles(scale, ratio, height, width, 7, 3, indices)
+        assert many.tolist() == [list(cut_box(scale, ratio, height, width, 7, 3, index)) for index in range(500)]

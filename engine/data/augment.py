@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.config import Augment, Config
+from engine.data.boxes import cut_box
 from engine.data.draws import library_draws, one_thread, own_draws
-from engine.data.rectangles import cut_rectangles, erased_rectangles
+from engine.data.rectangles import erased_rectangles
 from engine.data.sampler import Indices, Stream, random_below, random_bits
 from engine.data.source import Box, Crop, ImageFormat
 from engine.data.transforms import crop, erase, flip
@@ -162,11 +163,7 @@ def _policy(augment: Augment) -> Change:
 
 def _box(augment: Augment, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
     """What is cut out of one image."""
-    found = cut_rectangles(
-        augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, np.array([index], np.int64)
-    )
-    left, top, right, bottom = found[0].tolist()
-    return left, top, right, bottom
+    return cut_box(augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, index)
 
 
 def _own_transform(name: str, code: str | None) -> Change:
