@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from engine.config import Config, as_dict
 from engine.data import image_format
+from engine.data.pipeline import held_bytes
 from engine.data.source import Source
 from engine.doctor.machine import free_memory
 from engine.failure import exit_in_words
@@ -135,9 +136,12 @@ def _answers(
 
 
 def about(config: Config, source: Source) -> dict[str, Any]:
-    """What must be known of images to make up some that are like them, and how many there are for training."""
+    """What must be known of images to make up some that are like them, how many there are for training, and the bytes
+    of all."""
+    form = image_format(config, source)
     return {
-        "format": asdict(image_format(config, source)),
+        "format": asdict(form),
+        "bytes": held_bytes(source.count("train") + source.count("val"), form),
         "classes": len(source.classes),
         "train": source.count("train"),
     }

@@ -29,8 +29,9 @@ from engine.config import Augment, Config
 from engine.control import Asked
 from engine.data import open_source, shares_of
 from engine.data.arrays import FakeSource
-from engine.data.device import StreamedBatches
-from engine.data.loader import Batches
+from engine.data.feed import Feed
+from engine.data.memory import SHARE as HELD_SHARE
+from engine.data.pipeline import Choice
 from engine.data.sampler import BatchRequest
 from engine.data.source import ImageFormat
 from engine.failure import cause_of, out_of_memory
@@ -46,6 +47,7 @@ from engine.worker import set_up
 
 # The first step makes the optimizer's state, which is there throughout the second.
 STEPS = 2
+FIXED = Choice("fixed", "one batch is as good as another")
 # Of one image BatchNorm can take no statistics where it has come to one pixel.
 FIRST = 2
 
@@ -68,7 +70,7 @@ def main() -> None:
         config, plan = check(question["config"]), Plan(**question["plan"])
         images = question["images"] or about(config, open_source(config))
         most = images["train"] // (question["world_size"] * plan.devices_a_rank * config.optim.accumulate)
-        trials = Trials(config, plan, made_up(images), question["memory"])
+        trials = Trials(config, plan, made_up(images), question["memory"], images["bytes"])
         found: Found | None = None
         limit: Limit = "data"
         if most > MOST_ON_CPU and not plan.on_gpu:
@@ -118,16 +120,18 @@ def made_up(images: dict[str, Any]) -> FakeSource:
 
 class Trials:
     """Says of a number of images a device whether a rank can train on so many. A GPU says itself when it is full; of
-    the machine's memory, which has no such end, a rank on the CPU is to take no more than a share of `memory` bytes."""
+    the machine's memory, which has no such end, a rank on the CPU is to take no more than a share of `memory` bytes.
+    `held` bytes of images may lie on a GPU besides."""
 
-    def __init__(self, config: Config, plan: Plan, source: FakeSource, memory: int) -> None:
+    def __init__(self, config: Config, plan: Plan, source: FakeSource, memory: int, held: int = 0) -> None:
         self._config, self._plan, self._source, self._room = _trial_config(config), plan, source, SHARE * memory
         self._trainer: Trainer | None = None
         self._peaks: dict[int, int] = {}
         if plan.on_gpu and torch.cuda.is_available():
             for place in plan.places(0):
                 free, total = torch.cuda.mem_get_info(place)
-                torch.cuda.set_per_process_memory_fraction(SHARE * free / total, place)
+                taken = held if held <= HELD_SHARE * free and config.data.pipeline != "stream" else 0
+                torch.cuda.set_per_process_memory_fraction((SHARE * free - taken) / total, place)
 
     def __call__(self, images: int) -> Outcome:
         if self._plan.on_gpu:
@@ -175,17 +179,17 @@ class Trials:
         shares = shares_of(config, source, 1, devices_a_rank=plan.devices_a_rank)
         job = Job(config, plan, None, False, source)
         channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
-        batches = Batches(source, config, source.format, (), 0)
+        feed = Feed(FIXED, source, config, source.format, ())
         torch.set_num_threads(plan.threads)
         seat, store = Seat(0, 1, 0, 1), dist.HashStore()
-        return set_up(job, seat, store, channel, source, shares, source.format, batches, None).trainer
+        return set_up(job, seat, store, channel, source, shares, source.format, feed, None).trainer
 
     def _train(self, t: Trainer, images: int) -> float:
         """Seconds of the fastest of some steps. Raises torch's errors."""
         last = BatchRequest("train", 1, np.arange(images * self._plan.devices_a_rank))
         step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
-        batches = Batches(self._source, self._config, self._source.format, cycle(step), 0)
-        t.batches, t.position = StreamedBatches(batches, self._source.format, t.device), Position()
+        feed = Feed(FIXED, self._source, self._config, self._source.format, cycle(step))
+        t.batches, t.position = feed.on(t.device), Position()
         seconds = []
         for _ in range(STEPS):
             began = time.perf_counter()

@@ -10,6 +10,7 @@ from engine.catalogue import check_model_name
 from engine.config import Config
 from engine.data import check_source, open_early, shares_of
 from engine.data.look import check_own_data
+from engine.data.pipeline import pipeline_problems
 from engine.data.source import Source
 from engine.gpus.choice import choose
 from engine.machine import Plan, plan
@@ -49,6 +50,7 @@ def look_early(config: Config) -> Early:
 def look_at_shares(config: Config, early: Early, share: Plan) -> None:
     """At what hangs on the number of ranks. Raises UsageError with all that was found."""
     early.problems += sync_bn_problems(config, share.ranks, on_gpu=share.on_gpu)
+    early.problems += pipeline_problems(config, early.source, share.ranks)
     if early.source is not None:
         least = with_batch(config, 1) if config.data.batch_size == "auto" else config
         shares = shares_of(least, early.source, share.ranks, devices_a_rank=share.devices_a_rank)

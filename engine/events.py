@@ -53,6 +53,9 @@ class RunStarted(Event):
     ranks: list[dict[str, Any]] = field(default_factory=list)
     trainable: int = -1
     """Of the parameters; -1 where that was not told."""
+    pipeline: str = ""
+    """How images reach the model: memory, stream or fixed; "" where that was not told."""
+    pipeline_why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from engine.beats import Place
 from engine.checkpoint import save_checkpoint
 from engine.control import Asked
+from engine.data.pipeline import Choice
 from engine.data.source import Source
 from engine.evaluation import Evaluation, Sums, Totals, evaluation_file
 from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
@@ -53,9 +54,10 @@ class Fit:
         hosts: dist.ProcessGroup,
         ranks: list[RankPlace],
         notes: Sequence[str],
+        choice: Choice,
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.ranks, self.notes = hosts, ranks, notes
+        self.hosts, self.ranks, self.notes, self.choice = hosts, ranks, notes, choice
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()
@@ -274,6 +276,8 @@ class Fit:
             parameters=count_parameters(t.model),
             trainable=sum(one.numel() for one in t.model.parameters() if one.requires_grad),
             workers=t.batches.workers,
+            pipeline=self.choice.pipeline,
+            pipeline_why=self.choice.why,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )
 

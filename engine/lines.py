@@ -89,8 +89,12 @@ def plan_in_words(event: RunStarted) -> str:
         f"{counted(event.world_size, 'rank')} on {devices}, global batch {event.global_batch}, "
         f"{counted(event.steps_per_epoch, 'step')} an epoch, {counted(event.epochs, 'epoch')}, "
         f"{event.train_images} images for training and {event.val_images} for validation in "
-        f"{event.classes} classes, {parameters_in_words(event)}"
+        f"{event.classes} classes, {parameters_in_words(event)}{pipeline_in_words(event)}"
     )
+
+
+def pipeline_in_words(event: RunStarted) -> str:
+    return f", {event.pipeline} pipeline ({event.pipeline_why})" if event.pipeline else ""
 
 
 def parameters_in_words(event: RunStarted) -> str:

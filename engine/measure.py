@@ -86,6 +86,8 @@ def config_for(saved: Saved, changes: Sequence[str]) -> Config:
     UsageError with every problem found."""
     values = as_dict(saved.config)
     data: dict[str, Any] = values["data"]
+    # Each image comes once.
+    data |= {"pipeline": "stream"}
     if any(change.partition("=")[0].strip() in ("data.dataset", "data.path") for change in changes):
         # What it says of the data that it was trained on need not hold of another's.
         data |= {"num_classes": None}

@@ -32,6 +32,8 @@ ONLY_WITH: dict[str, tuple[str, set[str]]] = {
     "data.fake_train": ("data.dataset", {"fake"}),
     "data.fake_val": ("data.dataset", {"fake"}),
     "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder", OWN_CODE}),
+    "data.workers": ("data.pipeline", {"auto", "stream"}),
+    "data.prefetch": ("data.pipeline", {"auto", "stream"}),
     "data.on_bad": ("data.dataset", {"folder", OWN_CODE}),
     "augment.crop_scale": ("augment.resized_crop", {"true"}),
     "augment.crop_ratio": ("augment.resized_crop", {"true"}),
@@ -93,6 +95,11 @@ def _of_data(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data
     if data.path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
         yield "data.path", f"{data.dataset} needs the folder that it lies in: give data.path (--data-path)"
+    if data.pipeline == "memory" and is_own(data.dataset):
+        yield "data.pipeline", f"memory cannot hold {data.dataset}, which may draw each item anew; give stream or auto"
+    if data.pipeline == "memory" and data.dataset == "folder" and config.augment.resized_crop:
+        why = "augment.resized_crop cuts images at the size of their files"
+        yield "data.pipeline", f"memory holds images at the model's size, and {why}; give stream or auto"
     if data.download and data.dataset not in IMAGE_FILE_DATASETS:
         yield "data.download", f"{data.dataset} cannot be downloaded, only {', '.join(IMAGE_FILE_DATASETS)} can"
     for key in ("mean", "std"):

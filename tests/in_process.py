@@ -14,7 +14,8 @@ from engine.channel import DirectChannel, StopFlag
 from engine.checkpoint import load_checkpoint
 from engine.control import Asked
 from engine.data import image_format, open_source, shares_of
-from engine.data.loader import Batches
+from engine.data.feed import Feed
+from engine.data.pipeline import choose_pipeline
 from engine.events import Epoch, Event
 from engine.fit import Fit
 from engine.job import Job
@@ -41,7 +42,7 @@ def one_rank(
     saved = load_checkpoint(checkpoint) if checkpoint is not None else None
     begin = position_of(saved, shares) if saved else Position()
     requests = shares.run(config.run.epochs, begin.epoch, begin.batch)
-    batches = Batches(source, config, images, requests, workers=0)
+    feed = Feed(choose_pipeline(config, source, 1), source, config, images, requests)
     heard: list[Event] = [] if events is None else events
     channel = DirectChannel(heard.append, StopFlag(), Asked(), Marker(Beats(1), 0))
     job = Job(config, plan(config, []), RunFolder(folder) if folder else None, False, source)
@@ -49,7 +50,7 @@ def one_rank(
     # More would only wait for each other beside other tests.
     torch.set_num_threads(1)
     try:
-        fit = set_up(job, seat, dist.HashStore(), channel, source, shares, images, batches, saved)
+        fit = set_up(job, seat, dist.HashStore(), channel, source, shares, images, feed, saved)
         if saved is not None:
             fit.restore(saved, [])
         yield fit

@@ -86,6 +86,7 @@ def test_on_the_cpu_batches_are_the_same_from_loader_processes_and_normalised() 
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_on_a_gpu_batches_are_those_of_the_cpu(workers: int) -> None:
     made = batches("cuda", workers)
@@ -97,6 +98,7 @@ def test_on_a_gpu_batches_are_those_of_the_cpu(workers: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_a_batch_keeps_its_numbers_while_it_is_computed_on() -> None:
     config = resolve(None, VARIED).config
     source = open_source(config)
@@ -117,6 +119,7 @@ def test_on_a_gpu_a_batch_keeps_its_numbers_while_it_is_computed_on() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_the_host_waits_for_no_batch() -> None:
     config = resolve(None, VARIED).config
     source = open_source(config)

@@ -107,6 +107,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed_for_children_too() 
 
 def test_a_dry_run_warns_of_all_that_its_loader_processes_lack(gputrain: Gputrain) -> None:
     data = ["data.dataset=fake", "data.fake_train=128", "data.fake_val=64", "data.workers=2", "data.prefetch=128"]
+    data += ["data.pipeline=stream"]
     script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 300 && exec "$@"'
     done = gputrain.in_a_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr

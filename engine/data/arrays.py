@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import Data
+from engine.data.decoded import Fresh, kept_or_decoded, key_of
 from engine.data.sampler import Indices, Part, stratified_split
 from engine.data.source import ArraySource, Crop, ImageFormat, Images, Labels
 from engine.files import is_file
@@ -84,28 +85,46 @@ def check_image_set(data: Data) -> None:
 
 
 def open_image_set(data: Data) -> ArraySource:
-    """One of torchvision's sets, read by torchvision. Raises UsageError."""
+    """One of torchvision's sets, from the cache of decoded images or read by torchvision. Raises UsageError."""
+    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    check_image_set(data)
+    if data.download:
+        with _one_at_a_time(root):
+            if any(not is_file(root / image_set.folder / name) for name in image_set.files):
+                _read_image_set(data)
+    key = key_of({"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root)
+    decoded = kept_or_decoded(key, lambda: _read_image_set(data))
+    about, first = decoded.about, len(decoded.about["labels"]["train"])
+    return ArraySource(
+        image_set.format,
+        tuple(about["classes"]),
+        {"train": decoded.images[:first], "val": decoded.images[first:]},
+        {part: np.array(about["labels"][part], np.int64) for part in ("train", "val")},
+        "" if decoded.problem else key,
+        decoded.problem,
+    )
+
+
+def _read_image_set(data: Data) -> Fresh:
+    """What torchvision reads, after it was fetched where it is missing and may be. Raises UsageError."""
     from torchvision import datasets
 
     image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
-    check_image_set(data)
     torchvision_class: Any = getattr(datasets, image_set.torchvision_class)
-    images: dict[Part, Images] = {}
-    labels: dict[Part, Labels] = {}
-    classes: tuple[str, ...] = ()
+    images: list[Images] = []
+    labels: dict[str, list[int]] = {}
+    classes: list[str] = []
     try:
-        with _one_at_a_time(root) if data.download else _anytime():
-            for part in ("train", "val"):
-                stored = torchvision_class(str(root), train=part == "train", download=data.download)
-                pixels = np.asarray(stored.data, dtype=np.uint8)
-                images[part] = (
-                    pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-                )
-                labels[part] = np.asarray(stored.targets, dtype=np.int64)
-                classes = tuple(stored.classes)
+        for part in ("train", "val"):
+            stored = torchvision_class(str(root), train=part == "train", download=data.download)
+            pixels = np.asarray(stored.data, dtype=np.uint8)
+            images.append(pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2))
+            labels[part] = np.asarray(stored.targets, dtype=np.int64).tolist()
+            classes = list(stored.classes)
     except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
         raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {error}") from error
-    return ArraySource(image_set.format, classes, images, labels)
+    shape = (sum(map(len, images)), *images[0].shape[1:])
+    return Fresh(shape, images, {"labels": labels, "classes": classes})
 
 
 @contextmanager
@@ -117,11 +136,6 @@ def _one_at_a_time(root: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
     lock.unlink(missing_ok=True)
-
-
-@contextmanager
-def _anytime() -> Iterator[None]:
-    yield
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.config import Augment, Config
 from engine.data.boxes import cut_box
 from engine.data.draws import library_draws, one_thread, own_draws
-from engine.data.rectangles import erased_rectangles
+from engine.data.rectangles import cut_rectangles, erased_rectangles
 from engine.data.sampler import Indices, Stream, random_below, random_bits
 from engine.data.source import Box, Crop, ImageFormat
 from engine.data.transforms import crop, erase, flip
@@ -96,11 +96,24 @@ class Augmentation:
         self._changes = list(_changes(config, image_format))
         self._libraries = library_draws if config.augment.transform is None else own_draws
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether anything is done to one image after another, on the CPU."""
+        return bool(self._changes)
+
     def crop(self, epoch: int) -> Crop | None:
         """Where to cut the training images of an epoch when they are loaded; None to leave them whole."""
         if not self._augment.resized_crop:
             return None
         return Crop(self._size, partial(_box, self._augment, self._seed, epoch))
+
+    def boxes(self, epoch: int, indices: Indices, size: int) -> Tensor | None:
+        """The same for images that are all of one size, N x 4 on the host: left, top, right, bottom."""
+        augment = self._augment
+        if not augment.resized_crop:
+            return None
+        found = cut_rectangles(augment.crop_scale, augment.crop_ratio, size, size, self._seed, epoch, indices)
+        return torch.from_numpy(found)
 
     def __call__(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
         """A training batch, N x C x H x W, changed where it lies."""

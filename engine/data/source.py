@@ -67,12 +67,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Images that lie in memory, N x C x H x W."""
+    """Images that lie in memory, N x C x H x W. `key` is theirs in the cache that they were taken from, if any;
+    `problem` is for the log."""
 
     format: ImageFormat
     classes: tuple[str, ...]
     images: dict[Part, Images]
     labels: dict[Part, Labels]
+    key: str = ""
+    problem: str | None = None
     in_memory: bool = field(default=True, init=False)
     skipped: tuple[str, ...] = field(default=(), init=False)
 

@@ -104,10 +104,14 @@ def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
 
 
 def expected_workers(config: Config, ranks: int) -> int:
-    if config.data.workers != "auto":
-        return config.data.workers
-    read = config.data.dataset == "folder" or is_own(config.data.dataset)
-    return auto_workers(ranks, config.data.batch) if wants_workers(config, in_memory=not read) else 0
+    """As far as that can be told without a look at the data: a folder may turn out to fit into memory."""
+    data, read = config.data, config.data.dataset == "folder" or is_own(config.data.dataset)
+    wanted = wants_workers(config, in_memory=not read)
+    if data.pipeline in ("memory", "fixed") or (data.pipeline == "auto" and not wanted):
+        return 0
+    if data.workers != "auto":
+        return data.workers
+    return auto_workers(ranks, data.batch) if wanted else 0
 
 
 def expected_model(config: Config) -> dict[str, Any]:

@@ -1,0 +1,160 @@
+"""All images of a run as arrays in memory, in the form that the model knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.config import Config
+from engine.data.decoded import Fresh, kept_or_decoded, key_of
+from engine.data.folder import FolderSource
+from engine.data.sampler import Indices, Part
+from engine.data.source import ArraySource, ImageFormat, Images, Labels, Source, UnreadableImageError
+from engine.machine import cores
+
+PARTS: tuple[Part, ...] = ("train", "val")
+# Decoded, or brought to another form, at once.
+PIECE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Held:
+    """`images` N x C x H x W of each part, of which `rows` are the part's, in its order; both parts may have the same.
+    `unread` says of a row why its image could not be read; `problem` is for the log."""
+
+    images: Mapping[Part, Images]
+    rows: Mapping[Part, Indices]
+    labels: Mapping[Part, Labels]
+    unread: Mapping[int, str] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of the images of both parts."""
+        return sum(len(rows) * self.images[part][:1].nbytes for part, rows in self.rows.items())
+
+
+def hold(source: Source, config: Config, image_format: ImageFormat) -> Held:
+    """The images of a source in the format's size and channels; those that augment.resized_crop is still to cut keep
+    their size. Raises UnreadableImageError where data.on_bad does not let one be left out."""
+    labels = {part: source.labels_of(part) for part in PARTS}
+    if isinstance(source, FolderSource):
+        held = _hold_folder(source, image_format, labels)
+        if held.unread and config.data.on_bad == "fail":
+            raise UnreadableImageError(next(iter(held.unread.values())))
+        return held
+    wanted = held_format(source, config, image_format)
+    rows = {part: np.arange(source.count(part)) for part in PARTS}
+    if isinstance(source, ArraySource):
+        images, problem = _fitted(source, wanted)
+        return Held(images, rows, labels, problem=problem or source.problem)
+    images = {part: _fit(source.load(part, rows[part])[0], wanted) for part in PARTS}
+    return Held(images, rows, labels)
+
+
+def held_format(source: Source, config: Config, image_format: ImageFormat) -> ImageFormat:
+    """The form that images are held in."""
+    size = source.format.size if config.augment.resized_crop else image_format.size
+    return replace(image_format, size=size)
+
+
+def kept_key(source: Source, wanted: ImageFormat) -> str | None:
+    """Of the decoded images in the cache; None where they are held by each process for itself. Raises OSError."""
+    if isinstance(source, FolderSource):
+        root = Path(source.root)
+        files = (root / place.path for place in _places(source))
+        return key_of({"folder": [wanted.size, wanted.channels]}, files, root)
+    if not isinstance(source, ArraySource) or not source.key:
+        return None
+    as_it_is = (source.format.size, source.format.channels) == (wanted.size, wanted.channels)
+    return source.key if as_it_is else f"{source.key}-{wanted.channels}x{wanted.size}"
+
+
+class _Place(NamedTuple):
+    path: str
+    part: Part
+    at: int
+
+
+def _places(source: FolderSource) -> list[_Place]:
+    """All images in the order of their paths, which is the same for any division into parts."""
+    return sorted(_Place(path, part, at) for part in PARTS for at, path in enumerate(source.paths[part]))
+
+
+def _hold_folder(source: FolderSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> Held:
+    places, shape = _places(source), (image_format.channels, image_format.size, image_format.size)
+
+    def load(place: _Place) -> Images | str:
+        """The image, or why there is none."""
+        try:
+            return source.load(place.part, np.array([place.at]))[0].reshape(shape)
+        except UnreadableImageError as error:
+            return str(error)
+
+    def decode() -> Fresh:
+        unread: dict[str, str] = {}
+        return Fresh((len(places), *shape), pieces(unread), {"unread": unread})
+
+    def pieces(unread: dict[str, str]) -> Iterator[Images]:
+        many = max(PIECE_BYTES // int(np.prod(shape)), 1)
+        pool = ThreadPoolExecutor(cores())
+        try:
+            for first in range(0, len(places), many):
+                loaded = list(pool.map(load, places[first : first + many]))
+                unread |= {str(first + n): one for n, one in enumerate(loaded) if isinstance(one, str)}
+                yield np.stack([np.zeros(shape, np.uint8) if isinstance(one, str) else one for one in loaded])
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def sound(about: Mapping[str, Any]) -> bool:
+        # What was wrong with them may have passed.
+        return all(isinstance(load(places[int(row)]), str) for row in about["unread"])
+
+    try:
+        key = kept_key(source, image_format) or ""
+    except OSError as error:
+        raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
+    decoded = kept_or_decoded(key, decode, sound)
+    rows: dict[Part, Indices] = {part: np.empty(source.count(part), np.int64) for part in PARTS}
+    for row, place in enumerate(places):
+        rows[place.part][place.at] = row
+    unread = {int(row): why for row, why in decoded.about["unread"].items()}
+    return Held(dict.fromkeys(PARTS, decoded.images), rows, labels, unread, decoded.problem)
+
+
+def _fitted(source: ArraySource, wanted: ImageFormat) -> tuple[Mapping[Part, Images], str | None]:
+    """The images of both parts in the wanted form, kept where the source says by what key; and a problem for the
+    log."""
+    if (source.format.size, source.format.channels) == (wanted.size, wanted.channels):
+        return source.images, None
+    key = kept_key(source, wanted)
+    if key is None:
+        return {part: _fit(source.images[part], wanted) for part in PARTS}, None
+    train = source.count("train")
+    shape = (train + source.count("val"), wanted.channels, wanted.size, wanted.size)
+
+    def decode() -> Fresh:
+        many = max(PIECE_BYTES // (4 * int(np.prod(shape[1:]))), 1)
+        wholes = ((source.images[part], source.count(part)) for part in PARTS)
+        pieces = (
+            _fit(whole[first : first + many], wanted) for whole, count in wholes for first in range(0, count, many)
+        )
+        return Fresh(shape, pieces)
+
+    decoded = kept_or_decoded(key, decode)
+    return {"train": decoded.images[:train], "val": decoded.images[train:]}, decoded.problem
+
+
+def _fit(images: Images, wanted: ImageFormat) -> Images:
+    import torch
+
+    from engine.data.transforms import fit
+
+    if images.shape[1:] == (wanted.channels, wanted.size, wanted.size):
+        return images
+    return fit(torch.from_numpy(np.array(images)), wanted).contiguous().numpy()

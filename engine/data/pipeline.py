@@ -1,0 +1,110 @@
+"""Which way images take to the model: held in memory, or streamed by loader processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config import Config
+from engine.data import image_format, likely_format
+from engine.data.arrays import IMAGE_SETS
+from engine.data.decoded import is_kept
+from engine.data.held import held_format, kept_key
+from engine.data.source import ImageFormat, Source
+from engine.doctor.machine import free_memory
+from engine.files import cache_folder
+from engine.limits import free_bytes, in_bytes
+from engine.machine import wants_workers
+from engine.own import is_own
+from engine.problems import Problem, UsageError, collecting
+
+Pipeline = Literal["memory", "stream", "fixed"]
+ASKED = "as data.pipeline says"
+# Of what is free, for the decoded images of a run.
+SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`why` is a clause that goes on from "memory: " or "stream: "."""
+
+    pipeline: Pipeline
+    why: str
+
+
+def choose_pipeline(config: Config, source: Source, ranks: int) -> Choice:
+    """For so many ranks on this host. Raises UsageError where memory was asked for and has no room."""
+    asked = config.data.pipeline
+    if asked in ("stream", "fixed"):
+        return Choice(asked, ASKED)
+    wanted = held_format(source, config, image_format(config, source))
+    size = held_bytes(source.count("train") + source.count("val"), wanted)
+    try:
+        key = kept_key(source, wanted)
+    except OSError:
+        # Of a file that went away, of which the pipeline will tell.
+        return Choice("memory" if asked == "memory" else "stream", "a file is gone")
+    reason = no_room(size if key else size * ranks)
+    if asked == "memory":
+        if reason is not None:
+            raise UsageError([_refusal(reason)])
+        return Choice("memory", ASKED)
+    reason = _against(config, source) or reason or (_no_disk(size) if key and not is_kept(key) else None)
+    if reason is not None:
+        return Choice("stream", reason)
+    return Choice("memory", f"the decoded images take {in_bytes(size)}")
+
+
+def pipeline_problems(config: Config, source: Source | None, ranks: int) -> list[Problem]:
+    """Why data.pipeline memory cannot be had, as far as that is known before ranks start; `source` where it was
+    opened."""
+    if config.data.pipeline != "memory":
+        return []
+    if source is not None:
+        with collecting(found := list[Problem]()):
+            choose_pipeline(config, source, ranks)
+        return found
+    if config.data.dataset not in IMAGE_SETS:
+        return []
+    reason = no_room(held_bytes(sum(IMAGE_SETS[config.data.dataset].counts), likely_format(config)))
+    return [] if reason is None else [_refusal(reason)]
+
+
+def held_bytes(images: int, form: ImageFormat) -> int:
+    return images * form.channels * form.size**2
+
+
+def _refusal(reason: str) -> Problem:
+    return Problem("data.pipeline", f"memory cannot be had: {reason}; give stream, or a smaller data.image_size")
+
+
+def _against(config: Config, source: Source) -> str | None:
+    """Why a run does better with loader processes, whatever room there is."""
+    if is_own(config.data.dataset):
+        return "a dataset of your own may draw each item anew"
+    if config.augment.resized_crop and not source.in_memory:
+        return "augment.resized_crop cuts images at the size of their files"
+    if wants_workers(config, in_memory=True):
+        return "each image is distorted by itself, which loader processes share"
+    return None
+
+
+def no_room(size: int) -> str | None:
+    free, _ = free_memory()
+    if size <= SHARE * free:
+        return None
+    return f"the decoded images take {in_bytes(size)}, and a quarter of the {in_bytes(free)} of free memory is allowed"
+
+
+def _no_disk(size: int) -> str | None:
+    """For so many bytes in the cache."""
+    try:
+        free = free_bytes(cache_folder())
+    except OSError:
+        return None
+    if size <= SHARE * free:
+        return None
+    return (
+        f"the decoded images take {in_bytes(size)} in {cache_folder()}, and a quarter of the {in_bytes(free)} that is "
+        "free there is allowed"
+    )

@@ -1,0 +1,528 @@
+"""The memory pipeline: the same batches as the stream's, from images that are decoded once and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from in_process import train
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as reference
+
+from engine.config import Config
+from engine.data import image_format, open_source, shares_of
+from engine.data.augment import Augmentation, vary
+from engine.data.decoded import Fresh, kept_or_decoded, key_of
+from engine.data.device import DeviceBatch
+from engine.data.feed import Feed
+from engine.data.pipeline import Choice, Pipeline, choose_pipeline, pipeline_problems
+from engine.data.rectangles import cut_rectangles, erased_rectangles
+from engine.data.sampler import Shares
+from engine.data.source import ImageFormat, Source, UnreadableImageError
+from engine.data.transforms import cut, erase
+from engine.doctor import machine
+from engine.files import cache_folder
+from engine.problems import UsageError
+from engine.resolve import resolve
+
+CPU = torch.device("cpu")
+VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.batch_size=16"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_folder() / "decoded"
+
+
+def batches(
+    pipeline: Pipeline,
+    config: Config,
+    source: Source,
+    shares: Shares | None = None,
+    first: tuple[int, int] = (1, 0),
+    device: torch.device = CPU,
+) -> list[DeviceBatch]:
+    """Those of two epochs."""
+    shares = shares or shares_of(config, source, 1)
+    choice = Choice(pipeline, "")
+    feed = Feed(choice, source, config, image_format(config, source), shares.run(2, *first)).on(device)
+    return [next(feed) for _ in shares.run(2, *first)]
+
+
+def assert_the_same(some: list[DeviceBatch], others: list[DeviceBatch], within: float = 0.0) -> None:
+    assert len(some) == len(others) > 0
+    for one, other in zip(some, others, strict=True):
+        assert (one.weight, one.ends_step, one.unread) == (other.weight, other.ends_step, other.unread)
+        assert torch.equal(one.labels, other.labels)
+        assert one.images.shape == other.images.shape
+        assert one.images.dtype == other.images.dtype == torch.float32
+        assert float((one.images - other.images).abs().max()) <= within
+
+
+@pytest.mark.parametrize("data", [(), ("data.channels=3",), ("data.dataset=fake", "data.image_size=24")])
+def test_both_pipelines_give_the_same_batches_bit_for_bit(data: tuple[str, ...]) -> None:
+    config = resolve(None, [*VARIED, *data]).config
+    source = open_source(config)
+    streamed = batches("stream", config, source)
+    assert_the_same(batches("memory", config, source), streamed)
+    plain = resolve(None, ["data.batch_size=16", *data]).config
+    assert not torch.equal(streamed[0].images, batches("stream", plain, source)[0].images)
+
+
+def test_images_are_brought_to_another_size_alike_in_both() -> None:
+    config = resolve(None, [*VARIED, "data.image_size=14", "data.channels=3"]).config
+    source = open_source(config)
+    assert_the_same(batches("memory", config, source), batches("stream", config, source))
+
+
+def test_what_is_done_to_one_image_after_another_is_the_same_too() -> None:
+    overrides = [*VARIED, "augment.policy=trivialaugment", "augment.contrast=0.4", "data.channels=3"]
+    config = resolve(None, overrides).config
+    source = open_source(config)
+    shares = Shares(48, 20, 16, 0, 1, True, 0)
+    assert_the_same(batches("memory", config, source, shares), batches("stream", config, source, shares))
+
+
+@pytest.mark.parametrize("first", [(1, 0), (1, 3), (2, 1)])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_each_rank_gets_its_share_with_partial_batches_accumulated_steps_and_after_a_resume(
+    first: tuple[int, int], rank: int
+) -> None:
+    config = resolve(None, VARIED).config
+    source = open_source(config)
+    shares = Shares(203, 37, 8, rank, 3, False, 0, accumulate=2)
+    made = batches("memory", config, source, shares, first)
+    assert_the_same(made, batches("stream", config, source, shares, first))
+    assert {batch.ends_step for batch in made} == {True, False}
+    assert len({len(batch.labels) for batch in made}) > 1
+
+
+@pytest.mark.parametrize("size", [12, 32, 50])
+def test_parts_that_are_cut_out_agree_with_the_streams_within_two_of_255(size: int) -> None:
+    overrides = ["augment.resized_crop=true", "augment.flip=true", "data.dataset=fake", "data.batch_size=16"]
+    config = resolve(None, [*overrides, "data.mean=[0,0,0]", "data.std=[1,1,1]"]).config
+    source = open_source(config)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": size})})
+    shares = Shares(96, 0, 16, 0, 1, True, 0)
+    streamed, held = (batches(pipeline, config, source, shares) for pipeline in ("stream", "memory"))
+    assert_the_same(held, streamed, within=2.01 / 255)
+    assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(held, streamed, strict=True)) < 0.02
+
+
+def test_a_part_that_is_cut_out_is_resampled_as_torchvision_does_it() -> None:
+    images = torch.randint(0, 256, (40, 3, 30, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    boxes = torch.from_numpy(cut_rectangles((0.08, 1.0), (0.75, 1.33), 30, 30, 0, 1, np.arange(40)))
+    made = cut(images, boxes, 16)
+    for image, (left, top, right, bottom), one in zip(images, boxes.tolist(), made, strict=True):
+        wanted = reference.resized_crop(image, top, left, bottom - top, right - left, [16, 16], antialias=True)
+        assert (one.int() - wanted.int()).abs().max() <= 2
+
+
+def test_what_is_erased_has_torchvisions_shapes_and_probability() -> None:
+    found = erased_rectangles(0.3, 32, 7, 2, np.arange(20_000))
+    left, top, right, bottom = found.T
+    width, height = right - left, bottom - top
+    drawn = width > 0
+    assert float(drawn.mean()) == pytest.approx(0.3, abs=0.01)
+    assert (left >= 0).all() and (top >= 0).all() and (right <= 32).all() and (bottom <= 32).all()
+    assert (height[drawn] < 32).all() and (width[drawn] < 32).all()
+    area, ratio = (width * height)[drawn] / 32**2, height[drawn] / width[drawn]
+    # Both within half a pixel of what was drawn.
+    assert area.min() > 0.01 and area.max() < 0.36
+    assert ratio.min() > 0.2 and ratio.max() < 4.0
+    # Of the areas that fit: at 0.02-0.33 few do not.
+    assert float(area.mean()) == pytest.approx(0.175, abs=0.01)
+    assert float(np.log(ratio).mean()) == pytest.approx(0.0, abs=0.03)
+    # All places alike.
+    assert float(((left + 0.5) / (33 - width))[drawn].mean()) == pytest.approx(0.5, abs=0.02)
+
+
+def test_erasing_has_the_distribution_of_torchvision() -> None:
+    from torchvision.transforms import v2
+
+    torch.manual_seed(0)
+    theirs = v2.RandomErasing(1.0)
+    drawn = [theirs.make_params([torch.empty(1, 24, 24)]) for _ in range(3000)]
+    ours = erased_rectangles(1.0, 24, 1, 1, np.arange(30_000))
+    width, height = ours[:, 2] - ours[:, 0], ours[:, 3] - ours[:, 1]
+    for mine, wanted in (
+        (width, [one["w"] for one in drawn]),
+        (height, [one["h"] for one in drawn]),
+        (width * height, [one["w"] * one["h"] for one in drawn]),
+    ):
+        shares = np.linspace(0.1, 0.9, 9)
+        assert np.quantile(mine, shares) == pytest.approx(np.quantile(wanted, shares), abs=1.0, rel=0.06)
+
+
+def test_erasing_takes_the_mean_colour_within_the_rectangle_and_nothing_else() -> None:
+    images = torch.zeros((2, 3, 6, 6), dtype=torch.uint8)
+    made = erase(images, torch.tensor([[1, 2, 4, 6], [0, 0, 0, 0]]), (10, 20, 30))
+    assert made[0, :, 2:6, 1:4].flatten(1).unique(dim=1).tolist() == [[10], [20], [30]]
+    assert int((made[0, 0] > 0).sum()) == 12
+    assert not made[1].any()
+
+
+def test_what_is_cut_out_has_torchvisions_shapes_and_the_middle_where_none_fits() -> None:
+    wide, indices = np.full(4000, 60), np.arange(4000)
+    left, top, right, bottom = cut_rectangles((0.2, 0.5), (0.5, 2.0), np.full(4000, 40), wide, 0, 1, indices).T
+    area, ratio = (right - left) * (bottom - top) / 2400, (right - left) / (bottom - top)
+    assert (left >= 0).all() and (right <= 60).all() and (top >= 0).all() and (bottom <= 40).all()
+    assert area.min() > 0.18 and area.max() < 0.53 and ratio.min() > 0.47 and ratio.max() < 2.15
+    assert cut_rectangles((0.9, 1.0), (1.0, 1.0), 10, 40, 0, 1, np.arange(2)).tolist() == [[15, 0, 25, 10]] * 2
+    assert cut_rectangles((0.9, 1.0), (2.0, 2.0), 40, 10, 0, 1, np.arange(1)).tolist() == [[0, 17, 10, 22]]
+
+
+def test_a_batch_is_varied_by_slices_of_what_was_drawn_for_an_epoch() -> None:
+    config = resolve(None, VARIED).config
+    images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
+    augmentation = Augmentation(config, ImageFormat(8, 1, (0.3,), (0.3,)))
+    whole = vary(images, augmentation.draws(3, np.arange(40)))
+    draws = augmentation.draws(3, np.arange(40))
+    assert torch.equal(torch.cat([vary(images[n : n + 7], draws[n : n + 7]) for n in range(0, 40, 7)]), whole)
+
+
+# The cache.
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = rng.integers(0, 256, (20, 24, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def folder(photos: Path, *overrides: str) -> tuple[Config, Source]:
+    data = ["data.dataset=folder", f"data.path={photos}", "data.image_size=16", "data.batch_size=4"]
+    config = resolve(None, [*data, *VARIED[:3], *overrides]).config
+    return config, open_source(config)
+
+
+def test_a_folder_is_decoded_once_and_kept_for_any_seed_and_split(photos: Path, cache: Path) -> None:
+    assert_the_same(batches("memory", *folder(photos)), batches("stream", *folder(photos)))
+    (kept,) = cache.glob("*.npy")
+    written = kept.stat().st_mtime_ns
+    other = folder(photos, "run.seed=5", "data.val_split=0.5")
+    assert_the_same(batches("memory", *other), batches("stream", *other))
+    assert [path.stat().st_mtime_ns for path in cache.glob("*.npy")] == [written]
+    assert not batches("memory", *folder(photos))[0].images.requires_grad
+
+
+def test_a_file_that_changes_is_decoded_again(photos: Path, cache: Path) -> None:
+    before = batches("memory", *folder(photos))
+    for path in photos.rglob("*.png"):
+        Image.new("RGB", (20, 24), "red").save(path)
+    after = batches("memory", *folder(photos))
+    assert len(list(cache.glob("*.npy"))) == 2
+    assert not torch.equal(before[0].images, after[0].images)
+    assert_the_same(after, batches("stream", *folder(photos)))
+
+
+def _cut_short(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _overwritten(file: Path) -> None:
+    file.write_bytes(b"\x93NUMPY not at all")
+
+
+def _of_another(file: Path) -> None:
+    size = file.stat().st_size
+    np.save(file, np.zeros(size // 2, np.uint8))
+
+
+def _gone(file: Path) -> None:
+    file.unlink()
+
+
+def _without_about(file: Path) -> None:
+    file.with_suffix(".json").write_text('{"file": 3}')
+
+
+@pytest.mark.parametrize("harm", [_cut_short, _overwritten, _of_another, _gone, _without_about])
+def test_a_torn_or_foreign_file_in_the_cache_is_made_anew(harm: object, photos: Path, cache: Path) -> None:
+    assert callable(harm)
+    wanted = batches("memory", *folder(photos))
+    (kept,) = cache.glob("*.npy")
+    harm(kept)
+    assert_the_same(batches("memory", *folder(photos)), wanted)
+    assert np.load(kept, allow_pickle=False).shape == (16, 3, 16, 16)
+
+
+def test_of_two_that_ask_at_once_one_decodes_and_the_other_waits(cache: Path) -> None:
+    decoded = []
+
+    def decode() -> Fresh:
+        decoded.append(threading.get_ident())
+        time.sleep(0.2)
+        return Fresh((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], {"n": 1})
+
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(kept_or_decoded("k", decode))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(decoded) == 1
+    assert [(one.images.sum(), one.about, one.problem) for one in found] == [(56, {"n": 1}, None)] * 3
+
+
+def test_a_writer_that_died_leaves_nothing_that_is_taken(cache: Path) -> None:
+    def dies() -> Iterator[np.ndarray]:
+        yield np.zeros((1, 1, 2, 2), np.uint8)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept_or_decoded("k", lambda: Fresh((2, 1, 2, 2), dies()))
+    made = kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert int(made.images.sum()) == 4
+
+
+def test_without_room_on_the_disk_images_are_decoded_into_memory_and_a_warning_says_so(
+    photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = batches("memory", *folder(photos))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
+    config, source = folder(photos)
+    requests = shares_of(config, source, 1).run(2)
+    feed = Feed(Choice("memory", ""), source, config, image_format(config, source), requests)
+    assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
+    assert torch.equal(next(feed.on(CPU)).images, wanted[0].images)
+
+
+def test_what_no_run_used_for_long_is_removed_when_something_is_written(cache: Path) -> None:
+    def fresh() -> Fresh:
+        return Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)])
+
+    for key in ("old", "used"):
+        kept_or_decoded(key, fresh)
+    long_ago = time.time() - 31 * 86400
+    for path in cache.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    # What its array is known by is its own time of change.
+    for key in ("old", "used"):
+        about = json.loads((cache / f"{key}.json").read_text())
+        about["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
+        (cache / f"{key}.json").write_text(json.dumps(about))
+        os.utime(cache / f"{key}.json", (long_ago, long_ago))
+    kept_or_decoded("used", lambda: pytest.fail("is kept"))
+    kept_or_decoded("new", fresh)
+    assert {path.name for path in cache.glob("*.*y")} == {"used.npy", "new.npy"}
+    assert not (cache / "old.json").exists()
+
+
+def test_a_key_knows_the_files_by_size_and_time_and_not_by_content(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"one")
+    key = key_of({"n": 1}, [file], tmp_path)
+    assert key_of({"n": 1}, [file], tmp_path) == key != key_of({"n": 2}, [file], tmp_path)
+    os.utime(file, ns=(1, 1))
+    assert key_of({"n": 1}, [file], tmp_path) != key
+
+
+def test_an_image_that_cannot_be_read_is_left_out_as_the_stream_does_it_and_looked_at_again(
+    photos: Path, cache: Path
+) -> None:
+    config, source = folder(photos, "data.on_bad=skip")
+    broken = photos / "cat" / "3.png"
+    sound, status = broken.read_bytes(), broken.stat()
+    broken.write_bytes(b"\0" * len(sound))
+    os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
+    made = batches("memory", config, source)
+    assert_the_same(made, batches("stream", config, source))
+    assert sum(len(batch.unread) for batch in made) == 2
+    with pytest.raises(UnreadableImageError, match=r"3\.png cannot be read"):
+        batches("memory", config.model_copy(update={"data": config.data.model_copy(update={"on_bad": "fail"})}), source)
+    broken.write_bytes(sound)
+    os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert not any(batch.unread for batch in batches("memory", config, source))
+
+
+def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
+    """Noise, in the files that torchvision reads."""
+    raw, rng = root / "MNIST" / "raw", np.random.default_rng(0)
+    raw.mkdir(parents=True)
+    for name, count in (("train", train), ("t10k", val)):
+        images, labels = rng.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
+        sizes = np.array([count, 28, 28], ">i4").tobytes()
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + sizes + images.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[:4] + labels.tobytes())
+
+
+STARTS = """
+import sys, torch
+from engine import worker
+from engine.data import image_format, open_source, shares_of
+from engine.data.feed import Feed
+from engine.data.pipeline import choose_pipeline
+from engine.resolve import resolve
+
+config = resolve(None, ["data.dataset=mnist", "data.path=" + sys.argv[1], *sys.argv[2:]]).config
+source = open_source(config)
+choice = choose_pipeline(config, source, 1)
+requests = shares_of(config, source, 1).run(1)
+images = next(Feed(choice, source, config, image_format(config, source), requests).on(torch.device("cpu"))).images
+print(choice.pipeline, tuple(images.shape), "torchvision" in sys.modules)
+"""
+
+
+def test_with_the_images_kept_no_run_on_mnist_imports_torchvision(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    source = open_source(resolve(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config)
+    assert (source.count("train"), source.count("val"), len(source.classes)) == (96, 40, 10)
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", STARTS, str(tmp_path), "augment.erasing=0.5", "augment.flip=true", *more],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for more in (["data.image_size=32", "data.channels=3"],)
+    ]
+    assert made == ["memory (64, 3, 32, 32) False\n"]
+
+
+def test_mnist_of_another_size_is_kept_in_that_size(tmp_path: Path, cache: Path) -> None:
+    write_mnist(tmp_path)
+    overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "data.channels=3", *VARIED]
+    config = resolve(None, overrides).config
+    made = batches("memory", config, open_source(config))
+    assert_the_same(made, batches("stream", config, open_source(config)))
+    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(136, 1, 28, 28), (136, 3, 20, 20)]
+
+
+# Which pipeline.
+
+CHOICES = [
+    ((), "memory", "the decoded images take 112.3 KiB"),
+    (("augment.flip=true", "augment.erasing=0.3", "augment.resized_crop=true"), "memory", "take 112.3 KiB"),
+    (("augment.policy=randaugment",), "stream", "each image is distorted by itself"),
+    (("augment.contrast=0.1",), "stream", "each image is distorted by itself"),
+    (("data.pipeline=memory", "augment.policy=randaugment"), "memory", "as data.pipeline says"),
+    (("data.pipeline=stream",), "stream", "as data.pipeline says"),
+    (("data.pipeline=fixed",), "fixed", "as data.pipeline says"),
+    (("data.dataset=fake", "data.fake_train=1000000000"), "stream", r"take 2\.8 TiB, and a quarter of the"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "pipeline", "why"), CHOICES)
+def test_the_pipeline_is_chosen_by_the_data_and_what_is_done_to_it(
+    overrides: tuple[str, ...], pipeline: str, why: str
+) -> None:
+    config = resolve(None, list(overrides)).config
+    choice = choose_pipeline(config, open_source(config), 1)
+    assert choice.pipeline == pipeline
+    assert re.search(why, choice.why)
+
+
+def test_a_folder_is_held_where_it_fits_and_is_not_cut_at_the_size_of_its_files(photos: Path) -> None:
+    assert choose_pipeline(*folder(photos), 1).pipeline == "memory"
+    cuts = [*VARIED[1:3], "augment.resized_crop=true"]
+    config = resolve(None, ["data.dataset=folder", f"data.path={photos}", *cuts]).config
+    choice = choose_pipeline(config, open_source(config), 1)
+    assert (choice.pipeline, choice.why) == ("stream", "augment.resized_crop cuts images at the size of their files")
+
+
+Usage = namedtuple("Usage", "available total")
+
+
+def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 300 * 1024, 1 << 30))
+    config = resolve(None, []).config
+    source = open_source(config)
+    assert choose_pipeline(config, source, 2).pipeline == "memory"
+    assert choose_pipeline(config, source, 3).why == (
+        "the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is allowed"
+    )
+    asked = resolve(None, ["data.pipeline=memory"]).config
+    told = "memory cannot be had: the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is "
+    for found in (pipeline_problems(asked, source, 3), pipeline_problems(asked, source, 3)):
+        assert [(one.where, one.what) for one in found] == [
+            ("data.pipeline", f"{told}allowed; give stream, or a smaller data.image_size")
+        ]
+    with pytest.raises(UsageError, match="memory cannot be had"):
+        choose_pipeline(asked, source, 3)
+    assert pipeline_problems(config, source, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["data.dataset=my:data"], "data.pipeline: memory cannot hold my:data, which may draw each item anew; give"),
+        (
+            ["data.dataset=folder", "data.path=x", "augment.resized_crop=true"],
+            "data.pipeline: memory holds images at the model's size, and augment.resized_crop cuts images at the size",
+        ),
+    ],
+)
+def test_memory_is_refused_where_it_is_impossible(overrides: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        resolve(None, ["data.pipeline=memory", *overrides])
+
+
+# One batch again and again.
+
+
+def test_the_fixed_pipeline_gives_the_first_batch_again_in_the_sizes_that_are_asked_for() -> None:
+    config = resolve(None, VARIED).config
+    source = open_source(config)
+    shares = Shares(72, 37, 16, 0, 1, False, 0, accumulate=2)
+    streamed, fixed = (batches(pipeline, config, source, shares) for pipeline in ("stream", "fixed"))
+    first: dict[bool, Tensor] = {}
+    assert len(fixed) == len(streamed)
+    for request, one, other in zip(shares.run(2), fixed, streamed, strict=True):
+        train = request.part == "train"
+        first.setdefault(train, other.images)
+        assert (one.weight, one.ends_step, len(one.labels)) == (other.weight, other.ends_step, len(other.labels))
+        assert torch.equal(one.images, first[train][: len(one.images)])
+    assert len({len(one.labels) for one in fixed}) > 2
+
+
+def test_a_run_ends_at_the_same_weights_by_either_pipeline(tmp_path: Path) -> None:
+    made = [
+        train(tmp_path / pipeline, "run.epochs=1", *VARIED, "model.name=linear", f"data.pipeline={pipeline}")
+        for pipeline in get_args(Pipeline)
+    ]
+    losses = [epochs[0].val_loss for epochs in made]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("more", [(), ("augment.resized_crop=true",), ("augment.policy=randaugment",)])
+def test_on_a_gpu_the_batches_are_the_same_and_nothing_waits_for_it(more: tuple[str, ...]) -> None:
+    overrides = [*(VARIED if not more else VARIED[1:]), *more, "data.dataset=fake", "data.fake_train=160"]
+    config = resolve(None, overrides).config
+    source = open_source(config)
+    wanted = batches("memory", config, source)
+    choice, images = Choice("memory", ""), image_format(config, source)
+    requests = list(shares_of(config, source, 1).run(2))
+    next(Feed(choice, source, config, images, requests).on(torch.device("cuda")))
+    feed = Feed(choice, source, config, images, requests).on(torch.device("cuda"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made = [next(feed) for _ in requests]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for one, other in zip(made, wanted, strict=True):
+        assert torch.equal(one.labels.cpu(), other.labels)
+        torch.testing.assert_close(one.images.cpu(), other.images, atol=0.01 if "resized" in str(more) else 0.0, rtol=0)
