@@ -29,7 +29,7 @@ from engine.resolve import resolve
 
 IMAGES, CLASSES, SIDE, SIZE, BATCH = 2000, 2, 256, 64, 64
 # Batches that a loader is asked for before its time is taken, and batches that are trained on in a turn.
-FIRST, TRAINED = 2, 12
+FIRST, TRAINED = 2, 8
 Pairs = Iterator[tuple[Tensor, Tensor]]
 
 
