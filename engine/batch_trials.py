@@ -221,7 +221,7 @@ def _trial_config(config: Config) -> Config:
     augment = Augment(mixup=config.augment.mixup, cutmix=config.augment.cutmix)
     changes = {
         "device": {"init_method": "auto"},
-        "model": {"sync_bn": False, "weights": None},
+        "model": {"sync_bn": False, "weights": None, "compile": False},
         # The second batch of a step is added to what the first one left; a third finds the same.
         "optim": {"lr": 1e-9, "accumulate": min(config.optim.accumulate, 2)},
         "run": {"log_every": 1000},

@@ -10,8 +10,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from multiprocessing import reduction
-from typing import Any
 
 _SLOT = struct.Struct("qqq")
 
@@ -55,21 +53,18 @@ class Beat:
 
 
 class Beats:
-    """One beat a rank, in memory that has no name and goes with the last process that has it. Can be handed to a
-    spawned process, as a Connection can."""
+    """One beat a rank, in memory that has no name and goes with the last process that has it. `handle` is that of
+    another process's, received from it."""
 
     def __init__(self, ranks: int, handle: int | None = None) -> None:
         self._ranks = ranks
-        self._handle = os.memfd_create("gputrain-beats") if handle is None else handle
+        self.handle = os.memfd_create("gputrain-beats") if handle is None else handle
         if handle is None:
-            os.ftruncate(self._handle, ranks * _SLOT.size)
-        self._memory = mmap.mmap(self._handle, ranks * _SLOT.size)
+            os.ftruncate(self.handle, ranks * _SLOT.size)
+        self._memory = mmap.mmap(self.handle, ranks * _SLOT.size)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._ranks, reduction.DupFd(self._handle))
-
-    def mark(self, rank: int, beat: Beat) -> None:
-        _SLOT.pack_into(self._memory, rank * _SLOT.size, beat.step, beat.count, beat.place)
+    def mark(self, rank: int, step: int, count: int, place: Place) -> None:
+        _SLOT.pack_into(self._memory, rank * _SLOT.size, step, count, place)
 
     def read(self) -> list[Beat]:
         slots = (_SLOT.unpack_from(self._memory, rank * _SLOT.size) for rank in range(self._ranks))
@@ -77,11 +72,7 @@ class Beats:
 
     def close(self) -> None:
         self._memory.close()
-        os.close(self._handle)
-
-
-def _rebuild(ranks: int, handle: Any) -> Beats:
-    return Beats(ranks, handle.detach())
+        os.close(self.handle)
 
 
 class Marker:
@@ -89,12 +80,12 @@ class Marker:
 
     def __init__(self, beats: Beats, rank: int) -> None:
         self._beats, self._rank = beats, rank
-        self._beat = Beat()
+        self._step = self._count = 0
 
     def at(self, step: int, place: Place) -> None:
-        count = self._beat.count + 1 if step == self._beat.step else 0
-        self._beat = Beat(step, count, place)
-        self._beats.mark(self._rank, self._beat)
+        self._count = self._count + 1 if step == self._step else 0
+        self._step = step
+        self._beats.mark(self._rank, step, self._count, place)
 
 
 class Watchdog:

@@ -2,7 +2,8 @@
 what their journals say.
 
 The data stays the same whatever the number of ranks, so an epoch is the same images. The batch of a rank stays the same
-too, or with `strong` that of all ranks together.
+too, or with `strong` that of all ranks together. With `limit` each run has one beside it that is given one batch again
+and again, which lies on the device already: so fast the rest of the machine is.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.bench_speeds import LEAST_EPOCHS, Run, measured
 from engine.config import Config, as_dict
-from engine.events import Epoch
 from engine.files import replace_file
 from engine.gpus.choice import choose
 from engine.gpus.selection import why_not_free
@@ -32,15 +32,15 @@ from engine.problems import UsageError
 from engine.process import die_with_parent
 from engine.resolve import to_yaml
 from engine.runs import RunFolder
-from engine.sections import Schedule
+from engine.sections import Data, Schedule
 
-# The first epoch is told apart: in it caches are filled and algorithms are tried.
-LEAST_EPOCHS = 2
 # A run that is to end is asked, asked again, and killed.
 ASK_SECONDS, KILL_SECONDS = 1.0, 10.0
 NEVER = 10**9
 LR_SHARE = 0.01
 FOLDER_PREFIX = "gputrain-bench-"
+# One batch needs no loader processes.
+FIXED: dict[str, Any] = {"pipeline": "fixed", "workers": Data().workers, "prefetch": Data().prefetch}
 
 
 @dataclass(frozen=True)
@@ -54,48 +54,12 @@ class Bench:
     strong: bool
     on_gpus: bool
     gpus: tuple[str, ...] = ()
+    limit: bool = False
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run. Where it failed `message` says why. `epochs` are pairs of seconds, with the evaluation, and the images
-    trained on in a second, over all ranks."""
-
-    ranks: int
-    repeat: int
-    message: str = ""
-    global_batch: int | None = None
-    startup_seconds: float | None = None
-    epochs: tuple[tuple[float, float], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("seconds", "images_per_second")
-        return asdict(self) | {"epochs": [dict(zip(names, epoch, strict=True)) for epoch in self.epochs]}
-
-
-@dataclass(frozen=True)
-class Speed:
-    """All runs of one number of ranks. Seconds and images a second are medians over all epochs but the first of each
-    run, `spread` is half the distance between the slowest and the fastest of these by their median. `speed_up` compares
-    images a second with those of the fewest ranks, `efficiency` is it by the number of ranks. Those that are not known
-    are None; `failures` says why."""
-
-    ranks: int
-    global_batch: int | None = None
-    seconds_per_epoch: float | None = None
-    images_per_second: float | None = None
-    spread: float | None = None
-    speed_up: float | None = None
-    efficiency: float | None = None
-    first_epoch_seconds: float | None = None
-    startup_seconds: float | None = None
-    failures: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def plan_bench(config: Config, counts: Sequence[int], epochs: int, repeats: int, *, strong: bool) -> Bench:
+def plan_bench(
+    config: Config, counts: Sequence[int], epochs: int, repeats: int, *, strong: bool, limit: bool = False
+) -> Bench:
     """What is measured here: on the GPUs of `device.gpus` that are free, else on the CPU; with no `counts` on one, two,
     four and so on up to all of them. Raises UsageError."""
     wanted = config.device.gpus
@@ -117,7 +81,7 @@ def plan_bench(config: Config, counts: Sequence[int], epochs: int, repeats: int,
     chosen = tuple(sorted(set(counts))) or doubling(len(free) or cores())
     if epochs < LEAST_EPOCHS:
         raise UsageError.one("run.epochs", f"{epochs} is too few: the first does not count; give 2 or more")
-    bench = Bench(config, chosen, epochs, repeats, strong, bool(free), named)
+    bench = Bench(config, chosen, epochs, repeats, strong, bool(free), named, limit)
     for count in chosen:
         batch_of(bench, count)
     return bench
@@ -147,7 +111,7 @@ def cores_for(bench: Bench, ranks: int) -> list[int]:
     return allowed if bench.on_gpus else allowed[: ranks * max(1, cores() // max(bench.counts))]
 
 
-def config_for(bench: Bench, ranks: int, name: str) -> Config:
+def config_for(bench: Bench, ranks: int, name: str, *, limit: bool = False) -> Config:
     """The config of one run: the work as it is, and nothing besides. What it learns does not matter: the learning rate
     stays so low that a few epochs without its schedule cannot make the loss infinite."""
     config = bench.config
@@ -155,7 +119,7 @@ def config_for(bench: Bench, ranks: int, name: str) -> Config:
     changes = {
         "run": {"name": name, "epochs": bench.epochs, "resume": False, "requeue": False, "max_restarts": 0},
         "device": {"gpus": gpus if bench.on_gpus else "cpu", "ranks": ranks, "launcher": "spawn"},
-        "data": {"batch_size": batch_of(bench, ranks)},
+        "data": {"batch_size": batch_of(bench, ranks)} | (FIXED if limit else {}),
         "optim": {"lr": config.optim.lr * LR_SHARE},
         # The best and the last are saved all the same, outside of what is timed.
         "checkpoint": {"keep": 1, "every_epochs": NEVER, "every_steps": 0, "every_minutes": 0.0},
@@ -172,12 +136,14 @@ def run_bench(bench: Bench, command: Sequence[str]) -> Iterator[Run]:
         for repeat in range(1, bench.repeats + 1):
             for ranks in bench.counts:
                 yield _run(bench, ranks, repeat, Path(folder), command)
+                if bench.limit:
+                    yield replace(_run(bench, ranks, repeat, Path(folder), command, limit=True), limit=True)
 
 
-def _run(bench: Bench, ranks: int, repeat: int, folder: Path, command: Sequence[str]) -> Run:
-    name = f"ranks-{ranks}-{repeat}"
+def _run(bench: Bench, ranks: int, repeat: int, folder: Path, command: Sequence[str], *, limit: bool = False) -> Run:
+    name = f"{'limit' if limit else 'ranks'}-{ranks}-{repeat}"
     file = folder / f"{name}.yaml"
-    text = to_yaml(as_dict(config_for(bench, ranks, name)))
+    text = to_yaml(as_dict(config_for(bench, ranks, name, limit=limit)))
     replace_file(file, lambda opened: opened.write(text.encode()))
     run, here, allowed, began = RunFolder(folder / name), os.getpid(), cores_for(bench, ranks), time.time()
 
@@ -238,51 +204,3 @@ def why_failed(history: History, said: Sequence[str], code: int) -> str:
     lines = [line for line in said if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return "; ".join(errors) or (lines[-1] if lines else f"it ended with exit code {code}")
-
-
-def measured(history: History, ranks: int, repeat: int, began: float) -> Run:
-    """What a journal says; `began` is when the run's process was started, in Unix seconds."""
-    started, epochs = history.started, [pair for epoch in history.epochs if (pair := _pair(epoch)) is not None]
-    if started is None or len(epochs) < LEAST_EPOCHS:
-        return Run(ranks, repeat, "it was too short to measure: the first epoch does not count")
-    return Run(ranks, repeat, "", started.global_batch, round(started.time - began, 3), tuple(epochs))
-
-
-def _pair(epoch: Epoch) -> tuple[float, float] | None:
-    """What was no number is None in a journal."""
-    known: tuple[float | None, float | None] = (epoch.seconds, epoch.images_per_second)
-    return None if known[0] is None or known[1] is None else (known[0], known[1])
-
-
-def speeds_of(runs: Sequence[Run]) -> list[Speed]:
-    """One for each number of ranks, the fewest first."""
-    speeds: list[Speed] = []
-    base: tuple[float, int] | None = None
-    for ranks in sorted({run.ranks for run in runs}):
-        ours = [run for run in runs if run.ranks == ranks]
-        failures = [run.message for run in ours if run.message]
-        good = [run for run in ours if not run.message]
-        if not good:
-            speeds.append(Speed(ranks, failures=failures))
-            continue
-        counted = [epoch for run in good for epoch in run.epochs[1:]]
-        rates = [rate for _, rate in counted]
-        rate = statistics.median(rates)
-        base = base or (rate, ranks)
-        # Fewer ranks than these were not measured: they are taken to be as fast as they are many.
-        speed_up = rate / base[0] * base[1]
-        speeds.append(
-            Speed(
-                ranks,
-                good[0].global_batch,
-                statistics.median(seconds for seconds, _ in counted),
-                rate,
-                (max(rates) - min(rates)) / 2 / rate,
-                speed_up,
-                speed_up / ranks,
-                statistics.median(run.epochs[0][0] for run in good),
-                statistics.median(run.startup_seconds or 0.0 for run in good),
-                failures,
-            )
-        )
-    return speeds

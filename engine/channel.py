@@ -87,7 +87,7 @@ class PipeChannel:
 
 class DirectChannel:
     """The end of a rank that has no supervisor: rank 0 records its events itself, the others have no one to tell.
-    `between` is called at every step, and must not wait."""
+    `between` is called whenever it is asked, and must not wait."""
 
     def __init__(
         self,

@@ -39,19 +39,18 @@ class Totals:
     def __post_init__(self) -> None:
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
+        self._right, self._images, _ = self.counts
 
-    def add(self, mean_loss: Tensor, logits: Tensor, labels: Tensor, bad: Tensor | None = None) -> None:
-        """`labels` are N; `bad` says of a batch that it counts for nothing."""
-        loss = mean_loss.detach().double() * len(labels)
-        right = (logits.detach().argmax(1) == labels).sum()
+    def add(self, mean_loss: Tensor, right: Tensor, images: int, bad: Tensor | None = None) -> None:
+        """A batch of so many images, of which `right` were right; `bad` says that it counts for nothing."""
         if bad is None:
-            self.loss += loss
-            self.counts[0] += right
-            self.counts[1] += len(labels)
+            self._images.add_(images)
         else:
-            self.loss += torch.where(bad, 0.0, loss)
-            self.counts[0] += torch.where(bad, 0, right)
-            self.counts[1] += torch.where(bad, 0, len(labels))
+            mean_loss, right = torch.where(bad, 0.0, mean_loss), torch.where(bad, 0, right)
+            self._images.add_(torch.where(bad, 0, images))
+        # In float64, as what it is added to.
+        self.loss.add_(mean_loss, alpha=images)
+        self._right.add_(right)
 
     def over_ranks(self) -> Sums:
         """A collective."""
@@ -77,11 +76,14 @@ class Tally:
         self._pairs = torch.zeros(classes * self._width, dtype=torch.int64, device=device)
 
     def add(self, mean_loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        self.totals.add(mean_loss, logits, labels)
+        taken = logits.argmax(1)
+        hits = taken == labels
+        self.totals.add(mean_loss, hits.sum(), len(labels))
         best = logits.topk(min(5, self._classes), 1).indices
-        self._in_top5 += (best == labels[:, None]).any(1).sum()
-        taken = logits.argmax(1) if self._whole else (logits.argmax(1) == labels).long()
-        self._pairs.index_add_(0, labels * self._width + taken, torch.ones_like(labels))
+        # An image has one class, which comes among the best no more than once.
+        self._in_top5 += (best == labels[:, None]).sum()
+        places = labels * self._width + (taken if self._whole else hits)
+        self._pairs.index_add_(0, places, torch.ones_like(places))
 
     def over_ranks(self) -> Evaluation:
         """A collective."""

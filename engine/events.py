@@ -32,7 +32,11 @@ class Event:
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
     """The ranks are set up and training begins. The first event of a run, once. `devices` are UUIDs or "cpu", one a
-    rank; `ranks` holds `rank`, `host`, `pid` and `device` of each."""
+    rank; `ranks` holds `rank`, `host`, `pid` and `device` of each. A rank has `cores` of the CPU, and its images come
+    by `pipeline`, `batch_size` at once. `least_step` is how many seconds a forward and backward pass of `least_images`
+    took on rank 0, also of a model that is `compiled` without that; `flops` are the floating-point operations of both
+    for one image, and `peak_tflops` is what all GPUs of the run together could do in a second at its precision: NaN
+    where that is not known, as on the CPU."""
 
     type: ClassVar[str] = "run_started"
     format: int = JOURNAL_FORMAT
@@ -56,6 +60,13 @@ class RunStarted(Event):
     pipeline: str = ""
     """How images reach the model: memory, stream or fixed; "" where that was not told."""
     pipeline_why: str = ""
+    batch_size: int = 0
+    cores: int = 0
+    least_step: float = math.nan
+    least_images: int = 0
+    compiled: bool = False
+    flops: float = math.nan
+    peak_tflops: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +97,9 @@ class Epoch(Event):
     because a loss or a gradient was not finite; `unread` the images of this epoch that could not be read;
     `images_per_second` is that of training, over all ranks. `val_top5` is the share of images whose class is among the
     five likeliest; the `ema` numbers are those of the averaged weights, NaN without them; `memory` holds the peaks of
-    `allocated` and `reserved` bytes of each rank's GPU in this epoch, nothing on the CPU."""
+    `allocated` and `reserved` bytes of each rank's GPU in this epoch, nothing on the CPU. `data_wait` is the share of
+    the training time that the ranks waited for data, on average; `work` holds for each `rank` the `seconds` that it
+    trained, and those of them that it `waited` for data and that its `forward` passes took."""
 
     type: ClassVar[str] = "epoch"
     epoch: int
@@ -104,6 +117,8 @@ class Epoch(Event):
     ema_val_loss: float = math.nan
     ema_val_accuracy: float = math.nan
     memory: list[dict[str, Any]] = field(default_factory=list)
+    data_wait: float = math.nan
+    work: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def kept_accuracy(self) -> float:
@@ -213,7 +228,7 @@ class BatchFound(Event):
 class Gpus(Event):
     """What the GPUs of a run did when it was looked. `gpus` holds for each `uuid`, `host`, `state`, and `busy`,
     `sm_active`, `tensor_active` (%), `memory_used` (bytes), `temperature` (degrees Celsius), `power` (watts),
-    `sm_clock` (MHz), `throttle` (words): null where the driver did not tell."""
+    `sm_clock` and `max_sm_clock` (MHz), `throttle` (words): null where the driver did not tell."""
 
     type: ClassVar[str] = "gpus"
     gpus: list[dict[str, Any]]
@@ -267,7 +282,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "dict": (dict,),
 }
 # Fields that are lists of objects.
-RECORDS = {"ranks", "gpus", "memory"}
+RECORDS = {"ranks", "gpus", "memory", "work"}
 _KNOWN = {
     name: {part.name: _JSON_TYPES[str(part.type).partition("[")[0]] for part in fields(kind)} | {"time": (int, float)}
     for name, kind in EVENTS.items()

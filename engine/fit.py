@@ -6,7 +6,7 @@ import math
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from engine.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunR
 from engine.failure import NoLastCheckpointError
 from engine.files import read_json, write_json
 from engine.freeze import set_training
+from engine.garbage import collecting_between
 from engine.job import Job, Outcome
 from engine.limits import disk_warnings
 from engine.lines import counted
@@ -34,6 +35,8 @@ from engine.models import count_parameters, weight_bytes
 from engine.places import RankPlace
 from engine.seat import Seat
 from engine.state import gather_state, restore_state
+from engine.warm_up import Tried
+from engine.work import gather_work, share_waited
 
 SHOWN_FILES = 10
 # Between two questions of ranks that hold, whether they are to go on.
@@ -55,9 +58,10 @@ class Fit:
         ranks: list[RankPlace],
         notes: Sequence[str],
         choice: Choice,
+        tried: Tried,
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
-        self.hosts, self.ranks, self.notes, self.choice = hosts, ranks, notes, choice
+        self.hosts, self.ranks, self.notes, self.choice, self.tried = hosts, ranks, notes, choice, tried
         self.best_epoch, self.best_accuracy = 0, -1.0
         self._checkpoints, self._due = 0, 0
         self._saved, self._saved_at = 0, time.monotonic()
@@ -74,14 +78,24 @@ class Fit:
         self._tell_skipped()
         self._tell_shortages(warnings)
         self._write_classes()
+        with collecting_between() as collect:
+            return self._train(collect)
+
+    def _train(self, collect: Callable[[], None]) -> Outcome:
+        """`collect` is called between two epochs."""
+        t = self.trainer
         while t.position.epoch <= self.config.run.epochs:
+            collect()
             began, first = time.perf_counter(), t.position.batch
             self._held = 0.0
             reset_peaks(t.device)
+            t.work.begin()
             if not train_epoch(t, self._attend):
                 return self._stop()
-            trained = time.perf_counter() - began - self._held
             train = finish_training(t)
+            # Now the device has done all that it was asked for.
+            trained = time.perf_counter() - began - self._held
+            work = gather_work(t.work, trained, self.hosts)
             share_buffers(t.model)
             found = evaluate(t, self._attend)
             if found is None:
@@ -90,7 +104,7 @@ class Fit:
                 give_back(t.device)
             rate = t.shares.images_from(first) / trained
             seconds = time.perf_counter() - began - self._held
-            self._end_epoch(seconds, rate, train, *found)
+            self._end_epoch(seconds, rate, work, train, *found)
         t.agree.settle()
         self._wait_for_all()
         return "finished"
@@ -99,7 +113,7 @@ class Fit:
         """Between two steps: save a checkpoint where one is due or was asked for, hold while the run is to pause; true
         where it is to stop. All ranks do the same."""
         t, every = self.trainer, self.config.checkpoint.every_steps
-        agreed = t.agree(self._asked())
+        agreed = t.agree(self._asked)
         held: float | None = None
         while not agreed.stop:
             asked = agreed.checkpoints > self._checkpoints
@@ -119,7 +133,7 @@ class Fit:
                 t.log.settle()
                 self._tell(Paused(step=t.position.step, epoch=t.position.epoch))
             time.sleep(HOLD_SECONDS)
-            agreed = t.agree(self._asked())
+            agreed = t.agree(self._asked)
         if held is not None:
             self._held += time.perf_counter() - held
             t.log.restart_clock()
@@ -136,7 +150,13 @@ class Fit:
         return asked
 
     def _end_epoch(
-        self, seconds: float, rate: float, train: Sums, found: Evaluation, averaged: Evaluation | None
+        self,
+        seconds: float,
+        rate: float,
+        work: list[dict[str, float]],
+        train: Sums,
+        found: Evaluation,
+        averaged: Evaluation | None,
     ) -> None:
         """`averaged` is what the averaged weights were found to do, where there are such: they are what is kept as
         the best then."""
@@ -162,6 +182,8 @@ class Fit:
                 unread=train.unread + val.unread,
                 val_top5=found.top5,
                 memory=memory,
+                data_wait=share_waited(work),
+                work=work,
                 ema_val_loss=averaged.sums.loss if averaged is not None else math.nan,
                 ema_val_accuracy=averaged.sums.accuracy if averaged is not None else math.nan,
             )
@@ -278,6 +300,13 @@ class Fit:
             workers=t.batches.workers,
             pipeline=self.choice.pipeline,
             pipeline_why=self.choice.why,
+            batch_size=t.shares.batch_size,
+            cores=self.job.plan.threads,
+            least_step=self.tried.seconds,
+            least_images=self.tried.images,
+            compiled=self.config.model.compile,
+            flops=self.tried.flops,
+            peak_tflops=self.tried.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )
 

@@ -20,12 +20,14 @@ from engine.events import (
     RunStarted,
     Step,
 )
+from engine.verdict import Slowed, Verdict, judge, share_of, slowed_by, utilization
 
 
 @dataclass(frozen=True)
 class Summary:
     """The content of `summary.json`. `seconds` is the time that all sittings of the run took together; `gpus` says what
-    each GPU did, see `GpuUse`."""
+    each GPU did, see `GpuUse`; `verdict` what limits the run, see `engine.verdict`, `data_wait` is the share of the
+    training time that the ranks waited for data, and `mfu` the model FLOPs utilization, in the latest epoch."""
 
     state: str
     epochs: int = 0
@@ -37,6 +39,9 @@ class Summary:
     images_per_second: float | None = None
     seconds: float = 0.0
     message: str = ""
+    verdict: dict[str, str] | None = None
+    data_wait: float | None = None
+    mfu: float | None = None
     gpus: list[dict[str, object]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
@@ -45,14 +50,17 @@ class Summary:
 
 @dataclass
 class GpuUse:
-    """What one GPU did, over all looks at it: means of what was known, and the most."""
+    """What one GPU did, over all looks at it: means of what was known, and the most. `slowed` is what slows it down in
+    the latest looks."""
 
     host: str
     sums: dict[str, list[float]] = field(default_factory=dict)
     most: dict[str, float] = field(default_factory=dict)
     throttled: set[str] = field(default_factory=set)
+    slowed: Slowed | None = None
 
-    def add(self, values: dict[str, Any]) -> None:
+    def add(self, values: dict[str, Any], time: float) -> None:
+        """At a look at `time`."""
         for name in ("busy", "sm_active", "tensor_active", "power"):
             if isinstance(values.get(name), int | float):
                 total = self.sums.setdefault(name, [0.0, 0.0])
@@ -63,6 +71,7 @@ class GpuUse:
                 self.most[name] = max(self.most.get(name, 0.0), values[name])
         throttle = values.get("throttle")
         self.throttled |= set(map(str, throttle)) - {"idle"} if isinstance(throttle, list) else set()
+        self.slowed = slowed_by(values, time, self.slowed)
 
     def mean(self, name: str) -> float | None:
         total = self.sums.get(name)
@@ -106,6 +115,8 @@ class History:
                 self.started, self.finished = event, None
                 self.stopping = self.paused = False
                 self.failures.clear()
+                for use in self.gpus.values():
+                    use.slowed = None
                 if isinstance(event, RunResumed):
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
                     if self.step is not None and self.step.step > event.from_step:
@@ -118,7 +129,7 @@ class History:
                 self.latest_gpus = event
                 for values in event.gpus:
                     use = self.gpus.setdefault(str(values.get("uuid")), GpuUse(str(values.get("host", ""))))
-                    use.add(values)
+                    use.add(values, event.time)
             case Control():
                 self.stopping = self.stopping or event.request == "stop"
             case Paused():
@@ -166,8 +177,30 @@ class History:
             return None
         return max(left, 0.0) * self.started.steps_per_epoch * self.started.global_batch / self.step.images_per_second
 
+    @property
+    def measured(self) -> Epoch | None:
+        """The latest epoch of this sitting, by which it is judged: each sitting may have other devices."""
+        return self.epochs[-1] if self.epochs and self.started and self.epochs[-1].time >= self.started.time else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What limits the run by now; None where that is not known."""
+        slowed = {uuid: use.slowed for uuid, use in self.gpus.items() if use.slowed is not None}
+        return judge(self.started, self.measured, slowed)
+
+    @property
+    def data_wait(self) -> float | None:
+        """Share of the training time that the ranks waited for data: of the latest epoch, before the first is over of
+        rank 0's latest steps."""
+        return share_of(self.measured.data_wait if self.measured else self.step.data_wait if self.step else None)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization of the latest epoch."""
+        return utilization(self.started, self.measured)
+
     def summary(self) -> Summary:
-        last, best = (self.epochs[-1] if self.epochs else None), self.best
+        last, best, verdict = (self.epochs[-1] if self.epochs else None), self.best, self.verdict
         running = self._latest - self._sitting if self._sitting is not None else 0.0
         return Summary(
             state=self.finished.state if self.finished else "running",
@@ -180,6 +213,9 @@ class History:
             images_per_second=self._median_rate(),
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
+            verdict=verdict.to_dict() if verdict else None,
+            data_wait=self.data_wait,
+            mfu=self.mfu,
             gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
         )
 

@@ -36,6 +36,8 @@ from engine.rendezvous import clear_meeting_point
 from engine.requeue import slurm_job
 from engine.runs import Claim, RunFolder
 from engine.seat import find_launcher
+from engine.spawner import Spawner
+from engine.supervisor import Supervisor
 
 
 def launch(order: Order, listener: Listener) -> int:
@@ -52,7 +54,8 @@ def launch(order: Order, listener: Listener) -> int:
     # Until the folder is taken a signal simply ends this process, through the clauses that let go of the GPUs.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
-    choice = Choice()
+    # It imports torch while all else is looked at; but a run that waits for GPUs, perhaps for days, takes no memory.
+    choice, spawner = Choice(), None if order.config.device.wait else Spawner()
     try:
         early = look_early(order.config)
         # Who is refused anyway does not stand in line for GPUs.
@@ -60,11 +63,13 @@ def launch(order: Order, listener: Listener) -> int:
             raise UsageError(early.problems)
         with collecting(early.problems):
             choice = choose_gpus(order, listener)
-        return _launch(order, early, choice, listener)
+        return _launch(order, early, choice, spawner, listener)
     except KeyboardInterrupt:
         listener(Warned(message="asked to stop before the run began; nothing was made"))
         return ExitCode.FAILED
     finally:
+        if spawner is not None:
+            spawner.kill()
         choice.reservation.release()
 
 
@@ -77,7 +82,7 @@ def choose_gpus(order: Order, listener: Listener) -> Choice:
     return choice
 
 
-def _launch(order: Order, early: Early, choice: Choice, listener: Listener) -> int:
+def _launch(order: Order, early: Early, choice: Choice, spawner: Spawner | None, listener: Listener) -> int:
     try:
         run_plan = plan(order.config, choice.devices)
     except UsageError as error:
@@ -90,7 +95,7 @@ def _launch(order: Order, early: Early, choice: Choice, listener: Listener) -> i
     if order.dry_run:
         config = _with_found_batch(order.config, run_plan, source, choice, listener)
         signals.install()
-        return _try(Job(config, run_plan, None, False, source), signals, listener)
+        return _try(Job(config, run_plan, None, False, source), spawner, signals, listener)
 
     claimed = take_folder(order)
     if claimed is None:
@@ -101,7 +106,7 @@ def _launch(order: Order, early: Early, choice: Choice, listener: Listener) -> i
         config = _with_found_batch(config, run_plan, source, choice, listener, claimed)
         signals.install()
         job = Job(config, run_plan, claimed.folder, not claimed.fresh, source)
-        return _supervise(job, claimed, choice, signals, listener)
+        return _supervise(job, spawner, claimed, choice, signals, listener)
     except (UsageError, KeyboardInterrupt):
         claimed.discard()
         raise
@@ -134,7 +139,9 @@ def _with_found_batch(
     return with_batch(config, found.images)
 
 
-def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, listener: Listener) -> int:
+def _supervise(
+    job: Job, spawner: Spawner | None, claimed: Claim, choice: Choice, signals: Signals, listener: Listener
+) -> int:
     folder, ownership = claimed.folder, claimed.ownership
     recorder = open_recorder(folder, job.config, listener)
     if job.config.run.requeue and slurm_job() is None:
@@ -158,7 +165,7 @@ def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, liste
 
     asked, restart = Asked(), 0
     try:
-        ending = _run_ranks(job, signals, record, folder, between, asked)
+        ending = _run_ranks(job, signals, record, folder, between, asked, spawner)
         for restart in range(1, job.config.run.max_restarts + 1):
             if not worth_another_try(ending, recorder.history):
                 break
@@ -176,9 +183,9 @@ def _supervise(job: Job, claimed: Claim, choice: Choice, signals: Signals, liste
         recorder.close()
 
 
-def _try(job: Job, signals: Signals, listener: Listener) -> int:
+def _try(job: Job, spawner: Spawner | None, signals: Signals, listener: Listener) -> int:
     """A dry run."""
-    ending = _run_ranks(job, signals, listener, None, lambda: None, Asked())
+    ending = _run_ranks(job, signals, listener, None, lambda: None, Asked(), spawner)
     if ending.failure is not None:
         listener(RunFinished(state="failed", message=failure_in_words(ending.failure)))
     return ExitCode.FINISHED if ending.state == "finished" else ExitCode.FAILED
@@ -191,13 +198,12 @@ def _run_ranks(
     folder: RunFolder | None,
     between: Callable[[], None],
     asked: Asked,
+    spawner: Spawner | None = None,
 ) -> Ending:
+    """Without a `spawner` one is started."""
     prepare_environment(job.plan, os.environ)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # torch is imported from here on, once everything that could be refused without it has been looked at.
-    from engine.supervisor import Supervisor
-
     try:
-        return Supervisor(job, signals, tell, folder, between, asked).run()
+        return Supervisor(job, spawner or Spawner(), signals, tell, folder, between, asked).run()
     finally:
         clear_meeting_point(job.config.device.init_method)

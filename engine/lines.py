@@ -20,6 +20,8 @@ from engine.events import (
     Waiting,
     Warned,
 )
+from engine.history import History
+from engine.verdict import MOST_WAIT, figures_in_words
 
 
 def line_of(event: Event) -> str | None:
@@ -27,6 +29,21 @@ def line_of(event: Event) -> str | None:
     the name of a file, can do nothing to a terminal."""
     line = _line_of(event)
     return None if line is None else printable(line)
+
+
+def lines_of(event: Event, history: History) -> list[str]:
+    """The lines of an event that `history` has taken in: before its last what limited the run."""
+    limit = verdict_line(history) if isinstance(event, RunFinished) else None
+    return [line for line in (limit, line_of(event)) if line is not None]
+
+
+def verdict_line(history: History) -> str | None:
+    """What limited a run that is over, where it trained an epoch and that is known."""
+    verdict, finished = history.verdict, history.finished
+    if verdict is None or finished is None or finished.state == "failed":
+        return None
+    figures = figures_in_words(history.data_wait, history.mfu).replace("   ", ", ")
+    return printable(f"{verdict.message} ({figures})")
 
 
 def printable(text: str) -> str:
@@ -45,7 +62,9 @@ def _line_of(event: Event) -> str | None:
         case Epoch():
             averaged = f"ema {_known(event.ema_val_accuracy):.4f}  "
             averaged = "" if math.isnan(_known(event.ema_val_accuracy)) else averaged
-            skipped = f"  skipped {event.skipped}" if event.skipped else ""
+            waits = (event.data_wait or 0) > MOST_WAIT
+            skipped = f"  data wait {event.data_wait:.0%}" if waits else ""
+            skipped += f"  skipped {event.skipped}" if event.skipped else ""
             skipped += f"  {counted(event.unread, 'image')} left out" if event.unread else ""
             return (
                 f"epoch {event.epoch:>3}  train loss {_known(event.train_loss):.4f} "

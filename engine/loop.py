@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from engine.agreement import Agreement
 from engine.beats import Place
 from engine.channel import Channel
+from engine.compiled import compiled_for
 from engine.config import Config
 from engine.data.device import DeviceBatch, DeviceBatches
 from engine.data.mix import Mixer
@@ -29,12 +29,14 @@ from engine.evaluation import Evaluation, Sums, Tally, Totals
 from engine.events import Warned
 from engine.failure import NonFiniteLossError
 from engine.freeze import set_training
+from engine.layout import memory_format
 from engine.losses import Criterion
 from engine.optim import set_lr, take_step
 from engine.plateau import Plateau
 from engine.precision import autocast, give_gradients, input_type, take_weights
 from engine.schedule import lr_factor, scaled_lr
 from engine.steplog import StepLog
+from engine.work import Work
 
 # With so many batches in a row of which nothing can be read it is not the images that are bad.
 MOST_UNREAD_BATCHES = 10
@@ -47,6 +49,15 @@ class Position:
     epoch: int = 1
     batch: int = 0
     step: int = 0
+
+
+class Seen(NamedTuple):
+    """Of a batch in training: its mean loss and how many of its images were right, both on the device."""
+
+    loss: Tensor
+    right: Tensor
+    images: int
+    weight: float
 
 
 @dataclass
@@ -77,9 +88,13 @@ class Trainer:
     totals: Totals
 
     def __post_init__(self) -> None:
+        self.work = Work(self.device)
         self._told: set[str] = set()
         self._unread_in_row = 0
         self._keeps_buffers = self.config.optim.nonfinite == "skip"
+        # Taken once: to walk through the modules of a model takes longer than many of its steps' parts.
+        self._own = list(self.model.parameters())
+        self.memory_format = memory_format(self.config, self.model, self.device)
 
     @property
     def weights(self) -> nn.Module:
@@ -105,6 +120,10 @@ class Trainer:
         for file in fresh:
             self.channel.send(Warned(message=f"{file}; it is left out"))
 
+    def forget_gradients(self) -> None:
+        for parameter in self._own:
+            parameter.grad = None
+
     def keep_buffers(self) -> list[Tensor]:
         """Copies of the model's buffers, where a step may be left out: the running statistics of BatchNorm take in what
         is not finite in the forward pass already."""
@@ -112,8 +131,9 @@ class Trainer:
 
     def put_buffers_back(self, before: Sequence[Tensor], bad: Tensor) -> None:
         """Where `bad`."""
-        for buffer, old in zip(self.model.buffers(), before, strict=False):
-            buffer.copy_(torch.where(bad, old, buffer))
+        if before:
+            for buffer, old in zip(self.model.buffers(), before, strict=True):
+                buffer.copy_(torch.where(bad, old, buffer))
 
     def lr(self, epoch: int, batch: int) -> float:
         """Learning rate of the step on the epoch's `batch`-th batch, from 1. Taken from the place in the data and not
@@ -121,6 +141,12 @@ class Trainer:
         step = (epoch - 1) * self.shares.steps_per_epoch + batch
         factor = lr_factor(self.config.schedule, step, self.shares.steps_per_epoch, self.config.run.epochs)
         return scaled_lr(self.config.optim, self.shares.devices) * factor * self.plateau.factor
+
+    def logits_of(self, model: Callable[[Tensor], Tensor], images: Tensor, type_: torch.dtype) -> Tensor:
+        """What the model, wrapped or not, gives for images. To be called in `autocast`."""
+        with compiled_for(self.config, len(images), self.shares.batch_size):
+            logits: Tensor = model(images.to(type_, memory_format=self.memory_format))
+        return logits
 
     def without_sync(self) -> AbstractContextManager[None]:
         """In it the gradients of a rank stay with it, until more are added to them."""
@@ -150,17 +176,17 @@ def train_step(t: Trainer) -> None:
     lr = t.lr(t.position.epoch, t.position.batch + 1)
     set_lr(t.optimizer, lr)
     before = t.keep_buffers()
-    t.model.zero_grad(set_to_none=True)
-    # Of each batch its labels, weight, logits and mean loss; its images make room for those of the next.
-    seen: list[tuple[Tensor, float, Tensor, Tensor]] = []
+    t.forget_gradients()
+    seen: list[Seen] = []
     ends_step = False
     while not ends_step:
-        waiting = time.perf_counter()
+        t.work.wait()
         batch = t.next_batch(t.totals)
-        t.log.waited(time.perf_counter() - waiting)
+        t.log.waited(t.work.arrived())
         ends_step = batch.ends_step
         with nullcontext() if ends_step else t.without_sync():
-            seen.append((batch.labels, batch.weight, *forward_and_back(t, batch, len(seen))))
+            seen.append(forward_and_back(t, batch, len(seen)))
+        # Its images make room for those of the next.
         del batch
 
     if t.master is not None:
@@ -179,27 +205,33 @@ def train_step(t: Trainer) -> None:
     t.position.batch += 1
     if t.ema is not None:
         t.ema.update(t.weights, t.position.step)
-    for labels, weight, logits, loss in seen:
-        if weight > 0:
-            t.totals.add(loss, logits, labels, bad)
-    told = sum(loss * weight for _, weight, _, loss in seen)
-    t.log.add(cast(Tensor, told), bad, t.position.step, t.position.epoch, lr)
+    for one in seen:
+        if one.weight > 0:
+            t.totals.add(one.loss, one.right, one.images, bad)
+    told = seen[0].loss * seen[0].weight
+    for one in seen[1:]:
+        told += one.loss * one.weight
+    t.log.add(told, bad, t.position.step, t.position.epoch, lr)
 
 
-def forward_and_back(t: Trainer, batch: DeviceBatch, number: int) -> tuple[Tensor, Tensor]:
-    """Adds a batch, the step's `number`-th from 0, to the gradients; its logits and its mean loss."""
+def forward_and_back(t: Trainer, batch: DeviceBatch, number: int) -> Seen:
+    """Adds a batch, the step's `number`-th from 0, to the gradients."""
     t.channel.at(t.position.step, Place.FORWARD)
     images, targets = batch.images, batch.labels
     if t.mixer.mixes:
         place = t.position.batch * t.shares.accumulate + number
         images, targets = t.mixer(images, targets, t.position.epoch, place, t.shares.rank)
     with autocast(t.config.precision, t.device):
-        logits = t.wrapped(images.to(input_type(t.config.precision)))
+        logits = t.logits_of(t.wrapped, images, input_type(t.config.precision))
         loss = t.criterion(logits, targets)
+    t.work.forwarded()
     t.channel.at(t.position.step, Place.BACKWARD)
     # A loss that is not finite takes the gradient along, also where that would have stayed finite.
-    t.scaler.scale(loss * (batch.weight + 0 * loss.detach())).backward()
-    return logits.detach(), loss.detach()
+    gradient = (loss.detach() * 0).add_(batch.weight)
+    (t.scaler.scale(loss) if t.scaler.is_enabled() else loss).backward(gradient)
+    # Now: a CUDA graph writes the logits of the next batch over these.
+    right = (logits.detach().argmax(1) == batch.labels).sum()
+    return Seen(loss.detach(), right, len(batch.labels), batch.weight)
 
 
 def limit_gradients(t: Trainer) -> Tensor:
@@ -211,7 +243,8 @@ def limit_gradients(t: Trainer) -> Tensor:
     parameters = [one for group in t.optimizer.param_groups for one in group["params"] if one.grad is not None]
     gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
     norm = total_norm(gradients)
-    bad = ~torch.isfinite(norm)
+    # As well for NaN; isfinite would take four times as many kernels.
+    bad = (norm < math.inf).logical_not_()
     if optim.clip_value > 0:
         clip_grad_value_(parameters, optim.clip_value)
     if optim.clip_norm > 0:
@@ -222,8 +255,11 @@ def limit_gradients(t: Trainer) -> Tensor:
 
 
 def total_norm(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
-    """In float32: the norm of what is finite in float16 may not be."""
-    return get_total_norm([one.float() if one.dtype == torch.float16 else one for one in gradients], norm_type)
+    """In float32: the norm of what is finite in float16 may not be. As torch's get_total_norm, less its sorting by type
+    and device, and with one call for all gradients on the CPU as well."""
+    wide = [one.float() if one.dtype == torch.float16 else one for one in gradients]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(wide, norm_type)), norm_type)
+    return norm
 
 
 def evaluate(t: Trainer, attend: Attend) -> tuple[Evaluation, Evaluation | None] | None:
@@ -245,7 +281,7 @@ def evaluate(t: Trainer, attend: Attend) -> tuple[Evaluation, Evaluation | None]
             t.channel.at(t.position.step, Place.EVALUATION)
             for model, tally, type_ in zip(models, tallies, types, strict=False):
                 with autocast(t.config.precision, t.device):
-                    logits = model(batch.images.to(type_))
+                    logits = t.logits_of(model, batch.images, type_)
                     loss = t.criterion(logits, batch.labels)
                 if batch.weight > 0:
                     tally.add(loss, logits, batch.labels)

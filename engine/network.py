@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.compiled import compile_in_place
 from engine.config import Config
 from engine.data.source import ImageFormat
 from engine.ema import Ema
 from engine.freeze import freeze, sync_batch_norm
+from engine.layout import arrange, memory_format
 from engine.models import build_model, check_model
 from engine.precision import halve
 from engine.problems import Problem, UsageError, collecting
@@ -62,7 +64,7 @@ def build_network(
     with collecting(problems):
         if config.model.sync_bn:
             model = sync_batch_norm(model, frozen)
-    model.to(device)
+    arrange(model.to(device), memory_format(config, model, device))
     ema, master = None, None
     try:
         ema = Ema(model, config.model.ema) if config.model.ema else None
@@ -71,6 +73,7 @@ def build_network(
         # deepcopy's, of tensors that the model computed and keeps, as torch's older weight_norm does.
         key = "model.ema" if config.model.ema else "precision.amp"
         problems.append(Problem(key, f"needs a copy of the model, and {config.model.name} cannot be copied: {error}"))
+    compile_in_place(model, config)
     return Network(model, master, frozen, ema, notes)
 
 

@@ -13,10 +13,12 @@ from torch.optim import Optimizer
 
 from engine.config import Optim
 from engine.groups import Group, parameter_groups
+from engine.layout import like
 from engine.optimizers import OPTIMIZERS, OWN_DEFAULTS, settings
 from engine.problems import UsageError
 from engine.schedule import scaled_lr
 from engine.timm_optimizers import PREFIX, check_timm_optimizer, timm_options
+from engine.uncompiled import leave_out_compiler, step_plainly
 
 CLASSES: dict[str, type[Optimizer]] = {
     "sgd": optim.SGD,
@@ -56,19 +58,19 @@ class MuonAdamW(Optimizer):
         self.adamw = optim.AdamW(others, **adamw) if others else None
         named = [
             {**group, "params": list(zip(group["param_names"], group["params"], strict=True))}
-            for part in self._parts()
+            for part in self.parts()
             for group in part.param_groups
         ]
         super().__init__(named, {})
         self._share()
 
-    def _parts(self) -> list[Optimizer]:
+    def parts(self) -> list[Optimizer]:
         return [self.muon] if self.adamw is None else [self.muon, self.adamw]
 
     def _share(self) -> None:
         """Let both work on the groups and the state of the whole."""
         muons = len(self.muon.param_groups)
-        for part, groups in zip(self._parts(), (self.param_groups[:muons], self.param_groups[muons:]), strict=False):
+        for part, groups in zip(self.parts(), (self.param_groups[:muons], self.param_groups[muons:]), strict=False):
             part.param_groups, part.state = groups, self.state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -77,7 +79,7 @@ class MuonAdamW(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for part in self._parts():
+        for part in self.parts():
             part.step()
         return loss
 
@@ -101,6 +103,7 @@ def build_optimizer(config: Optim, model: nn.Module, world_size: int = 1) -> Opt
     take their weight decay from. Raises UsageError."""
     groups = parameter_groups(config, model)
     lr = scaled_lr(config, world_size)
+    leave_out_compiler()
     if config.name.startswith(PREFIX):
         optimizer = _timm(config, groups, lr)
     else:
@@ -114,6 +117,8 @@ def build_optimizer(config: Optim, model: nn.Module, world_size: int = 1) -> Opt
             optimizer = kind(groups, **{"lr": lr, **arguments, **kernels})
     if isinstance(optimizer, optim.SGD):
         _begin_momentum(optimizer)
+    for part in optimizer.parts() if isinstance(optimizer, MuonAdamW) else [optimizer]:
+        step_plainly(part)
     return optimizer
 
 
@@ -202,3 +207,7 @@ def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     counts = {key: value for key, value in saved["param_groups"][0].items() if key not in own["param_groups"][0]}
     groups = [{**group, **deepcopy(counts)} for group in own["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter, kept in optimizer.state.items():
+        for key, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                kept[key] = like(value, parameter)

@@ -39,6 +39,7 @@ ONLY_WITH: dict[str, tuple[str, set[str]]] = {
     "augment.crop_ratio": ("augment.resized_crop", {"true"}),
     "augment.policy_ops": ("augment.policy", {"randaugment"}),
     "augment.policy_magnitude": ("augment.policy", {"randaugment"}),
+    "model.compile_mode": ("model.compile", {"true"}),
     "model.init_std": ("model.init", {"normal"}),
     **{f"optim.{key}": ("optim.name", takers(key)) for key in ("momentum", "nesterov", "betas", "eps")},
     "optim.nonfinite_limit": ("optim.nonfinite", {"skip"}),
@@ -133,6 +134,14 @@ def _of_model(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.weights", f"there are no pretrained weights of {model.name}; give a file"
     if model.sync_bn and config.device.parallel == "dp":
         yield "model.sync_bn", "needs device.parallel ddp: under dp there is one process, and nothing to synchronise"
+    if model.compile and config.device.parallel == "dp":
+        yield "model.compile", "does not reach the copies of the model that device.parallel=dp makes; take ddp"
+    if model.compile and model.compile_mode != "default" and config.optim.accumulate > 1:
+        yield (
+            "model.compile_mode",
+            f"{model.compile_mode} replays CUDA graphs, which write over the gradients that optim.accumulate adds up; "
+            "give default",
+        )
 
 
 def sync_bn_problems(config: Config, ranks: int, *, on_gpu: bool) -> list[Problem]:

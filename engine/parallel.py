@@ -11,23 +11,27 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from engine.config import Device
 from engine.data.sampler import Shares
+from engine.uncompiled import unasked_compiler
 
 
-def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank: int) -> nn.Module:
-    """The module that a step is trained through. DDP goes without the buffers' round in every forward: they are shared
-    where they are needed, see `share_buffers`."""
+def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank: int, ranks: int) -> nn.Module:
+    """The module that a step is trained through: for one rank the model itself, whose gradients nobody waits for. DDP
+    goes without the buffers' round in every forward: they are shared where they are needed, see `share_buffers`."""
     if config.parallel == "dp":
         return DataParallel(model, device_ids=list(range(devices_a_rank)))
+    if ranks == 1:
+        return model
     known = inspect.signature(DistributedDataParallel).parameters
     off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {off: False}
-    return DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        gradient_as_bucket_view=config.bucket_view,
-        static_graph=config.static_graph,
-        **options,
-    )
+    with unasked_compiler():
+        return DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            gradient_as_bucket_view=config.bucket_view,
+            static_graph=config.static_graph,
+            **options,
+        )
 
 
 def images_to_try(shares: Shares) -> int:

@@ -7,6 +7,7 @@ levels are those of NVIDIA's Apex.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 
 import torch
@@ -22,9 +23,10 @@ _SCALED = {"fp16", "O1", "O2"}
 _TF32_SINCE = (8, 0)
 
 
-def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Does nothing where all is computed in the model's own type."""
     dtype = _AUTOCAST.get(precision.amp)
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from engine.config import Config, as_dict
 from engine.events import Epoch, Event, Flush, Journal, RankFailed, RunFinished, RunStarted, Warned
 from engine.files import replace_file, write_json
-from engine.lines import line_of, printable
+from engine.lines import lines_of, printable
 from engine.resolve import to_yaml
 from engine.runs import RunFolder
 from engine.scalars import Scalars
@@ -53,7 +53,7 @@ class Recorder:
         self.history.add(event)
         try:
             self._journal.append(event)
-            if (line := line_of(event)) is not None:
+            for line in lines_of(event, self.history):
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
                 os.write(self._log, f"{stamp}  {line}\n".encode())
             if isinstance(event, RankFailed):

@@ -158,9 +158,9 @@ class Data(Section):
     drop_last: bool = Field(True, description="Leave out the last, partial batch of a training epoch.")
     pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
         "auto",
-        description="How images reach the model: decoded once and kept in memory, read by loader processes again in "
-        "each epoch (stream), memory where they fit (auto), or one batch again and again (fixed), which shows how fast "
-        "the rest of the machine is.",
+        description="How images reach the model: decoded once and held in memory, the GPU's own where they fit "
+        "(memory), read by loader processes again in each epoch (stream), memory where it fits and is faster (auto), "
+        "or one batch again and again (fixed), which shows how fast the rest of the machine is.",
     )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+import socket
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -13,7 +14,7 @@ from engine.events import Refused
 from engine.failure import failure_of
 from engine.job import ExitCode, Job
 from engine.problems import UsageError
-from engine.process import STOPPING, die_with_parent, leave, redirect_output
+from engine.process import STOPPING, die_with_parent, leave
 from engine.rendezvous import open_store
 from engine.seat import Seat
 
@@ -21,15 +22,23 @@ from engine.seat import Seat
 TELL_WHERE = signal.SIGUSR2
 
 
-def run_rank(rank: int, connections: list[Connection], beats: Beats, supervisor: int, port: int) -> None:
-    """The whole life of the process. `connections` holds the rank's end of each pipe, the first message of which is the
-    job; `port` is that of the store by which the ranks meet, unless `device.init_method` says how."""
-    die_with_parent(supervisor)
-    # The others' ends first: a rank that dies before it has its job must not seem alive by a copy that is kept here.
-    for connection in connections[:rank] + connections[rank + 1 :]:
+def run_rank(
+    rank: int,
+    job: Job,
+    connections: list[Connection],
+    beats: Beats,
+    line: Connection,
+    spawner: int,
+    listening: socket.socket,
+) -> None:
+    """The whole life of the process. `connections` holds the rank's end of each pipe; `line` is the spawner's own;
+    `listening` is where the store will be by which the ranks meet, unless `device.init_method` says how."""
+    die_with_parent(spawner)
+    # A process that is gone must not seem alive by a copy that is kept here.
+    for connection in (line, *connections[:rank], *connections[rank + 1 :]):
         connection.close()
-    job: Job = connections[rank].recv()
-    redirect_output(job.folder.log if job.folder else None)
+    port = listening.getsockname()[1]
+    listening.close()
     faulthandler.enable()
     faulthandler.register(TELL_WHERE, all_threads=True)
     flag = StopFlag()

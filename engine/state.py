@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from engine.config import as_dict
+from engine.layout import plain
 from engine.loop import Trainer
 from engine.optim import restore_optimizer
 from engine.precision import full_state
@@ -34,8 +35,8 @@ def gather_state(t: Trainer, classes: Sequence[str], hosts: dist.ProcessGroup) -
         "config": as_dict(t.config),
         "classes": list(classes),
         "image_format": asdict(t.image_format),
-        "model": full_state(t.model, t.master),
-        "ema": t.ema.model.state_dict() if t.ema is not None else None,
+        "model": plain(full_state(t.model, t.master)),
+        "ema": plain(t.ema.model.state_dict()) if t.ema is not None else None,
         "optimizer": t.optimizer.state_dict(),
         "scaler": t.scaler.state_dict(),
         "plateau": t.plateau.state_dict(),

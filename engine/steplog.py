@@ -72,8 +72,10 @@ class StepLog:
         may_skip: bool,
     ) -> None:
         """With `may_skip` a loss that is not finite is one of a step that was left out, and no reason to raise."""
-        self._steps_kept = torch.zeros((2, every), device=device)
-        self._filled = 0
+        self._every, self._device = every, device
+        # Of the steps that no event has told yet, each without a dimension, on the device.
+        self._losses: list[Tensor] = []
+        self._bad: list[Tensor] = []
         self._global_batch = global_batch
         self._channel = channel
         self.skipped = skipped
@@ -97,21 +99,26 @@ class StepLog:
         """`bad` says that the step was left out. Raises NonFiniteLossError for an earlier step."""
         if self._pending is not None and not self._told_late:
             self.settle()
-        self._steps_kept[0, self._filled] = loss
-        self._steps_kept[1, self._filled] = bad
-        self._filled += 1
+        self._losses.append(loss)
+        self._bad.append(bad)
         self._steps += 1
-        if self._filled == self._steps_kept.shape[1]:
+        if len(self._losses) >= self._every:
             self.tell(step, epoch, lr)
+
+    def _kept(self) -> Tensor:
+        """Losses, and 1 for each step that was left out: 2 x steps, on the device."""
+        if not self._losses:
+            return torch.zeros((2, 0), device=self._device)
+        return torch.stack([torch.stack(self._losses).float(), torch.stack(self._bad).float()])
 
     def tell(self, step: int, epoch: int, lr: float) -> None:
         """Send off what no event has told yet. A collective."""
         self.settle()
-        if self._filled == 0:
+        if not self._losses:
             return
-        mine = self._steps_kept[:, : self._filled].clone()
+        mine = self._kept()
         means = mine / dist.get_world_size()
-        self._filled = 0
+        self._losses, self._bad = [], []
         work = dist.all_reduce(means, async_op=True)
         assert work is not None  # noqa: S101 - async_op always gives one
         seconds = max(time.perf_counter() - self._since, 1e-9)
@@ -161,7 +168,7 @@ class StepLog:
     def untold(self) -> list[list[float]]:
         """This rank's losses of the steps that no event has told yet, and 1 for each that was left out. A wait for the
         device."""
-        kept: list[list[float]] = self._steps_kept[:, : self._filled].tolist()
+        kept: list[list[float]] = self._kept().tolist()
         return kept
 
     def skipped_so_far(self) -> int:
@@ -176,7 +183,7 @@ class StepLog:
             return
         tried = replace(self.skipped)
         too_many = [tried.add(one > 0.5) for one in bad]
-        finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self._steps_kept.device)
+        finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self._device)
         dist.all_reduce(finite, dist.ReduceOp.MIN)
         if any(too_many) or not (self._may_skip or finite.item()):
             self.tell(step, epoch, lr)
@@ -184,7 +191,5 @@ class StepLog:
 
     def take_back(self, kept: list[list[float]]) -> None:
         """Go on from what `untold` gave. Where `every` has changed, only the latest find room."""
-        room = self._steps_kept.shape[1] - 1
-        latest = torch.tensor(kept, dtype=self._steps_kept.dtype)[:, max(len(kept[0]) - room, 0) :]
-        self._filled = latest.shape[1]
-        self._steps_kept[:, : self._filled] = latest
+        latest = torch.tensor(kept, device=self._device)[:, max(len(kept[0]) - self._every + 1, 0) :]
+        self._losses, self._bad = list(latest[0]), list(latest[1] > 0.5)

@@ -4,14 +4,11 @@ faults, and leaves no process behind."""
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import connection as mp_connection
-from multiprocessing import resource_tracker
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Pipe
 
 import psutil
 
@@ -22,17 +19,16 @@ from engine.events import Control, Event, Flush, RankFailed, Refused
 from engine.failure import exit_in_words, oom_kills, root_cause
 from engine.job import Ending, ExitCode, Job
 from engine.problems import Problem, UsageError
-from engine.process import STOPPING, Signals
+from engine.process import Signals
 from engine.runs import RunFolder
-from engine.spawned import TELL_WHERE, run_rank
+from engine.spawned import TELL_WHERE
+from engine.spawner import Spawner
 
 TICK_SECONDS = 0.1
 # So long the other ranks may take to tell of the fault that they saw, and to end of themselves.
 GRACE_SECONDS = 1.0
 # So long no rank may move once the run is to stop, before it is ended without another checkpoint.
 STOP_SECONDS = 30.0
-# So long a process may take to end that was killed: one that waits for a dead disk or driver never does.
-KILL_SECONDS = 3.0
 # So long a rank that stands still may take to write to the log where it stands.
 TELL_WHERE_SECONDS = 0.3
 
@@ -44,6 +40,7 @@ class Supervisor:
     def __init__(
         self,
         job: Job,
+        spawner: Spawner,
         signals: Signals,
         tell: Callable[[Event], None],
         folder: RunFolder | None,
@@ -51,8 +48,8 @@ class Supervisor:
         asked: Asked,
     ) -> None:
         self._job, self._signals, self._tell, self._folder, self._between = job, signals, tell, folder, between
+        self._spawner = spawner
         self._ends: list[SupervisorEnd] = []
-        self._processes: list[BaseProcess] = []
         self._failures: dict[int, RankFailed] = {}
         self._refusals: list[Problem] = []
         self._asked = asked
@@ -66,7 +63,7 @@ class Supervisor:
         try:
             self._spawn()
             doomed: float | None = None
-            while self._alive():
+            while self._spawner.alive():
                 self._listen()
                 self._between()
                 self._take_requests()
@@ -90,80 +87,57 @@ class Supervisor:
             raise UsageError(self._refusals)
         if self._failures:
             failure = root_cause(list(self._failures.values()))
-            left = [str(process.pid) for process in self._processes if process.is_alive()]
+            left = [str(self._spawner.pids[rank]) for rank in self._spawner.alive() if self._spawner.pids]
             if left:
                 why = f"; the kernel does not let process {', '.join(left)} end, which still holds what it had"
                 failure = replace(failure, cause=failure.cause + why, repeats=True)
             return Ending("failed", failure)
-        stopped = any(process.exitcode == ExitCode.STOPPED for process in self._processes)
+        stopped = any(self._spawner.exit_code(rank) == ExitCode.STOPPED for rank in range(self._job.plan.ranks))
         return Ending("stopped" if stopped else "finished")
 
     def _spawn(self) -> None:
-        import torch.distributed as dist
-        import torch.multiprocessing as mp
-
-        ranks = self._job.plan.ranks
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        pipes = [mp_connection.Pipe() for _ in range(ranks)]
-        theirs = [pipe[1] for pipe in pipes]
-        # The tracker lives on without a handler for it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        # First, because it would let through again, when it starts, the signals that are held back next.
-        resource_tracker.ensure_running()
-        # Held back until a rank has handlers: one that still imports would die of a signal that was sent to all.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            arguments = (theirs, self._beats, os.getpid(), self._store.port)
-            context = mp.spawn(run_rank, arguments, nprocs=ranks, join=False)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-            for connection in theirs:
-                connection.close()
-        # Not among the arguments of spawn: what is larger than a pipe's buffer would make each rank wait for the import
-        # of torch in the one before.
-        for mine, _ in pipes:
-            with suppress(OSError):
-                mine.send(self._job)
+        pipes = [Pipe() for _ in range(self._job.plan.ranks)]
+        self._spawner.fork(self._job, [theirs for _, theirs in pipes], self._beats)
         self._ends = [SupervisorEnd(mine) for mine, _ in pipes]
         if self._asked.paused:
             for end in self._ends:
                 end.request("pause")
-        self._processes = list(context.processes)
-
-    def _alive(self) -> bool:
-        return any(process.is_alive() for process in self._processes)
 
     def _listen(self) -> None:
         """Wait a tick for news of any rank, take it, and note who has died."""
-        running = [process.sentinel for process in self._processes if process.is_alive()]
         open_ends = [end for end in self._ends if end.open]
-        mp_connection.wait([*(end.fileno() for end in open_ends), *running], TICK_SECONDS)
+        spawner = [self._spawner.fileno()] if self._spawner.open else []
+        mp_connection.wait([*(end.fileno() for end in open_ends), *spawner], TICK_SECONDS)
         # Who is dead is asked first: what the dead have written is then all there to be read.
-        dead = {rank: process for rank, process in enumerate(self._processes) if not process.is_alive()}
+        self._spawner.look()
+        codes = {rank: self._spawner.exit_code(rank) for rank in range(self._job.plan.ranks)}
         for end in open_ends:
             for event in end.receive():
                 self._take(event)
                 if isinstance(event, Flush):
                     end.request(FLUSHED)
-        for rank, process in dead.items():
-            code = process.exitcode
+        if self._spawner.failure is not None:
+            self._take(self._spawner.failure)
+        for rank, code in codes.items():
             told = code in (ExitCode.FINISHED, ExitCode.STOPPED) or bool(self._refusals)
             if code is not None and not told and rank not in self._failures:
                 device = self._job.plan.devices[rank]
                 out_of_memory = None if self._oom_kills is None else oom_kills() != self._oom_kills
-                cause = exit_in_words(code, out_of_memory=out_of_memory)
+                gone = "the process that forked the ranks is gone: " if self._spawner.gone else ""
+                cause = gone + exit_in_words(code, out_of_memory=out_of_memory)
                 self._failures[rank] = RankFailed(rank=rank, device=device, cause=cause)
 
     def _name_the_stuck(self, beats: list[Beat]) -> None:
         """Whom the others wait for, with what its process does; the log gets the place in its code."""
-        alive = {rank: beats[rank] for rank, process in enumerate(self._processes) if process.is_alive()}
+        pids = dict(enumerate(self._spawner.pids))
+        alive = {rank: beats[rank] for rank in self._spawner.alive()}
         stuck = behind(alive or dict(enumerate(beats)))
-        states = {rank: _process_state(self._processes[rank].pid) for rank in stuck}
+        states = {rank: _process_state(pids[rank]) if rank in pids else "" for rank in stuck}
         # Where all have come as far, one that the system does not let run is the one.
         held = [rank for rank in stuck if states[rank]] or stuck
         for rank in held:
-            if (pid := self._processes[rank].pid) is not None and self._processes[rank].is_alive():
-                os.kill(pid, TELL_WHERE)
+            if rank in pids and rank in alive:
+                os.kill(pids[rank], TELL_WHERE)
         time.sleep(TELL_WHERE_SECONDS)
         limit = self._job.config.run.watchdog
         also = f"; so do ranks {', '.join(map(str, held[1:]))}" if len(held) > 1 else ""
@@ -199,17 +173,13 @@ class Supervisor:
 
     def _kill(self) -> None:
         """End whatever is left. Loader processes end with their rank."""
-        for process in self._processes:
-            if process.is_alive():
-                process.kill()
-        for process in self._processes:
-            process.join(KILL_SECONDS)
+        self._spawner.kill()
         for end in self._ends:
             if end.open:
                 end.close()
 
 
-def _process_state(pid: int | None) -> str:
+def _process_state(pid: int) -> str:
     """What keeps a process from running, in words; nothing where it runs or waits of itself."""
     try:
         status = psutil.Process(pid).status()

@@ -128,7 +128,7 @@ def set_up(
         device,
         shares,
         network.model,
-        wrap(network.model, config.device, device, job.plan.devices_a_rank),
+        wrap(network.model, config.device, device, job.plan.devices_a_rank, shares.world_size),
         network.master,
         network.frozen,
         criterion,
@@ -147,8 +147,8 @@ def set_up(
         Totals(device),
     )
     seed_everything(config.run.seed + seat.rank)
-    warm_up(trainer)
-    return Fit(job, seat, trainer, source, hosts, ranks, network.notes, feed.choice)
+    tried = warm_up(trainer, hosts)
+    return Fit(job, seat, trainer, source, hosts, ranks, network.notes, feed.choice, tried)
 
 
 def _load(folder: RunFolder, seat: Seat, store: Store) -> tuple[dict[str, Any] | None, list[str]]:

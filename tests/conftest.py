@@ -38,7 +38,7 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 
 def clockless(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The `epoch` and `step` events without what depends on the clock."""
-    clocks = {"time", "seconds", "images_per_second", "data_wait"}
+    clocks = {"time", "seconds", "images_per_second", "data_wait", "work"}
     kept = [event for event in events if event["type"] in ("epoch", "step")]
     return [{key: value for key, value in event.items() if key not in clocks} for event in kept]
 
@@ -134,12 +134,15 @@ class Gputrain:
         return found
 
 
+def spawner_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
+    """What has forked the ranks, or will."""
+    ours = gputrain.processes()
+    return next((one for one in ours if one.ppid() == supervisor.pid and "engine.spawner" in str(one.cmdline())), None)
+
+
 def ranks_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
-    return [
-        process.pid
-        for process in gputrain.processes()
-        if process.ppid() == supervisor.pid and "spawn_main" in " ".join(process.cmdline())
-    ]
+    spawner = spawner_of(supervisor, gputrain)
+    return [] if spawner is None else [rank.pid for rank in spawner.children()]
 
 
 def events_of_whole_lines(journal: Path) -> list[dict[str, Any]]:

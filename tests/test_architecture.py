@@ -11,7 +11,7 @@ from conftest import COMMAND, ROOT, Gputrain
 
 LIGHT = ["config", "resolve", "events", "history", "runs", "control", "schedule", "launch", "data", "seat"]
 LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.choice", "gpus.recording", "limits", "doctor.examine"]
-LIGHT += ["optimizers", "timm_optimizers"]
+LIGHT += ["optimizers", "timm_optimizers", "supervisor", "spawner"]
 
 
 def modules_after(statement: str) -> set[str]:
@@ -40,6 +40,13 @@ def test_the_screen_never_imports_torch() -> None:
     loaded = modules_after("; ".join(f"import {name}" for name in names_in("tui")))
     assert "textual" in loaded
     assert "torch" not in loaded
+
+
+def test_a_rank_that_compiles_nothing_never_imports_the_compiler() -> None:
+    run = "from tempfile import mkdtemp; from pathlib import Path; from in_process import train"
+    loaded = modules_after(f"import sys; sys.path.insert(0, 'tests'); {run}; train(Path(mkdtemp()), 'run.epochs=1')")
+    assert "torch.optim" in loaded
+    assert not {"torch._dynamo", "torch._inductor", "sympy", "torchvision"} & loaded
 
 
 def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain) -> None:

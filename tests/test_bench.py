@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,8 @@ from conftest import Gputrain, wait_for
 from typer.testing import CliRunner
 
 from engine import bench
-from engine.bench import (
-    Bench,
-    Run,
-    batch_of,
-    config_for,
-    cores_for,
-    doubling,
-    measured,
-    plan_bench,
-    speeds_of,
-    why_failed,
-)
+from engine.bench import Bench, batch_of, config_for, cores_for, doubling, plan_bench, why_failed
+from engine.bench_speeds import Run, measured, speeds_of
 from engine.config import Config, Data, Device, Schedule, as_dict
 from engine.config import Run as RunSection
 from engine.events import Epoch, RunFinished, RunStarted
@@ -40,6 +31,10 @@ from tui.cli_bench import app
 
 def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:
     """Of a run whose epochs took so many seconds at so many images a second."""
+    return history_of(events_of_journal(*epochs, started=started))
+
+
+def events_of_journal(*epochs: tuple[float, float], started: float = 105.0) -> list[RunStarted | Epoch]:
     begun = RunStarted(
         time=started, name="a", host="h", world_size=2, devices=["cpu"] * 2, backend="gloo", epochs=len(epochs),
         global_batch=64, steps_per_epoch=5, train_images=320, val_images=80, classes=10, parameters=7, workers=0,
@@ -50,7 +45,7 @@ def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:
         Epoch(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **rest)  # type: ignore[arg-type]
         for number, (seconds, rate) in enumerate(epochs, 1)
     ]
-    return history_of([begun, *told])
+    return [begun, *told]
 
 
 def run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> Run:
@@ -103,6 +98,76 @@ def test_repeats_are_taken_together() -> None:
     speeds = speeds_of([run(1, 100, 110), run(2, 200), run(1, 120, 130, repeat=2), run(2, 240, repeat=2)])
     assert [speed.images_per_second for speed in speeds] == [115, 220]
     assert speeds[1].spread == pytest.approx(20 / 220)
+
+
+def beside(ranks: int, *rates: float, repeat: int = 1) -> Run:
+    return replace(run(ranks, *rates, repeat=repeat), limit=True)
+
+
+def test_a_run_is_compared_with_the_one_beside_it() -> None:
+    runs = [run(1, 90, repeat=1), beside(1, 100, repeat=1), run(1, 30, repeat=2), beside(1, 40, repeat=2)]
+    [speed] = speeds_of([*runs, run(1, 50, repeat=3), beside(1, 100, repeat=3)])
+    assert speed.images_per_second == 50
+    assert speed.limit_images_per_second == 100
+    assert speed.limit_share == pytest.approx(0.75), "of 0.9, 0.75 and 0.5"
+    assert speed.spread == pytest.approx((90 - 30) / 2 / 50), "the runs beside them are no part of it"
+
+
+def test_of_runs_without_one_beside_them_no_limit_is_known() -> None:
+    one, two = speeds_of([run(1, 90), beside(2, 100), run(2, 80, repeat=2), Run(2, 1, "no memory", limit=True)])
+    assert (one.limit_images_per_second, one.limit_share) == (None, None)
+    assert (two.limit_images_per_second, two.limit_share) == (100, None)
+    assert two.failures == ["on a fixed batch: no memory"]
+
+
+def test_waiting_and_utilization_are_those_of_the_epochs_that_count() -> None:
+    begun, *epochs = [
+        replace(event, flops=1e9, peak_tflops=1.0) if isinstance(event, RunStarted) else event
+        for event in events_of_journal((9.0, 40.0), (4.0, 100.0), (3.0, 300.0))
+    ]
+    waits = [replace(epoch, data_wait=wait) for epoch, wait in zip(epochs, (0.9, 0.2, 0.4), strict=True)]  # type: ignore[call-arg]
+    found = measured(history_of([begun, *waits]), 2, 1, 100.0)
+    assert (found.data_wait, found.mfu) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (run(1, 100).data_wait, run(1, 100).mfu) == (None, None)
+
+
+def test_the_table_of_limits_has_what_is_achieved_and_what_could_be() -> None:
+    one = replace(run(1, 2510), data_wait=0.34, mfu=0.123)
+    lines = list(bench_lines(speeds_of([one, beside(1, 5020), run(2, 3000), beside(2, 6000)])))
+    assert [line.split() for line in lines[-3:]] == [
+        ["RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA", "WAIT", "MFU"],
+        ["1", "2,510", "5,020", "50%", "34%", "12%"],
+        ["2", "3,000", "6,000", "50%", "–", "–"],
+    ]
+    assert not any("LIMIT" in line for line in bench_lines(speeds_of([one])))
+
+
+def test_the_limit_is_the_same_work_on_one_batch() -> None:
+    config = Config(data=Data(workers=3, prefetch=9, batch_size=48))
+    ours, limit = (config_for(work(config=config), 2, "x", limit=limit) for limit in (False, True))
+    assert (ours.data.pipeline, ours.data.workers) == ("auto", 3)
+    assert limit.model_copy(update={"data": ours.data}) == ours
+    assert limit.data == Data(pipeline="fixed", batch_size=48), "it has no loader processes"
+    assert check(as_dict(limit)) == limit
+
+
+def test_with_a_limit_each_run_has_one_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[int, int, bool]] = []
+
+    def fake(plan: Bench, ranks: int, repeat: int, *_: Any, limit: bool = False) -> Run:
+        turns.append((ranks, repeat, limit))
+        return run(ranks, 200.0 if limit else 150.0, repeat=repeat)
+
+    monkeypatch.setattr(bench, "_run", fake)
+    arguments = ["digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--limit"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert turns == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
+    values = json.loads(result.stdout)
+    assert values["limit"] is True
+    assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
+    assert [one["limit"] for one in values["runs"]] == [False, True, False, True]
+    assert "4/4  1 rank, on a batch that lies on the device: 5.00 s an epoch, 200 images/s" in result.stderr
+    assert "SHARE" in CliRunner().invoke(app, arguments).stdout
 
 
 def test_without_one_rank_the_fewest_are_the_measure() -> None:

@@ -92,7 +92,7 @@ def test_a_paused_run_that_starts_again_is_paused_still(gputrain: Gputrain) -> N
 
 def test_a_killed_rank_is_named_and_all_is_gone_at_once(gputrain: Gputrain) -> None:
     often = ["checkpoint.every_minutes=0.002", "checkpoint.every_epochs=100000"]
-    process = gputrain.start(*RUN, "--epochs", "100000", "--workers", "1", *often)
+    process = gputrain.start(*RUN, "--epochs", "100000", "data.pipeline=stream", "--workers", "1", *often)
     gputrain.wait_for_event("a", "checkpoint", 8)
     os.kill(ranks_of(process, gputrain)[1], signal.SIGKILL)
     began = time.monotonic()
@@ -153,6 +153,7 @@ def images(folder: Path, count: int) -> None:
 
 FOLDER = ["run", "--headless", "--name", "a", "--model", "linear", "--dataset", "folder", "--data-path", "images"]
 FOLDER += ["--batch-size", "2", "data.image_size=8", "data.prefetch=1", "--epochs", "100000"]
+FOLDER += ["data.pipeline=stream"]
 
 
 def test_images_that_become_unreadable_can_be_left_out_and_are_counted(gputrain: Gputrain) -> None:
@@ -187,7 +188,7 @@ def test_a_loader_process_that_dies_is_told_with_its_cause(gputrain: Gputrain) -
 def test_a_shared_memory_that_is_too_small_is_named(gputrain: Gputrain) -> None:
     images(gputrain.folder / "images", 40)
     big = ["run", "--headless", "--model", "linear", "--dataset", "folder", "--data-path", "images", "--workers", "2"]
-    big += ["--batch-size", "16", "data.image_size=300"]
+    big += ["--batch-size", "16", "data.image_size=300", "data.pipeline=stream"]
     done = gputrain.in_a_namespace('mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"', *big)
     assert done.returncode == 1
     assert "the shared memory (/dev/shm) is too small for the batches" in last_line(done)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
+import resource
 import subprocess
 import sys
-import threading
 import time
 from collections import namedtuple
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source, UnreadableImageError
 from engine.data.transforms import cut, erase
 from engine.doctor import machine
+from engine.doctor.run import expected_workers
 from engine.files import cache_folder
 from engine.problems import UsageError
 from engine.resolve import resolve
@@ -267,22 +269,24 @@ def test_a_torn_or_foreign_file_in_the_cache_is_made_anew(harm: object, photos: 
     assert np.load(kept, allow_pickle=False).shape == (16, 3, 16, 16)
 
 
-def test_of_two_that_ask_at_once_one_decodes_and_the_other_waits(cache: Path) -> None:
-    decoded = []
-
+def test_of_processes_that_ask_at_once_one_decodes_and_the_others_wait(tmp_path: Path) -> None:
     def decode() -> Fresh:
-        decoded.append(threading.get_ident())
-        time.sleep(0.2)
+        (tmp_path / f"decoded-by-{os.getpid()}").touch()
+        time.sleep(0.3)
         return Fresh((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], {"n": 1})
 
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(kept_or_decoded("k", decode))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(decoded) == 1
-    assert [(one.images.sum(), one.about, one.problem) for one in found] == [(56, {"n": 1}, None)] * 3
+    def ask() -> None:
+        found = kept_or_decoded("k", decode)
+        if (int(found.images.sum()), found.about, found.problem) == (56, {"n": 1}, None):
+            (tmp_path / f"found-by-{os.getpid()}").touch()
+
+    processes = [multiprocessing.get_context("fork").Process(target=ask) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(20)
+    assert len(list(tmp_path.glob("decoded-by-*"))) == 1
+    assert len(list(tmp_path.glob("found-by-*"))) == 3
 
 
 def test_a_writer_that_died_leaves_nothing_that_is_taken(cache: Path) -> None:
@@ -296,7 +300,19 @@ def test_a_writer_that_died_leaves_nothing_that_is_taken(cache: Path) -> None:
     assert int(made.images.sum()) == 4
 
 
-def test_without_room_on_the_disk_images_are_decoded_into_memory_and_a_warning_says_so(
+def test_of_a_write_that_breaks_off_nothing_is_left_in_the_cache(photos: Path, cache: Path) -> None:
+    config, source = folder(photos)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        made = batches("memory", config, source)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert_the_same(made, batches("stream", config, source))
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_without_a_cache_images_are_decoded_into_memory_and_a_warning_says_so(
     photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = batches("memory", *folder(photos))
@@ -477,6 +493,20 @@ def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatc
 def test_memory_is_refused_where_it_is_impossible(overrides: list[str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         resolve(None, ["data.pipeline=memory", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "workers"),
+    [
+        (["data.workers=3"], 0),
+        (["data.workers=3", "data.pipeline=stream"], 3),
+        (["data.workers=3", "augment.policy=randaugment"], 3),
+        (["data.workers=3", "augment.policy=randaugment", "data.pipeline=memory"], 0),
+        (["data.workers=3", "data.dataset=folder", "data.path=x"], 3),
+    ],
+)
+def test_the_doctor_counts_loader_processes_for_the_stream_alone(overrides: list[str], workers: int) -> None:
+    assert expected_workers(resolve(None, overrides).config, 1) == workers
 
 
 # One batch again and again.

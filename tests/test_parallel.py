@@ -251,7 +251,7 @@ def gradients(*overrides: str) -> tuple[Any, list[list[Tensor]]]:
     """The wrapped model, and the gradients of three steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    wrapped: Any = wrap(model, config(*overrides).device, torch.device("cpu"), 1)
+    wrapped: Any = wrap(model, config(*overrides).device, torch.device("cpu"), 1, ranks=2)
     steps = []
     for _ in range(3):
         wrapped.zero_grad(set_to_none=True)

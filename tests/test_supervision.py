@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Gputrain, events_of, ranks_of, wait_for
+from conftest import Gputrain, events_of, ranks_of, spawner_of, wait_for
 
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "100000", "--name", "long"]
 
@@ -94,7 +94,7 @@ def test_stop_waits_until_the_run_has_stopped_and_resume_goes_on(
 
 
 def test_a_killed_supervisor_takes_ranks_and_loader_processes_along(gputrain: Gputrain) -> None:
-    process = gputrain.start(*LONG, "--workers", "1")
+    process = gputrain.start(*LONG, "data.pipeline=stream", "--workers", "1")
     gputrain.wait_for_event("long", "epoch")
     assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two loader processes"
     process.kill()
@@ -102,6 +102,29 @@ def test_a_killed_supervisor_takes_ranks_and_loader_processes_along(gputrain: Gp
     wait_for(lambda: not gputrain.processes(), "the end of ranks and loader processes", 9)
     print(f"all gone after {time.monotonic() - began:.2f} s")
     assert state(gputrain) == "crashed"
+
+
+def test_what_has_forked_the_ranks_takes_them_along_and_is_named(
+    gputrain: Gputrain, long_run: subprocess.Popen[str]
+) -> None:
+    spawner = spawner_of(long_run, gputrain)
+    assert spawner is not None
+    ranks = spawner.children()
+    spawner.kill()
+    _, messages = long_run.communicate(timeout=60)
+    assert long_run.returncode == 1
+    assert "the process that forked the ranks is gone: it was killed by SIGKILL" in messages
+    wait_for(lambda: not any(rank.is_running() for rank in ranks), "the end of the ranks")
+
+
+def test_a_torch_that_cannot_be_imported_is_one_sentence(gputrain: Gputrain) -> None:
+    broken = gputrain.folder / "broken" / "torch.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    done = gputrain(*LONG, PYTHONPATH=str(broken.parent))
+    assert done.returncode == 1
+    assert "failed: ImportError: libcudart.so.13: cannot open shared object file" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_run_outlives_its_terminal(gputrain: Gputrain) -> None:
@@ -140,7 +163,7 @@ def test_an_image_that_becomes_unreadable_ends_the_run_by_name(gputrain: Gputrai
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (16, 16), number).save(path)
     options = ["--dataset", "folder", "--data-path", "images", "--batch-size", "2", "--workers", "1"]
-    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1")
+    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1", "data.pipeline=stream")
     gputrain.wait_for_event("long", "epoch", 1)
     (gputrain.folder / "images" / "a" / "3.png").write_text("")
     _, messages = process.communicate(timeout=60)

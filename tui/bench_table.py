@@ -18,9 +18,11 @@ from tui.plot import Curve, Window, plot
 from tui.summary_table import table
 
 if TYPE_CHECKING:
-    from engine.bench import Bench, Run, Speed
+    from engine.bench import Bench
+    from engine.bench_speeds import Run, Speed
 
 HEADER = ("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
+LIMIT_HEADER = ("RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA WAIT", "MFU")
 UNKNOWN = "–"
 MOST_CHART_COLUMNS, CHART_LINES = 72, 14
 BLUE_CODE, GREY_CODE = 75, 245
@@ -33,14 +35,15 @@ def plan_in_words(plan: Bench) -> str:
     ranks = f"{', '.join(most)} and {last} ranks" if most else counted(plan.counts[0], "rank")
     device = "free GPUs" if plan.on_gpus else "the CPU"
     times = "" if plan.repeats == 1 else f", {plan.repeats} times in turn"
+    limit = ", each beside the same on a batch that lies on the device" if plan.limit else ""
     return (
         f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {each}, "
-        f"{counted(plan.epochs, 'epoch')}: {ranks} on {device}{times}"
+        f"{counted(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
     )
 
 
 def run_in_words(run: Run) -> str:
-    name = counted(run.ranks, "rank")
+    name = counted(run.ranks, "rank") + (", on a batch that lies on the device" if run.limit else "")
     if run.message:
         return printable(f"{name}: failed: {run.message}")
     seconds, rate = (statistics.median(values) for values in zip(*run.epochs[1:], strict=True))
@@ -63,12 +66,30 @@ def bench_lines(speeds: Sequence[Speed]) -> Iterator[str]:
         for speed in speeds
     ]
     yield from table([HEADER, *rows], right=range(len(HEADER)))
+    if any(speed.limit_images_per_second is not None for speed in speeds):
+        yield from ["", *limit_lines(speeds)]
     measured = [speed.ranks for speed in speeds if speed.speed_up is not None]
     if measured and measured[0] > 1:
         yield f"One rank was not measured: the speed-up of {measured[0]} is taken to be {measured[0]}."
     for speed in speeds:
         for message in dict.fromkeys(speed.failures):
             yield printable(f"{counted(speed.ranks, 'rank')} failed: {message}")
+
+
+def limit_lines(speeds: Sequence[Speed]) -> Iterator[str]:
+    """Beside the images a second those that it could be if no data had to come."""
+    rows = [
+        (
+            str(speed.ranks),
+            known(speed.images_per_second, "{:,.0f}"),
+            known(speed.limit_images_per_second, "{:,.0f}"),
+            known(speed.limit_share, "{:.0%}"),
+            known(speed.data_wait, "{:.0%}"),
+            known(speed.mfu, "{:.0%}"),
+        )
+        for speed in speeds
+    ]
+    return table([LIMIT_HEADER, *rows], right=range(len(LIMIT_HEADER)))
 
 
 def known(value: float | None, form: str) -> str:

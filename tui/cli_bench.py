@@ -38,6 +38,9 @@ def bench(
     strong: Annotated[
         bool, typer.Option("--strong", help="Divide the batch size among the ranks, and not the same for each.")
     ] = False,
+    limit: Annotated[
+        bool, typer.Option("--limit", help="Beside each run, in turn, one whose data is on the device already.")
+    ] = False,
     batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
     amp: Annotated[str | None, typer.Option("--amp")] = None,
     workers: Annotated[str | None, typer.Option("--workers")] = None,
@@ -50,9 +53,11 @@ def bench(
 
     The work is CONFIG, or the preset digits. Each is a run of its own in a folder that is taken away again, and takes
     only GPUs that are free. Speed-up is images a second by those of the fewest ranks; efficiency is it by the number of
-    ranks. Exit codes: 0 all measured, 1 a run failed, 2 bad usage or config.
+    ranks. With --limit each run has one beside it that is given one batch again and again: so fast it could be if no
+    data had to come. Exit codes: 0 all measured, 1 a run failed, 2 bad usage or config.
     """
-    from engine.bench import Run, plan_bench, run_bench, speeds_of
+    from engine.bench import plan_bench, run_bench
+    from engine.bench_speeds import Run, speeds_of
     from tui.bench_table import bench_lines, plan_in_words, print_chart, run_in_words
     from tui.starting import command_line
 
@@ -67,10 +72,10 @@ def bench(
         # What a config is to be trained for is more than it takes to measure it.
         typed = resolved.sources["run.epochs"].startswith(("--epochs ", "run.epochs="))
         epochs = resolved.config.run.epochs if typed else DEFAULT_EPOCHS
-        plan = plan_bench(resolved.config, numbers(counts), epochs, repeats, strong=strong)
+        plan = plan_bench(resolved.config, numbers(counts), epochs, repeats, strong=strong, limit=limit)
     typer.echo(plan_in_words(plan), err=True)
     runs: list[Run] = []
-    total = len(plan.counts) * plan.repeats
+    total = len(plan.counts) * plan.repeats * (2 if plan.limit else 1)
     interrupted = False
     try:
         for run in run_bench(plan, command_line()):
@@ -89,6 +94,7 @@ def bench(
             "scaling": "strong" if plan.strong else "weak",
             "epochs": plan.epochs,
             "repeats": plan.repeats,
+            "limit": plan.limit,
             "speeds": [speed.to_dict() for speed in speeds],
             "runs": [run.to_dict() for run in runs],
         }

@@ -75,7 +75,8 @@ def demo_events(name: str, began: float, epochs: int = EPOCHS, steps: int = STEP
     yield RunStarted(
         time=began, name=name, host=HOST, world_size=2, devices=[uuid_of(0), uuid_of(1)], backend="nccl", epochs=epochs,
         global_batch=BATCH, steps_per_epoch=steps, train_images=60_000, val_images=10_000, classes=10,
-        parameters=11_172_810, workers=4, versions={"torch": "0"}, ranks=ranks,
+        parameters=11_172_810, workers=0, versions={"torch": "0"}, ranks=ranks, pipeline="memory",
+        batch_size=BATCH // 2, cores=16, least_step=0.0021, least_images=2, flops=2.62e9, peak_tflops=2 * 989.4,
     )  # fmt: skip
     total, losses = steps * epochs, []
     for step in range(1, total + 1):
@@ -100,7 +101,7 @@ def demo_events(name: str, began: float, epochs: int = EPOCHS, steps: int = STEP
                 train_accuracy=1 - 0.75 * math.exp(-7 * done) - 0.06 * (1 - done),
                 val_loss=1.9 * math.exp(-9 * done) + 0.24 + draw.gauss(0, 0.008),
                 val_accuracy=0.932 - 0.66 * math.exp(-8 * done) + draw.gauss(0, 0.004),
-                lr=rate, seconds=steps * SECONDS_A_STEP, images_per_second=31_200.0,
+                lr=rate, seconds=steps * SECONDS_A_STEP, images_per_second=31_200.0, data_wait=0.01,
             )  # fmt: skip
             yield CheckpointSaved(time=now, path=f"checkpoints/step-{step:08d}.pt", step=step, epoch=epoch + 1)
     yield RunFinished(time=began + total * SECONDS_A_STEP, state="finished", message="made up")
@@ -116,7 +117,7 @@ def _use(rank: int, draw: random.Random) -> dict[str, object]:
     return {
         "uuid": uuid_of(rank), "host": HOST, "state": "ok", "busy": 96 + draw.randrange(3), "sm_active": 81.0 + rank,
         "tensor_active": 43.0, "memory_used": int(61.2 * GIB), "temperature": 64, "power": 612.0, "sm_clock": 1980,
-        "throttle": [],
+        "max_sm_clock": 1980, "throttle": [],
     }  # fmt: skip
 
 

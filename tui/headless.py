@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 
 from engine.events import Epoch, Event, RunFinished, RunStarted, Starting, Step, Warned, to_line
 from engine.history import History
-from engine.lines import line_of, parameters_in_words
+from engine.lines import line_of, lines_of, parameters_in_words
 
 QUEUE_EVENTS = 10_000
 PATIENCE_SECONDS = 5.0
@@ -56,9 +56,11 @@ class PlainLines:
 
     def __init__(self) -> None:
         self._out = LastingStream(sys.stderr)
+        self._history = History()
 
     def __call__(self, event: Event) -> None:
-        if (line := line_of(event)) is not None:
+        self._history.add(event)
+        for line in lines_of(event, self._history):
             self._out.write(line + "\n")
             self._out.flush()
 
@@ -89,7 +91,7 @@ class ProgressLines:
 
     def __call__(self, event: Event) -> None:
         self._history.add(event)
-        if (line := line_of(event)) is not None:
+        for line in lines_of(event, self._history):
             style = "yellow" if isinstance(event, Warned) else None
             if isinstance(event, RunFinished):
                 self.close()

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from engine.lines import printable
 from engine.runs import State
+from engine.verdict import figures_in_words
 from tui.feeds import RunNow
 from tui.gpu_table import GIB, NONE
 from tui.palette import MUTED, STRONG
@@ -46,6 +47,18 @@ def progress_line(row: RunRow, width: int) -> Text:
         line.append("  ")
         line.append_text(bar(share, min(room, MOST_BAR)))
     line.append(tail)
+    return line
+
+
+def limit_line(row: RunRow, width: int) -> Text:
+    """What limits the run, and where there is room the share of its time that it waits for data and the model FLOPs
+    utilization; nothing where none of it is known."""
+    line = Text(f" {printable(row.verdict)}  " if row.verdict else "", no_wrap=True, end="")
+    figures = figures_in_words(row.data_wait, row.mfu)
+    if figures and line.cell_len + 1 + len(figures) < width:
+        line.append(f" {figures}", MUTED)
+    line.rstrip()
+    line.truncate(max(width - 1, 1), overflow="ellipsis")
     return line
 
 

@@ -19,7 +19,8 @@ HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 @dataclass(frozen=True)
 class RunRow:
     """`age_seconds` is the time since the run's last sign of life; `eta_seconds` is what the rest takes at the latest
-    pace. `step` counts from the start of the run, `steps` are all of them."""
+    pace; `step` counts from the start of the run, `steps` are all of them. `verdict` is what limits the run, in words,
+    `data_wait` the share of its time that it waits for data, `mfu` the model FLOPs utilization."""
 
     name: str
     state: str
@@ -35,6 +36,9 @@ class RunRow:
     images_per_second: float | None = None
     eta_seconds: float | None = None
     message: str = ""
+    data_wait: float | None = None
+    mfu: float | None = None
+    verdict: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -48,7 +52,8 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
     """A run as it is by now; without `look` as it was when it was last looked at."""
     folder = watch.folder
     history = watch.look() if look else watch.history
-    stored = _numbers(read_json(folder.summary) or {}) if watch.partial else {}
+    summary = (read_json(folder.summary) or {}) if watch.partial else {}
+    stored = _numbers(summary)
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
     known = (best.kept_accuracy if best else None, stored.get("best_val_accuracy"))
     bests = [float(value) for value in known if value is not None]
@@ -69,7 +74,17 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
         rate,
         history.eta if state.live else None,
         message_of(history.finished, state),
+        history.data_wait,
+        history.mfu,
+        _stored_verdict(summary) if watch.partial else history.verdict.message if history.verdict else None,
     )
+
+
+def _stored_verdict(summary: dict[str, Any]) -> str | None:
+    """Since when a GPU is slowed down is not told by the end of a long journal."""
+    verdict = summary.get("verdict")
+    message = verdict.get("message") if isinstance(verdict, dict) else None
+    return message if isinstance(message, str) else None
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:

@@ -10,20 +10,21 @@ from engine.data.sampler import BatchRequest, Part
 
 
 class FixedBatches:
-    """`bring` brings the batch of a request to the device. A request for more images than the first one of its part had
-    is brought in its place."""
+    """`bring` brings the batch of a request to the device. One for more images than the first one of its part had takes
+    the place of that. Images that cannot be read are not counted."""
 
     workers = 0
 
     def __init__(self, bring: Callable[[BatchRequest], DeviceBatch], requests: Iterable[BatchRequest]) -> None:
         self._bring, self._requests = bring, iter(requests)
         self._first: dict[Part, DeviceBatch] = {}
+        self._asked = {"train": 0, "val": 0}
 
     def __next__(self) -> DeviceBatch:
         request = next(self._requests)
         part, count = request.part, len(request.indices)
-        if part not in self._first or len(self._first[part].labels) < count:
-            self._first[part] = self._bring(request)
+        if self._asked[part] < count:
+            self._first[part], self._asked[part] = self._bring(request), count
         first = self._first[part]
         return replace(
             first,
@@ -31,4 +32,5 @@ class FixedBatches:
             labels=first.labels[:count],
             weight=request.weight,
             ends_step=request.ends_step,
+            unread=(),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -63,14 +63,17 @@ def held_format(source: Source, config: Config, image_format: ImageFormat) -> Im
     return replace(image_format, size=size)
 
 
-def kept_key(source: Source, wanted: ImageFormat) -> str | None:
-    """Of the decoded images in the cache; None where they are held by each process for itself. Raises OSError."""
+def is_shared(source: Source) -> TypeGuard[FolderSource | ArraySource]:
+    """Whether all processes map the same pages of the cache; else each holds the images for itself."""
+    return isinstance(source, FolderSource) or (isinstance(source, ArraySource) and bool(source.key))
+
+
+def kept_key(source: FolderSource | ArraySource, wanted: ImageFormat) -> str:
+    """Of the decoded images in the cache. Raises OSError."""
     if isinstance(source, FolderSource):
         root = Path(source.root)
         files = (root / place.path for place in _places(source))
         return key_of({"folder": [wanted.size, wanted.channels]}, files, root)
-    if not isinstance(source, ArraySource) or not source.key:
-        return None
     as_it_is = (source.format.size, source.format.channels) == (wanted.size, wanted.channels)
     return source.key if as_it_is else f"{source.key}-{wanted.channels}x{wanted.size}"
 
@@ -116,7 +119,7 @@ def _hold_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
         return all(isinstance(load(places[int(row)]), str) for row in about["unread"])
 
     try:
-        key = kept_key(source, image_format) or ""
+        key = kept_key(source, image_format)
     except OSError as error:
         raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
     decoded = kept_or_decoded(key, decode, sound)
@@ -132,8 +135,7 @@ def _fitted(source: ArraySource, wanted: ImageFormat) -> tuple[Mapping[Part, Ima
     log."""
     if (source.format.size, source.format.channels) == (wanted.size, wanted.channels):
         return source.images, None
-    key = kept_key(source, wanted)
-    if key is None:
+    if not source.key:
         return {part: _fit(source.images[part], wanted) for part in PARTS}, None
     train = source.count("train")
     shape = (train + source.count("val"), wanted.channels, wanted.size, wanted.size)
@@ -146,7 +148,7 @@ def _fitted(source: ArraySource, wanted: ImageFormat) -> tuple[Mapping[Part, Ima
         )
         return Fresh(shape, pieces)
 
-    decoded = kept_or_decoded(key, decode)
+    decoded = kept_or_decoded(kept_key(source, wanted), decode)
     return {"train": decoded.images[:train], "val": decoded.images[train:]}, decoded.problem
 
 

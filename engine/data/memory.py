@@ -126,7 +126,7 @@ class MemoryBatches:
 
     def _brought(self, values: Tensor) -> Tensor:
         """On the device, without waiting for it."""
-        if values.device == self._device or self._device.type == "cpu":
+        if values.device.type == self._device.type:
             return values
         return (values if values.is_pinned() else values.pin_memory()).to(self._device, non_blocking=True)
 

@@ -9,7 +9,7 @@ from engine.config import Config
 from engine.data import image_format, likely_format
 from engine.data.arrays import IMAGE_SETS
 from engine.data.decoded import is_kept
-from engine.data.held import held_format, kept_key
+from engine.data.held import held_format, is_shared, kept_key
 from engine.data.source import ImageFormat, Source
 from engine.doctor.machine import free_memory
 from engine.files import cache_folder
@@ -39,17 +39,12 @@ def choose_pipeline(config: Config, source: Source, ranks: int) -> Choice:
         return Choice(asked, ASKED)
     wanted = held_format(source, config, image_format(config, source))
     size = held_bytes(source.count("train") + source.count("val"), wanted)
-    try:
-        key = kept_key(source, wanted)
-    except OSError:
-        # Of a file that went away, of which the pipeline will tell.
-        return Choice("memory" if asked == "memory" else "stream", "a file is gone")
-    reason = no_room(size if key else size * ranks)
+    reason = no_room(size if is_shared(source) else size * ranks)
     if asked == "memory":
         if reason is not None:
             raise UsageError([_refusal(reason)])
         return Choice("memory", ASKED)
-    reason = _against(config, source) or reason or (_no_disk(size) if key and not is_kept(key) else None)
+    reason = _against(config, source) or reason or _no_disk(size, source, wanted)
     if reason is not None:
         return Choice("stream", reason)
     return Choice("memory", f"the decoded images take {in_bytes(size)}")
@@ -96,12 +91,14 @@ def no_room(size: int) -> str | None:
     return f"the decoded images take {in_bytes(size)}, and a quarter of the {in_bytes(free)} of free memory is allowed"
 
 
-def _no_disk(size: int) -> str | None:
-    """For so many bytes in the cache."""
+def _no_disk(size: int, source: Source, wanted: ImageFormat) -> str | None:
+    """For what is still to be written into the cache."""
     try:
+        if not is_shared(source) or is_kept(kept_key(source, wanted)):
+            return None
         free = free_bytes(cache_folder())
-    except OSError:
-        return None
+    except OSError as error:
+        return f"{error.filename} cannot be looked at ({error.strerror})"
     if size <= SHARE * free:
         return None
     return (

@@ -52,7 +52,7 @@ def _filter(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
 def crop(images: Tensor, padding: int, corners: Tensor) -> Tensor:
     """Each image with a black border of `padding`, cut to its old size from the row and column in `corners` (N x 2)."""
     count, channels, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
+    padded = F.pad(images, (padding,) * 4).contiguous()
     high, wide = padded.shape[2:]
     # Each place of the padded batch begins a row of `width` pixels: rows are copied whole, which is several times as
     # fast as pixel by pixel.

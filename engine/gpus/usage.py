@@ -12,7 +12,17 @@ from engine.gpus.readings import Gpu
 from engine.gpus.wants import Wants
 
 EVERY_SECONDS = 5.0
-KEPT = ("busy", "sm_active", "tensor_active", "memory_used", "temperature", "power", "sm_clock", "throttle")
+KEPT = (
+    "busy",
+    "sm_active",
+    "tensor_active",
+    "memory_used",
+    "temperature",
+    "power",
+    "sm_clock",
+    "max_sm_clock",
+    "throttle",
+)
 
 
 class UsageWatch:

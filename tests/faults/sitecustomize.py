@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 
 def happen(kind: str, images: Any) -> Any:
     import torch
@@ -27,12 +29,15 @@ def happen(kind: str, images: Any) -> Any:
         raise ValueError("a fault of the test")
     if kind == "memory":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    if kind == "hang":
-        time.sleep(10_000)
+    if kind in ("hang", "slow"):
+        time.sleep(10_000 if kind == "hang" else 0.05)
+        return images
     if kind == "exit":
         os._exit(7)
     if kind in ("stop the run", "kill the run"):
-        os.kill(os.getppid(), signal.SIGTERM if kind == "stop the run" else signal.SIGKILL)
+        # The supervisor is the parent of what forked this rank.
+        supervisor = psutil.Process(os.getppid()).ppid()
+        os.kill(supervisor, signal.SIGTERM if kind == "stop the run" else signal.SIGKILL)
         return images
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "segfault": signal.SIGSEGV}[kind])
     return images

@@ -21,7 +21,7 @@ from engine.runs import RunFolder, State
 from tui.commands import RUN, Command
 from tui.feeds import RunFeed, RunNow
 from tui.palette import BAD, MUTED, STRONG, WARNING
-from tui.run_progress import device_lines, progress_line
+from tui.run_progress import device_lines, limit_line, progress_line
 from tui.screens.base import CockpitScreen
 from tui.screens.dialogs import Reader, stop_question
 from tui.view import View
@@ -55,6 +55,7 @@ class RunScreen(CockpitScreen):
 
     def body(self) -> ComposeResult:
         yield Static("", id="progress", markup=False)
+        yield Static("", id="limit", markup=False)
         yield Static("", id="message", markup=False)
         with Container(id="charts"):
             yield Chart("loss", "loss")
@@ -119,6 +120,9 @@ class RunScreen(CockpitScreen):
             return
         self.show_title(f"{printable(self.folder.name)}   {printable(str(self.folder.path.parent))}")
         self.show_line("#progress", progress_line(now.row, self.size.width))
+        limit = limit_line(now.row, self.size.width)
+        self.query_one("#limit").display = bool(limit.plain)
+        self.show_line("#limit", limit)
         self._show_message(now)
         devices = self.query_one("#devices", Lines)
         title, lines = device_lines(now, devices.size.width)

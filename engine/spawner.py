@@ -1,0 +1,192 @@
+"""A process that imports torch once and forks the ranks of a run, and how its supervisor holds it.
+
+The ranks begin with all that they need imported already, and share its memory: a start costs the time of one import of
+torch, and not of one for the supervisor and one more for each rank. The process itself never touches a GPU and starts
+no thread before it has forked. It dies with the supervisor, and the ranks die with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
+
+from engine.beats import Beats
+from engine.events import RankFailed
+from engine.failure import failure_of
+from engine.job import Job
+from engine.process import STOPPING, die_with_parent, redirect_output
+
+PROGRAM = "from engine.spawner import main; main()"
+# So long it may take to end once it was killed: a process that waits for a dead disk or driver never does.
+KILL_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Forked:
+    """The ranks are there; a rank's pid lasts as long as the spawner does, which reaps none of them before its end."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A negative `code` is a signal's number."""
+
+    rank: int
+    code: int
+
+
+class Spawner:
+    """The supervisor's hold on it, from before it is known what ranks there will be: the import goes on meanwhile."""
+
+    def __init__(self) -> None:
+        mine, theirs = Pipe()
+        # Held back for life in the spawner, and in a rank until it has handlers: a signal is often sent to all.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 (our own module)
+                [sys.executable, "-P", "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self._line = mine
+        self._codes: dict[int, int] = {}
+        self._ranks = 0
+        self.pids: tuple[int, ...] = ()
+        """Of the ranks, once they are there."""
+        self.failure: RankFailed | None = None
+        """Why there will be none."""
+        self.gone = False
+        """It ended before the ranks did, and they with it."""
+
+    def fork(self, job: Job, connections: Sequence[Connection], beats: Beats) -> None:
+        """Let it fork the ranks, each with its end of a pipe, which is closed here. They get this process's environment
+        as it is now."""
+        self._ranks = job.plan.ranks
+        with suppress(OSError):
+            self._line.send((job, dict(os.environ)))
+            for handle in (beats.handle, *(connection.fileno() for connection in connections)):
+                send_handle(self._line, handle, self._process.pid)
+        for connection in connections:
+            connection.close()
+
+    def fileno(self) -> int:
+        return self._line.fileno()
+
+    @property
+    def open(self) -> bool:
+        """More news may come."""
+        return not self._line.closed
+
+    def look(self) -> None:
+        """Take what has come in. Never waits."""
+        try:
+            while self.open and self._line.poll():
+                self._take(self._line.recv())
+        except (EOFError, OSError):
+            self._line.close()
+            code = self._process.wait()
+            self.gone = bool(self.alive())
+            for rank in self.alive():
+                self._codes[rank] = code
+
+    def _take(self, news: Forked | Ended | RankFailed) -> None:
+        if isinstance(news, Forked):
+            self.pids = news.pids
+        elif isinstance(news, Ended):
+            self._codes[news.rank] = news.code
+        else:
+            self.failure = news
+
+    def exit_code(self, rank: int) -> int | None:
+        """None while it lives."""
+        return self._codes.get(rank)
+
+    def alive(self) -> list[int]:
+        """The ranks that have not ended, also those that are yet to begin."""
+        return [rank for rank in range(self._ranks) if rank not in self._codes]
+
+    def kill(self) -> None:
+        """End whatever is left."""
+        for rank in self.alive():
+            if self.pids:
+                with suppress(ProcessLookupError):
+                    os.kill(self.pids[rank], signal.SIGKILL)
+        if not self.pids:
+            self._process.kill()
+        deadline = time.monotonic() + KILL_SECONDS
+        while self.open and self.alive() and time.monotonic() < deadline:
+            mp_connection.wait([self._line], deadline - time.monotonic())
+            self.look()
+        self._process.kill()
+        self._process.wait()
+        self._line.close()
+
+
+def main() -> None:
+    """Of the process itself."""
+    line, supervisor = Connection(int(sys.argv[1])), int(sys.argv[2])
+    die_with_parent(supervisor)
+    try:
+        import engine.worker  # noqa: F401 (for the ranks)
+        from engine.spawned import run_rank
+
+        problem: Exception | None = None
+    except Exception as error:
+        problem = error
+    try:
+        job, environment = line.recv()
+        handles = [recv_handle(line) for _ in range(1 + job.plan.ranks)]
+    except EOFError:
+        # No run came of it.
+        os._exit(0)
+    if problem is not None:
+        line.send(failure_of(0, job.plan.devices[0], problem))
+        os._exit(1)
+    os.environ.update(environment)
+    redirect_output(job.folder.log if job.folder else None)
+    beats, connections = Beats(job.plan.ranks, handles[0]), [Connection(handle) for handle in handles[1:]]
+
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    listening = socket.create_server(("127.0.0.1", 0), backlog=max(128, job.plan.ranks))
+    arguments = (job, connections, beats, line, os.getpid(), listening)
+    # What is there now is there for good, and shared: a collection in a rank would copy its pages.
+    gc.freeze()
+    processes = mp.start_processes(run_rank, arguments, job.plan.ranks, join=False, start_method="fork").processes
+    for connection in connections:
+        connection.close()
+    # Its thread is started after the forks.
+    store = dist.TCPStore(
+        "127.0.0.1",
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    line.send(Forked(tuple(process.pid for process in processes)))
+    left = {process.sentinel: (rank, process.pid) for rank, process in enumerate(processes)}
+    while left:
+        for sentinel in mp_connection.wait(list(left)):
+            rank, pid = left.pop(sentinel)
+            # Not reaped: its pid is not to become another's while the supervisor may still send it a signal.
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            assert ended is not None  # noqa: S101 - it waits
+            line.send(Ended(rank, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
+    del store
+    os._exit(0)

@@ -1,0 +1,110 @@
+"""The same training by gputrain and by what people use today, from start to end, with the epochs told apart.
+
+Run by hand: `python tests/bench/rivals.py [PAIRS] [NAME…]`. They take turns, so that a machine that is not equally fast
+all the time is unfair to none; medians and ratios are printed. Needs `pip install lightning accelerate`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "rivals"))
+
+import work  # noqa: E402
+
+PYTHON = Path(sys.executable)
+
+
+def commands(images: Path, folder: Path) -> dict[str, list[str]]:
+    """How each is started."""
+    keys = {
+        "run.epochs": work.EPOCHS,
+        "run.log_every": 10,
+        "device.gpus": "cpu",
+        "device.ranks": work.RANKS,
+        "data.dataset": "fashion-mnist",
+        "data.path": images,
+        "data.batch_size": work.BATCH,
+        "data.workers": work.WORKERS,
+        "augment.crop_padding": work.PADDING,
+        "model.name": "cnn",
+        "optim.lr": work.LR,
+        "optim.momentum": work.MOMENTUM,
+    }
+    pairs = [f"{key}={value}" for key, value in keys.items()]
+    script = {path.stem: [str(PYTHON), str(path), str(images)] for path in sorted((HERE / "rivals").glob("*.py"))}
+    torchrun = [str(PYTHON.with_name("torchrun")), "--standalone", f"--nproc-per-node={work.RANKS}"]
+    return {
+        "gputrain": [str(PYTHON.with_name("gputrain")), "run", "--headless", "--json", f"--runs-dir={folder}", *pairs],
+        "by hand, mp.spawn": script["by_hand"],
+        "Accelerate, torchrun": [*torchrun, *script["with_accelerate"][1:]],
+        "Lightning, ddp_spawn": script["with_lightning"],
+        "floor": script["floor"],
+    }
+
+
+def run(command: list[str]) -> tuple[float, list[float]]:
+    """Seconds from start to end, and the images a second of each epoch's training."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    of_a_step = work.BATCH * work.RANKS
+    images = work.TRAIN // of_a_step * of_a_step
+    if "epochs" in told[-1]:
+        return seconds, [images / one for one in told[-1]["epochs"]]
+    return seconds, [event["images_per_second"] for event in told if event["type"] == "epoch"]
+
+
+def main() -> None:
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    with tempfile.TemporaryDirectory() as name:
+        images = Path(name, "images")
+        work.write_images(images)
+        chosen = {
+            name: command
+            for name, command in commands(images, Path(name, "runs")).items()
+            if not sys.argv[2:] or any(wanted in name for wanted in sys.argv[2:])
+        }
+        found: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in chosen}
+        for turn in range(pairs + 1):
+            for name, command in chosen.items():
+                seconds, rates = run(command)
+                print(f"{turn}  {name:22s} {seconds:6.2f} s  {' '.join(f'{rate:6.0f}' for rate in rates)}", flush=True)
+                # In the first turn files are read from the disk, and bytecode is written.
+                if turn:
+                    found[name].append((seconds, rates))
+    print(f"\n{'':22s} {'in all':>9s} {'first':>9s} {'later':>9s}   gputrain's by it")
+    for name, runs in found.items():
+        total, first, later = figures(runs)
+        line = f"{name:22s} {total:7.2f} s {first:7.0f}/s {later:7.0f}/s"
+        if name != "gputrain" and "gputrain" in found:
+            pairs_of = list(zip(found["gputrain"], runs, strict=True))
+            times = statistics.median(ours[0] / theirs[0] for ours, theirs in pairs_of)
+            rate = statistics.median(figures([ours])[2] / figures([theirs])[2] for ours, theirs in pairs_of)
+            line += f"   {times:5.2f} x the time, {rate:5.2f} x the images/s of a later epoch"
+        print(line)
+
+
+def figures(runs: list[tuple[float, list[float]]]) -> tuple[float, float, float]:
+    """Medians: seconds in all, images a second of the first epoch, and of the later ones."""
+    return (
+        statistics.median(seconds for seconds, _ in runs),
+        statistics.median(rates[0] for _, rates in runs),
+        statistics.median(rate for _, rates in runs for rate in rates[1:]),
+    )
+
+
+if __name__ == "__main__":
+    main()

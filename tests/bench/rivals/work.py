@@ -1,0 +1,58 @@
+"""The work that all of them do: a small CNN on grey 28x28 images, cropped at random, from files in MNIST's format."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+TRAIN, VAL, CLASSES = 4000, 1000, 10
+BATCH, EPOCHS, RANKS, WORKERS = 64, 5, 2, 1
+LR, MOMENTUM, PADDING = 0.05, 0.9, 4
+MEAN, STD = (0.2860,), (0.3530,)
+
+
+def write_images(folder: Path) -> None:
+    """Where torchvision looks for FashionMNIST. Each class is a bright square in a place of its own, in noise."""
+    raw = folder / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name, count in (("train", TRAIN), ("t10k", VAL)):
+        labels = random.integers(0, CLASSES, count).astype(np.uint8)
+        images = random.integers(0, 128, (count, 28, 28)).astype(np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            top, left = label // 4 * 9, label % 4 * 7
+            image[top : top + 9, left : left + 7] += 96
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, count, 28, 28) + images.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, count) + labels.tobytes())
+
+
+def network() -> nn.Module:
+    """gputrain's `cnn`."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * 7 * 7, CLASSES)),
+    )
+
+
+def datasets(folder: str) -> list[torch.utils.data.Dataset[tuple[torch.Tensor, int]]]:
+    """Training and validation, as a textbook has them."""
+    from torchvision import transforms
+    from torchvision.datasets import FashionMNIST
+
+    plain = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    varied = [transforms.RandomCrop(28, padding=PADDING), *plain]
+    return [
+        FashionMNIST(folder, train=train, transform=transforms.Compose(steps))
+        for train, steps in ((True, varied), (False, plain))
+    ]
+
+
+def tell(epochs: list[float]) -> None:
+    """The seconds of each epoch's training, for the one who compares."""
+    print(json.dumps({"epochs": epochs}), flush=True)

@@ -1,0 +1,201 @@
+"""What a step of ours costs beside the bare loop's on the same model and the same batches, made beforehand: `python
+tests/bench/step.py [--model NAME] [--steps N] [--batch N] [--size N] [KEY=VALUE ...]`, with keys of a config. One rank,
+one thread on the CPU, or a GPU where there is one (`device.gpus=auto`). The two take turns step by step; medians are
+printed, with the quartiles of the ratio of two steps beside each other. Then: what of our step's CPU time goes into
+telemetry, and evaluation beside a bare one."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from in_process import one_rank
+
+from engine.agreement import Agreement
+from engine.control import Asked
+from engine.data.device import DeviceBatch
+from engine.fit import Fit
+from engine.loop import evaluate, train_step
+
+BATCHES = 8
+QUESTIONS = 300
+
+
+class Premade:
+    """The same few batches on the device again and again."""
+
+    workers = 0
+
+    def __init__(self, batches: list[DeviceBatch]) -> None:
+        self._batches = cycle(batches)
+
+    def __next__(self) -> DeviceBatch:
+        return next(self._batches)
+
+
+def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+def timed(step: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Milliseconds that pass, and of CPU time."""
+    began, used = time.perf_counter(), time.process_time()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 1e3, (time.process_time() - used) * 1e3
+
+
+def in_words(what: str, bare: list[float], ours: list[float]) -> str:
+    low, middle, high = statistics.quantiles((mine / other for other, mine in zip(bare, ours, strict=True)), n=4)
+    times = f"bare {statistics.median(bare):.3f} ms, ours {statistics.median(ours):.3f} ms"
+    return f"{what:<9} {times}, ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f}, {len(ours)} pairs)"
+
+
+@contextmanager
+def counted(parts: list[tuple[Any, str]], spent: dict[str, float]) -> Iterator[None]:
+    """Adds to `spent` the CPU seconds of this process within the named functions, but for those within another."""
+    inside = False
+
+    def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return function(*args, **kwargs)
+            inside, used = True, time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent[name] = spent.get(name, 0.0) + time.process_time() - used
+                inside = False
+
+        return call
+
+    before = [(owner, name, getattr(owner, name)) for owner, name in parts]
+    for owner, name, function in before:
+        setattr(owner, name, timing(f"{type(owner).__name__}.{name}", function))
+    try:
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def telemetry(fit: Fit, steps: int) -> dict[str, float]:
+    """Microseconds of CPU time a step within what tells of it, by function."""
+    t, spent = fit.trainer, dict[str, float]()
+    parts = [(t.channel, name) for name in ("at", "send", "asked")] + [(t.log, name) for name in ("add", "waited")]
+    empty = time.process_time()
+    for _ in range(1000):
+        time.process_time()
+    clock = (time.process_time() - empty) / 1000
+    with counted([*parts, (fit, "_attend")], spent):
+        for _ in range(steps):
+            fit._attend()
+            train_step(t)
+    return {name: seconds / steps * 1e6 for name, seconds in spent.items()} | {"(a look at the clock)": clock * 1e6}
+
+
+def ask(rank: int, path: str, answers: Any) -> None:
+    """Tells how long a question of Agreement takes in CPU time, with its threads."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    assert dist.group.WORLD is not None
+    agree = Agreement(dist.group.WORLD)
+    used = time.process_time()
+    for _ in range(QUESTIONS):
+        agree(Asked)
+        time.sleep(0.01)
+    agree.settle()
+    answers.put((time.process_time() - used) / QUESTIONS * 1e6)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def microseconds_of_a_question(folder: Path) -> float:
+    """CPU time of each of two ranks, in the mean over many steps."""
+    answers: Any = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(ask, (str(folder), answers), nprocs=2)
+    return float(statistics.mean(answers.get() for _ in range(2)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--size", type=int, default=28)
+    options, overrides = parser.parse_known_args()
+    recipe = [
+        *(f"model.name={options.model}", f"data.batch_size={options.batch}", f"data.image_size={options.size}"),
+        *("data.dataset=fake", "data.channels=1", "data.fake_train=1000000", f"data.fake_val={options.batch * 20}"),
+    ]
+    with one_rank(*recipe, *overrides) as fit:
+        t = fit.trainer
+        bare = deepcopy(t.model).train()
+        optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+        shape = (options.batch, t.image_format.channels, options.size, options.size)
+        made = [
+            (torch.randn(shape, device=t.device), torch.randint(t.classes, shape[:1], device=t.device))
+            for _ in range(BATCHES)
+        ]
+        t.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in made])
+        given = cycle(made)
+
+        def ours() -> None:
+            fit._attend()
+            train_step(t)
+
+        for _ in range(20):
+            bare_step(bare, optimizer, *next(given))
+            ours()
+        rows = []
+        for number in range(options.steps):
+            pair = [lambda: bare_step(bare, optimizer, *next(given)), ours]
+            # In turn the first.
+            found = [timed(step, t.device) for step in (pair if number % 2 else pair[::-1])]
+            rows.append(found if number % 2 else found[::-1])
+        for place, what in enumerate(("wall", "CPU time")):
+            print(in_words(what, [row[0][place] for row in rows], [row[1][place] for row in rows]), flush=True)
+
+        step = statistics.median(row[1][1] for row in rows) * 1e3
+        spent = telemetry(fit, options.steps)
+        clock = spent.pop("(a look at the clock)")
+        for name, part in spent.items():
+            print(f"telemetry {name:<22} {part:7.1f} us a step of {step:.0f} us, {part / step:.3%}")
+        print(f"          a look at the clock is {clock:.1f} us of each")
+
+        def bare_evaluation() -> None:
+            bare.eval()
+            hits = torch.zeros((), device=t.device)
+            with torch.no_grad():
+                for _ in range(20):
+                    images, labels = next(given)
+                    hits += (bare(images).argmax(1) == labels).sum()
+            hits.item()
+
+        rows = [
+            (timed(bare_evaluation, t.device), timed(lambda: evaluate(t, lambda: False), t.device)) for _ in range(12)
+        ]
+        print(in_words("evaluate", [row[0][0] for row in rows[2:]], [row[1][0] for row in rows[2:]]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""What limits a run: each verdict is brought about by what it names, and where too little is known there is none."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Gputrain
+from in_process import one_rank
+from test_journal import epoch as trained_epoch
+from test_journal import resumed, started
+
+from engine.config import Precision
+from engine.events import Epoch, Event, Gpus, RunStarted, from_line, to_line
+from engine.gpus.peaks import PEAKS, peak_tflops
+from engine.history import History, history_of
+from engine.resolve import resolve
+from engine.runs import RunFolder
+from engine.summary import summarize
+from engine.verdict import Kind, fixed_share, utilization
+from engine.warm_up import count_flops
+
+GPU_RANKS = [{"rank": rank, "host": "h", "pid": rank, "device": f"GPU-{rank}"} for rank in range(4)]
+
+
+def work(*ranks: tuple[float, float], seconds: float = 10.0) -> list[dict[str, Any]]:
+    """Of each rank the seconds that it waited for data, and that its forward passes took."""
+    return [
+        {"rank": rank, "seconds": seconds, "waited": waited, "forward": forward}
+        for rank, (waited, forward) in enumerate(ranks)
+    ]
+
+
+def begun(**fields: Any) -> RunStarted:
+    """Of a run on four GPUs, in batches of 64, whose fixed cost is 1 ms a step."""
+    known = {
+        "world_size": 4, "devices": [f"GPU-{rank}" for rank in range(4)], "ranks": GPU_RANKS, "batch_size": 64,
+        "cores": 8, "workers": 2, "pipeline": "stream", "least_step": 0.001, "least_images": 2,
+    }  # fmt: skip
+    return replace(started(), **known | fields)
+
+
+def trained(**fields: Any) -> Epoch:
+    """An epoch of 10 s in which each rank took 12.8 ms for a batch."""
+    known = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": work(*[(0.1, 3.0)] * 4)}
+    return replace(trained_epoch(2, time=100.0), **known | fields)
+
+
+def said(*events: Event) -> str:
+    verdict = history_of(events).verdict
+    return "" if verdict is None else verdict.message
+
+
+def kind(history: History) -> Kind | None:
+    return history.verdict.kind if history.verdict else None
+
+
+# In a real run
+
+
+def lived(*overrides: str) -> History:
+    events: list[Event] = []
+    with one_rank("run.epochs=2", *overrides, events=events) as fit:
+        assert fit.run([]) == "finished"
+    return history_of(events)
+
+
+def own_code(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.py").write_text("import time\nimport torch\nfrom torch import nn\n" + text)
+    return f"run.code={folder}"
+
+
+def test_a_transform_that_takes_long_is_waited_for(tmp_path: Path) -> None:
+    code = own_code(tmp_path, "slow_transform", "def change(image):\n    time.sleep(0.0005)\n    return image\n")
+    history = lived(
+        "augment.transform=slow_transform:change", code, "data.batch_size=64", "data.val_split=0.7", "model.name=linear"
+    )
+    assert kind(history) is Kind.DATA
+    wait = history.epochs[-1].data_wait
+    assert 0.8 < wait < 1
+    [one] = history.epochs[-1].work
+    assert one["waited"] / one["seconds"] == pytest.approx(wait, abs=0.01)
+    assert one["waited"] > 0.0005 * 64 * history.epochs[-1].step / 2
+    summary = history.summary().to_dict()
+    assert summary["data_wait"] == wait
+    assert summary["verdict"] == {"kind": "waiting for data", "message": said(*[history.started, history.epochs[-1]])}  # type: ignore[list-item]
+
+
+def test_many_small_layers_on_few_images_are_too_little_work_a_step(tmp_path: Path) -> None:
+    text = (
+        "class Deep(nn.Sequential):\n"
+        "    def __init__(self, classes, channels):\n"
+        "        body = [one for _ in range(100) for one in (nn.Linear(8, 8), nn.Tanh())]\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64 * channels, 8), *body, nn.Linear(8, classes))\n"
+        "def deep(num_classes, in_chans=1, **_):\n"
+        "    return Deep(num_classes, in_chans)\n"
+    )
+    history = lived(
+        "model.name=deep_model:deep", own_code(tmp_path, "deep_model", text), "data.batch_size=16", "data.val_split=0.7"
+    )
+    assert history.started is not None
+    assert history.started.least_images == 2
+    assert kind(history) is Kind.SMALL_STEPS, history.verdict
+    assert "give a larger data.batch_size" in history.summary().verdict["message"]  # type: ignore[index]
+
+
+def test_ordinary_work_on_the_cpu_is_bound_by_it() -> None:
+    history = lived("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
+    assert kind(history) is Kind.COMPUTE, history.verdict
+    assert said(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
+    assert history.summary().mfu is None
+
+
+def test_a_rank_that_is_slow_in_its_forward_pass_is_named(gputrain: Gputrain) -> None:
+    gputrain.bring_in("slow", 1, *range(1, 100))
+    done = gputrain("run", "--headless", "digits", "--ranks", "2", "--epochs", "2", "--name", "a")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((gputrain.runs / "a" / "summary.json").read_text())
+    assert summary["verdict"]["kind"] == "waiting for a slow rank"
+    assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu), whose forward pass takes ")
+    fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].work
+    assert slow["forward"] > fast["forward"] + 0.05 * 20
+    assert fast["seconds"] == pytest.approx(slow["seconds"], rel=0.1)
+
+
+def test_the_flops_of_a_step_are_three_times_those_of_the_summary_less_the_first_layers_gradient() -> None:
+    overrides = ["model.name=resnet18-small", "data.image_size=32"]
+    forward = 2 * summarize(resolve("digits", overrides).config).multiply_adds
+    first_layer = 2 * 64 * 9 * 32 * 32
+    with one_rank(*overrides) as fit:
+        before = [parameter.grad for parameter in fit.trainer.model.parameters()]
+        assert count_flops(fit.trainer, 2) == 3 * forward - first_layer
+        assert before == [parameter.grad for parameter in fit.trainer.model.parameters()] == [None] * len(before)
+    with one_rank(*overrides, "model.freeze=backbone") as fit:
+        assert forward < count_flops(fit.trainer, 2) < 1.01 * forward
+
+
+# From what a journal says
+
+
+def test_waiting_for_data_takes_as_many_workers_as_make_batches_as_fast_as_they_are_taken() -> None:
+    says = "waiting for data 34% of the time; try data.workers="
+    assert said(begun(workers=2), trained(data_wait=0.34)) == f"{says}4"
+    assert said(begun(workers=1), trained(data_wait=0.34)) == f"{says}2"
+    assert said(begun(workers=0), trained(data_wait=0.34)) == f"{says}1"
+    assert said(begun(workers=0), trained(data_wait=0.75)).endswith("data.workers=3")
+    assert said(begun(workers=4), trained(data_wait=0.11)).endswith("data.workers=5")
+    assert kind(history_of([begun(), trained(data_wait=0.1)])) is Kind.COMPUTE
+
+
+def test_where_the_cores_are_the_limit_no_more_workers_are_asked_for() -> None:
+    says = "waiting for data 60% of the time; "
+    less = "smaller images or fewer augmentations"
+    limited = f"{says}out of cores: try data.pipeline=memory, {less}"
+    assert said(begun(workers=2, cores=4), trained(data_wait=0.6)) == limited
+    assert said(begun(workers=2, cores=5), trained(data_wait=0.6)) == f"{says}try data.workers=5"
+    assert said(begun(workers=0, pipeline="memory"), trained(data_wait=0.6)) == f"{says}try {less}"
+
+
+@pytest.mark.parametrize(
+    ("slow", "says"),
+    [
+        ((0.1, 6.0), "waiting for rank 2 (GPU-2), whose forward pass takes 2.0 x the others'"),
+        ((4.0, 3.0), "waiting for rank 2 (GPU-2), which waits for data 40% of the time"),
+        ((0.1, 3.7), ""),
+    ],
+)
+def test_a_rank_that_takes_longer_than_the_others_is_named(slow: tuple[float, float], says: str) -> None:
+    works = work((0.1, 3.0), (0.1, 2.9), slow, (0.1, 3.1))
+    message = said(begun(), trained(work=works, data_wait=sum(one["waited"] for one in works) / 40))
+    assert message == says if says else message.startswith("GPU-bound")
+
+
+def test_a_rank_is_not_slow_where_it_costs_the_others_little() -> None:
+    assert said(begun(), trained(work=work((0.1, 0.5), (0.1, 0.9)))).startswith("GPU-bound")
+
+
+def test_where_all_ranks_wait_for_data_none_of_them_is_slow() -> None:
+    assert said(begun(), trained(work=work((3, 3), (3, 3), (6, 3)), data_wait=0.4)).startswith("waiting for data 40%")
+
+
+def looks(at: Sequence[float], *words: str, clock: int = 1410, gpu: int = 0) -> list[Event]:
+    values = {"uuid": f"GPU-{gpu}", "host": "h", "throttle": ["idle", *words], "sm_clock": clock, "max_sm_clock": 1980}
+    return [Gpus(time=one, gpus=[values]) for one in at]
+
+
+def test_a_gpu_that_heat_or_power_slows_down_is_named_with_the_time_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    hot = looks((70, 75, 80, 85), "power cap", "thermal")
+    assert said(begun(), *hot, trained()) == "GPU-0 (rank 0) slowed down by heat since 00:01, now at 1410 MHz"
+    capped = looks((75, 80, 85), "power cap", gpu=3)
+    assert "GPU-3 (rank 3) slowed down by power since" in said(begun(), *capped, trained())
+    assert "GPU-0 (rank 0) and 1 more slowed" in said(begun(), *hot, *capped, trained())
+    assert "since 1970-01-01 00:01" in said(begun(), *hot, trained(time=90_000.0))
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        looks((80, 85), "thermal"),
+        looks((70, 75, 80), "thermal") + looks((85,)),
+        looks((70, 75), "thermal") + looks((80,)) + looks((85, 90), "thermal"),
+        looks((70, 75, 80, 85), "power cap", clock=1965),
+        looks((70, 75, 80, 85), "set clocks"),
+    ],
+    ids=["two looks", "over", "not in a row", "full clock", "as someone wants it"],
+)
+def test_a_gpu_that_runs_as_it_should_is_not_named(events: list[Event]) -> None:
+    assert said(begun(), *events, trained()).startswith("GPU-bound")
+
+
+def test_a_look_that_tells_nothing_changes_nothing() -> None:
+    silent = Gpus(time=77.0, gpus=[{"uuid": "GPU-0", "host": "h", "throttle": None, "sm_clock": None}])
+    hot = looks((70, 75, 80), "thermal")
+    assert "slowed down by heat" in said(begun(), *hot[:2], silent, hot[2], trained())
+
+
+def test_a_slow_rank_whose_gpu_is_slowed_down_is_told_as_that() -> None:
+    slow = trained(work=work((0.1, 3), (0.1, 3), (0.1, 5)))
+    assert said(begun(), *looks((70, 75, 80), "thermal", gpu=2), slow).startswith("GPU-2 (rank 2) slowed down by heat")
+    assert said(begun(), *looks((70, 75, 80), "thermal", gpu=1), slow).startswith("waiting for rank 2 (GPU-2)")
+
+
+def test_the_fixed_cost_of_a_step_is_what_is_left_of_it_without_images() -> None:
+    # 64 images a rank and 20,000 of four ranks a second: 12.8 ms a step. 2 ms and 0.1 ms an image give 8.4 ms.
+    line = trained(images_per_second=4 * 64 / 0.0084)
+    assert fixed_share(begun(least_step=0.0022), line) == pytest.approx(2 / 8.4)
+    assert fixed_share(begun(least_step=0.1), line) == 1
+    assert fixed_share(begun(least_step=1e-5), line) == 0
+    assert said(begun(least_step=0.008), trained()) == (
+        "too little work a step: 61% of it is fixed cost; give a larger data.batch_size"
+    )
+
+
+def test_a_batch_of_no_more_images_than_were_tried_tells_nothing_of_the_fixed_cost() -> None:
+    assert said(begun(batch_size=2, least_images=2, least_step=10.0), trained()) == ""
+
+
+def test_the_fixed_cost_of_a_compiled_model_is_known_at_most() -> None:
+    assert said(begun(least_step=0.001, compiled=True), trained()).startswith("GPU-bound")
+    assert said(begun(least_step=0.008, compiled=True), trained()) == ""
+
+
+def test_the_utilization_is_that_of_all_gpus() -> None:
+    # ResNet-50: 12.3 GFLOP an image, forward and backward; 4 x 989.4 TFLOPS.
+    known = begun(flops=12.3e9, peak_tflops=3957.6)
+    assert utilization(known, trained(images_per_second=12_000.0)) == pytest.approx(0.0373, abs=1e-4)
+    assert history_of([known, trained(images_per_second=100_000.0)]).summary().mfu == 0.3108
+    assert utilization(begun(flops=12.3e9), trained()) is None
+    assert utilization(begun(peak_tflops=989.4), trained()) is None
+
+
+NOTHING: Any = None
+
+
+@pytest.mark.parametrize(
+    "epoch",
+    [
+        trained_epoch(2, time=100.0),
+        trained(data_wait=NOTHING),
+        trained(data_wait=-1.0),
+        trained(images_per_second=NOTHING),
+        trained(images_per_second=0.0),
+        trained(time=-5.0),
+    ],
+    ids=["old journal", "null", "negative", "no rate", "no step", "of the sitting before"],
+)
+def test_of_what_is_not_known_there_is_no_verdict(epoch: Epoch) -> None:
+    assert said(begun(), epoch) == ""
+
+
+def test_strange_words_in_a_journal_are_passed_over() -> None:
+    for strange in ({"rank": 1}, {"rank": "x", "seconds": 1, "waited": 1, "forward": 9}, {"seconds": math.nan}):
+        assert said(begun(), trained(work=[*work((0.1, 3)), strange])).startswith("GPU-bound")
+    assert said(started(), trained()) == "", "a run that was begun before steps were timed"
+    assert said(begun()) == said(trained()) == ""
+
+
+def test_a_sitting_is_judged_by_its_own_epochs() -> None:
+    slow = trained(data_wait=0.5)
+    again = replace(resumed(20, time=200.0), **{name: getattr(begun(), name) for name in ("devices", "ranks")})
+    history = history_of([begun(), slow, again])
+    assert history.verdict is None
+    assert history_of([begun(), slow, replace(trained(), epoch=3, time=110.0)]).verdict is not None
+
+
+def test_what_a_verdict_is_made_of_goes_through_the_journal() -> None:
+    events = [begun(flops=1e9, peak_tflops=100.0), *looks((70, 75, 80), "thermal"), trained()]
+    read = [event for event in map(from_line, map(to_line, events)) if event is not None]
+    assert list(map(to_line, read)) == list(map(to_line, events))
+    assert said(*read) == said(*events) != ""
+    unknown = from_line(to_line(begun(least_step=math.nan)))
+    assert isinstance(unknown, RunStarted)
+    assert said(unknown, trained()) == ""
+
+
+# The peak
+
+
+@pytest.mark.parametrize(
+    ("name", "amp", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 80GB HBM3", "off", 494.7),
+        ("NVIDIA H100 PCIe", "O2", 756),
+        ("NVIDIA H200", "fp16", 989.4),
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312),
+        ("NVIDIA A100 80GB PCIe", "off", 156),
+        ("NVIDIA L4", "bf16", 121),
+        ("Tesla V100-SXM2-16GB", "O1", 125),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "off", 15.7),
+        ("Tesla T4", "fp16", 65),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+        ("NVIDIA A10G", "bf16", None),
+        ("Some Card", "off", None),
+    ],
+)
+def test_the_peak_is_that_of_the_card_and_the_precision(name: str, amp: Any, tflops: float | None) -> None:
+    assert peak_tflops(name, Precision(amp=amp)) == tflops
+
+
+def test_the_peak_of_float32_without_tf32_is_that_without_tensor_cores() -> None:
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", Precision(tf32="off")) == 19.5
+
+
+def test_no_peak_is_taken_for_one_with_sparsity() -> None:
+    """Dense tensor cores do twice as many operations in 16 bits as in TF32, as far as they have it."""
+    for peak in PEAKS.values():
+        assert peak.bf16 is None or peak.tf32 is None or peak.bf16 <= 2.06 * peak.tf32
+        assert peak.fp32 <= peak.fp16

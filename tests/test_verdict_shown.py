@@ -1,0 +1,118 @@
+"""Where a user reads what limits a run: the run screen, the list of runs, the log, the summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_runs import make_run
+from test_verdict import begun, trained
+
+from engine.config import Config
+from engine.events import Event, RunFinished, Step, to_line
+from engine.glimpse import SHORT_BYTES, RunWatch
+from engine.history import history_of
+from engine.lines import line_of, lines_of
+from engine.recorder import Recorder
+from engine.runs import RunFolder
+from tui.headless import PlainLines
+from tui.run_progress import limit_line
+from tui.runs_table import RunRow, describe_run
+
+GPUS = begun(flops=12.3e9, peak_tflops=3957.6)
+WAITS = trained(data_wait=0.34)
+ENDED = RunFinished(time=200.0, state="finished")
+
+
+def row(root: Path, *events: Event) -> RunRow:
+    return describe_run(RunWatch(make_run(root, "a", *events)))
+
+
+def test_the_line_of_the_run_screen_fits_with_its_figures_where_there_is_room(tmp_path: Path) -> None:
+    waits = row(tmp_path, GPUS, WAITS)
+    assert limit_line(waits, 80).plain == (
+        " waiting for data 34% of the time; try data.workers=4   data wait 34%   MFU 6%"
+    )
+    assert limit_line(waits, 78).plain == " waiting for data 34% of the time; try data.workers=4"
+    assert limit_line(waits, 30).plain == " waiting for data 34% of the…"
+    assert limit_line(replace(waits, verdict=None), 80).plain == " data wait 34%   MFU 6%"
+    assert limit_line(replace(waits, verdict=None, data_wait=None, mfu=None), 80).plain == ""
+
+
+def test_every_verdict_is_one_line_of_80_columns_or_says_first_what_to_do() -> None:
+    for events in (
+        [GPUS, trained()],
+        [begun(devices=["cpu"]), trained()],
+        [GPUS, WAITS],
+        [replace(GPUS, least_step=0.01), trained()],
+    ):
+        verdict = history_of(events).verdict
+        assert verdict is not None
+        assert len(verdict.message) <= 78
+    limited = history_of([begun(workers=8), WAITS]).verdict
+    assert limited is not None
+    assert "try data.pipeline=memory" in limited.message[:78]
+
+
+def test_before_the_first_epoch_is_over_the_wait_is_that_of_the_latest_steps(tmp_path: Path) -> None:
+    step = Step(time=1.0, step=5, epoch=1, losses=[1.0], lr=0.1, images_per_second=9.0, data_wait=0.2)
+    found = row(tmp_path, GPUS, step)
+    assert (found.data_wait, found.mfu, found.verdict) == (0.2, None, None)
+
+
+def test_the_list_of_runs_as_json_has_the_verdict(tmp_path: Path) -> None:
+    values = row(tmp_path, GPUS, WAITS, ENDED).to_dict()
+    assert (values["data_wait"], values["mfu"]) == (0.34, 0.0622)
+    assert values["verdict"] == "waiting for data 34% of the time; try data.workers=4"
+
+
+def test_of_a_long_journal_the_verdict_is_that_of_the_summary(tmp_path: Path) -> None:
+    steps = [
+        Step(time=2.0, step=number, epoch=1, losses=[0.5] * 40, lr=0.1, images_per_second=9.0, data_wait=0.2)
+        for number in range(SHORT_BYTES // 200)
+    ]
+    folder = make_run(tmp_path, "a", GPUS, *steps, WAITS)
+    folder.summary.write_text(json.dumps({"verdict": {"kind": "slowed down", "message": "GPU-0 since 14:05"}}))
+    assert describe_run(RunWatch(folder)).verdict == "GPU-0 since 14:05"
+    folder.summary.write_text(json.dumps({"verdict": ["of another shape"]}))
+    assert describe_run(RunWatch(folder)).verdict is None
+
+
+def test_summary_and_log_end_with_what_limited_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.path.mkdir()
+    recorder = Recorder(folder, Config(), lambda _: None)
+    for event in (GPUS, WAITS, ENDED):
+        recorder.record(event)
+    recorder.close()
+    summary = json.loads(folder.summary.read_text())
+    message = "waiting for data 34% of the time; try data.workers=4"
+    assert summary["verdict"] == {"kind": "waiting for data", "message": message}
+    assert (summary["data_wait"], summary["mfu"]) == (0.34, 0.0622)
+    told = [line[21:] for line in folder.log.read_text().splitlines()]
+    assert told[-2:] == [f"{message} (data wait 34%, MFU 6%)", "finished"]
+
+
+def test_what_is_said_of_a_run_without_a_screen_ends_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    hear = PlainLines()
+    for event in (begun(devices=["cpu"], flops=float("nan")), trained(), ENDED):
+        hear(event)
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [
+        "CPU-bound: only a GPU, more cores or a smaller model would be faster (data wait 1%)",
+        "finished",
+    ]
+
+
+def test_of_a_run_that_failed_no_limit_is_said() -> None:
+    failed = RunFinished(time=200.0, state="failed", message="rank 1 failed")
+    assert lines_of(failed, history_of([GPUS, WAITS, failed])) == ["failed: rank 1 failed"]
+
+
+def test_the_line_of_an_epoch_says_what_was_waited_for_data_where_it_matters() -> None:
+    assert "  data wait 34%" in str(line_of(WAITS))
+    assert "wait" not in str(line_of(trained()))
+    read = json.loads(to_line(WAITS)) | {"data_wait": None}
+    assert "wait" not in str(line_of(replace(WAITS, data_wait=read["data_wait"])))

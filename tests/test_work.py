@@ -1,0 +1,119 @@
+"""What a rank spends its time on: waiting for data, and forward passes; on a GPU by its own clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from in_process import one_rank
+
+from engine.loop import train_epoch
+from engine.work import Work, gather_work, share_waited
+
+
+def test_waiting_and_forward_passes_are_told_apart() -> None:
+    work = Work(torch.device("cpu"))
+    for _ in range(3):
+        work.wait()
+        time.sleep(0.02)
+        assert 0.02 <= work.arrived() < 0.2
+        time.sleep(0.04)
+        work.forwarded()
+        time.sleep(0.03)
+    waited, forward = work.seconds()
+    assert 0.06 <= waited < 0.1
+    assert 0.12 <= forward < 0.16
+    work.begin()
+    assert work.seconds() == (0, 0)
+
+
+def test_the_loop_tells_of_each_of_the_batches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    with one_rank("optim.accumulate=2", "data.batch_size=200", "model.name=linear") as fit:
+        for name in ("wait", "arrived", "forwarded"):
+            told = getattr(fit.trainer.work, name)
+            monkeypatch.setattr(fit.trainer.work, name, lambda told=told, name=name: (called.append(name), told())[1])
+        assert train_epoch(fit.trainer, lambda: False)
+        assert called == ["wait", "arrived", "forwarded"] * 2 * fit.trainer.shares.steps_per_epoch
+        [one] = gather_work(fit.trainer.work, 5.0, fit.hosts)
+    assert (one["rank"], one["seconds"]) == (0, 5.0)
+    assert one["forward"] > 0
+
+
+def test_the_share_that_is_waited_is_that_of_all_ranks() -> None:
+    ranks = [{"rank": rank, "seconds": 10.0, "waited": waited, "forward": 1.0} for rank, waited in enumerate((1, 4))]
+    assert share_waited(ranks) == 0.25
+    assert math.isnan(share_waited([]))
+    assert math.isnan(share_waited([{"rank": 0, "seconds": 0.0, "waited": 0.0, "forward": 0.0}]))
+
+
+def test_on_a_gpu_few_events_are_used_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With events that stand for a device which is 8 events behind the host, and takes 1 ms from one to the next."""
+
+    @dataclass
+    class Event:
+        enable_timing: bool
+        number: int = -1
+        made: ClassVar[int] = 0
+        now: ClassVar[int] = 0
+
+        def __post_init__(self) -> None:
+            Event.made += 1
+
+        def record(self) -> None:
+            Event.now += 1
+            self.number = Event.now
+
+        def query(self) -> bool:
+            return self.number <= Event.now - 8
+
+        def synchronize(self) -> None:
+            Event.now += 8
+
+        def elapsed_time(self, other: Event) -> float:
+            assert other.query(), "nothing is read before it is there"
+            return float(other.number - self.number)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    work = Work(torch.device("cuda"))
+    for _ in range(1000):
+        work.wait()
+        work.arrived()
+        work.forwarded()
+    assert Event.made <= 15
+    assert work.seconds() == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_waits_for_data_only_where_it_has_nothing_else_to_do() -> None:
+    device, work = torch.device("cuda"), Work(torch.device("cuda"))
+    values = torch.rand(8192, 8192, device=device)
+    values @ values
+    torch.cuda.synchronize()
+
+    def batches(seconds: float, products: int) -> tuple[float, float, float]:
+        work.begin()
+        began = time.perf_counter()
+        torch.cuda.set_sync_debug_mode("error")
+        for _ in range(10):
+            work.wait()
+            time.sleep(seconds)
+            work.arrived()
+            for _ in range(products):
+                values @ values
+            work.forwarded()
+        torch.cuda.set_sync_debug_mode("default")
+        waited, forward = work.seconds()
+        return waited, forward, time.perf_counter() - began
+
+    # The host makes the next batch while the device still computes.
+    waited, forward, whole = batches(0.001, 10)
+    assert waited < 0.1 * whole
+    assert forward > 0.8 * whole
+    waited, forward, whole = batches(0.2, 1)
+    assert waited > 0.8 * whole
