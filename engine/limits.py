@@ -18,8 +18,8 @@ from engine.optimizers import state_copies
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the system's own)
 LABEL_BYTES = 8
-# torch's loader processes hand over each tensor, images and labels, as a file that its receiver keeps open.
-FILES_PER_BATCH = 2
+# A loader process hands over the images of a batch as a file that its receiver keeps open.
+FILES_PER_BATCH = 1
 # What a rank has open besides: libraries' devices, sockets to other ranks, pipes to its loader processes.
 OTHER_FILES = 64
 # Beside the newest epochs: the best one, and the one that is being written.

@@ -112,6 +112,7 @@ def wants_workers(config: Config, *, in_memory: bool) -> bool:
 
 
 def auto_workers(ranks: int, batch_size: int) -> int:
+    """The most loader processes that a rank starts of itself; a run measures how many of them it needs."""
     return max(1, min(cores() // ranks, batch_size, MOST_WORKERS))
 
 

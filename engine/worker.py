@@ -17,17 +17,19 @@ from engine.checkpoint import DamagedCheckpointError, load_checkpoint, load_newe
 from engine.config import Config
 from engine.data import check_source, class_counts, image_format, open_source, shares_of, warnings_of_shares
 from engine.data.feed import Feed
+from engine.data.loader import RequestedBatches
 from engine.data.mix import Mixer
 from engine.data.pipeline import choose_pipeline
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source
+from engine.data.worker_count import measured_workers
 from engine.evaluation import Totals
 from engine.fit import Fit
 from engine.job import Job, Outcome
 from engine.limits import loading_warnings
 from engine.loop import Position, Trainer
 from engine.losses import build_loss
-from engine.machine import Plan, auto_workers, wants_workers
+from engine.machine import Plan, auto_workers
 from engine.network import build_network
 from engine.optim import build_optimizer
 from engine.pairs import sync_bn_problems
@@ -67,7 +69,7 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
     images = image_format(config, source)
     choice = choose_pipeline(config, source, job.plan.ranks)
-    workers = _workers(job, source) if choice.pipeline == "stream" else 0
+    workers = _workers(job, source, images, shares, position.epoch) if choice.pipeline == "stream" else 0
     warnings = warnings_of_shares(shares)
     warnings += loading_warnings(config, job.plan.ranks, workers, images, job.plan.devices_a_rank)
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
@@ -195,12 +197,11 @@ def _step_log(
     )
 
 
-def _workers(job: Job, source: Source) -> int:
+def _workers(job: Job, source: Source, images: ImageFormat, shares: Shares, epoch: int) -> int:
     if job.plan.workers is not None:
         return job.plan.workers
-    if not wants_workers(job.config, in_memory=source.in_memory):
-        return 0
-    return auto_workers(job.plan.ranks, job.config.data.batch * job.plan.devices_a_rank)
+    most = auto_workers(job.plan.ranks, job.config.data.batch * job.plan.devices_a_rank)
+    return measured_workers(RequestedBatches(source, job.config, images), next(shares.train(epoch)), most)
 
 
 def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:

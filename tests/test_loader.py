@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torchvision.transforms.v2 import functional as reference
 
 from engine.data import image_format, open_source
+from engine.data.augment import vary
 from engine.data.loader import Batch, Batches
 from engine.data.sampler import Shares, epoch_order
 from engine.data.source import ImageFormat
@@ -24,7 +28,8 @@ def batches(workers: int, how: str, first_batch: int = 0, batch_size: int = 16) 
     config = resolve(None, [*DRAWING, CROPS[how]]).config
     source = open_source(config)
     shares = Shares(96, 37, batch_size, 0, 1, True, config.run.seed)
-    return list(Batches(source, config, image_format(config, source), shares.run(2, 1, first_batch), workers))
+    made = Batches(source, config, image_format(config, source), shares.run(2, 1, first_batch), workers)
+    return [batch if batch.draws is None else replace(batch, images=vary(batch.images, batch.draws)) for batch in made]
 
 
 @pytest.fixture(scope="module", params=CROPS)
@@ -65,6 +70,19 @@ def test_images_change_from_epoch_to_epoch_and_validation_images_never(alone: tu
     orders = [np.argsort(epoch_order(96, config.run.seed, epoch)) for epoch in (1, 2)]
     same = (epochs[0][orders[0]] == epochs[1][orders[1]]).all(1)
     assert same.float().mean() < 0.05
+
+
+def test_a_batch_on_its_way_takes_one_open_file() -> None:
+    config = resolve(None, ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=1"]).config
+    source = open_source(config)
+    shares = Shares(96, 37, 16, 0, 1, True, 0)
+    made, held = Batches(source, config, image_format(config, source), shares.run(2), 1), list[Batch]()
+    opened = []
+    for _ in range(6):
+        held.append(next(made))
+        opened.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert held[-1].draws is not None
+    assert opened[-1] - opened[1] == 4
 
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:

@@ -3,15 +3,18 @@ on its batch or the process that prepares it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import Augment, Config
+from engine.data.boxes import cut_box
 from engine.data.draws import library_draws, one_thread, own_draws
 from engine.data.rectangles import cut_rectangles, erased_rectangles
 from engine.data.sampler import Indices, Stream, random_below, random_bits
@@ -52,11 +55,21 @@ class Draws:
         """Those of some of the images."""
         return self._each(lambda drawn: drawn[rows])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes they go by value, and not as files of shared memory."""
+        drawn = [None if one is None else one.numpy() for one in (self.corners, self.flips, self.erased)]
+        return _unpacked, (drawn, self.padding, self.colour)
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Draws:
         corners, flips, erased = (
             None if drawn is None else change(drawn) for drawn in (self.corners, self.flips, self.erased)
         )
         return replace(self, corners=corners, flips=flips, erased=erased)
+
+
+def _unpacked(drawn: Sequence[NDArray[Any] | None], padding: int, colour: tuple[int, ...]) -> Draws:
+    corners, flips, erased = (None if one is None else torch.from_numpy(one) for one in drawn)
+    return Draws(corners, flips, erased, padding, colour)
 
 
 def vary(images: Tensor, draws: Draws) -> Tensor:
@@ -175,11 +188,7 @@ def _policy(augment: Augment) -> Change:
 
 def _box(augment: Augment, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
     """What is cut out of one image."""
-    found = cut_rectangles(
-        augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, np.array([index], np.int64)
-    )
-    left, top, right, bottom = found[0].tolist()
-    return left, top, right, bottom
+    return cut_box(augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, index)
 
 
 def _own_transform(name: str, code: str | None) -> Change:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.data.loader import Batches
+from engine.data.ahead import Ahead
+from engine.data.augment import vary
+from engine.data.loader import Batch, Batches
 from engine.data.source import ImageFormat
 from engine.data.transforms import normalise
 
@@ -34,20 +37,51 @@ class DeviceBatches(Protocol):
 
 
 class StreamedBatches:
-    """What loader processes make, or this process itself, brought to the device."""
+    """What loader processes make, or this process itself, brought to the device. On a GPU that is done beside the
+    computing, on a stream of its own; with loader processes also by a thread of its own, which begins a batch as soon
+    as the one before it is taken."""
 
     def __init__(self, batches: Batches, image_format: ImageFormat, device: torch.device) -> None:
-        self._batches, self._device = batches, device
         self.workers = batches.workers
+        self._device = device
         shape = (1, image_format.channels, 1, 1)
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
         self._std = torch.tensor(image_format.std, device=device).view(shape)
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+            sent = map(self._sent, batches)
+            # Without loader processes the making of a batch draws from the generators that this thread draws from too.
+            self._ready: Iterator[DeviceBatch] = map(self._received, Ahead(sent) if batches.workers else sent)
+        else:
+            self._ready = map(self._made, batches)
 
     def __next__(self) -> DeviceBatch:
-        batch = next(self._batches)
+        return next(self._ready)
+
+    def _made(self, batch: Batch) -> DeviceBatch:
         images, labels = batch.images, batch.labels
         if self._device.type == "cuda":
-            images, labels = images.pin_memory(), labels.pin_memory()
-        images = normalise(images.to(self._device, non_blocking=True), self._mean, self._std)
-        labels = labels.to(self._device, non_blocking=True)
+            images = images.pin_memory().to(self._device, non_blocking=True)
+            labels = labels.pin_memory().to(self._device, non_blocking=True)
+        if batch.draws is not None:
+            images = vary(images, batch.draws.to(self._device))
+        images = normalise(images, self._mean, self._std)
         return DeviceBatch(images, labels, batch.weight, batch.ends_step, batch.unread)
+
+    def _sent(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
+        """On its way to the device, and what is recorded when it is there."""
+        with torch.cuda.stream(self._stream):
+            made = self._made(batch)
+            there = torch.cuda.Event()
+            there.record(self._stream)
+        return made, there
+
+    def _received(self, sent: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
+        """The device waits for it, the host does not."""
+        batch, there = sent
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(there)
+        for tensor in (batch.images, batch.labels):
+            # Its memory is not given to a later batch while the computing still reads it.
+            tensor.record_stream(computing)
+        return batch

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from engine.config import Config
-from engine.data.augment import Augmentation
+from engine.data.augment import Augmentation, Draws
 from engine.data.draws import own_draws
 from engine.data.sampler import BatchRequest, Indices, Stream, random_bits
 from engine.data.source import ImageFormat, Images, Labels, Source, UnreadableImageError
@@ -39,13 +39,23 @@ DYING_SECONDS = 0.5
 @dataclass(frozen=True)
 class Batch:
     """`images` N x C x H x W, uint8; `labels` N, int64; `weight` and `ends_step` as in BatchRequest; `unread` says of
-    each image that was left out which it is and why."""
+    each image that was left out which it is and why; `draws` what is still to be done to training images."""
 
     images: Tensor
     labels: Tensor
     weight: float
     ends_step: bool = True
     unread: tuple[str, ...] = ()
+    draws: Draws | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes only the images go through shared memory: a file and a connection for each small tensor
+        would take longer than to make it."""
+        return _unpacked, (self.images, self.labels.numpy(), self.weight, self.ends_step, self.unread, self.draws)
+
+
+def _unpacked(images: Tensor, labels: Labels, *others: Any) -> Batch:
+    return Batch(images, torch.from_numpy(labels), *others)
 
 
 class RequestedBatches(Dataset[Batch]):
@@ -64,10 +74,11 @@ class RequestedBatches(Dataset[Batch]):
             if self._config.data.on_bad == "fail":
                 raise
             request, pixels, labels, unread = self._load_readable(request)
-        images = fit(torch.from_numpy(pixels), self._format)
+        images, draws = fit(torch.from_numpy(pixels), self._format), None
         if request.part == "train":
-            images = self._augmentation(images, request.epoch, request.indices)
-        return Batch(images, torch.from_numpy(labels), request.weight, request.ends_step, unread)
+            images = self._augmentation.before(images, request.epoch, request.indices)
+            draws = self._augmentation.draws(request.epoch, request.indices)
+        return Batch(images, torch.from_numpy(labels), request.weight, request.ends_step, unread, draws)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Those images of a request. The user's own dataset may draw random numbers for each of its items."""

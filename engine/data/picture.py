@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from math import ceil
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -21,36 +22,52 @@ Cut = Callable[[int, int], Box]
 
 
 def read_image(path: Path, image_format: ImageFormat, cut: Cut | None = None) -> Images:
-    """The image as C x H x W: upright, its shorter side brought to the size and its middle cut out, or that which `cut`
-    names cut out of the whole and brought to the size. Raises UnreadableImageError."""
-    size, mode = image_format.size, _mode(image_format)
+    """The image as C x H x W: upright, and that part of it brought to the size which `cut` names, or the largest square
+    in its middle. Raises UnreadableImageError."""
     try:
-        with Image.open(path) as file:
-            turned = file.getexif().get(ExifTags.Base.Orientation) in _TURNED
-            width, height = file.size[::-1] if turned else file.size
-            left, top, right, bottom = cut(height, width) if cut else (0, 0, width, height)
-            if cut:
-                wanted = (ceil(width * size / (right - left)), ceil(height * size / (bottom - top)))
-            else:
-                wanted = (size, size)
-            # JPEG decodes straight to a smaller image where that is still large enough.
-            file.draft(mode, wanted[::-1] if turned else wanted)
-            image = plain(ImageOps.exif_transpose(file), mode)
+        with path.open("rb") as file:
+            return _read(file, image_format, cut or middle)
     except Exception as error:
         # A damaged file brings any error out of a decoder.
         raise UnreadableImageError(f"the image {path} cannot be read: {error}") from error
-    if cut is None:
-        return _fitted(image, size)
-    across, down = image.width / width, image.height / height
-    return _cut(image, size, (round(left * across), round(top * down), round(right * across), round(bottom * down)))
+
+
+def _read(file: BinaryIO, image_format: ImageFormat, cut: Cut) -> Images:
+    size, mode = image_format.size, _mode(image_format)
+    with Image.open(file) as image:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        turned = orientation in _TURNED
+        width, height = image.size[::-1] if turned else image.size
+        left, top, right, bottom = cut(height, width)
+        wanted = (ceil(width * size / (right - left)), ceil(height * size / (bottom - top)))
+        whole = image.size
+        # Pillow decodes a JPEG straight to a half, a quarter or an eighth of its size where that is still large enough,
+        # which torchvision cannot; a JPEG of which all pixels are needed is decoded and resized by torchvision and
+        # torch, which take two thirds of Pillow's time.
+        image.draft(mode, wanted[::-1] if turned else wanted)
+        if image.format == "JPEG" and image.size == whole and orientation == 1 and image.mode in ("L", "RGB"):
+            from engine.data import jpeg
+
+            file.seek(0)
+            if (pixels := jpeg.decode(file.read(), mode)) is not None:
+                return jpeg.cut(pixels, size, (left, top, right, bottom))
+        upright = plain(image if orientation == 1 else ImageOps.exif_transpose(image), mode)
+        across, down = upright.width / width, upright.height / height
+        box = (round(left * across), round(top * down), round(right * across), round(bottom * down))
+        return _cut(upright, size, box)
 
 
 def to_format(image: Image.Image, image_format: ImageFormat, cut: Cut | None = None) -> Images:
     """An image that is in memory, as `read_image` gives one. Raises ValueError, or what its decoder raises."""
     image = plain(image, _mode(image_format))
-    if cut is None:
-        return _fitted(image, image_format.size)
-    return _cut(image, image_format.size, cut(image.height, image.width))
+    return _cut(image, image_format.size, (cut or middle)(image.height, image.width))
+
+
+def middle(height: int, width: int) -> Box:
+    """The largest square."""
+    side = min(height, width)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
 
 
 def cut_out(images: Images, indices: Indices, crop: Crop) -> Images:
@@ -68,7 +85,7 @@ def plain(image: Image.Image, mode: str) -> Image.Image:
         # The colour of a transparent pixel is anything.
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
@@ -85,17 +102,14 @@ def _mode(image_format: ImageFormat) -> str:
     return "L" if image_format.channels == 1 else "RGB"
 
 
-def _fitted(image: Image.Image, size: int) -> Images:
-    return _pixels(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
-
-
 def _cut(image: Image.Image, size: int, box: Box) -> Images:
-    return _pixels(image.crop(box).resize((size, size), Image.Resampling.BILINEAR))
+    part = image if box == (0, 0, *image.size) else image.crop(box)
+    return _pixels(part.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def _pixels(image: Image.Image) -> Images:
     pixels = np.asarray(image, np.uint8)
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _image(pixels: Images) -> Image.Image:

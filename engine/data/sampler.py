@@ -55,6 +55,11 @@ def random_bits(seed: int, stream: Stream, epoch: int, indices: Indices) -> NDAr
     return value ^ (value >> np.uint64(31))
 
 
+def image_bits(seed: int, stream: Stream, epoch: int, index: int) -> int:
+    """The same of one image."""
+    return _mix(_mix(_mix(_mix(seed) ^ int(stream)) ^ epoch) ^ index)
+
+
 def batch_bits(seed: int, stream: Stream, epoch: int, batch: int, rank: int) -> int:
     """64 random bits for a batch of a rank."""
     bits = _mix(_mix(_mix(seed) ^ int(stream)) ^ epoch)

@@ -1,0 +1,129 @@
+"""The stream pipeline beside the loader of torchvision's reference recipe, on 2,000 JPEGs of 256 x 256 in two folders,
+with the same number of loader processes: the loaders alone, and feeding ResNet-18 at 64 x 64 in the same loop on the
+CPU. Run by hand: `python tests/bench/photos.py [PAIRS] [WORKERS]`; the two take turns, medians are printed."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from engine.data import image_format, open_source
+from engine.data.device import StreamedBatches
+from engine.data.folder import COLOUR
+from engine.data.loader import Batches
+from engine.data.sampler import Shares
+from engine.resolve import resolve
+
+IMAGES, CLASSES, SIDE, SIZE, BATCH = 2000, 2, 256, 64, 64
+# Batches that a loader is asked for before its time is taken, and batches that are trained on in a turn.
+FIRST, TRAINED = 2, 8
+Pairs = Iterator[tuple[Tensor, Tensor]]
+
+
+def make_photos(root: Path) -> None:
+    """Smooth colours with fine noise."""
+    rng = np.random.default_rng(0)
+    for number in range(IMAGES):
+        coarse = Image.fromarray(rng.integers(0, 256, (18, 18, 3), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC)).astype(int)
+        folder = root / f"class-{number % CLASSES}"
+        folder.mkdir(exist_ok=True)
+        noisy = (smooth + rng.integers(-8, 9, smooth.shape)).clip(0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(folder / f"{number}.jpg", quality=90)
+
+
+def reference(root: Path, workers: int) -> Pairs:
+    """As references/classification/presets.py of torchvision has it for PIL."""
+    recipe = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIZE),
+            transforms.RandomHorizontalFlip(),
+            transforms.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            transforms.Normalize(*COLOUR),
+        ]
+    )
+    data = torchvision.datasets.ImageFolder(str(root), recipe)
+    context = "fork" if workers else None
+    return iter(
+        DataLoader(data, BATCH, shuffle=True, num_workers=workers, drop_last=True, multiprocessing_context=context)
+    )
+
+
+def ours(root: Path, workers: int) -> Pairs:
+    data = [f"data.path={root}", "data.dataset=folder", f"data.image_size={SIZE}", "data.val_split=0.001"]
+    config = resolve(None, [*data, f"data.batch_size={BATCH}", "augment.resized_crop=true", "augment.flip=true"]).config
+    source = open_source(config)
+    images = image_format(config, source)
+    shares = Shares(source.count("train"), source.count("val"), BATCH, 0, 1, True, 0)
+    batches = StreamedBatches(Batches(source, config, images, shares.train(1), workers), images, torch.device("cpu"))
+    return ((batch.images, batch.labels) for batch in iter(batches.__next__, None))
+
+
+def loaded(pairs: Pairs) -> float:
+    """Images a second of the loader alone, without the start of its processes."""
+    for _ in range(FIRST):
+        next(pairs)
+    began = time.perf_counter()
+    count = sum(len(labels) for _, labels in pairs)
+    return count / (time.perf_counter() - began)
+
+
+def trained(pairs: Pairs) -> float:
+    """Images a second of training on what it loads."""
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_of, count, began = nn.CrossEntropyLoss(), 0, 0.0
+    for number in range(FIRST + TRAINED):
+        if number == FIRST:
+            began = time.perf_counter()
+        images, labels = next(pairs)
+        optimizer.zero_grad()
+        loss_of(model(images), labels).backward()
+        optimizer.step()
+        count += len(labels) if number >= FIRST else 0
+    return count / (time.perf_counter() - began)
+
+
+def told(what: str, rows: Iterable[tuple[float, float]]) -> None:
+    rows = list(rows)
+    theirs, mine = (statistics.median(column) for column in zip(*rows, strict=True))
+    ratios = sorted(mine / theirs for theirs, mine in rows)
+    middle = statistics.median(ratios)
+    print(
+        f"{what}: reference {theirs:.0f} images/s, gputrain {mine:.0f} images/s, "
+        f"ratio {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        flush=True,
+    )
+
+
+def main() -> None:
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    workers = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        make_photos(root)
+        for _ in ours(root, 0):
+            # The look through the folder is kept for the next time.
+            break
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {workers} loader processes")
+        told("loader alone", ((loaded(reference(root, workers)), loaded(ours(root, workers))) for _ in range(pairs)))
+        told("training", ((trained(reference(root, workers)), trained(ours(root, workers))) for _ in range(pairs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Batches on their way to the device: in order, one ahead, the same on any device."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.data import image_format, open_source
+from engine.data.ahead import Ahead
+from engine.data.device import DeviceBatch, StreamedBatches
+from engine.data.loader import Batches
+from engine.data.sampler import Shares
+from engine.resolve import resolve
+
+VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.channels=3"]
+
+
+def batches(device: str, workers: int, *overrides: str) -> list[DeviceBatch]:
+    config = resolve(None, [*VARIED, *overrides]).config
+    source = open_source(config)
+    images = image_format(config, source)
+    made = Batches(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(2), workers)
+    return list(iter(StreamedBatches(made, images, torch.device(device)).__next__, None))
+
+
+def read(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
+    """What comes, and what ends it."""
+    ahead, came = Ahead(items), []
+    try:
+        came.extend(ahead)
+    except ValueError as error:
+        with pytest.raises(ValueError, match="no more"):
+            next(ahead)
+        return came, error
+    assert next(ahead, "end") == "end"
+    return came, None
+
+
+def test_items_come_in_their_order_and_end() -> None:
+    assert read(iter(range(50))) == (list(range(50)), None)
+    assert read(iter(())) == ([], None)
+
+
+def test_what_goes_wrong_ahead_is_raised_after_the_items_before_it() -> None:
+    def failing() -> Iterator[int]:
+        yield from range(3)
+        raise ValueError("no more")
+
+    came, error = read(failing())
+    assert came == [0, 1, 2]
+    assert isinstance(error, ValueError)
+
+
+def test_no_more_than_one_item_is_made_ahead_and_by_another_thread() -> None:
+    made: list[int] = []
+    threads, two = set[str](), threading.Event()
+
+    def making() -> Iterator[int]:
+        for number in itertools.count():
+            threads.add(threading.current_thread().name)
+            made.append(number)
+            if number == 2:
+                two.set()
+            yield number
+
+    ahead = Ahead(making())
+    assert made == []
+    assert [next(ahead), next(ahead)] == [0, 1]
+    assert two.wait(5)
+    assert made == [0, 1, 2]
+    assert threads == {"next batch"}
+
+
+def test_on_the_cpu_batches_are_the_same_from_loader_processes_and_normalised() -> None:
+    alone, helped = batches("cpu", 0), batches("cpu", 1)
+    assert len(alone) == len(helped) == 2 * (6 + 3)
+    for one, other in zip(alone, helped, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+    assert abs(float(torch.cat([batch.images for batch in alone]).mean())) < 0.3
+    assert alone[0].images.dtype == torch.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_a_gpu_batches_are_those_of_the_cpu(workers: int) -> None:
+    made = batches("cuda", workers)
+    for one, other in zip(made, batches("cpu", 0), strict=True):
+        # In float32 a GPU may divide by multiplying, which differs in the last bit.
+        torch.testing.assert_close(one.images.cpu(), other.images, rtol=1e-6, atol=1e-6)
+        assert torch.equal(one.labels.cpu(), other.labels)
+        assert (one.weight, one.ends_step) == (other.weight, other.ends_step)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_a_batch_keeps_its_numbers_while_it_is_computed_on() -> None:
+    config = resolve(None, VARIED).config
+    source = open_source(config)
+    images = image_format(config, source)
+    made = Batches(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(2), 2)
+    streamed = StreamedBatches(made, images, torch.device("cuda"))
+    busy = torch.rand(4096, 4096, device="cuda")
+    sums = []
+    for _ in range(18):
+        batch = next(streamed)
+        for _ in range(4):
+            # The device falls behind the host, by more than the batch that is made ahead.
+            busy = busy @ busy / 4096
+        sums.append(batch.images.double().sum())
+        del batch
+    wanted = [batch.images.double().sum() for batch in batches("cpu", 0)]
+    torch.testing.assert_close(torch.stack(sums).cpu(), torch.stack(wanted), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_the_host_waits_for_no_batch() -> None:
+    config = resolve(None, VARIED).config
+    source = open_source(config)
+    images = image_format(config, source)
+    made = Batches(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(1), 1)
+    streamed = StreamedBatches(made, images, torch.device("cuda"))
+    next(streamed)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len([next(streamed) for _ in range(8)]) == 8
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
