@@ -227,8 +227,9 @@ def forward_and_back(t: Trainer, batch: DeviceBatch, number: int) -> Seen:
     t.work.forwarded()
     t.channel.at(t.position.step, Place.BACKWARD)
     # A loss that is not finite takes the gradient along, also where that would have stayed finite.
-    gradient = (loss.detach() * 0).add_(batch.weight)
-    (t.scaler.scale(loss) if t.scaler.is_enabled() else loss).backward(gradient)
+    # Not as an argument of `backward`, for which torch imports sympy.
+    weighed = loss * (loss.detach() * 0).add_(batch.weight)
+    (t.scaler.scale(weighed) if t.scaler.is_enabled() else weighed).backward()
     # Now: a CUDA graph writes the logits of the next batch over these.
     right = (logits.detach().argmax(1) == batch.labels).sum()
     return Seen(loss.detach(), right, len(batch.labels), batch.weight)
