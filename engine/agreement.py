@@ -11,7 +11,7 @@ import torch.distributed as dist
 from engine.control import Asked
 
 # About what passes between two questions. An answer takes one step more.
-SECONDS = 0.1
+SECONDS = 0.5
 MOST_CALLS = 128
 
 

@@ -7,6 +7,7 @@ import getpass
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +20,20 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+# Of glibc's mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES, _LARGEST_BLOCK = 2**31 - 1, 2**30
+
+
+def keep_freed_memory() -> None:
+    """Let what is freed be used again. glibc gives large blocks back to the system at once, and each step of a training
+    on the CPU would pay for their pages anew: a tenth to a fifth of its time."""
+    with suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def redirect_output(log: Path | None) -> None:

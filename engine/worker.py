@@ -43,6 +43,7 @@ from engine.precision import (
     skips_of_scaler,
 )
 from engine.problems import Problem, UsageError, collecting
+from engine.process import keep_freed_memory
 from engine.rng import seed_everything
 from engine.runs import RunFolder
 from engine.schedule import unreachable
@@ -211,7 +212,9 @@ def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = torch.device("cpu")
-    if plan.on_gpu:
+    if not plan.on_gpu:
+        keep_freed_memory()
+    else:
         if not torch.cuda.is_available():
             raise UsageError.one(
                 "device.gpus",

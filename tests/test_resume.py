@@ -44,7 +44,7 @@ def test_a_run_goes_on_to_the_same_bits_after_all_that_can_end_it(gputrain: Gput
     whole = gputrain.start(*common, "--name", "whole")
     gputrain.bring_in("kill", 1, 3, once=True)
     gputrain.bring_in("kill the run", 0, 6, once=True)
-    gputrain.bring_in("stop the run", 1, 9, once=True)
+    gputrain.bring_in("stop the run", 1, 7, once=True)
     parts = [*common, "--name", "parts", "run.max_restarts=1", "checkpoint.every_steps=2", "--resume"]
     killed = gputrain(*parts)
     assert killed.returncode == -signal.SIGKILL
