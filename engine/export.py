@@ -80,7 +80,7 @@ def describe(saved: Saved, run: RunFolder) -> dict[str, Any]:
 
 def transforms_of(images: ImageFormat) -> list[dict[str, Any]]:
     """What is done to an image file before the model sees it, in this order. `central_square` is the largest square in
-    the image's middle: that alone is resized, though it is not cut out before."""
+    the image's middle, which is cut out and then resized."""
     return [
         {"name": "exif_transpose"},
         {"name": "convert", "mode": "L" if images.channels == 1 else "RGB"},

@@ -1,7 +1,7 @@
 """The same training by gputrain and by what people use today, from start to end, with the epochs told apart.
 
 Run by hand: `python tests/bench/rivals.py [PAIRS] [NAME…]`. They take turns, so that a machine that is not equally fast
-all the time is unfair to none; medians and ratios are printed. Needs `pip install lightning accelerate`.
+all the time is unfair to none; medians and ratios are printed. Needs `pip install '.[bench]'`.
 """
 
 from __future__ import annotations

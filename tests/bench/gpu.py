@@ -1,0 +1,119 @@
+"""On one GPU: seconds an epoch of ResNet-18 on Fashion-MNIST-shaped data in bf16, compiled and not, with the share of
+what the same steps reach without data and of what the GPU could compute; and the rate of the memory pipeline on
+CIFAR-10-shaped data beside a loader of airbench's design (Jordan, 2024: all images on the device, varied an epoch at a
+time). Run by hand: `python tests/bench/gpu.py [PAIRS]`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.data.held import hold
+from engine.data.memory import MemoryBatches
+from engine.data.sampler import Shares
+from engine.data.source import ArraySource, ImageFormat
+from engine.resolve import resolve
+
+GPUTRAIN = Path(sys.executable).with_name("gputrain")
+EPOCHS = 6
+# The textbook's script reports 14.0 s an epoch on one GPU, 8.8 s on two.
+RESNET = ["data.dataset=fake", "data.fake_train=60000", "data.fake_val=10000", "data.image_size=28", "data.channels=1"]
+RESNET += ["model.name=resnet18-small", "data.batch_size=256", "precision.amp=bf16", "augment.crop_padding=2"]
+IMAGES, BATCH, PADDING = 50_000, 1024, 2
+
+
+def epochs_of(*keys: str) -> dict[str, float]:
+    """Medians of all epochs but the first of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(GPUTRAIN), "run", "--headless", "--json", "--gpus", "free:1", f"--runs-dir={folder}", *RESNET]
+        done = subprocess.run([*command, f"run.epochs={EPOCHS}", *keys], capture_output=True, text=True, check=True)
+        summary = json.loads(next(Path(folder).glob("*/summary.json")).read_text())
+    epochs = [event for event in map(json.loads, done.stdout.splitlines()) if event["type"] == "epoch"][1:]
+    rate = statistics.median(epoch["images_per_second"] for epoch in epochs)
+    seconds = statistics.median(epoch["seconds"] for epoch in epochs)
+    return {"seconds": seconds, "rate": rate, "mfu": summary.get("mfu") or float("nan")}
+
+
+def ours(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
+    """Images a second of the memory pipeline, an epoch of which is thrown away."""
+    form = ImageFormat(32, 3, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
+    source = ArraySource(
+        form, tuple("0123456789"), {"train": images, "val": images[:8]}, {"train": labels, "val": labels[:8]}
+    )
+    config = resolve(None, [f"augment.crop_padding={PADDING}", "augment.flip=true", f"data.batch_size={BATCH}"]).config
+    shares = Shares(IMAGES, 8, BATCH, 0, 1, True, 0)
+    requests = [*shares.train(1), *shares.train(2)]
+    batches = MemoryBatches(hold(source, config, form), config, form, requests, device)
+    steps = len(requests) // 2
+    for _ in range(steps):
+        next(batches)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        next(batches)
+    torch.cuda.synchronize()
+    return steps * BATCH / (time.perf_counter() - began)
+
+
+def of_airbench_design(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
+    """The same: half-precision images that were normalised and padded once, flipped and cropped for a whole epoch, then
+    taken in a random order."""
+    kept = F.pad((torch.from_numpy(images).to(device).half() / 255 - 0.48) / 0.25, (PADDING,) * 4, "reflect")
+    answers = torch.from_numpy(labels).to(device)
+    rates = []
+    for _ in range(2):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        varied = cropped(torch.where(torch.rand(IMAGES, 1, 1, 1, device=device) < 0.5, kept.flip(-1), kept))
+        order = torch.randperm(IMAGES, device=device)
+        for start in range(0, IMAGES - BATCH + 1, BATCH):
+            chosen = order[start : start + BATCH]
+            _ = varied[chosen], answers[chosen]
+        torch.cuda.synchronize()
+        rates.append(IMAGES // BATCH * BATCH / (time.perf_counter() - began))
+    return rates[-1]
+
+
+def cropped(padded: Tensor) -> Tensor:
+    """All images with the same shift at once, by masks."""
+    size = padded.shape[-1] - 2 * PADDING
+    shifts = torch.randint(0, 2 * PADDING + 1, (len(padded), 2), device=padded.device)
+    out = torch.empty((*padded.shape[:2], size, size), device=padded.device, dtype=padded.dtype)
+    for row in range(2 * PADDING + 1):
+        for column in range(2 * PADDING + 1):
+            mask = (shifts[:, 0] == row) & (shifts[:, 1] == column)
+            out[mask] = padded[mask, :, row : row + size, column : column + size]
+    return out
+
+
+def main() -> None:
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    device = torch.device("cuda", 0)
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
+    limit = epochs_of("data.pipeline=fixed")["rate"]
+    for compiled in ("false", "true"):
+        found = epochs_of("data.pipeline=memory", f"model.compile={compiled}")
+        share = found["rate"] / limit
+        rates = f"{found['rate']:.0f} images/s, {share:.2f} of the limit uncompiled, MFU {found['mfu']:.1%}"
+        print(f"model.compile={compiled}: {found['seconds']:.2f} s an epoch with its evaluation, {rates}", flush=True)
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (IMAGES, 3, 32, 32), np.uint8)
+    labels = random.integers(0, 10, IMAGES)
+    rates = [(ours(images, labels, device), of_airbench_design(images, labels, device)) for _ in range(pairs)]
+    mine, theirs = (statistics.median(column) for column in zip(*rates, strict=True))
+    ratio = statistics.median(one / other for one, other in rates)
+    print(f"loaders: memory pipeline {mine:.0f} images/s, airbench's design {theirs:.0f} images/s, ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()
