@@ -12,7 +12,8 @@ from engine.control import Asked
 
 # About what passes between two questions. An answer takes one step more.
 SECONDS = 0.5
-MOST_CALLS = 128
+# So that a stop is heard soon also where steps become slow.
+MOST_CALLS = 32
 
 
 class Agreement:

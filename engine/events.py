@@ -29,6 +29,10 @@ class Event:
     time: float = field(default_factory=time.time)
 
 
+# Why a run takes a pipeline that its config names.
+PIPELINE_ASKED = "as data.pipeline says"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
     """The ranks are set up and training begins. The first event of a run, once. `devices` are UUIDs or "cpu", one a

@@ -6,7 +6,7 @@ import math
 import platform
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -41,6 +41,9 @@ from engine.work import gather_work, share_waited
 SHOWN_FILES = 10
 # Between two questions of ranks that hold, whether they are to go on.
 HOLD_SECONDS = 0.1
+# Garbage is collected after so many steps, by all ranks at once, and between two epochs: models of the user's own may
+# make cycles that hold tensors.
+COLLECT_STEPS = 500
 # Between two warnings that no checkpoint can be written.
 WARN_SECONDS = 600.0
 
@@ -78,14 +81,13 @@ class Fit:
         self._tell_skipped()
         self._tell_shortages(warnings)
         self._write_classes()
-        with collecting_between() as collect:
-            return self._train(collect)
+        with collecting_between() as self._collect:
+            return self._train()
 
-    def _train(self, collect: Callable[[], None]) -> Outcome:
-        """`collect` is called between two epochs."""
+    def _train(self) -> Outcome:
         t = self.trainer
         while t.position.epoch <= self.config.run.epochs:
-            collect()
+            self._collect()
             began, first = time.perf_counter(), t.position.batch
             self._held = 0.0
             reset_peaks(t.device)
@@ -113,6 +115,8 @@ class Fit:
         """Between two steps: save a checkpoint where one is due or was asked for, hold while the run is to pause; true
         where it is to stop. All ranks do the same."""
         t, every = self.trainer, self.config.checkpoint.every_steps
+        if t.position.batch and t.position.step % COLLECT_STEPS == 0:
+            self._collect()
         agreed = t.agree(self._asked)
         held: float | None = None
         while not agreed.stop:
@@ -270,7 +274,10 @@ class Fit:
         # First: a batch that finds no room may never come.
         self._tell_shortages(warnings)
         set_training(t.model, t.frozen)
-        forward_and_back(t, t.next_batch(t.totals), 0)
+        t.work.wait()
+        batch = t.next_batch(t.totals)
+        t.work.arrived()
+        forward_and_back(t, batch, 0)
         self._tell(self._started())
         self._tell_skipped()
         return "finished"

@@ -54,9 +54,13 @@ def launch(order: Order, listener: Listener) -> int:
     # Until the folder is taken a signal simply ends this process, through the clauses that let go of the GPUs.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
-    # It imports torch while all else is looked at; but a run that waits for GPUs, perhaps for days, takes no memory.
-    choice, spawner = Choice(), None if order.config.device.wait else Spawner()
+    choice = Choice()
+    spawner: Spawner | None = None
     try:
+        # It imports torch while all else is looked at; but a run that waits for GPUs, perhaps for days, takes no
+        # memory.
+        if not order.config.device.wait:
+            spawner = Spawner()
         early = look_early(order.config)
         # Who is refused anyway does not stand in line for GPUs.
         if early.problems and order.config.device.wait:

@@ -117,7 +117,7 @@ def auto_workers(ranks: int, batch_size: int) -> int:
 
 
 def prepare_environment(plan: Plan, environ: MutableMapping[str, str]) -> None:
-    """Set what ranks must find in their environment before they import torch."""
+    """Set what ranks must find in their environment before they look for GPUs, and what they start."""
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environ["CUDA_VISIBLE_DEVICES"] = ",".join(plan.devices) if plan.on_gpu else ""
     environ.setdefault("OMP_NUM_THREADS", str(plan.threads))

@@ -24,7 +24,9 @@ def die_with_parent(parent: int) -> None:
 
 # Of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES, _LARGEST_BLOCK = 2**31 - 1, 2**30
+_KEPT_BYTES = 2**31 - 1
+# Older versions take no more than the second.
+_LARGEST_BLOCKS = (2**30, 2**25)
 
 
 def keep_freed_memory() -> None:
@@ -32,8 +34,8 @@ def keep_freed_memory() -> None:
     on the CPU would pay for their pages anew: a tenth to a fifth of its time."""
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        if any(mallopt(_M_MMAP_THRESHOLD, size) for size in _LARGEST_BLOCKS):
+            mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def redirect_output(log: Path | None) -> None:

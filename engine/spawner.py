@@ -14,12 +14,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection, Pipe
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
 
 from engine.beats import Beats
 from engine.events import RankFailed
@@ -30,6 +32,8 @@ from engine.process import STOPPING, die_with_parent, redirect_output
 PROGRAM = "from engine.spawner import main; main()"
 # So long it may take to end once it was killed: a process that waits for a dead disk or driver never does.
 KILL_SECONDS = 3.0
+# Between two looks at a rank that is about to end.
+ENDING_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,12 @@ class Spawner:
                 [sys.executable, "-P", "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                # NumPy's library would start threads when it is imported.
+                env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._line = mine
         self._codes: dict[int, int] = {}
         self._ranks = 0
@@ -93,16 +99,22 @@ class Spawner:
         return not self._line.closed
 
     def look(self) -> None:
-        """Take what has come in. Never waits."""
+        """Take what has come in, without a wait for it."""
         try:
             while self.open and self._line.poll():
                 self._take(self._line.recv())
         except (EOFError, OSError):
             self._line.close()
-            code = self._process.wait()
             self.gone = bool(self.alive())
+            code = self._reaped()
             for rank in self.alive():
                 self._codes[rank] = code
+
+    def _reaped(self) -> int:
+        try:
+            return self._process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
 
     def _take(self, news: Forked | Ended | RankFailed) -> None:
         if isinstance(news, Forked):
@@ -122,6 +134,8 @@ class Spawner:
 
     def kill(self) -> None:
         """End whatever is left."""
+        if not self.open:
+            return
         for rank in self.alive():
             if self.pids:
                 with suppress(ProcessLookupError):
@@ -133,7 +147,7 @@ class Spawner:
             mp_connection.wait([self._line], deadline - time.monotonic())
             self.look()
         self._process.kill()
-        self._process.wait()
+        self._reaped()
         self._line.close()
 
 
@@ -154,16 +168,30 @@ def main() -> None:
     except EOFError:
         # No run came of it.
         os._exit(0)
-    if problem is not None:
-        line.send(failure_of(0, job.plan.devices[0], problem))
+    try:
+        if problem is not None:
+            raise problem
+        os.environ.update(environment)
+        redirect_output(job.folder.log if job.folder else None)
+        processes, store = _fork(run_rank, job, handles, line)
+    except Exception as error:
+        # What has been forked already goes with this process.
+        line.send(failure_of(0, job.plan.devices[0], error))
         os._exit(1)
-    os.environ.update(environment)
-    redirect_output(job.folder.log if job.folder else None)
-    beats, connections = Beats(job.plan.ranks, handles[0]), [Connection(handle) for handle in handles[1:]]
+    line.send(Forked(tuple(process.pid or 0 for process in processes)))
+    _tell_ends(processes, line)
+    del store
+    os._exit(0)
 
+
+def _fork(
+    run_rank: Callable[..., None], job: Job, handles: Sequence[int], line: Connection
+) -> tuple[list[BaseProcess], Any]:
+    """All ranks, and then the store by which they meet, which lasts as long as what is returned."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
+    beats, connections = Beats(job.plan.ranks, handles[0]), [Connection(handle) for handle in handles[1:]]
     listening = socket.create_server(("127.0.0.1", 0), backlog=max(128, job.plan.ranks))
     arguments = (job, connections, beats, line, os.getpid(), listening)
     # What is there now is there for good, and shared: a collection in a rank would copy its pages.
@@ -171,7 +199,7 @@ def main() -> None:
     processes = mp.start_processes(run_rank, arguments, job.plan.ranks, join=False, start_method="fork").processes
     for connection in connections:
         connection.close()
-    # Its thread is started after the forks.
+    # It starts a thread.
     store = dist.TCPStore(
         "127.0.0.1",
         listening.getsockname()[1],
@@ -179,14 +207,21 @@ def main() -> None:
         wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )
-    line.send(Forked(tuple(process.pid for process in processes)))
-    left = {process.sentinel: (rank, process.pid) for rank, process in enumerate(processes)}
-    while left:
-        for sentinel in mp_connection.wait(list(left)):
-            rank, pid = left.pop(sentinel)
-            # Not reaped: its pid is not to become another's while the supervisor may still send it a signal.
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            assert ended is not None  # noqa: S101 - it waits
-            line.send(Ended(rank, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
-    del store
-    os._exit(0)
+    return list(processes), store
+
+
+def _tell_ends(processes: Sequence[BaseProcess], line: Connection) -> None:
+    """Of each rank, as soon as it has ended. None is reaped: its pid is not to become another's while the supervisor
+    may still send it a signal."""
+    left = {process.sentinel: (rank, process.pid or 0) for rank, process in enumerate(processes)}
+    ending: list[tuple[int, int]] = []
+    while left or ending:
+        ready = mp_connection.wait(list(left), ENDING_SECONDS if ending else None)
+        ending += [left.pop(sentinel) for sentinel in list(left) if sentinel in ready]
+        for one in list(ending):
+            rank, pid = one
+            # A rank whose files are closed already may hang in the kernel for ever.
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is not None:
+                ending.remove(one)
+                line.send(Ended(rank, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))

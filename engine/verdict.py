@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine.events import Epoch, RunStarted
+from engine.events import PIPELINE_ASKED, Epoch, RunStarted
 
 # Waiting of a share less than this is none that is worth a change.
 MOST_WAIT = 0.10
@@ -148,7 +148,8 @@ def _how_to_wait_less(started: RunStarted, wait: float) -> str:
     wanted = math.ceil((started.workers or wait) / (1 - min(wait, 0.99)))
     workers = max(wanted, started.workers + 1)
     if started.cores and workers > started.cores:
-        return f"out of cores: try data.pipeline=memory, {less}"
+        # Where it was not asked for there is a reason against the other.
+        return f"out of cores: try {'data.pipeline=auto, ' if started.pipeline_why == PIPELINE_ASKED else ''}{less}"
     return f"try data.workers={workers}"
 
 

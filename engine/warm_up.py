@@ -56,6 +56,8 @@ def warm_up(t: Trainer, hosts: dist.ProcessGroup) -> Tried:
     try:
         _step(t, count)
     except (ValueError, RuntimeError) as error:
+        if t.config.model.compile and (refusal := refused(t.config, error)) is not None:
+            raise refusal from error
         if isinstance(error, torch.OutOfMemoryError) or (problem := _unfit(t, count, error)) is None:
             raise
         raise UsageError([problem]) from error

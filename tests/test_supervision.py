@@ -127,6 +127,22 @@ def test_a_torch_that_cannot_be_imported_is_one_sentence(gputrain: Gputrain) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_ranks_that_cannot_all_be_forked_are_one_sentence(gputrain: Gputrain) -> None:
+    """As where a limit of processes is met: the second rank is not to be had."""
+    faults = gputrain.folder / "faults"
+    faults.mkdir()
+    (faults / "sitecustomize.py").write_text(
+        "import os\nfork, forks = os.fork, []\n"
+        "def limited():\n"
+        "    if forks: raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "    forks.append(1)\n    return fork()\n"
+        "os.fork = limited\n"
+    )
+    done = gputrain(*LONG, PYTHONPATH=str(faults))
+    assert done.returncode == 1
+    assert "failed: BlockingIOError: [Errno 11] Resource temporarily unavailable" in done.stderr.splitlines()[-1]
+
+
 def test_a_run_outlives_its_terminal(gputrain: Gputrain) -> None:
     controller, terminal = pty.openpty()
     arguments = ["run", "--headless", "--model", "linear", "--epochs", "20", "--name", "long"]

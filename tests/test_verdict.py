@@ -17,7 +17,7 @@ from test_journal import epoch as trained_epoch
 from test_journal import resumed, started
 
 from engine.config import Precision
-from engine.events import Epoch, Event, Gpus, RunStarted, from_line, to_line
+from engine.events import PIPELINE_ASKED, Epoch, Event, Gpus, RunStarted, from_line, to_line
 from engine.gpus.peaks import PEAKS, peak_tflops
 from engine.history import History, history_of
 from engine.resolve import resolve
@@ -156,8 +156,10 @@ def test_waiting_for_data_takes_as_many_workers_as_make_batches_as_fast_as_they_
 def test_where_the_cores_are_the_limit_no_more_workers_are_asked_for() -> None:
     says = "waiting for data 60% of the time; "
     less = "smaller images or fewer augmentations"
-    limited = f"{says}out of cores: try data.pipeline=memory, {less}"
+    limited = f"{says}out of cores: try {less}"
     assert said(begun(workers=2, cores=4), trained(data_wait=0.6)) == limited
+    asked = begun(workers=2, cores=4, pipeline="stream", pipeline_why=PIPELINE_ASKED)
+    assert said(asked, trained(data_wait=0.6)) == f"{says}out of cores: try data.pipeline=auto, {less}"
     assert said(begun(workers=2, cores=5), trained(data_wait=0.6)) == f"{says}try data.workers=5"
     assert said(begun(workers=0, pipeline="memory"), trained(data_wait=0.6)) == f"{says}try {less}"
 

@@ -12,6 +12,7 @@ from engine.data.decoded import is_kept
 from engine.data.held import held_format, is_shared, kept_key
 from engine.data.source import ImageFormat, Source
 from engine.doctor.machine import free_memory
+from engine.events import PIPELINE_ASKED
 from engine.files import cache_folder
 from engine.limits import free_bytes, in_bytes
 from engine.machine import wants_workers
@@ -19,7 +20,6 @@ from engine.own import is_own
 from engine.problems import Problem, UsageError, collecting
 
 Pipeline = Literal["memory", "stream", "fixed"]
-ASKED = "as data.pipeline says"
 # Of what is free, for the decoded images of a run.
 SHARE = 0.25
 
@@ -36,14 +36,14 @@ def choose_pipeline(config: Config, source: Source, ranks: int) -> Choice:
     """For so many ranks on this host. Raises UsageError where memory was asked for and has no room."""
     asked = config.data.pipeline
     if asked in ("stream", "fixed"):
-        return Choice(asked, ASKED)
+        return Choice(asked, PIPELINE_ASKED)
     wanted = held_format(source, config, image_format(config, source))
     size = held_bytes(source.count("train") + source.count("val"), wanted)
     reason = no_room(size if is_shared(source) else size * ranks)
     if asked == "memory":
         if reason is not None:
             raise UsageError([_refusal(reason)])
-        return Choice("memory", ASKED)
+        return Choice("memory", PIPELINE_ASKED)
     reason = _against(config, source) or reason or _no_disk(size, source, wanted)
     if reason is not None:
         return Choice("stream", reason)
