@@ -81,6 +81,10 @@ def plan_bench(
     chosen = tuple(sorted(set(counts))) or doubling(len(free) or cores())
     if epochs < LEAST_EPOCHS:
         raise UsageError.one("run.epochs", f"{epochs} is too few: the first does not count; give 2 or more")
+    if limit and config.data.pipeline == "fixed":
+        raise UsageError.one(
+            "data.pipeline", "fixed is what --limit compares with; give another, or leave one of them out"
+        )
     bench = Bench(config, chosen, epochs, repeats, strong, bool(free), named, limit)
     for count in chosen:
         batch_of(bench, count)

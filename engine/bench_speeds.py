@@ -123,7 +123,7 @@ def speeds_of(runs: Sequence[Run]) -> list[Speed]:
                 good[0].global_batch,
                 statistics.median(seconds for seconds, _ in counted),
                 rate,
-                (max(rates) - min(rates)) / 2 / rate,
+                (max(rates) - min(rates)) / 2 / rate if len(rates) > 1 else None,
                 speed_up,
                 speed_up / ranks,
                 statistics.median(run.epochs[0][0] for run in good),

@@ -20,7 +20,7 @@ from engine.events import (
     RunStarted,
     Step,
 )
-from engine.verdict import Slowed, Verdict, judge, share_of, slowed_by, utilization
+from engine.verdict import SLOW_EPOCHS, Slowed, Verdict, judge, share_of, slowed_by, utilization
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ class History:
     def verdict(self) -> Verdict | None:
         """What limits the run by now; None where that is not known."""
         slowed = {uuid: use.slowed for uuid, use in self.gpus.items() if use.slowed is not None}
-        return judge(self.started, self.measured, slowed)
+        sitting = [epoch for epoch in self.epochs[-SLOW_EPOCHS:] if self.started and epoch.time >= self.started.time]
+        return judge(self.started, sitting, slowed)
 
     @property
     def data_wait(self) -> float | None:

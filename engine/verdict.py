@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,10 +18,13 @@ from engine.events import PIPELINE_ASKED, Epoch, RunStarted
 
 # Waiting of a share less than this is none that is worth a change.
 MOST_WAIT = 0.10
-# A rank is slow that takes so many times as long as the others, and holds them up for so large a share of the epoch.
-SLOW_TIMES, SLOW_SHARE = 1.25, 0.05
+# A rank is slow that takes so many times as long as the others and holds them up for so large a share of the epoch, in
+# each of so many epochs as far as there are such, and in all of them for so many seconds: less happens by chance.
+SLOW_TIMES, SLOW_SHARE, SLOW_EPOCHS, SLOW_SECONDS = 1.25, 0.05, 3, 0.5
 # Steps are too small of which more than this share is not for their images.
 MOST_FIXED = 0.5
+# By so much the least step may have been slower than the others by chance.
+MOST_CHANCE = 1.5
 # A GPU is slowed down that was so in so many looks in a row, at a clock below this share of its highest.
 SLOWED_LOOKS, FULL_CLOCK = 3, 0.95
 # What of the driver's words holds clocks down against the will of who trains, the gravest first.
@@ -78,14 +81,16 @@ class RankWork:
         return self.waited + self.forward
 
 
-def judge(started: RunStarted | None, epoch: Epoch | None, slowed: Mapping[str, Slowed]) -> Verdict | None:
-    """Of a run and one of its epochs; `slowed` by the UUIDs of GPUs. What helps most comes first."""
-    if started is None or epoch is None or (wait := share_of(epoch.data_wait)) is None:
+def judge(started: RunStarted | None, epochs: Sequence[Epoch], slowed: Mapping[str, Slowed]) -> Verdict | None:
+    """Of a run and its latest epochs, the last of which counts; `slowed` by the UUIDs of GPUs. What helps most comes
+    first."""
+    if started is None or not epochs or (wait := share_of(epochs[-1].data_wait)) is None:
         return None
+    epoch = epochs[-1]
     held = {uuid: one for uuid, one in slowed.items() if one.looks >= SLOWED_LOOKS}
-    rank = _slow_rank(started, epoch, held)
+    rank = _slow_rank(epochs[-SLOW_EPOCHS:])
     if rank is not None:
-        return rank
+        return _waiting_for(started, rank, held, epoch.time)
     if wait > MOST_WAIT:
         return Verdict(Kind.DATA, f"waiting for data {wait:.0%} of the time; {_how_to_wait_less(started, wait)}")
     if held:
@@ -100,7 +105,7 @@ def judge(started: RunStarted | None, epoch: Epoch | None, slowed: Mapping[str, 
         message = f"too little work a step: {fixed:.0%} of it is fixed cost; give a larger data.batch_size"
         return Verdict(Kind.SMALL_STEPS, message)
     if set(started.devices) == {"cpu"}:
-        return Verdict(Kind.COMPUTE, "CPU-bound: only a GPU, more cores or a smaller model would be faster")
+        return Verdict(Kind.COMPUTE, "CPU-bound: a GPU, more cores or a smaller model would help")
     return Verdict(Kind.COMPUTE, "GPU-bound: lower precision or model.compile may help")
 
 
@@ -130,14 +135,15 @@ def figures_in_words(data_wait: float | None, mfu: float | None) -> str:
 
 def fixed_share(started: RunStarted, epoch: Epoch) -> float | None:
     """Of the time that a rank takes for a batch, what would stay if it had no images: by a straight line through it and
-    the least step."""
+    the least step. None where one is not known, or where the least step took longer than a whole one: then something
+    else on the machine came between."""
     least, rate = positive(started.least_step), positive(epoch.images_per_second)
     few, many = started.least_images, started.batch_size
     if least is None or rate is None or not 0 < few < many:
         return None
     seconds = many * started.world_size / rate
     fixed = (least * many - seconds * few) / (many - few)
-    return min(max(fixed / seconds, 0.0), 1.0)
+    return min(max(fixed / seconds, 0.0), 0.99) if fixed <= MOST_CHANCE * seconds else None
 
 
 def _how_to_wait_less(started: RunStarted, wait: float) -> str:
@@ -164,30 +170,48 @@ def _works(epoch: Epoch) -> list[RankWork]:
     return found
 
 
-def _slow_rank(started: RunStarted, epoch: Epoch, held: Mapping[str, Slowed]) -> Verdict | None:
-    works = _works(epoch)
+@dataclass(frozen=True)
+class SlowRank:
+    """What it did in the latest epoch, and the median of the others."""
+
+    mine: RankWork
+    others: RankWork
+
+
+def _slow_rank(epochs: Sequence[Epoch]) -> SlowRank | None:
+    found = [slow for epoch in epochs if (slow := _slowest(_works(epoch))) is not None]
+    if len(found) < len(epochs) or len({one.mine.rank for one in found}) != 1:
+        return None
+    lost = sum(one.mine.own - one.others.own for one in found)
+    return found[-1] if lost >= SLOW_SECONDS else None
+
+
+def _slowest(works: Sequence[RankWork]) -> SlowRank | None:
+    """The rank that holds up the others, if one does."""
     if len(works) < 2:
         return None
     slow = max(works, key=lambda one: one.own)
     others = [one for one in works if one is not slow]
-    own, waited, forward = (
-        statistics.median(getattr(one, name) for one in others) for name in ("own", "waited", "forward")
-    )
-    if slow.own <= SLOW_TIMES * own or slow.own - own <= SLOW_SHARE * slow.seconds:
+    waited, forward = (statistics.median(getattr(one, name) for one in others) for name in ("waited", "forward"))
+    own = statistics.median(one.own for one in others)
+    if slow.own <= SLOW_TIMES * own or slow.own - own <= SLOW_SHARE * slow.seconds or forward == 0:
         return None
     # Where the others wait for data as well, it is not this rank that holds them up.
     if waited > MOST_WAIT * slow.seconds:
         return None
-    device = next((str(one.get("device")) for one in started.ranks if one.get("rank") == slow.rank), "")
+    return SlowRank(slow, RankWork(-1, slow.seconds, waited, forward))
+
+
+def _waiting_for(started: RunStarted, slow: SlowRank, held: Mapping[str, Slowed], now: float) -> Verdict:
+    mine, others = slow.mine, slow.others
+    device = next((str(one.get("device")) for one in started.ranks if one.get("rank") == mine.rank), "")
     if device in held:
-        return _slowed(started, {device: held[device]}, epoch.time)
-    name = f"rank {slow.rank} ({device[:SHOWN_UUID]})" if device else f"rank {slow.rank}"
-    if slow.waited - waited > slow.forward - forward:
-        why = f"which waits for data {slow.waited / slow.seconds:.0%} of the time"
-    elif forward > 0:
-        why = f"whose forward pass takes {slow.forward / forward:.1f} x the others'"
+        return _slowed(started, {device: held[device]}, now)
+    name = f"rank {mine.rank} ({device[:SHOWN_UUID]})" if device else f"rank {mine.rank}"
+    if mine.waited - others.waited > mine.forward - others.forward:
+        why = f"which waits for data {mine.waited / mine.seconds:.0%} of the time"
     else:
-        return None
+        why = f"whose forward pass takes {mine.forward / others.forward:.1f} x the others'"
     return Verdict(Kind.RANK, f"waiting for {name}, {why}")
 
 

@@ -53,7 +53,7 @@ def test_every_verdict_is_one_line_of_80_columns_or_says_first_what_to_do() -> N
         assert len(verdict.message) <= 78
     limited = history_of([begun(workers=8), WAITS]).verdict
     assert limited is not None
-    assert "try data.pipeline=memory" in limited.message[:78]
+    assert "try smaller images" in limited.message[:78]
 
 
 def test_before_the_first_epoch_is_over_the_wait_is_that_of_the_latest_steps(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_is_said_of_a_run_without_a_screen_ends_alike(capsys: pytest.Captur
         hear(event)
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
-        "CPU-bound: only a GPU, more cores or a smaller model would be faster (data wait 1%)",
+        "CPU-bound: a GPU, more cores or a smaller model would help (data wait 1%)",
         "finished",
     ]
 
