@@ -24,12 +24,14 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
+from engine.batch_size import about
 from engine.config import Config
 from engine.data import image_format, open_source, shares_of
 from engine.data.augment import Augmentation, vary
 from engine.data.decoded import Fresh, kept_or_decoded, key_of
 from engine.data.device import DeviceBatch
 from engine.data.feed import Feed
+from engine.data.held import held_bytes, hold
 from engine.data.pipeline import Choice, Pipeline, choose_pipeline, pipeline_problems
 from engine.data.rectangles import cut_rectangles, erased_rectangles
 from engine.data.sampler import Shares
@@ -120,7 +122,7 @@ def test_parts_that_are_cut_out_agree_with_the_streams_within_two_of_255(size: i
     config = resolve(None, [*overrides, "data.mean=[0,0,0]", "data.std=[1,1,1]"]).config
     source = open_source(config)
     config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": size})})
-    shares = Shares(96, 0, 16, 0, 1, True, 0)
+    shares = Shares(96, 37, 16, 0, 1, True, 0)
     streamed, held = (batches(pipeline, config, source, shares) for pipeline in ("stream", "memory"))
     assert_the_same(held, streamed, within=2.01 / 255)
     assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(held, streamed, strict=True)) < 0.02
@@ -388,6 +390,7 @@ import sys, torch
 from engine import worker
 from engine.data import image_format, open_source, shares_of
 from engine.data.feed import Feed
+from engine.data.held import held_bytes, hold
 from engine.data.pipeline import choose_pipeline
 from engine.resolve import resolve
 
@@ -422,7 +425,26 @@ def test_mnist_of_another_size_is_kept_in_that_size(tmp_path: Path, cache: Path)
     config = resolve(None, overrides).config
     made = batches("memory", config, open_source(config))
     assert_the_same(made, batches("stream", config, open_source(config)))
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(136, 1, 28, 28), (136, 3, 20, 20)]
+    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [
+        (40, 3, 20, 20),
+        (96, 3, 20, 20),
+        (136, 1, 28, 28),
+    ]
+
+
+def test_of_mnist_that_is_cut_out_only_the_validation_images_are_brought_to_size_beforehand(
+    tmp_path: Path, cache: Path
+) -> None:
+    write_mnist(tmp_path)
+    overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
+    config = resolve(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
+    source = open_source(config)
+    made = batches("memory", config, source)
+    assert_the_same(made, batches("stream", config, source), within=2.01 / 255)
+    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
+    held = hold(source, config, image_format(config, source))
+    assert held_bytes((96, 40), config, source.format, image_format(config, source)) == held.bytes
+    assert about(config, source)["bytes"] == held.bytes == 96 * 28**2 + 40 * 20**2
 
 
 # Which pipeline.

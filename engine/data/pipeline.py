@@ -9,7 +9,7 @@ from engine.config import Config
 from engine.data import image_format, likely_format
 from engine.data.arrays import IMAGE_SETS
 from engine.data.decoded import is_kept
-from engine.data.held import held_format, is_shared, kept_key
+from engine.data.held import PARTS, held_bytes, is_shared, kept_keys
 from engine.data.source import ImageFormat, Source
 from engine.doctor.machine import free_memory
 from engine.files import cache_folder
@@ -37,14 +37,14 @@ def choose_pipeline(config: Config, source: Source, ranks: int) -> Choice:
     asked = config.data.pipeline
     if asked in ("stream", "fixed"):
         return Choice(asked, ASKED)
-    wanted = held_format(source, config, image_format(config, source))
-    size = held_bytes(source.count("train") + source.count("val"), wanted)
+    wanted = image_format(config, source)
+    size = held_bytes([source.count(part) for part in PARTS], config, source.format, wanted)
     reason = no_room(size if is_shared(source) else size * ranks)
     if asked == "memory":
         if reason is not None:
             raise UsageError([_refusal(reason)])
         return Choice("memory", ASKED)
-    reason = _against(config, source) or reason or _no_disk(size, source, wanted)
+    reason = _against(config, source) or reason or _no_disk(size, source, config, wanted)
     if reason is not None:
         return Choice("stream", reason)
     return Choice("memory", f"the decoded images take {in_bytes(size)}")
@@ -61,12 +61,9 @@ def pipeline_problems(config: Config, source: Source | None, ranks: int) -> list
         return found
     if config.data.dataset not in IMAGE_SETS:
         return []
-    reason = no_room(held_bytes(sum(IMAGE_SETS[config.data.dataset].counts), likely_format(config)))
+    image_set = IMAGE_SETS[config.data.dataset]
+    reason = no_room(held_bytes(image_set.counts, config, image_set.format, likely_format(config)))
     return [] if reason is None else [_refusal(reason)]
-
-
-def held_bytes(images: int, form: ImageFormat) -> int:
-    return images * form.channels * form.size**2
 
 
 def _refusal(reason: str) -> Problem:
@@ -91,10 +88,10 @@ def no_room(size: int) -> str | None:
     return f"the decoded images take {in_bytes(size)}, and a quarter of the {in_bytes(free)} of free memory is allowed"
 
 
-def _no_disk(size: int, source: Source, wanted: ImageFormat) -> str | None:
+def _no_disk(size: int, source: Source, config: Config, wanted: ImageFormat) -> str | None:
     """For what is still to be written into the cache."""
     try:
-        if not is_shared(source) or is_kept(kept_key(source, wanted)):
+        if not is_shared(source) or all(map(is_kept, kept_keys(source, config, wanted))):
             return None
         free = free_bytes(cache_folder())
     except OSError as error:
