@@ -49,7 +49,7 @@ class StreamedBatches:
         self._std = torch.tensor(image_format.std, device=device).view(shape)
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            sent = map(self._sent, batches)
+            sent = self._all_sent(batches)
             # Without loader processes the making of a batch draws from the generators that this thread draws from too.
             self._ready: Iterator[DeviceBatch] = map(self._received, Ahead(sent) if batches.workers else sent)
         else:
@@ -67,6 +67,11 @@ class StreamedBatches:
             images = vary(images, batch.draws.to(self._device))
         images = normalise(images, self._mean, self._std)
         return DeviceBatch(images, labels, batch.weight, batch.ends_step, batch.unread)
+
+    def _all_sent(self, batches: Batches) -> Iterator[tuple[DeviceBatch, torch.cuda.Event]]:
+        # Each thread has a current device of its own, which is the first at its start.
+        torch.cuda.set_device(self._stream.device)
+        yield from map(self._sent, batches)
 
     def _sent(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
         """On its way to the device, and what is recorded when it is there."""
