@@ -36,6 +36,13 @@ class DeviceBatches(Protocol):
     def __next__(self) -> DeviceBatch: ...
 
 
+def bring(values: Tensor, device: torch.device) -> Tensor:
+    """To the device, without waiting for it."""
+    if values.device.type == device.type:
+        return values
+    return (values if values.is_pinned() else values.pin_memory()).to(device, non_blocking=True)
+
+
 class StreamedBatches:
     """What loader processes make, or this process itself, brought to the device. On a GPU that is done beside the
     computing, on a stream of its own; with loader processes also by a thread of its own, which begins a batch as soon
@@ -59,10 +66,7 @@ class StreamedBatches:
         return next(self._ready)
 
     def _made(self, batch: Batch) -> DeviceBatch:
-        images, labels = batch.images, batch.labels
-        if self._device.type == "cuda":
-            images = images.pin_memory().to(self._device, non_blocking=True)
-            labels = labels.pin_memory().to(self._device, non_blocking=True)
+        images, labels = bring(batch.images, self._device), bring(batch.labels, self._device)
         if batch.draws is not None:
             images = vary(images, batch.draws.to(self._device))
         images = normalise(images, self._mean, self._std)

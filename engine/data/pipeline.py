@@ -21,7 +21,7 @@ from engine.problems import Problem, UsageError, collecting
 Pipeline = Literal["memory", "stream", "fixed"]
 ASKED = "as data.pipeline says"
 # Of what is free, for the decoded images of a run.
-SHARE = 0.25
+OF_FREE = 0.25
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _against(config: Config, source: Source) -> str | None:
 
 def no_room(size: int) -> str | None:
     free, _ = free_memory()
-    if size <= SHARE * free:
+    if size <= OF_FREE * free:
         return None
     return f"the decoded images take {in_bytes(size)}, and a quarter of the {in_bytes(free)} of free memory is allowed"
 
@@ -96,7 +96,7 @@ def _no_disk(size: int, source: Source, config: Config, wanted: ImageFormat) -> 
         free = free_bytes(cache_folder())
     except OSError as error:
         return f"{error.filename} cannot be looked at ({error.strerror})"
-    if size <= SHARE * free:
+    if size <= OF_FREE * free:
         return None
     return (
         f"the decoded images take {in_bytes(size)} in {cache_folder()}, and a quarter of the {in_bytes(free)} that is "
