@@ -92,8 +92,11 @@ class MemoryBatches:
         self, readable: Sequence[tuple[BatchRequest, Unread]], *, on_device: bool
     ) -> Iterator[tuple[Sequence[tuple[BatchRequest, Unread]], slice]]:
         """Requests whose images are prepared at once, and where those lie among all."""
-        image_bytes = 4 * self._format.channels * self._format.size**2
-        many = AHEAD_BYTES // (image_bytes * len(readable[0][0].indices)) if on_device else 1
+        request, _ = readable[0]
+        # Floats, of the size before a part is cut out or after it.
+        side = max(self._format.size, self._held.images[request.part].shape[-1])
+        image_bytes = 4 * self._format.channels * side**2
+        many = AHEAD_BYTES // (image_bytes * len(request.indices)) if on_device else 1
         end = 0
         for first in range(0, len(readable), max(many, 1)):
             some = readable[first : first + max(many, 1)]
