@@ -26,12 +26,13 @@ from torchvision.transforms.v2 import functional as reference
 
 from engine.batch_size import about
 from engine.config import Config
-from engine.data import image_format, open_source, shares_of
+from engine.data import image_format, memory, open_source, shares_of
 from engine.data.augment import Augmentation, vary
 from engine.data.decoded import Fresh, kept_or_decoded, key_of
 from engine.data.device import DeviceBatch
 from engine.data.feed import Feed
 from engine.data.held import held_bytes, hold
+from engine.data.memory import MemoryBatches
 from engine.data.pipeline import Choice, Pipeline, choose_pipeline, pipeline_problems
 from engine.data.rectangles import cut_rectangles, erased_rectangles
 from engine.data.sampler import Shares
@@ -126,6 +127,20 @@ def test_parts_that_are_cut_out_agree_with_the_streams_within_two_of_255(size: i
     streamed, held = (batches(pipeline, config, source, shares) for pipeline in ("stream", "memory"))
     assert_the_same(held, streamed, within=2.01 / 255)
     assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(held, streamed, strict=True)) < 0.02
+
+
+def test_a_gpu_prepares_as_many_batches_at_once_as_have_room_at_the_size_that_parts_are_cut_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = resolve(None, ["augment.resized_crop=true", "data.dataset=fake", "data.batch_size=16"]).config
+    source, small = open_source(config), ImageFormat(8, 3, (0.5,) * 3, (0.5,) * 3)
+    requests = list(Shares(96, 32, 16, 0, 1, True, 0).run(1))
+    made = MemoryBatches(hold(source, config, small), config, small, requests, CPU)
+    monkeypatch.setattr(memory, "AHEAD_BYTES", 2 * 16 * 3 * 32**2 * 4)
+    train, val = requests[:6], requests[6:]
+    for some, together in ((train, [2, 2, 2]), (val, [2])):
+        pairs = [(request, ()) for request in some]
+        assert [len(one) for one, _ in made._together(pairs, on_device=True)] == together
 
 
 def test_a_part_that_is_cut_out_is_resampled_as_torchvision_does_it() -> None:
@@ -324,6 +339,17 @@ def test_without_a_cache_images_are_decoded_into_memory_and_a_warning_says_so(
     feed = Feed(Choice("memory", ""), source, config, image_format(config, source), requests)
     assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
     assert torch.equal(next(feed.on(CPU)).images, wanted[0].images)
+
+
+@pytest.mark.parametrize("pipeline", get_args(Pipeline))
+def test_each_pipeline_tells_once_that_a_set_could_not_be_kept(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
+    config = resolve(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
+    feed = Feed(Choice(pipeline, ""), source := open_source(config), config, image_format(config, source), ())
+    assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
 
 
 def test_what_no_run_used_for_long_is_removed_when_something_is_written(cache: Path) -> None:

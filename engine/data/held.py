@@ -54,7 +54,7 @@ def hold(source: Source, config: Config, image_format: ImageFormat) -> Held:
         fitted = {part: _fitted(source, part, wanted[part]) for part in PARTS}
         images = {part: images for part, (images, _) in fitted.items()}
         problems = [problem for _, problem in fitted.values() if problem]
-        return Held(images, rows, labels, problem=problems[0] if problems else source.problem)
+        return Held(images, rows, labels, problem=problems[0] if problems else None)
     images = {part: _fit(source.load(part, rows[part])[0], wanted[part]) for part in PARTS}
     return Held(images, rows, labels)
 
