@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional as reference
 
 from engine.batch_size import about
 from engine.config import Config
-from engine.data import image_format, memory, open_source, shares_of
+from engine.data import decoded, image_format, memory, open_source, shares_of
 from engine.data.augment import Augmentation, vary
 from engine.data.decoded import Fresh, kept_or_decoded, key_of
 from engine.data.device import DeviceBatch
@@ -380,6 +380,16 @@ def test_a_key_knows_the_files_by_size_and_time_and_not_by_content(tmp_path: Pat
     assert key_of({"n": 1}, [file], tmp_path) == key != key_of({"n": 2}, [file], tmp_path)
     os.utime(file, ns=(1, 1))
     assert key_of({"n": 1}, [file], tmp_path) != key
+
+
+@pytest.mark.parametrize("library", ["pillow", "torch", "torchvision"])
+def test_a_key_is_another_one_with_another_version_of_what_decodes_and_resizes(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_of({}, [], tmp_path)
+    installed = decoded.version
+    monkeypatch.setattr(decoded, "version", lambda name: "0.1" if name == library else installed(name))
+    assert key_of({}, [], tmp_path) != key
 
 
 def test_an_image_that_cannot_be_read_is_left_out_as_the_stream_does_it_and_looked_at_again(

@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 
 from engine.data.source import Images
 from engine.files import cache_folder, read_json, replace_file, write_json
 
 FORMAT = 1
+LIBRARIES = ("pillow", "torch", "torchvision")
 KEPT_DAYS = 30.0
 _DAY = 86400.0
 
@@ -45,8 +46,10 @@ class Decoded:
 
 
 def key_of(what: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
-    """Of the images that come of those files: another one where a file was changed. Raises OSError."""
-    digest = hashlib.sha256(json.dumps([FORMAT, PIL.__version__, str(root.resolve()), dict(what)]).encode())
+    """Of the images that come of those files: another one where a file was changed, or a library that decodes and
+    resizes. Raises OSError."""
+    versions = [version(library) for library in LIBRARIES]
+    digest = hashlib.sha256(json.dumps([FORMAT, versions, str(root.resolve()), dict(what)]).encode())
     for path in files:
         status = path.stat()
         name = os.fsencode(path.relative_to(root))
