@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -315,6 +316,22 @@ def test_a_writer_that_died_leaves_nothing_that_is_taken(cache: Path) -> None:
         kept_or_decoded("k", lambda: Fresh((2, 1, 2, 2), dies()))
     made = kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert int(made.images.sum()) == 4
+
+
+def test_what_a_killed_writer_left_behind_is_removed_by_the_next_and_that_of_another_key_stays(cache: Path) -> None:
+    def pieces() -> Iterator[np.ndarray]:
+        yield np.zeros((1, 1, 2, 2), np.uint8)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    fork = multiprocessing.get_context("fork")
+    for key in ("k", "other"):
+        writer = fork.Process(target=kept_or_decoded, args=(key, lambda: Fresh((2, 1, 2, 2), pieces())))
+        writer.start()
+        writer.join(20)
+        assert writer.exitcode == -signal.SIGKILL
+    assert len(list(cache.glob(".k.npy.*.tmp"))) == 1
+    kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert [path.name.split(".")[1] for path in cache.glob(".*.tmp")] == ["other"]
 
 
 def test_of_a_write_that_breaks_off_nothing_is_left_in_the_cache(photos: Path, cache: Path) -> None:

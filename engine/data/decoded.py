@@ -72,6 +72,7 @@ def kept_or_decoded(
             found = _kept(key)
             if found is None or not sound(found.about):
                 _remove_old()
+                _remove_torn(key)
                 _write(key, decode())
                 found = _kept(key)
         if found is not None:
@@ -146,7 +147,7 @@ def _write(key: str, fresh: Fresh) -> None:
 
 
 def _remove_old() -> None:
-    """What no run has used for long, and what a process left behind that was killed while it wrote."""
+    """What no run has used for long."""
     with suppress(OSError):
         now = time.time()
         for path in _folder().iterdir():
@@ -156,3 +157,9 @@ def _remove_old() -> None:
                     about = path
                 if now - about.stat().st_mtime > KEPT_DAYS * _DAY:
                     path.unlink()
+
+
+def _remove_torn(key: str) -> None:
+    """What a process left behind that was killed while it wrote; only for who is alone with the key. Raises OSError."""
+    for path in _folder().glob(f".{key}.*.tmp"):
+        path.unlink(missing_ok=True)
