@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -334,6 +335,36 @@ def test_what_a_killed_writer_left_behind_is_removed_by_the_next_and_that_of_ano
     assert [path.name.split(".")[1] for path in cache.glob(".*.tmp")] == ["other"]
 
 
+def test_where_there_is_no_room_nothing_is_decoded_before_that_is_known_nor_while_others_wait(cache: Path) -> None:
+    free = list[bool]()
+
+    def pieces() -> Iterator[np.ndarray]:
+        with (cache / "k.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free.append(True)
+            except BlockingIOError:
+                free.append(False)
+        yield np.ones((1, 1, 99, 99), np.uint8)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        made = kept_or_decoded("k", lambda: Fresh((1, 1, 99, 99), pieces()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (free, int(made.images.sum())) == ([True], 99 * 99)
+    assert made.problem == f"decoded images cannot be kept in {cache} (File too large)"
+
+
+def test_images_in_a_cache_that_can_only_be_read_are_taken(cache: Path) -> None:
+    kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    (cache / "k.lock").unlink()
+    # Permissions would not keep root out.
+    (cache / "k.lock").mkdir()
+    assert kept_or_decoded("k", lambda: pytest.fail("is kept")).problem is None
+
+
 def test_of_a_write_that_breaks_off_nothing_is_left_in_the_cache(photos: Path, cache: Path) -> None:
     config, source = folder(photos)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -553,6 +584,28 @@ def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatc
     with pytest.raises(UsageError, match="memory cannot be had"):
         choose_pipeline(asked, source, 3)
     assert pipeline_problems(config, source, 3) == []
+
+
+def test_each_rank_counts_where_the_cache_cannot_be_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 16 * 3 * 16**2
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
+    config, source = folder(photos)
+    asked, _ = folder(photos, "data.pipeline=memory")
+    assert [choose_pipeline(one, source, 3).pipeline for one in (config, asked)] == ["memory", "memory"]
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
+    assert [choose_pipeline(one, source, 2).pipeline for one in (config, asked)] == ["memory", "memory"]
+    told = (
+        "the decoded images take 36 KiB, and a quarter of the 96 KiB of free memory is allowed: each of 3 ranks "
+        f"needs its own, for they cannot be kept in {no_folder}/gputrain/decoded (Not a directory)"
+    )
+    assert choose_pipeline(config, source, 3) == Choice("stream", told)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        choose_pipeline(asked, source, 3)
 
 
 @pytest.mark.parametrize(

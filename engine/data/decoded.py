@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -67,17 +69,27 @@ def kept_or_decoded(
     """The images of a key from the cache, or decoded and put there by the first process that asks while the others
     wait. What is there is taken if it is whole and `sound` says so. Where it cannot be kept it is decoded into this
     process's memory."""
+
+    def take() -> Decoded | None:
+        found = _kept(key)
+        if found is None or not sound(found.about):
+            return None
+        with suppress(OSError):
+            os.utime(_about_path(key))
+        return found
+
+    # Without the lock first: the folder may be one that can only be read.
+    if (found := take()) is not None:
+        return found
     try:
         with _alone(key):
+            if (found := take()) is not None:
+                return found
+            _remove_old()
+            _remove_torn(key)
+            _write(key, decode())
             found = _kept(key)
-            if found is None or not sound(found.about):
-                _remove_old()
-                _remove_torn(key)
-                _write(key, decode())
-                found = _kept(key)
         if found is not None:
-            with suppress(OSError):
-                os.utime(_about_path(key))
             return found
         problem = "it was gone at once"
     except OSError as error:
@@ -87,7 +99,23 @@ def kept_or_decoded(
     for piece in fresh.pieces:
         images[first : first + len(piece)] = piece
         first += len(piece)
-    return Decoded(images, fresh.about, f"decoded images cannot be kept in {_folder()} ({problem})")
+    return Decoded(images, fresh.about, f"decoded images {_not_kept(problem)}")
+
+
+def why_not_kept(size: int) -> str | None:
+    """Why so many bytes more cannot be kept, as a clause about them; None where they can."""
+    try:
+        _folder().mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=_folder()) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+    except OSError as error:
+        return _not_kept(error.strerror or str(error))
+    return None
+
+
+def _not_kept(problem: str) -> str:
+    return f"cannot be kept in {_folder()} ({problem})"
 
 
 def _folder() -> Path:
@@ -137,6 +165,8 @@ def _write(key: str, fresh: Fresh) -> None:
     def write(file: Any) -> None:
         header = {"descr": "|u1", "fortran_order": False, "shape": fresh.shape}
         np.lib.format.write_array_header_1_0(file, header)
+        # Where there is no room it is known before anything is decoded.
+        os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(fresh.shape))
         for piece in fresh.pieces:
             file.write(np.ascontiguousarray(piece).data)
 

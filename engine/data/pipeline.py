@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.config import Config
 from engine.data import image_format, likely_format
 from engine.data.arrays import IMAGE_SETS
-from engine.data.decoded import is_kept
+from engine.data.decoded import is_kept, why_not_kept
 from engine.data.held import PARTS, held_bytes, is_shared, kept_keys
 from engine.data.source import ImageFormat, Source
 from engine.doctor.machine import free_memory
@@ -39,12 +40,15 @@ def choose_pipeline(config: Config, source: Source, ranks: int) -> Choice:
         return Choice(asked, ASKED)
     wanted = image_format(config, source)
     size = held_bytes([source.count(part) for part in PARTS], config, source.format, wanted)
-    reason = no_room(size if is_shared(source) else size * ranks)
+    reason = _against(config, source) if asked == "auto" else None
+    reason = reason or no_room(size if is_shared(source) else size * ranks)
+    if asked == "auto":
+        reason = reason or _no_disk(size, source, config, wanted)
+    reason = reason or _no_room_for_each(size, ranks, source, config, wanted)
     if asked == "memory":
         if reason is not None:
             raise UsageError([_refusal(reason)])
         return Choice("memory", ASKED)
-    reason = _against(config, source) or reason or _no_disk(size, source, config, wanted)
     if reason is not None:
         return Choice("stream", reason)
     return Choice("memory", f"the decoded images take {in_bytes(size)}")
@@ -91,7 +95,7 @@ def no_room(size: int) -> str | None:
 def _no_disk(size: int, source: Source, config: Config, wanted: ImageFormat) -> str | None:
     """For what is still to be written into the cache."""
     try:
-        if not is_shared(source) or all(map(is_kept, kept_keys(source, config, wanted))):
+        if not _is_to_be_kept(source, config, wanted):
             return None
         free = free_bytes(cache_folder())
     except OSError as error:
@@ -102,3 +106,17 @@ def _no_disk(size: int, source: Source, config: Config, wanted: ImageFormat) -> 
         f"the decoded images take {in_bytes(size)} in {cache_folder()}, and a quarter of the {in_bytes(free)} that is "
         "free there is allowed"
     )
+
+
+def _no_room_for_each(size: int, ranks: int, source: Source, config: Config, wanted: ImageFormat) -> str | None:
+    """For ranks of which each holds the images for itself, where they cannot be kept in the cache."""
+    lack = no_room(size * ranks)
+    with suppress(OSError):
+        if lack is not None and _is_to_be_kept(source, config, wanted) and (why := why_not_kept(size)) is not None:
+            return f"{lack}: each of {ranks} ranks needs its own, for they {why}"
+    return None
+
+
+def _is_to_be_kept(source: Source, config: Config, wanted: ImageFormat) -> bool:
+    """Whether something is still to be written into the cache. Raises OSError."""
+    return is_shared(source) and not all(map(is_kept, kept_keys(source, config, wanted)))
