@@ -26,8 +26,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
+from engine import worker
 from engine.batch_size import about
+from engine.beats import Beats, Marker
+from engine.channel import DirectChannel, StopFlag
 from engine.config import Config
+from engine.control import Asked
 from engine.data import decoded, image_format, memory, open_source, shares_of
 from engine.data.augment import Augmentation, vary
 from engine.data.decoded import Fresh, kept_or_decoded, key_of
@@ -43,8 +47,11 @@ from engine.data.transforms import cut, erase
 from engine.doctor import machine
 from engine.doctor.run import expected_workers
 from engine.files import cache_folder
+from engine.job import Job
+from engine.machine import plan
 from engine.problems import UsageError
 from engine.resolve import resolve
+from engine.seat import Seat
 
 CPU = torch.device("cpu")
 VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.batch_size=16"]
@@ -584,6 +591,45 @@ def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatc
     with pytest.raises(UsageError, match="memory cannot be had"):
         choose_pipeline(asked, source, 3)
     assert pipeline_problems(config, source, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "came"),
+    [
+        ("auto", (1 << 40, 0), ["memory", "memory"]),
+        ("auto", (0, 1 << 40), ["stream", "stream"]),
+        ("memory", (1 << 40, 0), ["memory", "memory"]),
+        ("memory", (0, 1 << 40), ["refused", "refused"]),
+    ],
+)
+def test_all_ranks_do_as_rank_0_chose_whatever_memory_is_free_when_they_begin(
+    asked: str, free: tuple[int, int], came: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ChosenError(Exception):
+        pass
+
+    def feed(choice: Choice, *_: object) -> None:
+        raise ChosenError(choice.pipeline)
+
+    # A rank goes no further than to where it begins to load.
+    monkeypatch.setattr(worker, "Feed", feed)
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    config = resolve("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
+    job, store = Job(config, plan(config, []), None, False, open_source(config)), torch.distributed.HashStore()
+    channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
+    threads, found, told = torch.get_num_threads(), list[str](), set[str]()
+    for rank in (0, 1):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
+        try:
+            worker.train(job, Seat(rank, 2, rank, 2), store, channel)
+        except ChosenError as chosen:
+            found.append(str(chosen))
+        except UsageError as error:
+            found.append("refused")
+            told.add(str(error))
+    torch.set_num_threads(threads)
+    assert found == came
+    assert len(told) == (1 if "refused" in came else 0)
 
 
 def test_each_rank_counts_where_the_cache_cannot_be_written(
