@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from engine.config import Config, as_dict
 from engine.data import image_format
-from engine.data.pipeline import held_bytes
+from engine.data.held import PARTS, held_bytes
 from engine.data.source import Source
 from engine.doctor.machine import free_memory
 from engine.failure import exit_in_words
@@ -141,7 +141,7 @@ def about(config: Config, source: Source) -> dict[str, Any]:
     form = image_format(config, source)
     return {
         "format": asdict(form),
-        "bytes": held_bytes(source.count("train") + source.count("val"), form),
+        "bytes": held_bytes([source.count(part) for part in PARTS], config, source.format, form),
         "classes": len(source.classes),
         "train": source.count("train"),
     }

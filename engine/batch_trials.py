@@ -30,7 +30,7 @@ from engine.control import Asked
 from engine.data import open_source, shares_of
 from engine.data.arrays import FakeSource
 from engine.data.feed import Feed
-from engine.data.memory import SHARE as HELD_SHARE
+from engine.data.memory import OF_GPU
 from engine.data.pipeline import Choice
 from engine.data.sampler import BatchRequest
 from engine.data.source import ImageFormat
@@ -130,7 +130,7 @@ class Trials:
         if plan.on_gpu and torch.cuda.is_available():
             for place in plan.places(0):
                 free, total = torch.cuda.mem_get_info(place)
-                taken = held if held <= HELD_SHARE * free and config.data.pipeline != "stream" else 0
+                taken = held if held <= OF_GPU * free and config.data.pipeline != "stream" else 0
                 torch.cuda.set_per_process_memory_fraction((SHARE * free - taken) / total, place)
 
     def __call__(self, images: int) -> Outcome:

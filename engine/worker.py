@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from engine.data import check_source, class_counts, image_format, open_source, s
 from engine.data.feed import Feed
 from engine.data.loader import RequestedBatches
 from engine.data.mix import Mixer
-from engine.data.pipeline import choose_pipeline
+from engine.data.pipeline import Choice, choose_pipeline, pipeline_warnings
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source
 from engine.data.worker_count import measured_workers
@@ -69,9 +70,9 @@ def train(job: Job, seat: Seat, store: Store, channel: Channel) -> Outcome:
 
     # Loader processes are forked before this process touches CUDA or starts threads, and work while the rest is set up.
     images = image_format(config, source)
-    choice = choose_pipeline(config, source, job.plan.ranks)
+    choice = _choose(job, source, seat, store)
     workers = _workers(job, source, images, shares, position.epoch) if choice.pipeline == "stream" else 0
-    warnings = warnings_of_shares(shares)
+    warnings = warnings_of_shares(shares) + pipeline_warnings(config, choice)
     warnings += loading_warnings(config, job.plan.ranks, workers, images, job.plan.devices_a_rank)
     requests = shares.run(config.run.epochs, position.epoch, position.batch)
     feed = Feed(choice, source, config, images, requests, workers)
@@ -108,7 +109,6 @@ def set_up(
     config = job.config
     device = _open_device(config, job.plan, seat)
     seed_everything(config.run.seed)
-    classes = len(source.classes)
     classes, problems = len(source.classes), list[Problem]()
     with collecting(problems):
         criterion = build_loss(config, classes, lambda: class_counts(source), device)
@@ -172,6 +172,26 @@ def _load(folder: RunFolder, seat: Seat, store: Store) -> tuple[dict[str, Any] |
         return state or None, damaged
     finally:
         store.set("checkpoint", json.dumps(news))
+
+
+def _choose(job: Job, source: Source, seat: Seat, store: Store) -> Choice:
+    """The pipeline, the same on every rank: what is free changes, so rank 0 looks once and tells the others. Raises
+    UsageError, on every rank alike."""
+    if seat.rank != 0:
+        told = json.loads(store.get("pipeline"))
+        if "refused" in told:
+            raise UsageError([Problem(where, what) for where, what in told["refused"]])
+        return Choice(**told)
+    news: dict[str, Any] = {"refused": [("", "rank 0 could not choose a pipeline")]}
+    try:
+        choice = choose_pipeline(job.config, source, job.plan.ranks)
+        news = asdict(choice)
+        return choice
+    except UsageError as error:
+        news = {"refused": [(problem.where, problem.what) for problem in error.problems]}
+        raise
+    finally:
+        store.set("pipeline", json.dumps(news))
 
 
 def position_of(saved: dict[str, Any], shares: Shares) -> Position:

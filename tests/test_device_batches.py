@@ -12,7 +12,7 @@ import torch
 from engine.data import image_format, open_source
 from engine.data.ahead import Ahead
 from engine.data.device import DeviceBatch, StreamedBatches
-from engine.data.loader import Batches
+from engine.data.loader import Batch, Batches
 from engine.data.sampler import Shares
 from engine.resolve import resolve
 
@@ -132,3 +132,22 @@ def test_on_a_gpu_the_host_waits_for_no_batch() -> None:
         assert len([next(streamed) for _ in range(8)]) == 8
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_batches_for_the_second_gpu_are_made_by_a_thread_whose_current_device_it_is() -> None:
+    config = resolve(None, VARIED).config
+    source = open_source(config)
+    images = image_format(config, source)
+    current = list[int]()
+
+    class Watched(Batches):
+        def __next__(self) -> Batch:
+            current.append(torch.cuda.current_device())
+            return super().__next__()
+
+    made = Watched(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(1), 1)
+    with torch.cuda.device(1):
+        assert next(StreamedBatches(made, images, torch.device("cuda", 1))).images.device.index == 1
+    assert set(current) == {1}

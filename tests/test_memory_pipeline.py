@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -24,12 +26,19 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
+from engine import worker
+from engine.batch_size import about
+from engine.beats import Beats, Marker
+from engine.channel import DirectChannel, StopFlag
 from engine.config import Config
-from engine.data import image_format, open_source, shares_of
+from engine.control import Asked
+from engine.data import decoded, image_format, memory, open_source, shares_of
 from engine.data.augment import Augmentation, vary
 from engine.data.decoded import Fresh, kept_or_decoded, key_of
 from engine.data.device import DeviceBatch
 from engine.data.feed import Feed
+from engine.data.held import held_bytes, hold
+from engine.data.memory import MemoryBatches
 from engine.data.pipeline import Choice, Pipeline, choose_pipeline, pipeline_problems
 from engine.data.rectangles import cut_rectangles, erased_rectangles
 from engine.data.sampler import Shares
@@ -38,8 +47,11 @@ from engine.data.transforms import cut, erase
 from engine.doctor import machine
 from engine.doctor.run import expected_workers
 from engine.files import cache_folder
+from engine.job import Job
+from engine.machine import plan
 from engine.problems import UsageError
 from engine.resolve import resolve
+from engine.seat import Seat
 
 CPU = torch.device("cpu")
 VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.batch_size=16"]
@@ -120,10 +132,24 @@ def test_parts_that_are_cut_out_agree_with_the_streams_within_two_of_255(size: i
     config = resolve(None, [*overrides, "data.mean=[0,0,0]", "data.std=[1,1,1]"]).config
     source = open_source(config)
     config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": size})})
-    shares = Shares(96, 0, 16, 0, 1, True, 0)
+    shares = Shares(96, 37, 16, 0, 1, True, 0)
     streamed, held = (batches(pipeline, config, source, shares) for pipeline in ("stream", "memory"))
     assert_the_same(held, streamed, within=2.01 / 255)
     assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(held, streamed, strict=True)) < 0.02
+
+
+def test_a_gpu_prepares_as_many_batches_at_once_as_have_room_at_the_size_that_parts_are_cut_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = resolve(None, ["augment.resized_crop=true", "data.dataset=fake", "data.batch_size=16"]).config
+    source, small = open_source(config), ImageFormat(8, 3, (0.5,) * 3, (0.5,) * 3)
+    requests = list(Shares(96, 32, 16, 0, 1, True, 0).run(1))
+    made = MemoryBatches(hold(source, config, small), config, small, requests, CPU)
+    monkeypatch.setattr(memory, "AHEAD_BYTES", 2 * 16 * 3 * 32**2 * 4)
+    train, val = requests[:6], requests[6:]
+    for some, together in ((train, [2, 2, 2]), (val, [2])):
+        pairs = [(request, ()) for request in some]
+        assert [len(one) for one, _ in made._together(pairs, on_device=True)] == together
 
 
 def test_a_part_that_is_cut_out_is_resampled_as_torchvision_does_it() -> None:
@@ -300,6 +326,52 @@ def test_a_writer_that_died_leaves_nothing_that_is_taken(cache: Path) -> None:
     assert int(made.images.sum()) == 4
 
 
+def test_what_a_killed_writer_left_behind_is_removed_by_the_next_and_that_of_another_key_stays(cache: Path) -> None:
+    def pieces() -> Iterator[np.ndarray]:
+        yield np.zeros((1, 1, 2, 2), np.uint8)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    fork = multiprocessing.get_context("fork")
+    for key in ("k", "other"):
+        writer = fork.Process(target=kept_or_decoded, args=(key, lambda: Fresh((2, 1, 2, 2), pieces())))
+        writer.start()
+        writer.join(20)
+        assert writer.exitcode == -signal.SIGKILL
+    assert len(list(cache.glob(".k.npy.*.tmp"))) == 1
+    kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert [path.name.split(".")[1] for path in cache.glob(".*.tmp")] == ["other"]
+
+
+def test_where_there_is_no_room_nothing_is_decoded_before_that_is_known_nor_while_others_wait(cache: Path) -> None:
+    free = list[bool]()
+
+    def pieces() -> Iterator[np.ndarray]:
+        with (cache / "k.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free.append(True)
+            except BlockingIOError:
+                free.append(False)
+        yield np.ones((1, 1, 99, 99), np.uint8)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        made = kept_or_decoded("k", lambda: Fresh((1, 1, 99, 99), pieces()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (free, int(made.images.sum())) == ([True], 99 * 99)
+    assert made.problem == f"decoded images cannot be kept in {cache} (File too large)"
+
+
+def test_images_in_a_cache_that_can_only_be_read_are_taken(cache: Path) -> None:
+    kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    (cache / "k.lock").unlink()
+    # Permissions would not keep root out.
+    (cache / "k.lock").mkdir()
+    assert kept_or_decoded("k", lambda: pytest.fail("is kept")).problem is None
+
+
 def test_of_a_write_that_breaks_off_nothing_is_left_in_the_cache(photos: Path, cache: Path) -> None:
     config, source = folder(photos)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -322,6 +394,17 @@ def test_without_a_cache_images_are_decoded_into_memory_and_a_warning_says_so(
     feed = Feed(Choice("memory", ""), source, config, image_format(config, source), requests)
     assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
     assert torch.equal(next(feed.on(CPU)).images, wanted[0].images)
+
+
+@pytest.mark.parametrize("pipeline", get_args(Pipeline))
+def test_each_pipeline_tells_once_that_a_set_could_not_be_kept(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
+    config = resolve(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
+    feed = Feed(Choice(pipeline, ""), source := open_source(config), config, image_format(config, source), ())
+    assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
 
 
 def test_what_no_run_used_for_long_is_removed_when_something_is_written(cache: Path) -> None:
@@ -352,6 +435,16 @@ def test_a_key_knows_the_files_by_size_and_time_and_not_by_content(tmp_path: Pat
     assert key_of({"n": 1}, [file], tmp_path) == key != key_of({"n": 2}, [file], tmp_path)
     os.utime(file, ns=(1, 1))
     assert key_of({"n": 1}, [file], tmp_path) != key
+
+
+@pytest.mark.parametrize("library", ["pillow", "torch", "torchvision"])
+def test_a_key_is_another_one_with_another_version_of_what_decodes_and_resizes(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_of({}, [], tmp_path)
+    installed = decoded.version
+    monkeypatch.setattr(decoded, "version", lambda name: "0.1" if name == library else installed(name))
+    assert key_of({}, [], tmp_path) != key
 
 
 def test_an_image_that_cannot_be_read_is_left_out_as_the_stream_does_it_and_looked_at_again(
@@ -388,6 +481,7 @@ import sys, torch
 from engine import worker
 from engine.data import image_format, open_source, shares_of
 from engine.data.feed import Feed
+from engine.data.held import held_bytes, hold
 from engine.data.pipeline import choose_pipeline
 from engine.resolve import resolve
 
@@ -422,7 +516,26 @@ def test_mnist_of_another_size_is_kept_in_that_size(tmp_path: Path, cache: Path)
     config = resolve(None, overrides).config
     made = batches("memory", config, open_source(config))
     assert_the_same(made, batches("stream", config, open_source(config)))
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(136, 1, 28, 28), (136, 3, 20, 20)]
+    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [
+        (40, 3, 20, 20),
+        (96, 3, 20, 20),
+        (136, 1, 28, 28),
+    ]
+
+
+def test_of_mnist_that_is_cut_out_only_the_validation_images_are_brought_to_size_beforehand(
+    tmp_path: Path, cache: Path
+) -> None:
+    write_mnist(tmp_path)
+    overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
+    config = resolve(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
+    source = open_source(config)
+    made = batches("memory", config, source)
+    assert_the_same(made, batches("stream", config, source), within=2.01 / 255)
+    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
+    held = hold(source, config, image_format(config, source))
+    assert held_bytes((96, 40), config, source.format, image_format(config, source)) == held.bytes
+    assert about(config, source)["bytes"] == held.bytes == 96 * 28**2 + 40 * 20**2
 
 
 # Which pipeline.
@@ -478,6 +591,67 @@ def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatc
     with pytest.raises(UsageError, match="memory cannot be had"):
         choose_pipeline(asked, source, 3)
     assert pipeline_problems(config, source, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "came"),
+    [
+        ("auto", (1 << 40, 0), ["memory", "memory"]),
+        ("auto", (0, 1 << 40), ["stream", "stream"]),
+        ("memory", (1 << 40, 0), ["memory", "memory"]),
+        ("memory", (0, 1 << 40), ["refused", "refused"]),
+    ],
+)
+def test_all_ranks_do_as_rank_0_chose_whatever_memory_is_free_when_they_begin(
+    asked: str, free: tuple[int, int], came: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ChosenError(Exception):
+        pass
+
+    def feed(choice: Choice, *_: object) -> None:
+        raise ChosenError(choice.pipeline)
+
+    # A rank goes no further than to where it begins to load.
+    monkeypatch.setattr(worker, "Feed", feed)
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    config = resolve("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
+    job, store = Job(config, plan(config, []), None, False, open_source(config)), torch.distributed.HashStore()
+    channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
+    threads, found, told = torch.get_num_threads(), list[str](), set[str]()
+    for rank in (0, 1):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
+        try:
+            worker.train(job, Seat(rank, 2, rank, 2), store, channel)
+        except ChosenError as chosen:
+            found.append(str(chosen))
+        except UsageError as error:
+            found.append("refused")
+            told.add(str(error))
+    torch.set_num_threads(threads)
+    assert found == came
+    assert len(told) == (1 if "refused" in came else 0)
+
+
+def test_each_rank_counts_where_the_cache_cannot_be_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 16 * 3 * 16**2
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
+    config, source = folder(photos)
+    asked, _ = folder(photos, "data.pipeline=memory")
+    assert [choose_pipeline(one, source, 3).pipeline for one in (config, asked)] == ["memory", "memory"]
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
+    assert [choose_pipeline(one, source, 2).pipeline for one in (config, asked)] == ["memory", "memory"]
+    told = (
+        "the decoded images take 36 KiB, and a quarter of the 96 KiB of free memory is allowed: each of 3 ranks "
+        f"needs its own, for they cannot be kept in {no_folder}/gputrain/decoded (Not a directory)"
+    )
+    assert choose_pipeline(config, source, 3) == Choice("stream", told)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        choose_pipeline(asked, source, 3)
 
 
 @pytest.mark.parametrize(

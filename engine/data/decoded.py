@@ -6,21 +6,24 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
-import PIL
 
 from engine.data.source import Images
 from engine.files import cache_folder, read_json, replace_file, write_json
 
 FORMAT = 1
+LIBRARIES = ("pillow", "torch", "torchvision")
 KEPT_DAYS = 30.0
 _DAY = 86400.0
 
@@ -45,8 +48,10 @@ class Decoded:
 
 
 def key_of(what: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
-    """Of the images that come of those files: another one where a file was changed. Raises OSError."""
-    digest = hashlib.sha256(json.dumps([FORMAT, PIL.__version__, str(root.resolve()), dict(what)]).encode())
+    """Of the images that come of those files: another one where a file was changed, or a library that decodes and
+    resizes. Raises OSError."""
+    versions = [version(library) for library in LIBRARIES]
+    digest = hashlib.sha256(json.dumps([FORMAT, versions, str(root.resolve()), dict(what)]).encode())
     for path in files:
         status = path.stat()
         name = os.fsencode(path.relative_to(root))
@@ -64,16 +69,27 @@ def kept_or_decoded(
     """The images of a key from the cache, or decoded and put there by the first process that asks while the others
     wait. What is there is taken if it is whole and `sound` says so. Where it cannot be kept it is decoded into this
     process's memory."""
+
+    def take() -> Decoded | None:
+        found = _kept(key)
+        if found is None or not sound(found.about):
+            return None
+        with suppress(OSError):
+            os.utime(_about_path(key))
+        return found
+
+    # Without the lock first: the folder may be one that can only be read.
+    if (found := take()) is not None:
+        return found
     try:
         with _alone(key):
+            if (found := take()) is not None:
+                return found
+            _remove_old()
+            _remove_torn(key)
+            _write(key, decode())
             found = _kept(key)
-            if found is None or not sound(found.about):
-                _remove_old()
-                _write(key, decode())
-                found = _kept(key)
         if found is not None:
-            with suppress(OSError):
-                os.utime(_about_path(key))
             return found
         problem = "it was gone at once"
     except OSError as error:
@@ -83,7 +99,23 @@ def kept_or_decoded(
     for piece in fresh.pieces:
         images[first : first + len(piece)] = piece
         first += len(piece)
-    return Decoded(images, fresh.about, f"decoded images cannot be kept in {_folder()} ({problem})")
+    return Decoded(images, fresh.about, f"decoded images {_not_kept(problem)}")
+
+
+def why_not_kept(size: int) -> str | None:
+    """Why so many bytes more cannot be kept, as a clause about them; None where they can."""
+    try:
+        _folder().mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=_folder()) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+    except OSError as error:
+        return _not_kept(error.strerror or str(error))
+    return None
+
+
+def _not_kept(problem: str) -> str:
+    return f"cannot be kept in {_folder()} ({problem})"
 
 
 def _folder() -> Path:
@@ -133,6 +165,8 @@ def _write(key: str, fresh: Fresh) -> None:
     def write(file: Any) -> None:
         header = {"descr": "|u1", "fortran_order": False, "shape": fresh.shape}
         np.lib.format.write_array_header_1_0(file, header)
+        # Where there is no room it is known before anything is decoded.
+        os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(fresh.shape))
         for piece in fresh.pieces:
             file.write(np.ascontiguousarray(piece).data)
 
@@ -143,7 +177,7 @@ def _write(key: str, fresh: Fresh) -> None:
 
 
 def _remove_old() -> None:
-    """What no run has used for long, and what a process left behind that was killed while it wrote."""
+    """What no run has used for long."""
     with suppress(OSError):
         now = time.time()
         for path in _folder().iterdir():
@@ -153,3 +187,9 @@ def _remove_old() -> None:
                     about = path
                 if now - about.stat().st_mtime > KEPT_DAYS * _DAY:
                     path.unlink()
+
+
+def _remove_torn(key: str) -> None:
+    """What a process left behind that was killed while it wrote; only for who is alone with the key. Raises OSError."""
+    for path in _folder().glob(f".{key}.*.tmp"):
+        path.unlink(missing_ok=True)

@@ -36,6 +36,13 @@ class DeviceBatches(Protocol):
     def __next__(self) -> DeviceBatch: ...
 
 
+def bring(values: Tensor, device: torch.device) -> Tensor:
+    """To the device, without waiting for it."""
+    if values.device.type == device.type:
+        return values
+    return (values if values.is_pinned() else values.pin_memory()).to(device, non_blocking=True)
+
+
 class StreamedBatches:
     """What loader processes make, or this process itself, brought to the device. On a GPU that is done beside the
     computing, on a stream of its own; with loader processes also by a thread of its own, which begins a batch as soon
@@ -49,7 +56,7 @@ class StreamedBatches:
         self._std = torch.tensor(image_format.std, device=device).view(shape)
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            sent = map(self._sent, batches)
+            sent = self._all_sent(batches)
             # Without loader processes the making of a batch draws from the generators that this thread draws from too.
             self._ready: Iterator[DeviceBatch] = map(self._received, Ahead(sent) if batches.workers else sent)
         else:
@@ -59,14 +66,16 @@ class StreamedBatches:
         return next(self._ready)
 
     def _made(self, batch: Batch) -> DeviceBatch:
-        images, labels = batch.images, batch.labels
-        if self._device.type == "cuda":
-            images = images.pin_memory().to(self._device, non_blocking=True)
-            labels = labels.pin_memory().to(self._device, non_blocking=True)
+        images, labels = bring(batch.images, self._device), bring(batch.labels, self._device)
         if batch.draws is not None:
             images = vary(images, batch.draws.to(self._device))
         images = normalise(images, self._mean, self._std)
         return DeviceBatch(images, labels, batch.weight, batch.ends_step, batch.unread)
+
+    def _all_sent(self, batches: Batches) -> Iterator[tuple[DeviceBatch, torch.cuda.Event]]:
+        # Each thread has a current device of its own, which is the first at its start.
+        torch.cuda.set_device(self._stream.device)
+        yield from map(self._sent, batches)
 
     def _sent(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
         """On its way to the device, and what is recorded when it is there."""

@@ -14,7 +14,7 @@ from engine.data.loader import Batches
 from engine.data.memory import MemoryBatches
 from engine.data.pipeline import Choice
 from engine.data.sampler import BatchRequest
-from engine.data.source import ImageFormat, Source
+from engine.data.source import ArraySource, ImageFormat, Source
 
 
 class Feed:
@@ -35,7 +35,11 @@ class Feed:
         self.choice, pipeline = choice, choice.pipeline
         self._held = hold(source, config, image_format) if pipeline == "memory" else None
         self._loaded = Batches(source, config, image_format, requests, workers) if pipeline == "stream" else None
-        self.warnings = [self._held.problem] if self._held is not None and self._held.problem else []
+        problems = (
+            source.problem if isinstance(source, ArraySource) else None,
+            self._held.problem if self._held is not None else None,
+        )
+        self.warnings = [problem for problem in problems if problem]
 
     def on(self, device: torch.device) -> DeviceBatches:
         if self._held is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,19 +48,27 @@ def hold(source: Source, config: Config, image_format: ImageFormat) -> Held:
         if held.unread and config.data.on_bad == "fail":
             raise UnreadableImageError(next(iter(held.unread.values())))
         return held
-    wanted = held_format(source, config, image_format)
+    wanted = {part: held_format(part, config, source.format, image_format) for part in PARTS}
     rows = {part: np.arange(source.count(part)) for part in PARTS}
     if isinstance(source, ArraySource):
-        images, problem = _fitted(source, wanted)
-        return Held(images, rows, labels, problem=problem or source.problem)
-    images = {part: _fit(source.load(part, rows[part])[0], wanted) for part in PARTS}
+        fitted = {part: _fitted(source, part, wanted[part]) for part in PARTS}
+        images = {part: images for part, (images, _) in fitted.items()}
+        problems = [problem for _, problem in fitted.values() if problem]
+        return Held(images, rows, labels, problem=problems[0] if problems else None)
+    images = {part: _fit(source.load(part, rows[part])[0], wanted[part]) for part in PARTS}
     return Held(images, rows, labels)
 
 
-def held_format(source: Source, config: Config, image_format: ImageFormat) -> ImageFormat:
-    """The form that images are held in."""
-    size = source.format.size if config.augment.resized_crop else image_format.size
-    return replace(image_format, size=size)
+def held_format(part: Part, config: Config, own: ImageFormat, image_format: ImageFormat) -> ImageFormat:
+    """The form that the images of a part are held in, of a source whose own form is `own`."""
+    cut_later = part == "train" and config.augment.resized_crop
+    return replace(image_format, size=own.size) if cut_later else image_format
+
+
+def held_bytes(counts: Sequence[int], config: Config, own: ImageFormat, image_format: ImageFormat) -> int:
+    """Of so many images in each of the two parts."""
+    forms = [held_format(part, config, own, image_format) for part in PARTS]
+    return sum(count * form.channels * form.size**2 for count, form in zip(counts, forms, strict=True))
 
 
 def is_shared(source: Source) -> TypeGuard[FolderSource | ArraySource]:
@@ -68,14 +76,25 @@ def is_shared(source: Source) -> TypeGuard[FolderSource | ArraySource]:
     return isinstance(source, FolderSource) or (isinstance(source, ArraySource) and bool(source.key))
 
 
-def kept_key(source: FolderSource | ArraySource, wanted: ImageFormat) -> str:
+def kept_keys(source: FolderSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
     """Of the decoded images in the cache. Raises OSError."""
     if isinstance(source, FolderSource):
-        root = Path(source.root)
-        files = (root / place.path for place in _places(source))
-        return key_of({"folder": [wanted.size, wanted.channels]}, files, root)
-    as_it_is = (source.format.size, source.format.channels) == (wanted.size, wanted.channels)
-    return source.key if as_it_is else f"{source.key}-{wanted.channels}x{wanted.size}"
+        return [_key_of_folder(source, image_format)]
+    return [_key_of_part(source, part, held_format(part, config, source.format, image_format)) for part in PARTS]
+
+
+def _key_of_folder(source: FolderSource, wanted: ImageFormat) -> str:
+    root = Path(source.root)
+    files = (root / place.path for place in _places(source))
+    return key_of({"folder": [wanted.size, wanted.channels]}, files, root)
+
+
+def _key_of_part(source: ArraySource, part: Part, wanted: ImageFormat) -> str:
+    return source.key if _as_it_is(source, wanted) else f"{source.key}-{part}-{wanted.channels}x{wanted.size}"
+
+
+def _as_it_is(source: ArraySource, wanted: ImageFormat) -> bool:
+    return (source.format.size, source.format.channels) == (wanted.size, wanted.channels)
 
 
 class _Place(NamedTuple):
@@ -119,7 +138,7 @@ def _hold_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
         return all(isinstance(load(places[int(row)]), str) for row in about["unread"])
 
     try:
-        key = kept_key(source, image_format)
+        key = _key_of_folder(source, image_format)
     except OSError as error:
         raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
     decoded = kept_or_decoded(key, decode, sound)
@@ -130,26 +149,21 @@ def _hold_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
     return Held(dict.fromkeys(PARTS, decoded.images), rows, labels, unread, decoded.problem)
 
 
-def _fitted(source: ArraySource, wanted: ImageFormat) -> tuple[Mapping[Part, Images], str | None]:
-    """The images of both parts in the wanted form, kept where the source says by what key; and a problem for the
-    log."""
-    if (source.format.size, source.format.channels) == (wanted.size, wanted.channels):
-        return source.images, None
+def _fitted(source: ArraySource, part: Part, wanted: ImageFormat) -> tuple[Images, str | None]:
+    """The images of a part in the wanted form, kept where the source says by what key; and a problem for the log."""
+    whole = source.images[part]
+    if _as_it_is(source, wanted):
+        return whole, None
     if not source.key:
-        return {part: _fit(source.images[part], wanted) for part in PARTS}, None
-    train = source.count("train")
-    shape = (train + source.count("val"), wanted.channels, wanted.size, wanted.size)
+        return _fit(whole, wanted), None
+    shape = (len(whole), wanted.channels, wanted.size, wanted.size)
 
     def decode() -> Fresh:
         many = max(PIECE_BYTES // (4 * int(np.prod(shape[1:]))), 1)
-        wholes = ((source.images[part], source.count(part)) for part in PARTS)
-        pieces = (
-            _fit(whole[first : first + many], wanted) for whole, count in wholes for first in range(0, count, many)
-        )
-        return Fresh(shape, pieces)
+        return Fresh(shape, (_fit(whole[first : first + many], wanted) for first in range(0, len(whole), many)))
 
-    decoded = kept_or_decoded(kept_key(source, wanted), decode)
-    return {"train": decoded.images[:train], "val": decoded.images[train:]}, decoded.problem
+    decoded = kept_or_decoded(_key_of_part(source, part, wanted), decode)
+    return decoded.images, decoded.problem
 
 
 def _fit(images: Images, wanted: ImageFormat) -> Images:

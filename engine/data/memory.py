@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.config import Config
 from engine.data.augment import Augmentation, vary
-from engine.data.device import DeviceBatch
+from engine.data.device import DeviceBatch, bring
 from engine.data.held import PARTS, PIECE_BYTES, Held
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.source import ImageFormat, Images
@@ -22,9 +22,7 @@ from engine.data.transforms import cut, normalise
 # What of a batch could not be read.
 Unread = tuple[str, ...]
 # Of a GPU's free memory, for the images.
-SHARE = 0.25
-
-
+OF_GPU = 0.25
 # A GPU prepares many batches at once, up to so many bytes of images: of a small one it would spend more time on being
 # told what to do than on doing it.
 AHEAD_BYTES = 64 << 20
@@ -52,7 +50,7 @@ class MemoryBatches:
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
         self._std = torch.tensor(image_format.std, device=device).view(shape)
         self._resident: dict[Part, Tensor] = {}
-        if device.type == "cuda" and held.bytes <= SHARE * torch.cuda.mem_get_info(device)[0]:
+        if device.type == "cuda" and held.bytes <= OF_GPU * torch.cuda.mem_get_info(device)[0]:
             parts = PARTS if not self._augmentation.one_by_one else PARTS[1:]
             self._resident = {part: _moved(held.images[part], held.rows[part], device) for part in parts}
         self._batches = self._all(requests)
@@ -69,33 +67,36 @@ class MemoryBatches:
         part, epoch, augmentation = requests[0].part, requests[0].epoch, self._augmentation
         readable = [self._readable(request) for request in requests]
         indices = np.concatenate([request.indices for request, _ in readable])
-        labels = self._brought(torch.from_numpy(self._held.labels[part][indices]))
-        places = self._brought(torch.from_numpy(indices)) if part in self._resident else None
+        labels = bring(torch.from_numpy(self._held.labels[part][indices]), self._device)
+        places = bring(torch.from_numpy(indices), self._device) if part in self._resident else None
         draws = boxes = None
         if part == "train":
             draws = augmentation.draws(epoch, indices).to(self._device)
             boxes = augmentation.boxes(epoch, indices, self._held.images[part].shape[-1])
             if boxes is not None and not augmentation.one_by_one:
-                boxes = self._brought(boxes)
+                boxes = bring(boxes, self._device)
         for some, rows in self._together(readable, on_device=places is not None):
             if places is not None:
                 images = self._resident[part].index_select(0, places[rows])
             else:
                 images = self._gathered(part, indices[rows])
                 if part == "val" or not augmentation.one_by_one:
-                    images = self._brought(images)
+                    images = bring(images, self._device)
             if boxes is not None:
                 images = cut(images, boxes[rows], self._format.size)
             if draws is not None:
-                images = vary(self._brought(augmentation.before(images, epoch, indices[rows])), draws[rows])
+                images = vary(bring(augmentation.before(images, epoch, indices[rows]), self._device), draws[rows])
             yield from _divided(normalise(images, self._mean, self._std), labels[rows], some)
 
     def _together(
         self, readable: Sequence[tuple[BatchRequest, Unread]], *, on_device: bool
     ) -> Iterator[tuple[Sequence[tuple[BatchRequest, Unread]], slice]]:
         """Requests whose images are prepared at once, and where those lie among all."""
-        image_bytes = 4 * self._format.channels * self._format.size**2
-        many = AHEAD_BYTES // (image_bytes * len(readable[0][0].indices)) if on_device else 1
+        request, _ = readable[0]
+        # Floats, of the size before a part is cut out or after it.
+        side = max(self._format.size, self._held.images[request.part].shape[-1])
+        image_bytes = 4 * self._format.channels * side**2
+        many = AHEAD_BYTES // (image_bytes * len(request.indices)) if on_device else 1
         end = 0
         for first in range(0, len(readable), max(many, 1)):
             some = readable[first : first + max(many, 1)]
@@ -123,12 +124,6 @@ class MemoryBatches:
         made = torch.empty((len(indices), *images.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         np.take(images, self._held.rows[part][indices], 0, out=made.numpy(), mode="clip")
         return made
-
-    def _brought(self, values: Tensor) -> Tensor:
-        """On the device, without waiting for it."""
-        if values.device.type == self._device.type:
-            return values
-        return (values if values.is_pinned() else values.pin_memory()).to(self._device, non_blocking=True)
 
 
 def _divided(images: Tensor, labels: Tensor, readable: Sequence[tuple[BatchRequest, Unread]]) -> Iterator[DeviceBatch]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.config import Config
 from engine.data import image_format, likely_format
 from engine.data.arrays import IMAGE_SETS
-from engine.data.decoded import is_kept
-from engine.data.held import held_format, is_shared, kept_key
+from engine.data.decoded import is_kept, why_not_kept
+from engine.data.held import PARTS, held_bytes, is_shared, kept_keys
 from engine.data.source import ImageFormat, Source
 from engine.doctor.machine import free_memory
 from engine.events import PIPELINE_ASKED
@@ -21,7 +22,7 @@ from engine.problems import Problem, UsageError, collecting
 
 Pipeline = Literal["memory", "stream", "fixed"]
 # Of what is free, for the decoded images of a run.
-SHARE = 0.25
+OF_FREE = 0.25
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,32 @@ def choose_pipeline(config: Config, source: Source, ranks: int) -> Choice:
     asked = config.data.pipeline
     if asked in ("stream", "fixed"):
         return Choice(asked, PIPELINE_ASKED)
-    wanted = held_format(source, config, image_format(config, source))
-    size = held_bytes(source.count("train") + source.count("val"), wanted)
-    reason = no_room(size if is_shared(source) else size * ranks)
+    wanted = image_format(config, source)
+    size = held_bytes([source.count(part) for part in PARTS], config, source.format, wanted)
+    reason = _against(config, source) if asked == "auto" else None
+    reason = reason or no_room(size if is_shared(source) else size * ranks)
+    if asked == "auto":
+        reason = reason or _no_disk(size, source, config, wanted)
+    reason = reason or _no_room_for_each(size, ranks, source, config, wanted)
     if asked == "memory":
         if reason is not None:
             raise UsageError([_refusal(reason)])
         return Choice("memory", PIPELINE_ASKED)
-    reason = _against(config, source) or reason or _no_disk(size, source, wanted)
     if reason is not None:
         return Choice("stream", reason)
     return Choice("memory", f"the decoded images take {in_bytes(size)}")
+
+
+def pipeline_warnings(config: Config, choice: Choice) -> list[str]:
+    """What of the config comes to nothing."""
+    if choice.pipeline == "fixed":
+        return [
+            "data.pipeline=fixed gives one batch again and again: what the run learns, and its accuracy, mean nothing"
+        ]
+    workers = config.data.workers
+    if choice.pipeline == "memory" and workers != "auto" and workers > 0:
+        return [f"data.workers={workers} is not used: {choice.why}; loader processes come with data.pipeline=stream"]
+    return []
 
 
 def pipeline_problems(config: Config, source: Source | None, ranks: int) -> list[Problem]:
@@ -61,12 +77,9 @@ def pipeline_problems(config: Config, source: Source | None, ranks: int) -> list
         return found
     if config.data.dataset not in IMAGE_SETS:
         return []
-    reason = no_room(held_bytes(sum(IMAGE_SETS[config.data.dataset].counts), likely_format(config)))
+    image_set = IMAGE_SETS[config.data.dataset]
+    reason = no_room(held_bytes(image_set.counts, config, image_set.format, likely_format(config)))
     return [] if reason is None else [_refusal(reason)]
-
-
-def held_bytes(images: int, form: ImageFormat) -> int:
-    return images * form.channels * form.size**2
 
 
 def _refusal(reason: str) -> Problem:
@@ -86,22 +99,36 @@ def _against(config: Config, source: Source) -> str | None:
 
 def no_room(size: int) -> str | None:
     free, _ = free_memory()
-    if size <= SHARE * free:
+    if size <= OF_FREE * free:
         return None
     return f"the decoded images take {in_bytes(size)}, and a quarter of the {in_bytes(free)} of free memory is allowed"
 
 
-def _no_disk(size: int, source: Source, wanted: ImageFormat) -> str | None:
+def _no_disk(size: int, source: Source, config: Config, wanted: ImageFormat) -> str | None:
     """For what is still to be written into the cache."""
     try:
-        if not is_shared(source) or is_kept(kept_key(source, wanted)):
+        if not _is_to_be_kept(source, config, wanted):
             return None
         free = free_bytes(cache_folder())
     except OSError as error:
         return f"{error.filename} cannot be looked at ({error.strerror})"
-    if size <= SHARE * free:
+    if size <= OF_FREE * free:
         return None
     return (
         f"the decoded images take {in_bytes(size)} in {cache_folder()}, and a quarter of the {in_bytes(free)} that is "
         "free there is allowed"
     )
+
+
+def _no_room_for_each(size: int, ranks: int, source: Source, config: Config, wanted: ImageFormat) -> str | None:
+    """For ranks of which each holds the images for itself, where they cannot be kept in the cache."""
+    lack = no_room(size * ranks)
+    with suppress(OSError):
+        if lack is not None and _is_to_be_kept(source, config, wanted) and (why := why_not_kept(size)) is not None:
+            return f"{lack}: each of {ranks} ranks needs its own, for they {why}"
+    return None
+
+
+def _is_to_be_kept(source: Source, config: Config, wanted: ImageFormat) -> bool:
+    """Whether something is still to be written into the cache. Raises OSError."""
+    return is_shared(source) and not all(map(is_kept, kept_keys(source, config, wanted)))
