@@ -39,13 +39,14 @@ from engine.data.device import DeviceBatch
 from engine.data.feed import Feed
 from engine.data.held import held_bytes, hold
 from engine.data.memory import MemoryBatches
-from engine.data.pipeline import Choice, Pipeline, choose_pipeline, pipeline_problems
+from engine.data.pipeline import Choice, Pipeline, choose_pipeline, pipeline_problems, pipeline_warnings
 from engine.data.rectangles import cut_rectangles, erased_rectangles
 from engine.data.sampler import Shares
 from engine.data.source import ImageFormat, Source, UnreadableImageError
 from engine.data.transforms import cut, erase
 from engine.doctor import machine
 from engine.doctor.run import expected_workers
+from engine.events import PIPELINE_ASKED
 from engine.files import cache_folder
 from engine.job import Job
 from engine.machine import plan
@@ -730,3 +731,13 @@ def test_on_a_gpu_the_batches_are_the_same_and_nothing_waits_for_it(more: tuple[
     for one, other in zip(made, wanted, strict=True):
         assert torch.equal(one.labels.cpu(), other.labels)
         torch.testing.assert_close(one.images.cpu(), other.images, atol=0.01 if "resized" in str(more) else 0.0, rtol=0)
+
+
+def test_what_of_a_config_comes_to_nothing_is_said() -> None:
+    held = Choice("memory", "the decoded images take 18 KiB")
+    said = "data.workers=2 is not used: the decoded images take 18 KiB; loader processes come with data.pipeline=stream"
+    assert pipeline_warnings(resolve("digits", ["data.workers=2"]).config, held) == [said]
+    assert pipeline_warnings(resolve("digits", ["data.workers=0"]).config, held) == []
+    assert pipeline_warnings(resolve("digits", []).config, held) == []
+    fixed = resolve("digits", ["data.pipeline=fixed"]).config
+    assert "gives one batch again and again" in pipeline_warnings(fixed, Choice("fixed", PIPELINE_ASKED))[0]
