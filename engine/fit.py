@@ -6,7 +6,7 @@ import math
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -70,6 +70,7 @@ class Fit:
         self._saved, self._saved_at = 0, time.monotonic()
         self._warned_at: float | None = None
         self._held = 0.0
+        self._collect: Callable[[], None] = lambda: None
 
     def run(self, warnings: Sequence[str]) -> Outcome:
         """`warnings` are told before the first step."""
