@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 
@@ -46,7 +45,4 @@ def train(rank: int, folder: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        chosen = free.getsockname()[1]
-    mp.spawn(train, (sys.argv[1], chosen), nprocs=work.RANKS)
+    mp.spawn(train, (sys.argv[1], work.free_port()), nprocs=work.RANKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from pathlib import Path
 
@@ -51,6 +52,12 @@ def datasets(folder: str) -> list[torch.utils.data.Dataset[tuple[torch.Tensor, i
         FashionMNIST(folder, train=train, transform=transforms.Compose(steps))
         for train, steps in ((True, varied), (False, plain))
     ]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def tell(epochs: list[float]) -> None:

@@ -1,0 +1,31 @@
+"""A folder of a few small photos, and a config that varies them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from engine.config import Config
+from engine.data import open_source
+from engine.data.source import Source
+from engine.resolve import resolve
+
+VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.batch_size=16"]
+
+
+def make_photos(root: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = rng.integers(0, 256, (20, 24, 3), np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+    return root
+
+
+def folder(photos: Path, *overrides: str) -> tuple[Config, Source]:
+    data = ["data.dataset=folder", f"data.path={photos}", "data.image_size=16", "data.batch_size=4"]
+    config = resolve(None, [*data, *VARIED[:3], *overrides]).config
+    return config, open_source(config)

@@ -1,0 +1,186 @@
+"""How images come to the model: chosen by what there is room for and what is done to them, by all ranks alike."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from few_photos import VARIED, folder, make_photos
+
+from engine import worker
+from engine.beats import Beats, Marker
+from engine.channel import DirectChannel, StopFlag
+from engine.control import Asked
+from engine.data import open_source
+from engine.data.pipeline import Choice, choose_pipeline, pipeline_problems, pipeline_warnings
+from engine.doctor import machine
+from engine.doctor.run import expected_workers
+from engine.events import PIPELINE_ASKED
+from engine.job import Job
+from engine.machine import plan
+from engine.problems import UsageError
+from engine.resolve import resolve
+from engine.seat import Seat
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return make_photos(tmp_path / "photos")
+
+
+CHOICES = [
+    ((), "memory", "the decoded images take 112.3 KiB"),
+    (("augment.flip=true", "augment.erasing=0.3", "augment.resized_crop=true"), "memory", "take 112.3 KiB"),
+    (("augment.policy=randaugment",), "stream", "each image is distorted by itself"),
+    (("augment.contrast=0.1",), "stream", "each image is distorted by itself"),
+    (("data.pipeline=memory", "augment.policy=randaugment"), "memory", "as data.pipeline says"),
+    (("data.pipeline=stream",), "stream", "as data.pipeline says"),
+    (("data.pipeline=fixed",), "fixed", "as data.pipeline says"),
+    (("data.dataset=fake", "data.fake_train=1000000000"), "stream", r"take 2\.8 TiB, and a quarter of the"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "pipeline", "why"), CHOICES)
+def test_the_pipeline_is_chosen_by_the_data_and_what_is_done_to_it(
+    overrides: tuple[str, ...], pipeline: str, why: str
+) -> None:
+    config = resolve(None, list(overrides)).config
+    choice = choose_pipeline(config, open_source(config), 1)
+    assert choice.pipeline == pipeline
+    assert re.search(why, choice.why)
+
+
+def test_a_folder_is_held_where_it_fits_and_is_not_cut_at_the_size_of_its_files(photos: Path) -> None:
+    assert choose_pipeline(*folder(photos), 1).pipeline == "memory"
+    cuts = [*VARIED[1:3], "augment.resized_crop=true"]
+    config = resolve(None, ["data.dataset=folder", f"data.path={photos}", *cuts]).config
+    choice = choose_pipeline(config, open_source(config), 1)
+    assert (choice.pipeline, choice.why) == ("stream", "augment.resized_crop cuts images at the size of their files")
+
+
+Usage = namedtuple("Usage", "available total")
+
+
+def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 300 * 1024, 1 << 30))
+    config = resolve(None, []).config
+    source = open_source(config)
+    assert choose_pipeline(config, source, 2).pipeline == "memory"
+    assert choose_pipeline(config, source, 3).why == (
+        "the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is allowed"
+    )
+    asked = resolve(None, ["data.pipeline=memory"]).config
+    told = "memory cannot be had: the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is "
+    for found in (pipeline_problems(asked, source, 3), pipeline_problems(asked, source, 3)):
+        assert [(one.where, one.what) for one in found] == [
+            ("data.pipeline", f"{told}allowed; give stream, or a smaller data.image_size")
+        ]
+    with pytest.raises(UsageError, match="memory cannot be had"):
+        choose_pipeline(asked, source, 3)
+    assert pipeline_problems(config, source, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "came"),
+    [
+        ("auto", (1 << 40, 0), ["memory", "memory"]),
+        ("auto", (0, 1 << 40), ["stream", "stream"]),
+        ("memory", (1 << 40, 0), ["memory", "memory"]),
+        ("memory", (0, 1 << 40), ["refused", "refused"]),
+    ],
+)
+def test_all_ranks_do_as_rank_0_chose_whatever_memory_is_free_when_they_begin(
+    asked: str, free: tuple[int, int], came: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ChosenError(Exception):
+        pass
+
+    def feed(choice: Choice, *_: object) -> None:
+        raise ChosenError(choice.pipeline)
+
+    # A rank goes no further than to where it begins to load.
+    monkeypatch.setattr(worker, "Feed", feed)
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    config = resolve("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
+    job, store = Job(config, plan(config, []), None, False, open_source(config)), torch.distributed.HashStore()
+    channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
+    threads, found, told = torch.get_num_threads(), list[str](), set[str]()
+    for rank in (0, 1):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
+        try:
+            worker.train(job, Seat(rank, 2, rank, 2), store, channel)
+        except ChosenError as chosen:
+            found.append(str(chosen))
+        except UsageError as error:
+            found.append("refused")
+            told.add(str(error))
+    torch.set_num_threads(threads)
+    assert found == came
+    assert len(told) == (1 if "refused" in came else 0)
+
+
+def test_each_rank_counts_where_the_cache_cannot_be_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 16 * 3 * 16**2
+    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
+    config, source = folder(photos)
+    asked, _ = folder(photos, "data.pipeline=memory")
+    assert [choose_pipeline(one, source, 3).pipeline for one in (config, asked)] == ["memory", "memory"]
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
+    assert [choose_pipeline(one, source, 2).pipeline for one in (config, asked)] == ["memory", "memory"]
+    told = (
+        "the decoded images take 36 KiB, and a quarter of the 96 KiB of free memory is allowed: each of 3 ranks "
+        f"needs its own, for they cannot be kept in {no_folder}/gputrain/decoded (Not a directory)"
+    )
+    assert choose_pipeline(config, source, 3) == Choice("stream", told)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        choose_pipeline(asked, source, 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["data.dataset=my:data"], "data.pipeline: memory cannot hold my:data, which may draw each item anew; give"),
+        (
+            ["data.dataset=folder", "data.path=x", "augment.resized_crop=true"],
+            "data.pipeline: memory holds images at the model's size, and augment.resized_crop cuts images at the size",
+        ),
+    ],
+)
+def test_memory_is_refused_where_it_is_impossible(overrides: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        resolve(None, ["data.pipeline=memory", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "workers"),
+    [
+        (["data.workers=3"], 0),
+        (["data.workers=3", "data.pipeline=stream"], 3),
+        (["data.workers=3", "augment.policy=randaugment"], 3),
+        (["data.workers=3", "augment.policy=randaugment", "data.pipeline=memory"], 0),
+        (["data.workers=3", "data.dataset=folder", "data.path=x"], 3),
+    ],
+)
+def test_the_doctor_counts_loader_processes_for_the_stream_alone(overrides: list[str], workers: int) -> None:
+    assert expected_workers(resolve(None, overrides).config, 1) == workers
+
+
+def test_what_of_a_config_comes_to_nothing_is_said() -> None:
+    held = Choice("memory", "the decoded images take 18 KiB")
+    said = "data.workers=2 is not used: the decoded images take 18 KiB; loader processes come with data.pipeline=stream"
+    assert pipeline_warnings(resolve("digits", ["data.workers=2"]).config, held) == [said]
+    assert pipeline_warnings(resolve("digits", ["data.workers=0"]).config, held) == []
+    assert pipeline_warnings(resolve("digits", []).config, held) == []
+    fixed = resolve("digits", ["data.pipeline=fixed"]).config
+    assert "gives one batch again and again" in pipeline_warnings(fixed, Choice("fixed", PIPELINE_ASKED))[0]
