@@ -14,11 +14,12 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from engine.events import RunFinished
-from engine.gpus.readings import Reading, Snapshot
-from engine.runs import Ownership, RunFolder
+from engine.gpus.snapshot import Reading, Snapshot
+from engine.runs.events import RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import Ownership
 from tui.app import CockpitApp
-from tui.demo import (
+from tui.demo.server import (
     DONE,
     DONE_EPOCHS,
     LIVE,
@@ -29,7 +30,7 @@ from tui.demo import (
     demo_snapshot,
     write_run,
 )
-from tui.feeds import GpuFeed, HostLoad
+from tui.pollers import GpuFeed, HostLoad
 
 BEGAN = 1_760_000_000.0
 NOW = BEGAN + 18.6 * STEPS * SECONDS_A_STEP

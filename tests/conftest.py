@@ -137,7 +137,9 @@ class Gputrain:
 def spawner_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
     """What has forked the ranks, or will."""
     ours = gputrain.processes()
-    return next((one for one in ours if one.ppid() == supervisor.pid and "engine.spawner" in str(one.cmdline())), None)
+    return next(
+        (one for one in ours if one.ppid() == supervisor.pid and "engine.launch.forkserver" in str(one.cmdline())), None
+    )
 
 
 def ranks_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:

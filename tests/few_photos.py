@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from engine.config import Config
-from engine.data import open_source
-from engine.data.source import Source
-from engine.resolve import resolve
+from engine.config.loader import resolve
+from engine.config.schema import Config
+from engine.data.sources.base import Source
+from engine.data.sources.open import open_source
 
 VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.batch_size=16"]
 

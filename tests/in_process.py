@@ -9,22 +9,25 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from engine.beats import Beats, Marker
-from engine.channel import DirectChannel, StopFlag
-from engine.checkpoint import load_checkpoint
-from engine.control import Asked
-from engine.data import image_format, open_source, shares_of
-from engine.data.feed import Feed
-from engine.data.pipeline import choose_pipeline
-from engine.events import Epoch, Event
-from engine.fit import Fit
-from engine.job import Job
-from engine.loop import Position
-from engine.machine import Plan, plan
-from engine.resolve import resolve
-from engine.runs import RunFolder
-from engine.seat import Seat
-from engine.worker import cuda_uuid, position_of, set_up
+from engine.config.loader import resolve
+from engine.data.batching import shares_of
+from engine.data.pipelines.choose import choose_pipeline
+from engine.data.pipelines.input_pipeline import Feed
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
+from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.node_plan import Plan, plan
+from engine.distributed.rank_env import Seat
+from engine.distributed.watchdog import Beats, Marker
+from engine.runs.control import Asked
+from engine.runs.events import Epoch, Event
+from engine.runs.folder import RunFolder
+from engine.training.checkpoint import load_checkpoint
+from engine.training.device import cuda_uuid
+from engine.training.job import Job
+from engine.training.rank_state import Position
+from engine.training.train import position_of, set_up
+from engine.training.trainer import Fit
 
 
 @contextmanager

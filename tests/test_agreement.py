@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from engine.agreement import MOST_CALLS, SECONDS, Agreement
-from engine.control import Asked
+from engine.distributed.agreement import MOST_CALLS, SECONDS, Agreement
+from engine.runs.control import Asked
 
 
 @pytest.fixture

@@ -9,9 +9,25 @@ import sys
 import pytest
 from conftest import COMMAND, ROOT, Gputrain
 
-LIGHT = ["config", "resolve", "events", "history", "runs", "control", "schedule", "launch", "data", "seat"]
-LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.choice", "gpus.recording", "limits", "doctor.examine"]
-LIGHT += ["optimizers", "timm_optimizers", "supervisor", "spawner", "verdict", "bench_speeds", "gpus.peaks"]
+LIGHT = [
+    "config.schema",
+    "config.loader",
+    "config.optimizer_options",
+    "config.user_code",
+    "runs.events",
+    "runs.history",
+]
+LIGHT += ["runs.folder", "runs.ownership", "runs.control", "runs.bottleneck", "runs.checkpoint_files"]
+LIGHT += [
+    "optim.lr_schedule",
+    "optim.timm_optimizers",
+    "data.sources.open",
+    "data.limits",
+    "distributed.rank_env",
+    "utils.host",
+]
+LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.allocation", "gpus.recording", "gpus.peak_flops", "doctor.examine"]
+LIGHT += ["launch.launcher", "launch.supervisor", "launch.forkserver", "bench.report"]
 
 
 def modules_after(statement: str) -> set[str]:
@@ -64,7 +80,7 @@ def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain)
 
 
 def test_the_flags_of_run_are_described_by_the_config(gputrain: Gputrain) -> None:
-    from engine.config import describe
+    from engine.config.schema import describe
     from tui.flags import FLAGS
 
     shown = " ".join(gputrain("run", "--help").stdout.split())

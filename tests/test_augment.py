@@ -14,13 +14,13 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as reference
 
-from engine.data import open_source
-from engine.data.augment import Augmentation, OwnTransformError
-from engine.data.mix import Mixer
+from engine.config.loader import resolve
+from engine.data.augment.augmentation import Augmentation, OwnTransformError
+from engine.data.augment.mixup import Mixer
 from engine.data.sampler import Stream, random_bits
-from engine.data.source import ImageFormat
-from engine.problems import UsageError
-from engine.resolve import resolve
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.open import open_source
+from engine.utils.errors import UsageError
 
 GREY = ImageFormat(16, 1, (0.5,), (0.25,))
 COLOUR = ImageFormat(16, 3, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))

@@ -9,8 +9,8 @@ import pytest
 from conftest import DoneRun, Gputrain
 from typer.testing import CliRunner
 
-from engine.runs import claim
-from tui.cli import app
+from engine.runs.ownership import claim
+from tui.cli.main import app
 
 # By the config alone.
 WRONG = {

@@ -13,20 +13,23 @@ import pytest
 from conftest import Gputrain, wait_for
 from typer.testing import CliRunner
 
-from engine import bench
-from engine.bench import Bench, batch_of, config_for, cores_for, doubling, plan_bench, why_failed
-from engine.bench_speeds import Run, measured, speeds_of
-from engine.config import Config, Data, Device, Schedule, as_dict
-from engine.config import Run as RunSection
-from engine.events import Epoch, RunFinished, RunStarted
-from engine.gpus.choice import Choice
+from engine.bench import runner as bench
+from engine.bench.report import Run, measured, speeds_of
+from engine.bench.runner import Bench, batch_of, config_for, cores_for, doubling, plan_bench, why_failed
+from engine.config.data_sections import Data
+from engine.config.loader import check
+from engine.config.run_sections import Device
+from engine.config.run_sections import Run as RunSection
+from engine.config.schema import Config, as_dict
+from engine.config.training_sections import Schedule
+from engine.gpus.allocation import Choice
 from engine.gpus.selection import Device as Gpu
-from engine.history import History, history_of
-from engine.machine import cores
-from engine.problems import UsageError
-from engine.resolve import check
-from tui.bench_table import bench_lines, chart_lines, plan_in_words, run_in_words
-from tui.cli_bench import app
+from engine.runs.events import Epoch, RunFinished, RunStarted
+from engine.runs.history import History, history_of
+from engine.utils.errors import UsageError
+from engine.utils.host import cores
+from tui.cli.bench import app
+from tui.text.bench import bench_lines, chart_lines, plan_in_words, run_in_words
 
 
 def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:

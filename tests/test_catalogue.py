@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from engine import catalogue
-from engine.catalogue import BUILTIN_MODELS, check_model_name, library_models, matching, stored_counts, with_parameters
-from engine.config import Model
-from engine.problems import UsageError
-from tui.cli_models import app
+from engine.config.training_sections import BUILTIN_MODELS, Model
+from engine.models import catalog as catalogue
+from engine.models.catalog import check_model_name, library_models, matching, stored_counts, with_parameters
+from engine.utils.errors import UsageError
+from tui.cli.models import app
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_library_that_does_not_work_is_said(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_built_in_names_are_those_of_the_networks() -> None:
-    from engine.nets import BUILTIN
+    from engine.models.builtin import BUILTIN
 
     assert set(BUILTIN_MODELS) == set(BUILTIN)
 
@@ -192,5 +192,5 @@ def test_nothing_found_names_what_is_near() -> None:
 
 
 def test_catalogue_and_bench_import_no_torch() -> None:
-    program = "import sys, engine.catalogue, engine.bench, tui.model_table; print('torch' in sys.modules)"
+    program = "import sys, engine.models.catalog, engine.bench.runner, tui.text.models; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -14,9 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoint import FIELDS, DamagedCheckpointError, load_checkpoint, load_newest, save_checkpoint
-from engine.problems import UsageError
-from engine.rng import rng_state, set_rng_state
+from engine.runs.checkpoint_files import FIELDS, DamagedCheckpointError
+from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
+from engine.training.rng import rng_state, set_rng_state
+from engine.utils.errors import UsageError
 
 CPU = torch.device("cpu")
 bounded = settings(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from in_process import one_rank
 
-from engine.checkpoint import load_checkpoint
-from engine.events import Event, Warned
-from engine.problems import UsageError
-from engine.resolve import resolve
+from engine.config.loader import resolve
+from engine.runs.events import Event, Warned
+from engine.training.checkpoint import load_checkpoint
+from engine.utils.errors import UsageError
 
 # Twelve whole batches and one of half the size.
 SMALL = ("model.name=linear", "data.dataset=fake", "data.fake_train=200", "data.fake_val=24", "data.batch_size=16")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Gputrain
 
-from engine.config import Config, as_dict, fields
-from engine.problems import UsageError
-from engine.resolve import parse_yaml, presets, resolve, to_yaml
+from engine.config.loader import presets, resolve
+from engine.config.schema import Config, as_dict, fields
+from engine.config.yaml_io import parse_yaml, to_yaml
+from engine.utils.errors import UsageError
 
 
 def problems(*overrides: str, file: str | None = None) -> list[str]:

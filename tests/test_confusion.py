@@ -16,19 +16,11 @@ from rich.color import ColorSystem
 from rich.style import Style
 from textual.pilot import Pilot
 
-from engine.files import write_json
-from engine.runs import RunFolder
-from tui.confusion import (
-    cut,
-    matrix_lines,
-    mistakes,
-    percent,
-    read_evaluations,
-    shortened,
-    worst_first,
-)
-from tui.demo import LIVE
+from engine.runs.folder import RunFolder
+from engine.utils.files import write_json
+from tui.demo.server import LIVE
 from tui.screens.confusion import ConfusionScreen
+from tui.text.confusion import cut, matrix_lines, mistakes, percent, read_evaluations, shortened, worst_first
 from tui.widgets.matrix import RIGHT, WRONG, Matrix, shade
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from test_journal import epoch, resumed, started
 
-from engine.events import Event, Step
-from tui.curves import Curves
-from tui.view import View
+from engine.runs.events import Event, Step
+from tui.charts.curves import Curves
+from tui.charts.view import View
 
 
 def steps(last: int, losses: list[float | None], time: float, lr: float = 0.1) -> Step:

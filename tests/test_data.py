@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.config import Config
-from engine.data import check_source, image_format, open_early, open_source, shares_of
-from engine.data.source import UnreadableImageError
-from engine.problems import UsageError
-from engine.resolve import resolve
+from engine.config.loader import resolve
+from engine.config.schema import Config
+from engine.data.batching import check_source, shares_of
+from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_early, open_source
+from engine.utils.errors import UsageError
 
 Pixels = np.ndarray
 

@@ -11,11 +11,10 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-from engine.data import jpeg
-from engine.data.boxes import cut_box
-from engine.data.picture import middle, read_image
-from engine.data.rectangles import cut_rectangles
-from engine.data.source import ImageFormat, Images, UnreadableImageError
+from engine.data.augment.crops import cut_box, cut_rectangles
+from engine.data.sources import jpeg
+from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
+from engine.data.sources.image import middle, read_image
 
 SIZE = 224
 
@@ -75,7 +74,8 @@ def test_to_read_photos_torchvision_itself_is_not_imported(tmp_path: Path) -> No
     photo(tmp_path / "photo.jpg")
     program = """
 import pathlib, sys
-from engine.data import jpeg, loader
+from engine.data.sources import jpeg
+from engine.data.pipelines import loader
 assert jpeg.decode(pathlib.Path(sys.argv[1]).read_bytes(), "RGB").shape == (3, 260, 300)
 print("torchvision" in sys.modules)
 """

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.data import image_format, open_source
-from engine.data.ahead import Ahead
-from engine.data.device import DeviceBatch, StreamedBatches
-from engine.data.loader import Batch, Batches
+from engine.config.loader import resolve
+from engine.data.pipelines.device import Ahead, DeviceBatch, StreamedBatches
+from engine.data.pipelines.loader import Batch, Batches
 from engine.data.sampler import Shares
-from engine.resolve import resolve
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
 
 VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.channels=3"]
 

@@ -14,7 +14,8 @@ from conftest import Gputrain, wait_for
 from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, load_here, uuid_of
 from rich.cells import cell_len
 
-from engine.config import Config
+from engine.config.loader import resolve
+from engine.config.schema import Config
 from engine.doctor import examine as examining
 from engine.doctor import gpus as doctor_gpus
 from engine.doctor.check import Check
@@ -22,12 +23,11 @@ from engine.doctor.gpus import driver_check, gpu_checks, hidden_check, no_driver
 from engine.doctor.machine import memory, runs_folder, variables
 from engine.doctor.run import bus_bandwidth, device_check, reduce_check, reduce_devices
 from engine.doctor.software import cuda_check, kernel_checks, runs_on, torch_checks
-from engine.gpus.readings import Gpu, Snapshot
 from engine.gpus.reservation import Held
 from engine.gpus.selection import Device
-from engine.process import user_name
-from engine.resolve import resolve
-from tui.doctor_table import together
+from engine.gpus.snapshot import Gpu, Snapshot
+from engine.utils.process import user_name
+from tui.text.doctor import together
 
 RECORDING = Path(__file__).parent / "recordings" / "eight-gpus.jsonl"
 NOBODY = 65534

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from in_process import train
 
-from engine.evaluation import MOST_CLASSES, Evaluation, Tally
+from engine.training.metrics import MOST_CLASSES, Evaluation, Tally
 
 CPU = torch.device("cpu")
 

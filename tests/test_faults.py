@@ -18,13 +18,13 @@ from conftest import DoneRun, Gputrain, events_of, ranks_of, wait_for, weights_o
 from test_journal import started
 from test_runs import make_run
 
-from engine.beats import Beat, Place, behind
-from engine.checkpoint import load_newest
-from engine.control import send_request
-from engine.order import Order, take_folder
-from engine.requeue import requeue
-from engine.resolve import resolve
-from engine.steplog import SkippedSteps
+from engine.config.loader import resolve
+from engine.distributed.watchdog import Beat, Place, behind
+from engine.launch.lifecycle import Order, take_folder
+from engine.launch.slurm import requeue
+from engine.runs.control import send_request
+from engine.training.checkpoint import load_newest
+from engine.training.step_log import SkippedSteps
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
 # Hang limits, three times what is aimed at: a rank is named within 2 s, and everything has ended within 5.

@@ -13,14 +13,15 @@ from test_glimpse import append, lines
 from test_journal import epoch, resumed, started, step
 from test_runs import make_run
 
-from engine.events import Event, RunFinished, to_line
-from engine.glimpse import RunWatch
-from tui.feeds import RunFeed, RunsFeed
-from tui.run_progress import device_lines, progress_line
-from tui.run_rows import run_line, table_line
-from tui.runs_table import describe_run
-from tui.starting import Started
-from tui.view import View
+from engine.runs.events import Event, RunFinished
+from engine.runs.journal import to_line
+from engine.runs.watcher import RunWatch
+from tui.charts.view import View
+from tui.launcher import Started
+from tui.pollers import RunFeed, RunsFeed
+from tui.text.run_lines import run_line, table_line
+from tui.text.run_progress import device_lines, progress_line
+from tui.text.runs import describe_run
 
 STRANGE = {
     "a state that is not known": ("events.jsonl", to_line(RunFinished(state="cancelled"))),

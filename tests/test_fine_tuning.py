@@ -10,8 +10,8 @@ from in_process import train
 
 HALVES = """
 import numpy as np
-from engine.data.arrays import open_digits
-from engine.sections import Data
+from engine.data.sources.builtin import open_digits
+from engine.config.data_sections import Data
 
 class Half:
     def __init__(self, part, first):

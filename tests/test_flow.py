@@ -12,7 +12,7 @@ from cockpit import text_of, until, without_gpu
 from conftest import Gputrain, events_of
 from textual.pilot import Pilot
 
-from engine.runs import State
+from engine.runs.folder import State
 from tui.app import CockpitApp
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen

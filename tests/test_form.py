@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from conftest import Gputrain, clean_environment
 
-from engine.config import Config, as_dict, fields
-from engine.gpus.readings import Snapshot
-from engine.pairs import ONLY_WITH
-from engine.problems import UsageError
-from engine.resolve import Resolved, presets, resolve
-from engine.schedule import lr_factor
-from tui.cli import app
-from tui.demo import demo_snapshot
+from engine.config.loader import Resolved, presets, resolve
+from engine.config.rules import ONLY_WITH
+from engine.config.schema import Config, as_dict, fields
+from engine.gpus.snapshot import Snapshot
+from engine.optim.lr_schedule import lr_factor
+from engine.utils.errors import UsageError
+from tui.cli.main import app
+from tui.demo.server import demo_snapshot
 from tui.flags import run_arguments
-from tui.form import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
-from tui.form_checks import Checker
+from tui.form.checks import Checker
+from tui.form.model import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
 
 TYPED = {
     "device.ranks": "3",
@@ -62,7 +62,7 @@ def config_of_run(arguments: list[str]) -> Config:
         found.append(resolved.config)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tui.cli.start", keep)
+        patch.setattr("tui.cli.main.start", keep)
         app([*arguments, "--headless"], standalone_mode=False)
     return found[0]
 

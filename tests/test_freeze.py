@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.config import Config
-from engine.freeze import classifier_names, freeze, set_training, sync_batch_norm
-from engine.models import build_model
-from engine.optim import build_optimizer
-from engine.pairs import sync_bn_problems
-from engine.problems import UsageError
-from engine.resolve import check
+from engine.config.loader import check
+from engine.config.rules import sync_bn_problems
+from engine.config.schema import Config
+from engine.models.factory import build_model
+from engine.models.freeze import classifier_names, freeze, set_training, sync_batch_norm
+from engine.optim.optimizers import build_optimizer
+from engine.utils.errors import UsageError
 
 SMALL = {"name": "resnet18-small", "options": {"width": 4}}
 

@@ -19,34 +19,23 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_journal import epoch, resumed, started, step
 from test_runs import make_run
 
-from engine import glimpse
-from engine.config import Config, as_dict, fields, sections
-from engine.events import (
-    EVENTS,
-    CheckpointSaved,
-    Control,
-    Event,
-    Gpus,
-    JournalReader,
-    Paused,
-    RankFailed,
-    RunFinished,
-    Warned,
-    from_line,
-    to_line,
-)
-from engine.glimpse import RunWatch
-from engine.history import history_of
-from engine.lines import line_of
-from engine.problems import UsageError
-from engine.resolve import Resolved, parse_yaml, resolve, to_yaml
-from engine.runs import RunFolder
-from tui.feeds import RunFeed
-from tui.plot import plot
-from tui.run_progress import device_lines, progress_line
-from tui.run_rows import run_line, table_line
-from tui.runs_table import cells_of, describe_run
-from tui.view import View
+from engine.config.loader import Resolved, resolve
+from engine.config.schema import Config, as_dict, fields, sections
+from engine.config.yaml_io import parse_yaml, to_yaml
+from engine.runs import watcher as glimpse
+from engine.runs.event_lines import line_of
+from engine.runs.events import EVENTS, CheckpointSaved, Control, Event, Gpus, Paused, RankFailed, RunFinished, Warned
+from engine.runs.folder import RunFolder
+from engine.runs.history import history_of
+from engine.runs.journal import JournalReader, from_line, to_line
+from engine.runs.watcher import RunWatch
+from engine.utils.errors import UsageError
+from tui.charts.plot import plot
+from tui.charts.view import View
+from tui.pollers import RunFeed
+from tui.text.run_lines import run_line, table_line
+from tui.text.run_progress import device_lines, progress_line
+from tui.text.runs import cells_of, describe_run
 
 # What hypothesis keeps even without a database would lie in the checkout.
 home = tempfile.TemporaryDirectory()

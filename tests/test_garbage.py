@@ -8,8 +8,8 @@ import pytest
 import torch
 from in_process import one_rank
 
-from engine.garbage import collecting_between
-from engine.loop import evaluate, train_step
+from engine.training.loop import evaluate, train_step
+from engine.training.memory import collecting_between
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from pathlib import Path
 from test_journal import epoch, started
 from test_runs import make_run
 
-from engine.events import Continued, Gpus, Paused, RunFinished, Step, to_line
-from engine.glimpse import SHORT_BYTES, TAIL_BYTES, RunWatch
-from engine.runs import RunFolder
+from engine.runs.events import Continued, Gpus, Paused, RunFinished, Step
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from engine.runs.watcher import SHORT_BYTES, TAIL_BYTES, RunWatch
 
 
 @cache

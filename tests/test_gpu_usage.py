@@ -14,18 +14,18 @@ from test_journal import started
 from test_verdict import begun, trained
 from torch.distributed import HashStore
 
-from engine.channel import StopFlag
-from engine.config import Config
-from engine.events import Gpus
-from engine.gpus.choice import Choice
+from engine.config.schema import Config
+from engine.distributed.channel import StopFlag
+from engine.distributed.rank_env import Seat
+from engine.gpus.allocation import Choice
 from engine.gpus.reservation import Reservation, all_held
-from engine.gpus.usage import UsageWatch
-from engine.history import history_of
-from engine.hostmates import NodesUsage, choose_on_host, tell_usage
-from engine.order import Order
-from engine.problems import UsageError
-from engine.seat import Seat
-from engine.verdict import Kind
+from engine.launch.gpu_usage import UsageWatch
+from engine.launch.lifecycle import Order
+from engine.launch.node import NodesUsage, choose_on_host, tell_usage
+from engine.runs.bottleneck import Kind
+from engine.runs.events import Gpus
+from engine.runs.history import history_of
+from engine.utils.errors import UsageError
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_gpus_of_a_run_are_watched_and_no_others(here: GpuHost) -> None:
 
 
 def test_a_run_whose_gpu_is_held_down_hears_which_and_by_what(here: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.gpus.usage.EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("engine.launch.gpu_usage.EVERY_SECONDS", 0.2)
     here.becomes([gpu(0), gpu(1, throttle=0x24, sm_clock=1110)])
     ranks = [{"rank": rank, "host": "h", "pid": 1, "device": uuid_of(rank)} for rank in (0, 1)]
     run = begun(devices=[uuid_of(0), uuid_of(1)], ranks=ranks)

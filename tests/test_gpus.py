@@ -11,12 +11,12 @@ import pytest
 from conftest import Gputrain
 from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, uuid_of
 
-from engine.gpus.readings import Snapshot
+from engine.distributed.topology import RankPlace, refuse_shared_devices
 from engine.gpus.selection import Device, NotFreeError, devices_of, select
-from engine.gpus.visible import ask_cuda, visible
-from engine.places import RankPlace, refuse_shared_devices
-from engine.problems import UsageError
-from engine.worker import WrongDeviceError, check_device
+from engine.gpus.snapshot import Snapshot
+from engine.gpus.visible_devices import ask_cuda, visible
+from engine.training.device import WrongDeviceError, check_device
+from engine.utils.errors import UsageError
 
 FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 MIG = ["MIG-11aa", "MIG-22bb"]

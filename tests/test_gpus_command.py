@@ -15,7 +15,7 @@ from conftest import COMMAND, Gputrain
 from gpu_host import PHANTOM, GpuHost, eight, gpu, gpus_in
 from rich.cells import cell_len
 
-from engine.gpus.readings import UNITS
+from engine.gpus.snapshot import UNITS
 
 MADE_UP = Path(__file__).parent / "recordings" / "eight-gpus.jsonl"
 REPLAY = {"GPUTRAIN_NVML": f"replay:{MADE_UP}"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from test_journal import epoch, started
 
-from engine.events import RunFinished, Warned
-from engine.lines import line_of
-from tui.headless import InBackground, LastingStream, PlainLines
+from engine.runs.event_lines import line_of
+from engine.runs.events import RunFinished, Warned
+from tui.cli.progress import InBackground, LastingStream, PlainLines
 
 
 def test_a_stream_whose_reader_has_left_or_that_was_never_there_raises_nothing() -> None:

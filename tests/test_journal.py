@@ -6,23 +6,10 @@ import json
 import math
 from pathlib import Path
 
-from engine.events import (
-    CheckpointSaved,
-    Control,
-    Epoch,
-    Event,
-    Journal,
-    JournalReader,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    Step,
-    Warned,
-    from_line,
-    to_line,
-)
-from engine.history import history_of
-from engine.lines import line_of
+from engine.runs.event_lines import line_of
+from engine.runs.events import CheckpointSaved, Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Step, Warned
+from engine.runs.history import history_of
+from engine.runs.journal import Journal, JournalReader, from_line, to_line
 
 PLAN = {
     "name": "a",

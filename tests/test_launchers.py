@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import COMMAND, Gputrain, clockless, events_of
 
-from engine.seat import step_port
+from engine.distributed.rank_env import step_port
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 RUN = ["run", "--headless", "digits", "--epochs", "2"]

@@ -10,13 +10,13 @@ from conftest import weights_of
 from in_process import one_rank, train
 from torch import Tensor
 
-from engine.config import Config
-from engine.events import Epoch
-from engine.layout import memory_format
-from engine.loop import train_step
-from engine.models import build_model
-from engine.problems import UsageError
-from engine.resolve import resolve
+from engine.config.loader import resolve
+from engine.config.schema import Config
+from engine.models.factory import build_model
+from engine.models.memory_format import memory_format
+from engine.runs.events import Epoch
+from engine.training.loop import train_step
+from engine.utils.errors import UsageError
 
 SMALL = ("data.dataset=fake", "data.fake_train=96", "data.fake_val=48", "data.image_size=8", "data.channels=3")
 SMALL += ("checkpoint.every_steps=4",)

@@ -10,19 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import Gputrain
 
-from engine.config import Config
-from engine.limits import (
-    Loading,
-    checkpoint_bytes,
-    checkpoint_files,
-    disk_space,
-    disk_warnings,
-    existing,
-    in_bytes,
-    open_files,
-    shared_memory,
-)
-from engine.resolve import resolve
+from engine.config.loader import resolve
+from engine.config.schema import Config
+from engine.data.limits import Loading, open_files, shared_memory
+from engine.training.disk import checkpoint_bytes, checkpoint_files, disk_space, disk_warnings
+from engine.utils.host import existing, in_bytes
 
 LOADING = Loading(ranks=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
 
@@ -94,7 +86,7 @@ def test_sizes_are_told_in_the_largest_unit_that_they_fill() -> None:
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed_for_children_too() -> None:
-    program = "import os; from engine.limits import raise_open_files; raise_open_files(); os.system('ulimit -Sn')"
+    program = "import os; from engine.utils.host import raise_open_files; raise_open_files(); os.system('ulimit -Sn')"
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

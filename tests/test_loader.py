@@ -10,13 +10,14 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as reference
 
-from engine.data import image_format, open_source
-from engine.data.augment import vary
-from engine.data.loader import Batch, Batches
+from engine.config.loader import resolve
+from engine.data.augment.augmentation import vary
+from engine.data.augment.batch_ops import crop, fit, flip, normalise
+from engine.data.pipelines.loader import Batch, Batches
 from engine.data.sampler import Shares, epoch_order
-from engine.data.source import ImageFormat
-from engine.data.transforms import crop, fit, flip, normalise
-from engine.resolve import resolve
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
 
 # All that draws random numbers.
 DRAWING = ["augment.flip=true", "augment.policy=randaugment", "augment.brightness=0.4", "augment.contrast=0.4"]

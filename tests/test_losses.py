@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.losses import balanced_weights, build_loss
-from engine.problems import UsageError
-from engine.resolve import resolve
+from engine.config.loader import resolve
+from engine.training.losses import balanced_weights, build_loss
+from engine.utils.errors import UsageError
 
 CPU = torch.device("cpu")
 COUNTS = np.array([10, 40, 50])

@@ -11,7 +11,7 @@ import yaml
 from conftest import DoneRun, Gputrain, clockless, events_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine.resolve import resolve
+from engine.config.loader import resolve
 
 
 def test_it_finishes_and_learns(digits: DoneRun) -> None:

@@ -12,16 +12,17 @@ import torch.distributed as dist
 import yaml
 from conftest import Gputrain, events_of
 
-from engine.batch_size import SHARE, Found, batch_before, find_batch
-from engine.batch_trials import Outcome, Trials, made_up, peak, reset_peak, search
-from engine.config import Config
-from engine.data import image_format, open_source
-from engine.failure import cause_of, failure_in_words, failure_of, out_of_memory
-from engine.machine import plan
-from engine.memory import gather_peaks, give_back, peaks, reset_peaks
-from engine.problems import UsageError
-from engine.resolve import resolve
-from engine.runs import RunFolder
+from engine.config.loader import resolve
+from engine.config.schema import Config
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
+from engine.distributed.failures import cause_of, failure_in_words, failure_of, out_of_memory
+from engine.distributed.node_plan import plan
+from engine.launch.batch_size import SHARE, Found, batch_before, find_batch
+from engine.launch.batch_size_process import Outcome, Trials, made_up, peak, reset_peak, search
+from engine.runs.folder import RunFolder
+from engine.training.memory import gather_peaks, give_back, peaks, reset_peaks
+from engine.utils.errors import UsageError
 
 # As torch 2.15 says it.
 FULL = (

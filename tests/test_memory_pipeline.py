@@ -24,22 +24,27 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
-from engine.batch_size import about
-from engine.config import Config
-from engine.data import decoded, image_format, memory, open_source, shares_of
-from engine.data.augment import Augmentation, vary
-from engine.data.decoded import Fresh, kept_or_decoded, key_of
-from engine.data.device import DeviceBatch
-from engine.data.feed import Feed
-from engine.data.held import held_bytes, hold
-from engine.data.memory import MemoryBatches
-from engine.data.pipeline import Choice, Pipeline
-from engine.data.rectangles import cut_rectangles, erased_rectangles
+from engine.config.loader import resolve
+from engine.config.pipeline import Pipeline
+from engine.config.schema import Config
+from engine.data.augment.augmentation import Augmentation, vary
+from engine.data.augment.batch_ops import cut, erase
+from engine.data.augment.crops import cut_rectangles, erased_rectangles
+from engine.data.batching import shares_of
+from engine.data.pipelines import memory
+from engine.data.pipelines.choose import Choice
+from engine.data.pipelines.device import DeviceBatch
+from engine.data.pipelines.in_memory_images import held_bytes, hold
+from engine.data.pipelines.input_pipeline import Feed
+from engine.data.pipelines.memory import MemoryBatches
 from engine.data.sampler import Shares
-from engine.data.source import ImageFormat, Source, UnreadableImageError
-from engine.data.transforms import cut, erase
-from engine.files import cache_folder
-from engine.resolve import resolve
+from engine.data.sources import decoded_cache as decoded
+from engine.data.sources.base import ImageFormat, Source, UnreadableImageError
+from engine.data.sources.decoded_cache import Fresh, kept_or_decoded, key_of
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
+from engine.launch.batch_size import about
+from engine.utils.files import cache_folder
 
 CPU = torch.device("cpu")
 
@@ -453,12 +458,14 @@ def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
 
 STARTS = """
 import sys, torch
-from engine import worker
-from engine.data import image_format, open_source, shares_of
-from engine.data.feed import Feed
-from engine.data.held import held_bytes, hold
-from engine.data.pipeline import choose_pipeline
-from engine.resolve import resolve
+from engine.training import train as worker
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
+from engine.data.batching import shares_of
+from engine.data.pipelines.input_pipeline import Feed
+from engine.data.pipelines.in_memory_images import held_bytes, hold
+from engine.data.pipelines.choose import choose_pipeline
+from engine.config.loader import resolve
 
 config = resolve(None, ["data.dataset=mnist", "data.path=" + sys.argv[1], *sys.argv[2:]]).config
 source = open_source(config)

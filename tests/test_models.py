@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from engine.config import Config, Model
-from engine.models import build_model, check_model, count_parameters
-from engine.problems import UsageError
+from engine.config.schema import Config
+from engine.config.training_sections import Model
+from engine.models.factory import build_model, check_model, count_parameters
+from engine.utils.errors import UsageError
 
 
 def build(name: str, channels: int = 3, classes: int = 10, size: int = 32, **more: Any) -> nn.Module:
@@ -95,7 +96,7 @@ def test_timms_models_fit_the_datas_classes_channels_and_size(name: str, size: i
 
 
 def test_timm_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.models.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.models.factory.find_spec", lambda name: None)
     assert refusal("test_vit", source="timm") == ("model.source: timm is not installed: pip install timm")
     assert refusal("test_vit").startswith("model.name: there is no model 'test_vit'")
 

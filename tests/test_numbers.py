@@ -10,9 +10,9 @@ from conftest import Gputrain, weights_of
 from in_process import one_rank, train
 from torch import nn
 
-from engine.lines import plan_in_words
-from engine.loop import limit_gradients, train_step
-from engine.problems import UsageError
+from engine.runs.event_lines import plan_in_words
+from engine.training.loop import limit_gradients, train_step
+from engine.utils.errors import UsageError
 
 # No BatchNorm, so that it does not matter which images come together.
 PLAIN = ("model.name=linear", "schedule.name=constant", "optim.momentum=0.9", "optim.lr=0.05")

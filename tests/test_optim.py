@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn, optim
 from torchvision import models
 
-from engine import timm_optimizers
-from engine.config import Config, Optim
-from engine.groups import layers_of
-from engine.nets import resnet18_small
-from engine.optim import CLASSES, MuonAdamW, build_optimizer, restore_optimizer, set_lr, take_step
-from engine.optimizers import NOT_OPTIONS, OPTIMIZERS, OWN_DEFAULTS, state_copies
-from engine.pairs import impossible_pairs
-from engine.problems import UsageError
-from engine.resolve import resolve
-from engine.timm_optimizers import check_timm_optimizer
+from engine.config.loader import resolve
+from engine.config.optimizer_options import NOT_OPTIONS, OPTIMIZERS, OWN_DEFAULTS, state_copies
+from engine.config.rules import impossible_pairs
+from engine.config.schema import Config
+from engine.config.training_sections import Optim
+from engine.models.builtin import resnet18_small
+from engine.optim import timm_optimizers
+from engine.optim.optimizers import CLASSES, MuonAdamW, build_optimizer, restore_optimizer, set_lr, take_step
+from engine.optim.param_groups import layers_of
+from engine.optim.timm_optimizers import check_timm_optimizer
+from engine.utils.errors import UsageError
 
 FUSED = {"sgd", "adam", "adamw"}
 TORCHS = {**CLASSES, "muon": optim.Muon}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from engine.config import Config
-from engine.models import build_model
-from engine.own import check_own, load_own
-from engine.problems import UsageError
+from engine.config.schema import Config
+from engine.config.user_code import check_own, load_own
+from engine.models.factory import build_model
+from engine.utils.errors import UsageError
 
 NETS = """
 import torch
@@ -156,6 +156,6 @@ def test_a_config_without_own_code_needs_no_process(monkeypatch: pytest.MonkeyPa
 
 def test_an_import_that_does_not_end_is_given_up(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code / "owncode" / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr("engine.own._PATIENCE", 1.0)
+    monkeypatch.setattr("engine.config.user_code._PATIENCE", 1.0)
     (problem,) = check_own(config(code, "owncode.sleeps:build"))
     assert problem.what.startswith("owncode.sleeps:build is still being imported after 1 s")

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import Config
-from engine.data import class_counts, image_format, likely_format, open_early, open_source
-from engine.data.augment import Augmentation
-from engine.data.loader import Batch, Batches
-from engine.data.look import Images, check_own_data, count_images, try_first_images
-from engine.data.own_source import OwnSource
+from engine.config.loader import resolve
+from engine.config.schema import Config
+from engine.data.augment.augmentation import Augmentation
+from engine.data.batching import class_counts
+from engine.data.inspection_process import Images, check_own_data, count_images, try_first_images
+from engine.data.pipelines.loader import Batch, Batches
 from engine.data.sampler import Shares
-from engine.data.source import UnreadableImageError
-from engine.problems import UsageError
-from engine.resolve import resolve
+from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.formats import image_format, likely_format
+from engine.data.sources.open import open_early, open_source
+from engine.data.sources.user_dataset import OwnSource
+from engine.utils.errors import UsageError
 
 NUMBERS = itertools.count()
 HEAD = """
@@ -299,5 +301,5 @@ def test_code_that_ends_its_process_is_named(tmp_path: Path) -> None:
 
 
 def test_nothing_is_started_where_there_is_no_code_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.data.look._start", lambda: pytest.fail("a process was started"))
+    monkeypatch.setattr("engine.data.inspection_process._start", lambda: pytest.fail("a process was started"))
     check_own_data(resolve(None, []).config, 1)

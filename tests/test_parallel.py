@@ -18,22 +18,23 @@ from conftest import Gputrain, events_of
 from test_journal import started
 from torch import Tensor, nn
 
-from engine.config import Config
-from engine.data import open_source, shares_of
+from engine.config.loader import resolve
+from engine.config.schema import Config
+from engine.data.batching import shares_of
 from engine.data.sampler import Shares
-from engine.gpus.selection import Device
-from engine.lines import plan_in_words
-from engine.machine import plan, prepare_environment
-from engine.parallel import images_to_try, wrap
-from engine.problems import UsageError
-from engine.rendezvous import (
+from engine.data.sources.open import open_source
+from engine.distributed.node_plan import plan, prepare_environment
+from engine.distributed.parallel import images_to_try, wrap
+from engine.distributed.rank_env import Seat
+from engine.distributed.rendezvous import (
     check_launched_meeting_point,
     check_meeting_point,
     clear_meeting_point,
     open_store,
 )
-from engine.resolve import resolve
-from engine.seat import Seat
+from engine.gpus.selection import Device
+from engine.runs.event_lines import plan_in_words
+from engine.utils.errors import UsageError
 
 GPUS = [Device(index, f"GPU-{index}", "made up", 0) for index in range(4)]
 

@@ -10,8 +10,8 @@ import pytest
 from conftest import Gputrain, events_of
 from PIL import Image
 
-from engine.data.picture import read_image
-from engine.data.source import ImageFormat
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.image import read_image
 
 COLOUR = ImageFormat(16, 3, (), ())
 RED, BLUE = (220, 40, 30), (20, 60, 200)

@@ -11,20 +11,20 @@ import pytest
 import torch
 from few_photos import VARIED, folder, make_photos
 
-from engine import worker
-from engine.beats import Beats, Marker
-from engine.channel import DirectChannel, StopFlag
-from engine.control import Asked
-from engine.data import open_source
-from engine.data.pipeline import Choice, choose_pipeline, pipeline_problems, pipeline_warnings
-from engine.doctor import machine
+from engine.config.loader import resolve
+from engine.config.pipeline import PIPELINE_ASKED
+from engine.data.pipelines.choose import Choice, choose_pipeline, pipeline_problems, pipeline_warnings
+from engine.data.sources.open import open_source
+from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.node_plan import plan
+from engine.distributed.rank_env import Seat
+from engine.distributed.watchdog import Beats, Marker
 from engine.doctor.run import expected_workers
-from engine.events import PIPELINE_ASKED
-from engine.job import Job
-from engine.machine import plan
-from engine.problems import UsageError
-from engine.resolve import resolve
-from engine.seat import Seat
+from engine.runs.control import Asked
+from engine.training import train as worker
+from engine.training.job import Job
+from engine.utils import host
+from engine.utils.errors import UsageError
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ Usage = namedtuple("Usage", "available total")
 
 
 def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(host, "CONTROL_GROUP", Path("/nowhere"))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 300 * 1024, 1 << 30))
     config = resolve(None, []).config
     source = open_source(config)
@@ -106,7 +106,7 @@ def test_all_ranks_do_as_rank_0_chose_whatever_memory_is_free_when_they_begin(
 
     # A rank goes no further than to where it begins to load.
     monkeypatch.setattr(worker, "Feed", feed)
-    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(host, "CONTROL_GROUP", Path("/nowhere"))
     config = resolve("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
     job, store = Job(config, plan(config, []), None, False, open_source(config)), torch.distributed.HashStore()
     channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
@@ -129,7 +129,7 @@ def test_each_rank_counts_where_the_cache_cannot_be_written(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 16 * 3 * 16**2
-    monkeypatch.setattr(machine, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(host, "CONTROL_GROUP", Path("/nowhere"))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
     config, source = folder(photos)
     asked, _ = folder(photos, "data.pipeline=memory")

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from tui.axis import Floats, Series, log_ticks, reduce_to_columns, smooth, tick_labels, ticks
-from tui.plot import Curve, Window, plot
+from tui.charts.axis import Floats, Series, log_ticks, reduce_to_columns, smooth, tick_labels, ticks
+from tui.charts.plot import Curve, Window, plot
 
 WIDTH, HEIGHT = 60, 10
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from conftest import Gputrain, clockless, events_of, wait_for
 
-from engine.control import Asked, send_request
-from engine.runs import RunFolder, State
+from engine.runs.control import Asked, send_request
+from engine.runs.folder import RunFolder, State
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=7"]
 

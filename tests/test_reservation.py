@@ -19,9 +19,9 @@ from gpu_host import PHANTOM, GpuHost, gpu, gpus_in, uuid_of
 # Takes GPUs as a run does, says which, and keeps them until its standard input closes.
 HOLDER = """
 import json, sys
-from engine.gpus.choice import choose
+from engine.gpus.allocation import choose
 from engine.gpus.reservation import HeldRank
-from engine.problems import UsageError
+from engine.utils.errors import UsageError
 selection, run, wait, ranks = json.loads(sys.argv[1])
 tell = lambda **values: print(json.dumps(values), flush=True)
 try:

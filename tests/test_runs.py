@@ -12,18 +12,12 @@ from pathlib import Path
 import pytest
 from test_journal import epoch, started
 
-from engine.control import send_request, take_requests
-from engine.events import Control, Event, RunFinished, to_line
-from engine.problems import UsageError
-from engine.runs import (
-    Ownership,
-    RunFolder,
-    State,
-    _lock,
-    claim,
-    find_run,
-    fit_for_a_name,
-)
+from engine.runs.control import send_request, take_requests
+from engine.runs.events import Control, Event, RunFinished
+from engine.runs.folder import RunFolder, State, find_run, fit_for_a_name
+from engine.runs.journal import to_line
+from engine.runs.ownership import Ownership, _lock, claim
+from engine.utils.errors import UsageError
 
 
 def make_run(root: Path, name: str, *events: Event) -> RunFolder:
@@ -105,7 +99,8 @@ def test_two_processes_never_own_one_folder(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a")
     program = f"""
 from pathlib import Path
-from engine.runs import Ownership, RunFolder
+from engine.runs.ownership import Ownership
+from engine.runs.folder import RunFolder
 owner = Ownership(RunFolder(Path({str(folder.path)!r})))
 print("owned", flush=True)
 input()

@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.data import warnings_of_shares
-from engine.data.sampler import (
-    Shares,
-    Stream,
-    _mix,
-    epoch_order,
-    random_below,
-    random_bits,
-    stratified_split,
-)
+from engine.data.batching import warnings_of_shares
+from engine.data.sampler import Shares, Stream, _mix, epoch_order, random_below, random_bits, stratified_split
 
 
 def shares(

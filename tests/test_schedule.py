@@ -12,10 +12,12 @@ import torch
 from torch.optim import lr_scheduler as torchs
 from torch.optim.lr_scheduler import LRScheduler
 
-from engine.config import Config, Optim, Run, Schedule
-from engine.pairs import impossible_pairs
-from engine.plateau import Plateau
-from engine.schedule import by_epoch, lr_factor, scaled_lr, unreachable
+from engine.config.rules import impossible_pairs
+from engine.config.run_sections import Run
+from engine.config.schema import Config
+from engine.config.training_sections import Optim, Schedule, by_epoch
+from engine.optim.lr_schedule import lr_factor, scaled_lr, unreachable
+from engine.optim.plateau import Plateau
 
 STEPS, EPOCHS = 7, 12
 EXACT = 1e-12

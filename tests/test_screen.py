@@ -17,13 +17,14 @@ from test_runs import make_run
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from engine.control import take_requests
-from engine.events import Step, to_line
-from engine.runs import RunFolder
-from tui import commands
+from engine.runs.control import take_requests
+from engine.runs.events import Step
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from tui import keymap as commands
 from tui.app import CockpitApp
-from tui.commands import Command, CommandProvider
-from tui.demo import DONE, LIVE
+from tui.demo.server import DONE, LIVE
+from tui.keymap import Command, CommandProvider
 from tui.screens.form import FormScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
@@ -447,7 +448,7 @@ def test_nothing_that_waits_to_be_typed_blinks(runs: Path) -> None:
 
 def test_the_demonstration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tui.app import Pace
-    from tui.demo import Demo
+    from tui.demo.server import Demo
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -464,8 +465,8 @@ def test_the_demonstration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_json_of_runs_tells_what_the_screen_shows(runs: Path) -> None:
-    from engine.glimpse import RunWatch
-    from tui.runs_table import describe_run
+    from engine.runs.watcher import RunWatch
+    from tui.text.runs import describe_run
 
     row = json.loads(json.dumps(describe_run(RunWatch(RunFolder(runs / LIVE))).to_dict()))
     assert (row["state"], row["step"], row["steps"], row["epochs"]) == ("running", 8720, 14070, 30)

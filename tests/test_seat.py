@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.problems import UsageError
-from engine.seat import Seat, find_launcher, first_host, local_tasks, seat_from_environment, step_port
+from engine.distributed.rank_env import Seat, find_launcher, first_host, local_tasks, seat_from_environment, step_port
+from engine.utils.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
 PORT = {"MASTER_PORT": "1234"}

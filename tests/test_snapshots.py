@@ -14,7 +14,7 @@ from cockpit import NOW, clipped, made_up_app, made_up_runs, settled, without_gp
 from textual.pilot import Pilot
 
 from tui.app import CockpitApp
-from tui.demo import LIVE
+from tui.demo.server import LIVE
 from tui.screens.monitor import MonitorScreen
 
 SIZES = [(80, 24), (120, 34), (200, 60)]
@@ -35,8 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr("tui.run_progress.time.time", lambda: NOW)
-    monkeypatch.setattr("engine.machine.cores", lambda: 16)
+    monkeypatch.setattr("tui.text.run_progress.time.time", lambda: NOW)
+    monkeypatch.setattr("engine.utils.host.cores", lambda: 16)
     yield
     monkeypatch.undo()
     time.tzset()

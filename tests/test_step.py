@@ -13,9 +13,9 @@ import torch
 from in_process import one_rank
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.data.device import DeviceBatch
-from engine.evaluation import Evaluation, Tally
-from engine.loop import evaluate, train_step
+from engine.data.pipelines.device import DeviceBatch
+from engine.training.loop import evaluate, train_step
+from engine.training.metrics import Evaluation, Tally
 
 
 class Asking(TorchDispatchMode):

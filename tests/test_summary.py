@@ -13,11 +13,14 @@ from torch import nn
 from torchvision import models
 from typer.testing import CliRunner
 
-from engine.config import Config, Data, Model, Run
-from engine.problems import UsageError
-from engine.summary import Summary, features_of, images_of, layers_of, summarize, trace_model
-from tui.cli_models import app
-from tui.summary_table import feature_lines, in_large_units, layer_lines, total_lines
+from engine.config.data_sections import Data
+from engine.config.run_sections import Run
+from engine.config.schema import Config
+from engine.config.training_sections import Model
+from engine.models.summary import Summary, features_of, images_of, layers_of, summarize, trace_model
+from engine.utils.errors import UsageError
+from tui.cli.models import app
+from tui.text.model_summary import feature_lines, in_large_units, layer_lines, total_lines
 
 
 def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int = 1, **model: Any) -> Summary:

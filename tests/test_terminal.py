@@ -20,8 +20,8 @@ import psutil
 import pytest
 from conftest import COMMAND, Gputrain, events_of, wait_for
 
-from engine.control import send_request
-from engine.runs import RunFolder
+from engine.runs.control import send_request
+from engine.runs.folder import RunFolder
 
 SCREEN = str(Path(COMMAND).with_name("gputrain-tui"))
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "1", "--epochs", "100000", "--name", "long"]
@@ -219,7 +219,7 @@ def fake_logind(folder: Path, kill: str, linger: str) -> None:
 def test_where_a_logout_would_end_a_run_it_is_started_in_a_scope_or_the_screen_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tui.starting import start_run
+    from tui.launcher import start_run
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     told = {}

@@ -17,21 +17,22 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner, Result
 
-from engine.checkpoint import save_checkpoint
-from engine.config import as_dict
-from engine.data import image_format, open_source
-from engine.data.source import ImageFormat
-from engine.data.transforms import normalise
-from engine.export import export, plain
-from engine.measure import measure
-from engine.models import build_model
-from engine.predict import files_in, predict
-from engine.problems import UsageError
-from engine.resolve import check
-from engine.runs import RunFolder
-from engine.trained import config_of, find_device, load_trained, read_saved
-from engine.transfer import load_weights
-from tui.cli import app
+from engine.config.loader import check
+from engine.config.schema import as_dict
+from engine.data.augment.batch_ops import normalise
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
+from engine.inference.evaluate import measure
+from engine.inference.export import export, plain
+from engine.inference.predict import files_in, predict
+from engine.inference.trained_model import config_of, find_device, load_trained, read_saved
+from engine.models.factory import build_model
+from engine.models.transfer import load_weights
+from engine.runs.folder import RunFolder
+from engine.training.checkpoint import save_checkpoint
+from engine.utils.errors import UsageError
+from tui.cli.main import app
 
 DIGITS = check({})
 

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from conftest import Gputrain, events_of
 from in_process import one_rank
 
-from engine.data import image_format, open_source
-from engine.data.transforms import normalise
-from engine.events import Event, Step
-from engine.failure import NonFiniteLossError
-from engine.models import build_model
-from engine.resolve import resolve
+from engine.config.loader import resolve
+from engine.data.augment.batch_ops import normalise
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
+from engine.distributed.failures import NonFiniteLossError
+from engine.models.factory import build_model
+from engine.runs.events import Event, Step
 
 SMALL = ["run", "--headless", "--model", "linear", "--lr", "0.01", "run.log_every=1"]
 

@@ -17,16 +17,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 
-from engine.checkpoint import FIELDS, save_checkpoint
-from engine.config import Config
-from engine.data import open_source
-from engine.freeze import freeze, set_training
-from engine.models import build_model
-from engine.optim import build_optimizer
-from engine.problems import UsageError
-from engine.resolve import check
-from engine.transfer import Loaded, fetched_once, load_weights, pretrained_weights, take
-from engine.weights import weights_problems
+from engine.config.loader import check
+from engine.config.schema import Config
+from engine.data.sources.open import open_source
+from engine.models.factory import build_model
+from engine.models.freeze import freeze, set_training
+from engine.models.transfer import Loaded, fetched_once, load_weights, pretrained_weights, take
+from engine.models.weights_file import weights_problems
+from engine.optim.optimizers import build_optimizer
+from engine.runs.checkpoint_files import FIELDS
+from engine.training.checkpoint import save_checkpoint
+from engine.utils.errors import UsageError
 
 FIVE = ("a", "b", "c", "d", "e")
 SMALL = {"name": "resnet18-small", "options": {"width": 4}}

@@ -15,15 +15,16 @@ from conftest import Gputrain, events_of
 from test_journal import started
 from test_runs import make_run
 
-from engine.control import MOST_BYTES, REFUSED, Asked, Request, send_request, take_requests
-from engine.events import Control
+from engine.config.loader import resolve
 from engine.gpus.reservation import Reservation, all_held, choosing
-from engine.lines import line_of
-from engine.problems import UsageError
-from engine.resolve import resolve
-from engine.runs import Ownership, RunFolder, all_runs, claim, find_run
-from engine.world import run_of_agents
-from tui.feeds import RunFeed, RunsFeed
+from engine.launch.handshake import run_of_agents
+from engine.runs.control import MOST_BYTES, REFUSED, Asked, Request, send_request, take_requests
+from engine.runs.event_lines import line_of
+from engine.runs.events import Control
+from engine.runs.folder import RunFolder, all_runs, find_run
+from engine.runs.ownership import Ownership, claim
+from engine.utils.errors import UsageError
+from tui.pollers import RunFeed, RunsFeed
 
 SOMEONE = 12345
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--name", "a"]

@@ -16,15 +16,17 @@ from in_process import one_rank
 from test_journal import epoch as trained_epoch
 from test_journal import resumed, started
 
-from engine.config import Precision
-from engine.events import PIPELINE_ASKED, Epoch, Event, Gpus, RunStarted, from_line, to_line
-from engine.gpus.peaks import PEAKS, peak_tflops
-from engine.history import History, history_of
-from engine.resolve import resolve
-from engine.runs import RunFolder
-from engine.summary import summarize
-from engine.verdict import Kind, fixed_share, utilization
-from engine.warm_up import count_flops
+from engine.config.loader import resolve
+from engine.config.pipeline import PIPELINE_ASKED
+from engine.config.training_sections import Precision
+from engine.gpus.peak_flops import PEAKS, peak_tflops
+from engine.models.summary import summarize
+from engine.runs.bottleneck import Kind, fixed_share, utilization
+from engine.runs.events import Epoch, Event, Gpus, RunStarted
+from engine.runs.folder import RunFolder
+from engine.runs.history import History, history_of
+from engine.runs.journal import from_line, to_line
+from engine.training.warmup import count_flops
 
 GPU_RANKS = [{"rank": rank, "host": "h", "pid": rank, "device": f"GPU-{rank}"} for rank in range(4)]
 

@@ -10,16 +10,17 @@ import pytest
 from test_runs import make_run
 from test_verdict import begun, trained
 
-from engine.config import Config
-from engine.events import Event, RunFinished, Step, to_line
-from engine.glimpse import SHORT_BYTES, RunWatch
-from engine.history import history_of
-from engine.lines import line_of, lines_of
-from engine.recorder import Recorder
-from engine.runs import RunFolder
-from tui.headless import PlainLines
-from tui.run_progress import limit_line
-from tui.runs_table import RunRow, describe_run
+from engine.config.schema import Config
+from engine.runs.event_lines import line_of, lines_of
+from engine.runs.events import Event, RunFinished, Step
+from engine.runs.folder import RunFolder
+from engine.runs.history import history_of
+from engine.runs.journal import to_line
+from engine.runs.recorder import Recorder
+from engine.runs.watcher import SHORT_BYTES, RunWatch
+from tui.cli.progress import PlainLines
+from tui.text.run_progress import limit_line
+from tui.text.runs import RunRow, describe_run
 
 GPUS = begun(flops=12.3e9, peak_tflops=3957.6)
 WAITS = trained(data_wait=0.34)

@@ -8,15 +8,15 @@ import pytest
 import torch.distributed as dist
 from in_process import one_rank
 
-from engine.beats import Beats, Marker
-from engine.channel import DirectChannel, StopFlag
-from engine.control import Asked
-from engine.job import Job
-from engine.machine import plan
-from engine.problems import UsageError
-from engine.resolve import resolve
-from engine.seat import Seat
-from engine.worker import train
+from engine.config.loader import resolve
+from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.node_plan import plan
+from engine.distributed.rank_env import Seat
+from engine.distributed.watchdog import Beats, Marker
+from engine.runs.control import Asked
+from engine.training.job import Job
+from engine.training.train import train
+from engine.utils.errors import UsageError
 
 NETS = """
 import torch

@@ -18,13 +18,14 @@ from test_journal import epoch, started
 from test_runs import make_run
 from typer.testing import CliRunner
 
-from engine.config import Config
-from engine.events import CheckpointSaved, Event, Gpus, Step, to_line
-from engine.glimpse import SHORT_BYTES, RunWatch
-from engine.recorder import Recorder
-from engine.runs import RunFolder
-from tui.cli import app
-from tui.feeds import BATCH_EVENTS, BATCHES, RunFeed
+from engine.config.schema import Config
+from engine.runs.events import CheckpointSaved, Event, Gpus, Step
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from engine.runs.recorder import Recorder
+from engine.runs.watcher import SHORT_BYTES, RunWatch
+from tui.cli.main import app
+from tui.pollers import BATCH_EVENTS, BATCHES, RunFeed
 
 HOUR = 3600
 DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR

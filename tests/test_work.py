@@ -11,8 +11,8 @@ import pytest
 import torch
 from in_process import one_rank
 
-from engine.loop import train_epoch
-from engine.work import Work, gather_work, share_waited
+from engine.training.loop import train_epoch
+from engine.training.timing import Work, gather_work, share_waited
 
 
 def test_waiting_and_forward_passes_are_told_apart() -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.data import image_format, open_source
-from engine.data.loader import Batch, RequestedBatches
+from engine.config.loader import resolve
+from engine.data.pipelines.loader import Batch, RequestedBatches
+from engine.data.pipelines.num_workers import measured_workers, seconds_to_make
 from engine.data.sampler import BatchRequest
-from engine.data.source import UnreadableImageError
-from engine.data.worker_count import measured_workers, seconds_to_make
-from engine.resolve import resolve
+from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
 
 REQUEST = BatchRequest("train", 1, np.arange(64))
 

@@ -19,10 +19,10 @@ def main() -> None:
     keep_others_from_writing()
     if sys.argv[1:2] == ["gpus"]:
         # The driver takes longest: it is asked while the command line is imported and read.
-        from engine.gpus.start import start_ahead
+        from engine.gpus.start_sampler import start_ahead
 
         start_ahead()
-    from tui.cli import app
+    from tui.cli.main import app
 
     app()
 
@@ -32,14 +32,14 @@ def screen() -> None:
     keep_others_from_writing()
     if len(sys.argv) == 1:
         # The way that is gone most, without the import of what reads a command line.
-        from engine.problems import UsageError
-        from tui.opening import open_screen
+        from engine.utils.errors import UsageError
+        from tui.cli.open_tui import open_screen
 
         try:
             open_screen()
         except UsageError as error:
             sys.exit(f"error: {error}")
         return
-    from tui.cli import screen_app
+    from tui.cli.main import screen_app
 
     screen_app()

@@ -19,14 +19,14 @@ from textual.command import Provider
 from textual.screen import Screen
 from textual.theme import Theme
 
-from engine.lines import printable
-from tui.commands import EVERYWHERE, CommandProvider, bindings_of
-from tui.feeds import GpuFeed, RunsFeed
+from engine.utils.text import printable
+from tui.keymap import EVERYWHERE, CommandProvider, bindings_of
+from tui.pollers import GpuFeed, RunsFeed
 from tui.screens.monitor import MonitorScreen
 
 if TYPE_CHECKING:
-    from engine.runs import RunFolder, State
-    from tui.starting import Started
+    from engine.runs.folder import RunFolder, State
+    from tui.launcher import Started
 
 LEAVE_SECONDS = 1.5
 # The terminal's own sixteen colours and its background: short to send, and as its owner likes them.
@@ -184,7 +184,7 @@ class CockpitApp(App[None]):
         return ()
 
     def open_run(self, folder: str) -> None:
-        from engine.runs import RunFolder
+        from engine.runs.folder import RunFolder
         from tui.screens.run import RunScreen
 
         self.push_screen(RunScreen(RunFolder(Path(folder))))
@@ -197,8 +197,8 @@ class CockpitApp(App[None]):
 
     def start(self, arguments: Sequence[str], root: Path | None = None) -> None:
         """Start a run with these arguments of `gputrain`, and wait for it on the screen."""
-        from engine.problems import UsageError
-        from tui.starting import start_run
+        from engine.utils.errors import UsageError
+        from tui.launcher import start_run
 
         if self.demo:
             self.tell("this is a demonstration: nothing is started here", warning=True)

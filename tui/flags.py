@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.config import Config
+    from engine.config.schema import Config
 
 # Parameter of `run` -> the key of the config that it is short for.
 FLAGS = {
@@ -33,8 +33,8 @@ SWITCHES = {"wait", "resume"}
 
 def run_arguments(base: str | None, before: Config, config: Config) -> list[str]:
     """The arguments of `gputrain` that come to this config: `base`, which is `before` by itself, and what differs."""
-    from engine.config import as_dict
-    from engine.resolve import changed_keys
+    from engine.config.loader import changed_keys
+    from engine.config.schema import as_dict
 
     flag_of = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAGS.items() if flag not in SWITCHES}
     values = as_dict(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from engine.limits import Shortage
+from engine.utils.host import Shortage
 
 Area = Literal["machine", "GPUs", "torch", "run"]
 State = Literal["ok", "warning", "problem", "unknown"]

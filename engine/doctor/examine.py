@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config import Config
+from engine.config.schema import Config
 from engine.doctor.check import Check, State
 from engine.doctor.gpus import driver_check, gpu_checks, hidden_check, no_driver_check, nvidia_cards
 from engine.doctor.machine import machine_checks
@@ -22,14 +22,13 @@ from engine.doctor.run import (
 )
 from engine.doctor.software import fit_checks, python_check, silent_check, torch_checks
 from engine.doctor.torch_process import NoAnswerError, TorchProcess
-from engine.gpus.choice import driver_library, first_snapshot
+from engine.gpus.allocation import driver_library, first_snapshot
 from engine.gpus.monitor import open_monitor, recording_path
-from engine.gpus.readings import Snapshot
 from engine.gpus.reservation import all_held
 from engine.gpus.selection import Device, devices_of
-from engine.gpus.visible import visible
-from engine.gpus.wants import Wants
-from engine.problems import UsageError
+from engine.gpus.snapshot import Snapshot, Wants
+from engine.gpus.visible_devices import visible
+from engine.utils.errors import UsageError
 
 # Each may take long on a server that is busy, or reads torch over a network.
 DRIVER_SECONDS = 10.0

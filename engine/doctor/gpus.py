@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.doctor.check import Check
-from engine.gpus.readings import Gpu, Process, Snapshot
 from engine.gpus.reservation import Held
 from engine.gpus.selection import use_of
-from engine.lines import counted
-from engine.process import user_name
+from engine.gpus.snapshot import Gpu, Process, Snapshot
+from engine.utils.process import user_name
+from engine.utils.text import counted
 
 PCI = Path("/sys/bus/pci/devices")
 NVIDIA, DISPLAY = "0x10de", "0x03"

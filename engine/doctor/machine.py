@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from engine.doctor.check import Check
-from engine.limits import existing, free_bytes, in_bytes
-from engine.lines import counted
-from engine.machine import cores
+from engine.utils.host import cores, existing, free_bytes, free_memory, in_bytes
+from engine.utils.text import counted
 
 # About what torch takes by itself in a process of its own.
 RANK_BYTES = 1 << 30
 LITTLE_DISK_BYTES = 1 << 30
-CONTROL_GROUP = Path("/sys/fs/cgroup")
 # Variables that make every run slow where they are forgotten, and what they do.
 SLOWING = {
     "CUDA_LAUNCH_BLOCKING": "makes every step wait for every kernel",
@@ -45,20 +40,6 @@ def memory(free: int, total: int) -> Check:
     advice = "end what takes it (`ps aux --sort -rss | head`), or take a container with more memory"
     need = f"a rank takes about {in_bytes(RANK_BYTES)} before it loads an image"
     return Check("machine", "memory", "warning", f"{found}, and {need}", advice)
-
-
-def free_memory() -> tuple[int, int]:
-    """What this process may still take, and could have at most: the control group's limit counts."""
-    host = psutil.virtual_memory()
-    free, total = int(host.available), int(host.total)
-    with suppress(OSError, ValueError, KeyError):
-        limit = int((CONTROL_GROUP / "memory.max").read_text())
-        used = int((CONTROL_GROUP / "memory.current").read_text())
-        kinds = dict(line.split() for line in (CONTROL_GROUP / "memory.stat").read_text().splitlines())
-        # The system gives back what it only keeps in case that it is read again.
-        free = min(free, max(limit - used + int(kinds["inactive_file"]), 0))
-        total = min(total, limit)
-    return free, total
 
 
 def runs_folder(root: Path) -> Check:

@@ -18,10 +18,11 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from engine.config import Config
-from engine.events import RankFailed
-from engine.failure import cause_of, exit_in_words, failure_in_words, root_cause
-from engine.process import die_with_parent, leave
+from engine.config.schema import Config
+from engine.distributed.failures import cause_of, failure_in_words, root_cause
+from engine.runs.events import RankFailed
+from engine.utils.exits import exit_in_words
+from engine.utils.process import die_with_parent, leave
 
 Answer = dict[str, Any]
 FORK = multiprocessing.get_context("fork")
@@ -82,8 +83,8 @@ def about_torch(model: Answer) -> Answer:
 
 def _weights(model: Answer) -> int:
     """Bytes of a model's weights, without making them."""
-    from engine.bare import bare
-    from engine.models import build_model, weight_bytes
+    from engine.models.factory import build_model, weight_bytes
+    from engine.models.meta_device import bare
 
     config = Config.model_validate(model["config"])
     return weight_bytes(bare(lambda: build_model(config, model["channels"], model["classes"], model["size"])))

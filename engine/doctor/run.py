@@ -7,28 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config import Config, as_dict
-from engine.data import likely_format
-from engine.data.arrays import IMAGE_SETS, check_image_set
+from engine.config.schema import Config, as_dict
+from engine.config.user_code import is_own
+from engine.data.limits import SHARED_MEMORY, Loading, auto_workers, open_files, shared_memory, wants_workers
+from engine.data.sources.builtin import IMAGE_SETS, check_image_set
+from engine.data.sources.formats import likely_format
+from engine.distributed.node_plan import plan
 from engine.doctor.check import Check, short_of
-from engine.files import expand
 from engine.gpus.selection import WAIT_HINT, Device, NotFreeError, select, why_not_free
-from engine.limits import (
-    SHARED_MEMORY,
-    Loading,
-    checkpoint_bytes,
-    checkpoint_files,
-    disk_space,
-    free_bytes,
-    in_bytes,
-    most_open_files,
-    open_files,
-    shared_memory,
-)
-from engine.lines import counted
-from engine.machine import RANKS_PER_CORE, auto_workers, cores, plan, wants_workers
-from engine.own import is_own
-from engine.problems import UsageError
+from engine.training.disk import checkpoint_bytes, checkpoint_files, disk_space
+from engine.utils.errors import UsageError
+from engine.utils.files import expand
+from engine.utils.host import RANKS_PER_CORE, cores, free_bytes, in_bytes, most_open_files
+from engine.utils.text import counted
 
 # Classes where the data says how many, and nothing has been opened: those of ImageNet.
 LIKELY_CLASSES = 1000

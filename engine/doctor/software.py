@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from engine.doctor.check import Check
-from engine.gpus.readings import Snapshot
-from engine.lines import counted
+from engine.gpus.snapshot import Snapshot
+from engine.utils.text import counted
 
 Answer = Mapping[str, Any]
 TOGETHER_ADVICE = (

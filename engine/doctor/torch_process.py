@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from engine.failure import signal_name
+from engine.utils.exits import signal_name
 
 PROGRAM = "from engine.doctor.probe import main; main()"
 END_SECONDS = 1.0

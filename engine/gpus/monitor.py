@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from engine.files import expand
-from engine.gpus.readings import Reading, Snapshot
-from engine.gpus.start import start_sampler, started_ahead
-from engine.gpus.wants import Wants
-from engine.problems import UsageError
+from engine.gpus.snapshot import Reading, Snapshot, Wants
+from engine.gpus.start_sampler import start_sampler, started_ahead
+from engine.utils.errors import UsageError
+from engine.utils.files import expand
 
 REPLAY = "replay:"
 # A sampler that ended is started again after so long, and ever more rarely while there is no driver.
@@ -110,7 +109,7 @@ class DriverMonitor:
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(1.0)
             if code != 0:
-                from engine.failure import signal_name
+                from engine.utils.exits import signal_name
 
                 how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 self._latest = _failed(f"the process that asks the NVIDIA driver {how}")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pynvml as nv
 
-from engine.gpus.readings import Instance, Reading
+from engine.gpus.snapshot import Instance, Reading
 
 GPM_GAP_SECONDS = 0.1
 GPM_METRICS = {

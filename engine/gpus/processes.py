@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 
 from engine.gpus.nvml import Tenant
-from engine.gpus.readings import Process, Reading
 from engine.gpus.reservation import Held, HeldRank
+from engine.gpus.snapshot import Process, Reading
 
 UNKNOWN_PID = "no such process here; it may be in another container"
 COMMAND_SIGNS = 400

@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.readings import Snapshot, Source
-from engine.gpus.wants import Wants
-from engine.problems import UsageError
+from engine.gpus.snapshot import Snapshot, Source, Wants
+from engine.utils.errors import UsageError
 
 LEAST_GAP_SECONDS = 0.05
 

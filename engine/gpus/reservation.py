@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.files import is_locked, read_json, replace_file
-from engine.problems import UsageError
-from engine.process import user_name
+from engine.utils.errors import UsageError
+from engine.utils.files import is_locked, read_json, replace_file
+from engine.utils.process import user_name
 
 RESERVATION_FORMAT = 1
 CHOOSING_SECONDS = 20.0

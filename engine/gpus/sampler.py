@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.gpus import nvml
-from engine.gpus.readings import LASTING, UNITS, Gpu, Instance, Process, Reading, Snapshot, State
 from engine.gpus.reservation import Held, all_held
-from engine.gpus.wants import Wants
+from engine.gpus.snapshot import LASTING, UNITS, Gpu, Instance, Process, Reading, Snapshot, State, Wants
 
 if TYPE_CHECKING:
     from engine.gpus.processes import ProcessTable

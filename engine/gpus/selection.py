@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.gpus.readings import Gpu, Instance, Snapshot
 from engine.gpus.reservation import Held
-from engine.lines import counted
-from engine.problems import UsageError
+from engine.gpus.snapshot import Gpu, Instance, Snapshot
+from engine.utils.errors import UsageError
+from engine.utils.text import counted
 
 # More than an idle driver context, less than any training: held by no process that is shown, someone else holds it.
 UNEXPLAINED_BYTES = 1 << 30

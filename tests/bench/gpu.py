@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.data.held import hold
-from engine.data.memory import MemoryBatches
+from engine.config.loader import resolve
+from engine.data.pipelines.in_memory_images import hold
+from engine.data.pipelines.memory import MemoryBatches
 from engine.data.sampler import Shares
-from engine.data.source import ArraySource, ImageFormat
-from engine.resolve import resolve
+from engine.data.sources.array import ArraySource
+from engine.data.sources.base import ImageFormat
 
 GPUTRAIN = Path(sys.executable).with_name("gputrain")
 EPOCHS = 6

@@ -20,12 +20,13 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from engine.data import image_format, open_source
-from engine.data.device import StreamedBatches
-from engine.data.folder import COLOUR
-from engine.data.loader import Batches
+from engine.config.loader import resolve
+from engine.data.pipelines.device import StreamedBatches
+from engine.data.pipelines.loader import Batches
 from engine.data.sampler import Shares
-from engine.resolve import resolve
+from engine.data.sources.folder import COLOUR
+from engine.data.sources.formats import image_format
+from engine.data.sources.open import open_source
 
 IMAGES, CLASSES, SIDE, SIZE, BATCH = 2000, 2, 256, 64, 64
 # Batches that a loader is asked for before its time is taken, and batches that are trained on in a turn.

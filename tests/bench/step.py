@@ -29,11 +29,11 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from in_process import one_rank
 
-from engine.agreement import SECONDS, Agreement
-from engine.control import Asked
-from engine.data.device import DeviceBatch
-from engine.fit import Fit
-from engine.loop import evaluate, train_step
+from engine.data.pipelines.device import DeviceBatch
+from engine.distributed.agreement import SECONDS, Agreement
+from engine.runs.control import Asked
+from engine.training.loop import evaluate, train_step
+from engine.training.trainer import Fit
 
 BATCHES = 8
 EVALUATED = 20

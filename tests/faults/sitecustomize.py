@@ -65,7 +65,7 @@ class Finder(importlib.abc.MetaPathFinder):
     """Waits for the loop to be imported."""
 
     def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        if name != "engine.loop":
+        if name != "engine.training.loop":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

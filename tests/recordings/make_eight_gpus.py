@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.readings import LASTING, UNITS, Gpu, Instance, Process, Reading, Snapshot, Source
+from engine.gpus.snapshot import LASTING, UNITS, Gpu, Instance, Process, Reading, Snapshot, Source
 
 BEGIN = 1_760_000_000.0
 SECONDS = 12

@@ -14,8 +14,8 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from tui.commands import EVERYWHERE, Command, bindings_of
-from tui.palette import NOTICE, STRONG
+from tui.keymap import EVERYWHERE, Command, bindings_of
+from tui.text.palette import NOTICE, STRONG
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
 

@@ -12,13 +12,14 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.widgets import Static
 
-from engine.lines import counted, printable
-from engine.runs import RunFolder
-from tui.commands import CONFUSION, Command
-from tui.confusion import Evaluated, EvaluationFeed, Evaluations, Mistake, cut, mistakes, percent, worst_first
-from tui.palette import BAD, MUTED, STRONG
-from tui.run_progress import bar
+from engine.runs.folder import RunFolder
+from engine.utils.text import counted, printable
+from tui.evaluation_poller import EvaluationFeed
+from tui.keymap import CONFUSION, Command
 from tui.screens.base import CockpitScreen
+from tui.text.confusion import Evaluated, Evaluations, Mistake, cut, mistakes, percent, worst_first
+from tui.text.palette import BAD, MUTED, STRONG
+from tui.text.run_progress import bar
 from tui.widgets.lines import Lines, Row
 from tui.widgets.matrix import Matrix
 

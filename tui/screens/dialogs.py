@@ -12,8 +12,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from tui.commands import Command
-from tui.palette import BAD, MUTED, STRONG
+from tui.keymap import Command
+from tui.text.palette import BAD, MUTED, STRONG
 from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row
 

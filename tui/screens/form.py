@@ -13,21 +13,21 @@ from textual.app import ComposeResult
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import Input, Select, Static
 
-from engine.config import Config
-from engine.lines import counted, printable
-from engine.problems import Problem, UsageError
-from engine.resolve import presets
-from engine.runs import runs_root
-from tui.axis import Series
-from tui.commands import FORM, WHILE_TYPING, Command
-from tui.form import Form, form_fields, form_of_run, hints, lr_curve, matters, problems_of, remember, remembered
-from tui.form_checks import Checked, Checker
-from tui.gpu_table import gpu_lines
-from tui.palette import BAD, MUTED
-from tui.plot import Curve, Window
+from engine.config.loader import presets
+from engine.config.schema import Config
+from engine.runs.folder import runs_root
+from engine.utils.errors import Problem, UsageError
+from engine.utils.text import counted, printable
+from tui.charts.axis import Series
+from tui.charts.plot import Curve, Window
+from tui.charts.view import LR_COLOUR
+from tui.form.checks import Checked, Checker
+from tui.form.model import Form, form_fields, form_of_run, hints, lr_curve, matters, problems_of, remember, remembered
+from tui.keymap import FORM, WHILE_TYPING, Command
 from tui.screens.base import CockpitScreen, Filter
 from tui.screens.dialogs import Question, Reader, Several, problem_lines
-from tui.view import LR_COLOUR
+from tui.text.gpus import gpu_lines
+from tui.text.palette import BAD, MUTED
 from tui.widgets.chart import Chart
 from tui.widgets.field import Chooser, Field
 from tui.widgets.lines import Row

@@ -12,16 +12,16 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.gpus.readings import Gpu, Process, Snapshot
-from engine.lines import counted, printable
-from tui.commands import MONITOR, Command
-from tui.feeds import HostLoad
-from tui.gpu_table import GIB, Marks, gpu_lines, no_driver, process_lines, processes_of, sparkline, title_words
-from tui.palette import BAD, MUTED
-from tui.run_rows import name_columns, run_line
-from tui.runs_table import RunRow
+from engine.gpus.snapshot import Gpu, Process, Snapshot
+from engine.utils.text import counted, printable
+from tui.keymap import MONITOR, Command
+from tui.pollers import HostLoad
 from tui.screens.base import CockpitScreen
 from tui.screens.dialogs import Choice
+from tui.text.gpus import GIB, Marks, gpu_lines, no_driver, process_lines, processes_of, sparkline, title_words
+from tui.text.palette import BAD, MUTED
+from tui.text.run_lines import name_columns, run_line
+from tui.text.runs import RunRow
 from tui.widgets.lines import Lines, Row
 
 KEPT_LOOKS = 32

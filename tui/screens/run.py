@@ -14,17 +14,18 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.widgets import Static
 
-from engine.control import RequestName, send_request
-from engine.lines import printable
-from engine.problems import UsageError
-from engine.runs import RunFolder, State
-from tui.commands import RUN, Command
-from tui.feeds import RunFeed, RunNow
-from tui.palette import BAD, MUTED, STRONG, WARNING
-from tui.run_progress import device_lines, limit_line, progress_line
+from engine.runs.control import RequestName, send_request
+from engine.runs.folder import RunFolder, State
+from engine.utils.errors import UsageError
+from engine.utils.text import printable
+from tui.charts.view import View
+from tui.keymap import RUN, Command
+from tui.pollers import RunFeed
 from tui.screens.base import CockpitScreen
 from tui.screens.dialogs import Reader, stop_question
-from tui.view import View
+from tui.text.palette import BAD, MUTED, STRONG, WARNING
+from tui.text.run_progress import device_lines, limit_line, progress_line
+from tui.text.runs import RunNow
 from tui.widgets.chart import Chart
 from tui.widgets.lines import Lines
 
@@ -237,7 +238,7 @@ class RunScreen(CockpitScreen):
         self.call_after_refresh(self._draw)
 
     def action_export(self) -> None:
-        from tui.export import export_chart
+        from tui.charts.export import export_chart
 
         chart = self.chart
         if not any(len(curve.series.y) for curve in chart.curves):

@@ -9,15 +9,15 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.control import send_request
-from engine.lines import counted, printable
-from engine.problems import UsageError
-from engine.runs import RunFolder, State
-from tui.commands import RUNS, Command
-from tui.palette import MUTED
-from tui.run_rows import name_columns, table_head, table_line
+from engine.runs.control import send_request
+from engine.runs.folder import RunFolder, State
+from engine.utils.errors import UsageError
+from engine.utils.text import counted, printable
+from tui.keymap import RUNS, Command
 from tui.screens.base import CockpitScreen
 from tui.screens.dialogs import stop_question
+from tui.text.palette import MUTED
+from tui.text.run_lines import name_columns, table_head, table_line
 from tui.widgets.lines import Lines, Row
 
 

@@ -9,11 +9,11 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.lines import printable
-from tui.commands import STARTING, Command
-from tui.palette import BAD, MUTED, WARNING
+from engine.utils.text import printable
+from tui.keymap import STARTING, Command
+from tui.launcher import Started
 from tui.screens.base import CockpitScreen
-from tui.starting import Started
+from tui.text.palette import BAD, MUTED, WARNING
 from tui.widgets.lines import Lines
 
 LOOK_SECONDS = 0.2

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from tui.axis import short_number
-from tui.plot import Curve, Plot, Window, plot
+from tui.charts.axis import short_number
+from tui.charts.plot import Curve, Plot, Window, plot
 from tui.widgets.lines import Lines
 
 SIGNS = {"braille": "⣀"}

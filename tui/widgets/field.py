@@ -12,8 +12,8 @@ from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.widgets import Input, Select, Static
 
-from engine.lines import printable
-from tui.form import FieldInfo
+from engine.utils.text import printable
+from tui.form.model import FieldInfo
 from tui.widgets.entry import Entry
 
 SWITCH = ("false", "true")

@@ -9,7 +9,7 @@ from rich.text import Text
 from textual import events
 from textual.widget import Widget
 
-from tui.commands import Command
+from tui.keymap import Command
 
 GAP = 2
 

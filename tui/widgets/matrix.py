@@ -15,8 +15,8 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 from textual.widget import Widget
 
-from engine.lines import printable
-from tui.confusion import Counts, cut, percent, shares_of, shortened
+from engine.utils.text import printable
+from tui.text.confusion import Counts, cut, percent, shares_of, shortened
 
 # From few to many, in 256 colours; brought to 16 they stay blue for what is right, and red to yellow for what is not.
 RIGHT = (

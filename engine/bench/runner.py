@@ -1,0 +1,211 @@
+"""How training speeds up with the number of ranks: the same work trained by real runs in a temporary folder, and
+what their journals say.
+
+The data stays the same whatever the number of ranks, so an epoch is the same images. The batch of a rank stays the same
+too, or with `strong` that of all ranks together. With `limit` each run has one beside it that is given one batch again
+and again, which lies on the device already: so fast the rest of the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.bench.report import LEAST_EPOCHS, Run, measured
+from engine.config.data_sections import Data
+from engine.config.schema import Config, as_dict
+from engine.config.training_sections import Schedule
+from engine.config.yaml_io import to_yaml
+from engine.gpus.allocation import choose
+from engine.gpus.selection import why_not_free
+from engine.runs.folder import RunFolder
+from engine.runs.history import History
+from engine.utils.errors import UsageError
+from engine.utils.files import replace_file
+from engine.utils.host import RANKS_PER_CORE, cores
+from engine.utils.process import die_with_parent
+
+# A run that is to end is asked, asked again, and killed.
+ASK_SECONDS, KILL_SECONDS = 1.0, 10.0
+NEVER = 10**9
+LR_SHARE = 0.01
+FOLDER_PREFIX = "gputrain-bench-"
+# One batch needs no loader processes.
+FIXED: dict[str, Any] = {"pipeline": "fixed", "workers": Data().workers, "prefetch": Data().prefetch}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is to be measured. `gpus` names those to take in turn, where they were named; else any that are free."""
+
+    config: Config
+    counts: tuple[int, ...]
+    epochs: int
+    repeats: int
+    strong: bool
+    on_gpus: bool
+    gpus: tuple[str, ...] = ()
+    limit: bool = False
+
+
+def plan_bench(
+    config: Config, counts: Sequence[int], epochs: int, repeats: int, *, strong: bool, limit: bool = False
+) -> Bench:
+    """What is measured here: on the GPUs of `device.gpus` that are free, else on the CPU; with no `counts` on one, two,
+    four and so on up to all of them. Raises UsageError."""
+    wanted = config.device.gpus
+    choice = choose(wanted, "bench", wait=config.device.wait, waiting=lambda _: None)
+    # Each run takes its own.
+    choice.reservation.release()
+    named: tuple[str, ...] = ()
+    if choice.devices and wanted not in ("auto", "all") and not re.fullmatch(r"free:\d+", wanted):
+        named = tuple(part.strip() for part in wanted.split(","))
+    free = [device for device in choice.devices if device.free]
+    if named and len(free) < len(named):
+        raise UsageError.one("device.gpus", f"only free GPUs can be measured: {why_not_free(choice.devices)}")
+    if choice.devices and not free:
+        raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(choice.devices)}")
+    most = len(free) or RANKS_PER_CORE * cores()
+    if too_many := [count for count in counts if not 1 <= count <= most]:
+        there = f"free GPUs here are {most}" if free else f"{cores()} cores take {most} at most"
+        raise UsageError.one("--ranks-list", f"{too_many[0]} ranks cannot be measured: {there}")
+    chosen = tuple(sorted(set(counts))) or doubling(len(free) or cores())
+    if epochs < LEAST_EPOCHS:
+        raise UsageError.one("run.epochs", f"{epochs} is too few: the first does not count; give 2 or more")
+    if limit and config.data.pipeline == "fixed":
+        raise UsageError.one(
+            "data.pipeline", "fixed is what --limit compares with; give another, or leave one of them out"
+        )
+    bench = Bench(config, chosen, epochs, repeats, strong, bool(free), named, limit)
+    for count in chosen:
+        batch_of(bench, count)
+    return bench
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4, … and `most`."""
+    return tuple(sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}))
+
+
+def batch_of(bench: Bench, ranks: int) -> int | str:
+    """`data.batch_size` for so many ranks. Raises UsageError."""
+    batch = bench.config.data.batch_size
+    if not bench.strong:
+        return batch
+    if batch == "auto":
+        raise UsageError.one("data.batch_size", "auto is no batch that --strong could divide; give a number")
+    if batch % ranks:
+        raise UsageError.one("data.batch_size", f"--strong divides it by {ranks}, and {batch} does not divide by that")
+    return batch // ranks
+
+
+def cores_for(bench: Bench, ranks: int) -> list[int]:
+    """The CPU cores of so many ranks. On the CPU each rank has the same share of them, however many there are: one
+    alone would take all, and leave nothing to gain."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed if bench.on_gpus else allowed[: ranks * max(1, cores() // max(bench.counts))]
+
+
+def config_for(bench: Bench, ranks: int, name: str, *, limit: bool = False) -> Config:
+    """The config of one run: the work as it is, and nothing besides. What it learns does not matter: the learning rate
+    stays so low that a few epochs without its schedule cannot make the loss infinite."""
+    config = bench.config
+    gpus = ",".join(bench.gpus[:ranks]) if bench.gpus else f"free:{ranks}"
+    changes = {
+        "run": {"name": name, "epochs": bench.epochs, "resume": False, "requeue": False, "max_restarts": 0},
+        "device": {"gpus": gpus if bench.on_gpus else "cpu", "ranks": ranks, "launcher": "spawn"},
+        "data": {"batch_size": batch_of(bench, ranks)} | (FIXED if limit else {}),
+        "optim": {"lr": config.optim.lr * LR_SHARE},
+        # The best and the last are saved all the same, outside of what is timed.
+        "checkpoint": {"keep": 1, "every_epochs": NEVER, "every_steps": 0, "every_minutes": 0.0},
+    }
+    sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
+    return config.model_copy(update=sections | {"schedule": Schedule()})
+
+
+def run_bench(bench: Bench, command: Sequence[str]) -> Iterator[Run]:
+    """One run after the other, each count in turn and that again, because a machine is not equally fast all the time.
+    `command` is that of `gputrain`. What a run leaves is taken away when it is over, and the run with it where this
+    ends before."""
+    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
+        for repeat in range(1, bench.repeats + 1):
+            for ranks in bench.counts:
+                yield _run(bench, ranks, repeat, Path(folder), command)
+                if bench.limit:
+                    yield replace(_run(bench, ranks, repeat, Path(folder), command, limit=True), limit=True)
+
+
+def _run(bench: Bench, ranks: int, repeat: int, folder: Path, command: Sequence[str], *, limit: bool = False) -> Run:
+    name = f"{'limit' if limit else 'ranks'}-{ranks}-{repeat}"
+    file = folder / f"{name}.yaml"
+    text = to_yaml(as_dict(config_for(bench, ranks, name, limit=limit)))
+    replace_file(file, lambda opened: opened.write(text.encode()))
+    run, here, allowed, began = RunFolder(folder / name), os.getpid(), cores_for(bench, ranks), time.time()
+
+    def prepare() -> None:
+        die_with_parent(here)
+        os.sched_setaffinity(0, allowed)
+
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(  # noqa: S603 (our own command)
+            [*command, "run", "--headless", str(file), "--runs-dir", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+        try:
+            code = process.wait()
+        finally:
+            _end(process)
+        output.seek(0)
+        said = output.read().decode(errors="replace").splitlines()
+    history = run.history()
+    shutil.rmtree(run.path, ignore_errors=True)
+    return Run(ranks, repeat, why_failed(history, said, code)) if code else measured(history, ranks, repeat, began)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """The end of the terminal, and SIGTERM, as Ctrl-C: by exception, so that nothing is left behind."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run that has not ended: its second SIGINT kills its ranks; they die with it in any case."""
+    for seconds in (ASK_SECONDS, KILL_SECONDS):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                continue
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def why_failed(history: History, said: Sequence[str], code: int) -> str:
+    """In one line, from the journal, else from what the run said."""
+    if history.finished is not None and history.finished.message:
+        return history.finished.message
+    lines = [line for line in said if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return "; ".join(errors) or (lines[-1] if lines else f"it ended with exit code {code}")

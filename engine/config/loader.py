@@ -1,0 +1,260 @@
+"""From files, flags and `section.key=value` to one checked config, and where each of its values came from.
+
+Later layers win: defaults, each file of `base:`, the file itself, then flags and `key=value`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from pydantic import ValidationError
+
+from engine.config.messages import _explain
+from engine.config.rules import impossible_pairs
+from engine.config.schema import Config, as_dict, fields, is_text, sections
+from engine.config.user_code import is_own
+from engine.config.yaml_io import parse_yaml
+from engine.utils.errors import Problem, UsageError, nearest
+from engine.utils.files import config_folder, expand, is_file
+
+Layer = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked config, and for each `section.key` the name of the layer that its value came from."""
+
+    config: Config
+    sources: dict[str, str]
+
+
+class ConfigError(UsageError):
+    """Raised for an invalid config; `valid_part` is the config without the invalid values, for further checks."""
+
+    def __init__(self, problems: Sequence[Problem], valid_part: Config) -> None:
+        super().__init__(problems)
+        self.valid_part = valid_part
+
+
+# Which mean something else, or nothing, to another optimizer.
+OPTIMIZER_PARAMETERS = ("momentum", "nesterov", "betas", "eps", "options")
+
+
+def presets() -> dict[str, Path]:
+    """Name -> file of the configs that travel with gputrain, in the wheel as data of `engine`, else in the checkout;
+    and of those that the user has saved, which go before them."""
+    here = Path(__file__).parent.parent
+    folder = here / "presets" if (here / "presets").is_dir() else here.parent / "configs"
+    return {path.stem: path for where in (folder, own_presets()) for path in sorted(where.glob("*.yaml"))}
+
+
+def own_presets() -> Path:
+    """Where this user's presets lie: $XDG_CONFIG_HOME/gputrain/presets."""
+    return config_folder() / "presets"
+
+
+def find_config(name: str) -> Path:
+    """The file that CONFIG names, be it a path or a preset. Raises UsageError."""
+    path = expand(name)
+    if is_file(path):
+        return path
+    known = presets()
+    if name in known:
+        return known[name]
+    with suppress(OSError):
+        if path.is_dir():
+            raise UsageError.one(name, "is a folder; give a YAML file or a preset's name")
+    hint = nearest(path.stem, known)
+    raise UsageError.one(name, f"there is no such file, and no preset of that name ({', '.join(known)}){hint}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError.one(str(path), "is not a text file in UTF-8") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UsageError.one(
+            f"{path}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}"
+        ) from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError.one(str(path), f"must hold sections ({', '.join(sections())}), each with its keys")
+    return content
+
+
+def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, Layer]]:
+    """The layers of a file, those of its `base:` first."""
+    here = path.resolve()
+    if here in chain:
+        circle = " -> ".join(str(part) for part in (*chain[chain.index(here) :], here))
+        raise UsageError.one("base", f"these files are each other's base: {circle}; take one of the `base:` lines out")
+    content = _read(path)
+    bases = content.pop("base", [])
+    if isinstance(bases, str):
+        bases = [bases]
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UsageError.one(str(path), "base: must be the name of a file, or a list of them")
+    layers: list[tuple[str, Layer]] = []
+    for base in bases:
+        base_path = here.parent / expand(base)
+        if not is_file(base_path):
+            raise UsageError.one(str(path), f"its base {base} cannot be found (looked for {base_path})")
+        layers += _file_layers(base_path, (*chain, here))
+    problems = [
+        Problem(f"{section} (in {path})", f"must be a section with keys, not {type(keys).__name__}")
+        for section, keys in content.items()
+        if keys is not None and not isinstance(keys, dict) and section in sections()
+    ]
+    if problems:
+        raise UsageError(problems)
+    return [*layers, (str(path), {section: keys or {} for section, keys in content.items()})]
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """`section.key=value`, the value read as YAML."""
+    key, _, value = text.partition("=")
+    key = key.strip()
+    if "." not in key:
+        known = [name for name, _ in fields()]
+        meant = [name for name in known if name.endswith(f".{key}")]
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else nearest(key, known)
+        raise UsageError.one(key, f"is not of the form section.key=value{hint}")
+    return key, typed_value(key, value)
+
+
+def typed_value(key: str, text: str) -> Any:
+    """What was typed for a key: as it stands where the key takes a name or a path, read as YAML elsewhere. Raises
+    UsageError."""
+    field = dict(fields()).get(key)
+    if field is not None and is_text(field):
+        return None if text in ("null", "") else text
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise UsageError.one(key, f"the value {text!r} cannot be read: {getattr(error, 'problem', error)}") from error
+
+
+def resolve(
+    file: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, str | bool]] | None = None
+) -> Resolved:
+    """`flags` maps `section.key` to (flag as typed, its value). Raises ConfigError with every problem found,
+    UsageError where a file cannot be read."""
+    layers = _file_layers(find_config(file)) if file is not None else []
+    typed: dict[str, tuple[str, Any]] = {}
+    problems: list[Problem] = []
+    for key, (flag, given) in (flags or {}).items():
+        try:
+            typed[key] = (flag, typed_value(key, given) if isinstance(given, str) else given)
+        except UsageError as error:
+            problems += error.problems
+    for text in overrides:
+        try:
+            key, value = _override(text)
+        except UsageError as error:
+            problems += error.problems
+            continue
+        if key in typed and typed[key][1] != value:
+            problems.append(Problem(key, f"is given twice with two values, by {typed[key][0]} and {text}; keep one"))
+        typed[key] = (text, value)
+    # The optimizer first: what is typed beside it is meant for it.
+    for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
+        section, _, name = key.partition(".")
+        layers.append((source, {section: {name: value}}))
+
+    merged: Layer = {}
+    sources: dict[str, str] = {}
+    for source, layer in layers:
+        for section, keys in layer.items():
+            if not isinstance(keys, dict):
+                keys = {}
+            if section == "optim":
+                _forget_parameters(merged.get("optim", {}), keys)
+            merged.setdefault(section, {}).update(keys)
+            sources.update({f"{section}.{key}": source for key in keys})
+    try:
+        config = check(merged, sources)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems], error.valid_part) from error
+    if problems:
+        raise ConfigError(problems, config)
+    return Resolved(config, {key: sources.get(key, "default") for key, _ in fields()})
+
+
+def _forget_parameters(before: dict[str, Any], keys: dict[str, Any]) -> None:
+    """Another optimizer than that of an earlier layer begins with parameters of its own."""
+    if keys.get("name", before.get("name")) != before.get("name"):
+        for key in OPTIMIZER_PARAMETERS:
+            before.pop(key, None)
+
+
+def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Config:
+    """The config of these values. Raises ConfigError with every problem, each with its key and what is allowed."""
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        found: dict[str, Problem] = {}
+        for detail in error.errors():
+            problem = _explain(detail, sources or {})
+            found.setdefault(problem.where, problem)
+        # A key that is no text is told as such behind its name.
+        locations = [[str(part) for part in detail["loc"] if part != "[key]"] for detail in error.errors()]
+        wrong = [tuple(location[:2]) for location in locations]
+        rest = _without(values, wrong)
+        return _refuse([*found.values(), *_pairs(rest, {".".join(key) for key in wrong})], rest, error)
+    if pairs := _pairs(config, set()):
+        return _refuse(pairs, config)
+    return with_absolute_paths(config)
+
+
+def _refuse(problems: list[Problem], rest: Config, cause: Exception | None = None) -> NoReturn:
+    raise ConfigError(problems, with_absolute_paths(rest)) from cause
+
+
+def _pairs(config: Config, wrong: set[str]) -> list[Problem]:
+    """The impossible pairs of which neither half is among the keys that are wrong by themselves."""
+    found = [Problem(key, why) for key, why in impossible_pairs(config)]
+    return [one for one in found if not any(key in (one.where, *one.what.split()) for key in wrong)]
+
+
+def _without(values: Mapping[str, Any], wrong: Sequence[tuple[str, ...]]) -> Config:
+    """The config of what is left without these sections and keys."""
+    kept = {
+        section: {key: value for key, value in keys.items() if (str(section), str(key)) not in wrong}
+        for section, keys in values.items()
+        if (str(section),) not in wrong and isinstance(keys, Mapping)
+    }
+    return Config.model_validate(kept)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """A run may be resumed from another folder than it was started in."""
+
+    def absolute(path: str) -> str:
+        return str(expand(path).absolute())
+
+    update: dict[str, Any] = {}
+    if config.data.path is not None:
+        update["data"] = config.data.model_copy(update={"path": absolute(config.data.path)})
+    if config.model.weights not in (None, "pretrained"):
+        update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
+    names = (config.data.dataset, config.model.name, config.loss.name, config.augment.transform)
+    if config.run.code is not None or any(map(is_own, names)):
+        update["run"] = config.run.model_copy(update={"code": absolute(config.run.code or ".")})
+    return config.model_copy(update=update)
+
+
+def changed_keys(before: Config, after: Config) -> list[str]:
+    """The keys in which two configs differ."""
+    old, new = as_dict(before), as_dict(after)
+    return [f"{section}.{key}" for section in old for key in old[section] if old[section][key] != new[section][key]]

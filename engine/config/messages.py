@@ -1,0 +1,82 @@
+"""Turns pydantic's validation errors into messages that name the key and what is allowed."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+
+from pydantic_core import ErrorDetails
+
+from engine.config.schema import fields, sections
+from engine.utils.errors import Problem, nearest
+
+# A few lines of YAML can stand for a value that fills the memory when it is written out.
+_shown = reprlib.Repr()
+
+
+_shown.maxlevel = 2
+
+
+_shown.maxstring = _shown.maxlong = _shown.maxother = 200
+
+
+# Of keys that take one of two types, of which pydantic tells one error each.
+_EITHER = {
+    "data.workers": "must be a whole number from 0 up, or auto",
+    "data.batch_size": "must be a whole number from 1 up, or auto",
+    "optim.betas": "must be two numbers, such as [0.9, 0.999]",
+    "augment.crop_scale": "must be two numbers, such as [0.08, 1]",
+    "augment.crop_ratio": "must be two numbers, such as [0.75, 1.33]",
+    "model.freeze": "must be none, backbone, or names of parts of the model such as [layer1, layer2]",
+    "optim.clip_norm_type": "must be a number greater than 0, or inf",
+}
+
+
+# What else a key takes that takes one of a few words.
+_ALSO = {
+    "data.dataset": "your own code as module:name",
+    "loss.name": "your own code as module:name",
+    "optim.name": "one of timm's as timm:NAME",
+}
+
+
+def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
+    """One of pydantic's errors in words: the key, what is allowed, the nearest known name."""
+    location = [str(part) for part in detail["loc"]]
+    key = ".".join(location[:2])
+    source = sources.get(key, "")
+    where = f"{key} (in {source})" if source.endswith((".yaml", ".yml")) else key
+    if detail["type"] == "extra_forbidden":
+        if len(location) == 1:
+            known = list(sections())
+            return Problem(where, f"there is no such section; there are {', '.join(known)}{nearest(key, known)}")
+        names = [name for name, _ in fields()]
+        same_section = [name for name in names if name.startswith(f"{location[0]}.")]
+        hint = nearest(key, same_section) or nearest(key, names)
+        return Problem(where, f"there is no such key{hint}")
+    value = detail["input"]
+    allowed = detail["msg"][0].lower() + detail["msg"][1:]
+    if key in _EITHER:
+        allowed = _EITHER[key]
+    elif detail["type"] == "literal_error":
+        words = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
+        also = f", or {_ALSO[key]}" if key in _ALSO else ""
+        allowed = f"must be one of {words}{also}{nearest(str(value), words.split(', '))}"
+    elif detail["type"] == "string_pattern_mismatch":
+        allowed = "must start with a letter or digit and hold only letters, digits, dots, dashes and underscores"
+    elif detail["type"] in ("missing", "too_short", "too_long"):
+        allowed = f"has the wrong number of values; the default is {dict(fields())[key].default}"
+    for ours, theirs in (
+        ("must be", "input should be"),
+        ("must have", "input should have"),
+        ("must have", "value should have"),
+        ("a whole number", "a valid integer"),
+        ("a number", "a valid number"),
+        ("true or false", "a valid boolean"),
+        ("text", "a valid string"),
+        ("a mapping such as {name: value}", "a valid dictionary"),
+        ("a list", "a valid tuple"),
+    ):
+        allowed = allowed.replace(theirs, ours)
+    told = "nothing" if value is None else _shown.repr(value)
+    return Problem(where, f"{told} is not allowed: {allowed}")

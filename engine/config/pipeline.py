@@ -1,0 +1,11 @@
+"""The input pipelines by name. Apart from the schema because the journal needs them without pydantic."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Pipeline = Literal["memory", "stream", "fixed"]
+
+
+# Why a run takes a pipeline that its config names.
+PIPELINE_ASKED = "as data.pipeline says"

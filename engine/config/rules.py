@@ -1,0 +1,230 @@
+"""Keys that depend on others: those that matter only beside some values, and values that others make impossible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import get_args
+from urllib.parse import urlsplit
+
+from engine.config.data_sections import IMAGE_FILE_DATASETS
+from engine.config.optimizer_options import takers, torch_problems
+from engine.config.schema import Config
+from engine.config.training_sections import BUILTIN_MODELS, Schedule, by_epoch
+from engine.config.user_code import is_own
+from engine.utils.errors import Problem, nearest
+
+_SCHEDULES = set(get_args(Schedule.model_fields["name"].annotation))
+# Below it the numbers that are drawn with it are no more than 0 and 1.
+LEAST_ALPHA = 1e-3
+_DECAYING = {"cosine", "restarts", "polynomial", "linear", "plateau"}
+
+# Among the values of ONLY_WITH: any code of the user's own.
+OWN_CODE = "module:name"
+
+# Keys that matter only where another key has one of these values.
+ONLY_WITH: dict[str, tuple[str, set[str]]] = {
+    "device.bucket_view": ("device.parallel", {"ddp"}),
+    "device.static_graph": ("device.parallel", {"ddp"}),
+    "data.download": ("data.dataset", set(IMAGE_FILE_DATASETS)),
+    "data.val_split": ("data.dataset", {"digits", "folder"}),
+    "data.fake_train": ("data.dataset", {"fake"}),
+    "data.fake_val": ("data.dataset", {"fake"}),
+    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder", OWN_CODE}),
+    "data.workers": ("data.pipeline", {"auto", "stream"}),
+    "data.prefetch": ("data.pipeline", {"auto", "stream"}),
+    "data.on_bad": ("data.dataset", {"folder", OWN_CODE}),
+    "augment.crop_scale": ("augment.resized_crop", {"true"}),
+    "augment.crop_ratio": ("augment.resized_crop", {"true"}),
+    "augment.policy_ops": ("augment.policy", {"randaugment"}),
+    "augment.policy_magnitude": ("augment.policy", {"randaugment"}),
+    "model.compile_mode": ("model.compile", {"true"}),
+    "model.init_std": ("model.init", {"normal"}),
+    **{f"optim.{key}": ("optim.name", takers(key)) for key in ("momentum", "nesterov", "betas", "eps")},
+    "optim.nonfinite_limit": ("optim.nonfinite", {"skip"}),
+    "schedule.by": ("schedule.name", _SCHEDULES - {"constant", "plateau"}),
+    "schedule.warmup_epochs": ("schedule.name", _SCHEDULES - {"onecycle"}),
+    "schedule.warmup_steps": ("schedule.name", _SCHEDULES - {"onecycle"}),
+    "schedule.step_size": ("schedule.name", {"step"}),
+    "schedule.milestones": ("schedule.name", {"multistep"}),
+    "schedule.gamma": ("schedule.name", {"step", "multistep", "exponential", "plateau"}),
+    "schedule.final_lr_ratio": ("schedule.name", _DECAYING),
+    "schedule.restart_every": ("schedule.name", {"restarts"}),
+    "schedule.restart_factor": ("schedule.name", {"restarts"}),
+    "schedule.power": ("schedule.name", {"polynomial"}),
+    "schedule.peak_at": ("schedule.name", {"onecycle"}),
+    "schedule.start_factor": ("schedule.name", {"onecycle"}),
+    "schedule.end_factor": ("schedule.name", {"onecycle"}),
+    "schedule.patience": ("schedule.name", {"plateau"}),
+    "schedule.threshold": ("schedule.name", {"plateau"}),
+    "schedule.cooldown": ("schedule.name", {"plateau"}),
+}
+
+
+def impossible_pairs(config: Config) -> Iterator[tuple[str, str]]:
+    """Key and reason of each value that another value makes impossible."""
+    for section in (_of_run, _of_device, _of_data, _of_augment, _of_model, _of_loss, _of_optim, _of_schedule):
+        yield from section(config)
+
+
+def _of_run(config: Config) -> Iterator[tuple[str, str]]:
+    for key in ("resume", "requeue"):
+        if getattr(config.run, key) and config.run.name is None:
+            yield f"run.{key}", "needs the name of the run to continue: give run.name (--name)"
+
+
+def _of_device(config: Config) -> Iterator[tuple[str, str]]:
+    device = config.device
+    if (problem := problem_of_form(device.init_method)) is not None:
+        yield "device.init_method", problem
+    if device.static_graph and config.optim.accumulate > 1:
+        # pytorch#143580: torch takes the passes without an exchange for the whole graph.
+        yield "device.static_graph", "cannot count on the steps of optim.accumulate to be alike; keep one of the two"
+    if device.parallel == "dp":
+        if device.static_graph:
+            yield "device.static_graph", "is a promise to ddp; leave it out with device.parallel=dp"
+        if config.precision.amp == "bf16":
+            # Its threads ask autocast for no type, which is float16 in each.
+            yield (
+                "precision.amp",
+                "bf16 does not reach the threads of device.parallel=dp; give fp16 or off, or take ddp",
+            )
+
+
+def _of_data(config: Config) -> Iterator[tuple[str, str]]:
+    data = config.data
+    if data.path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
+        yield "data.path", f"{data.dataset} needs the folder that it lies in: give data.path (--data-path)"
+    if data.pipeline == "memory" and is_own(data.dataset):
+        yield "data.pipeline", f"memory cannot hold {data.dataset}, which may draw each item anew; give stream or auto"
+    if data.pipeline == "memory" and data.dataset == "folder" and config.augment.resized_crop:
+        why = "augment.resized_crop cuts images at the size of their files"
+        yield "data.pipeline", f"memory holds images at the model's size, and {why}; give stream or auto"
+    if data.download and data.dataset not in IMAGE_FILE_DATASETS:
+        yield "data.download", f"{data.dataset} cannot be downloaded, only {', '.join(IMAGE_FILE_DATASETS)} can"
+    for key in ("mean", "std"):
+        given = getattr(data, key)
+        if given is not None and data.channels is not None and len(given) != data.channels:
+            yield f"data.{key}", f"has {len(given)} values for data.channels={data.channels}; give one for each channel"
+    if data.std is not None and min(data.std) <= 0:
+        yield "data.std", "must be greater than 0 for each channel"
+
+
+def _of_augment(config: Config) -> Iterator[tuple[str, str]]:
+    augment = config.augment
+    for key, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
+        low, high = getattr(augment, key)
+        if not 0 < low <= high <= most:
+            limit = " and at most 1" if most == 1.0 else ""
+            yield f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller one first"
+    for key in ("mixup", "cutmix"):
+        if 0 < getattr(augment, key) < LEAST_ALPHA:
+            yield f"augment.{key}", f"must be 0 for none, or at least {LEAST_ALPHA:g}"
+    if augment.resized_crop and augment.crop_padding:
+        yield "augment.crop_padding", "and augment.resized_crop are two ways to crop; keep one"
+
+
+def _of_model(config: Config) -> Iterator[tuple[str, str]]:
+    model = config.model
+    if (named := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
+        yield "model.name", f"{model.name} is given as model.name={named[2]} model.source={named[1]}"
+    ours = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
+    if model.weights == "pretrained" and (ours or (model.source == "auto" and is_own(model.name))):
+        yield "model.weights", f"there are no pretrained weights of {model.name}; give a file"
+    if model.sync_bn and config.device.parallel == "dp":
+        yield "model.sync_bn", "needs device.parallel ddp: under dp there is one process, and nothing to synchronise"
+    if model.compile and config.device.parallel == "dp":
+        yield "model.compile", "does not reach the copies of the model that device.parallel=dp makes; take ddp"
+    if model.compile and model.compile_mode != "default" and config.optim.accumulate > 1:
+        yield (
+            "model.compile_mode",
+            f"{model.compile_mode} replays CUDA graphs, which write over the gradients that optim.accumulate adds up; "
+            "give default",
+        )
+
+
+def sync_bn_problems(config: Config, ranks: int, *, on_gpu: bool) -> list[Problem]:
+    """Why `model.sync_bn` would synchronise nothing with so many ranks in all, known before any of them starts."""
+    if not config.model.sync_bn:
+        return []
+    if not on_gpu:
+        return [Problem("model.sync_bn", "needs GPUs: torch's SyncBatchNorm does not work on the CPU")]
+    if ranks == 1:
+        return [
+            Problem("model.sync_bn", "one rank has nothing to synchronise with; train on more GPUs, or leave it out")
+        ]
+    return []
+
+
+def _of_loss(config: Config) -> Iterator[tuple[str, str]]:
+    loss = config.loss
+    if is_own(loss.name):
+        for key, given in (
+            ("label_smoothing", loss.label_smoothing > 0),
+            ("class_weights", loss.class_weights != "none"),
+        ):
+            if given:
+                yield f"loss.{key}", f"{loss.name} is a loss of your own, which does that itself; leave it out"
+
+
+def _of_optim(config: Config) -> Iterator[tuple[str, str]]:
+    optim = config.optim
+    yield from torch_problems(optim)
+    if optim.betas is not None and not all(0 <= beta < 1 for beta in optim.betas):
+        yield "optim.betas", "must each be at least 0 and less than 1"
+    for name, factor in optim.layer_lr.items():
+        if factor < 0:
+            yield "optim.layer_lr", f"the factor of {name} must be at least 0, not {factor:g}"
+
+
+def _of_schedule(config: Config) -> Iterator[tuple[str, str]]:
+    schedule, epochs = config.schedule, config.run.epochs
+    if schedule.warmup_epochs > epochs:
+        yield "schedule.warmup_epochs", f"must be at most run.epochs ({epochs})"
+    if schedule.warmup_epochs and schedule.warmup_steps:
+        yield (
+            "schedule.warmup_steps",
+            f"and schedule.warmup_epochs={schedule.warmup_epochs:g} are two lengths of one warm-up; set one to 0",
+        )
+    if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
+        yield "schedule.milestones", "must be whole numbers from 1 up, each greater than the one before"
+    elif schedule.name == "multistep" and not schedule.milestones:
+        yield "schedule.milestones", "schedule multistep needs at least one, such as [30, 60]"
+    elif schedule.name == "multistep" and by_epoch(schedule) and schedule.milestones[0] >= epochs:
+        yield "schedule.milestones", f"none of them is reached: run.epochs is {epochs}; give smaller ones"
+    if schedule.name == "onecycle":
+        for key in ("warmup_epochs", "warmup_steps"):
+            if getattr(schedule, key):
+                yield (
+                    f"schedule.{key}",
+                    f"schedule onecycle has a warm-up of its own (schedule.peak_at); give {key}=0",
+                )
+        if by_epoch(schedule) and epochs < 2:
+            yield "schedule.by", "schedule onecycle needs two epochs or more to change by epoch; give step"
+    if schedule.name == "plateau":
+        if schedule.by == "step":
+            yield "schedule.by", "schedule plateau looks at the validation loss, once an epoch; give epoch or auto"
+        if schedule.gamma == 1:
+            yield "schedule.gamma", "must be less than 1 for schedule plateau"
+
+
+FORMS = "auto, env://, tcp://HOST:PORT or file:///PATH"
+
+
+def problem_of_form(method: str) -> str | None:
+    """What is wrong with the words of `device.init_method`, whatever machine they are for."""
+    if method in ("auto", "env://"):
+        return None
+    scheme, separator, rest = method.partition("://")
+    if not separator or scheme not in ("tcp", "file"):
+        return f"{method!r} is not allowed: must be {FORMS}{nearest(scheme, ('auto', 'env', 'tcp', 'file'))}"
+    if scheme == "file":
+        if not rest.startswith("/") or rest.endswith("/") or "?" in rest or "#" in rest:
+            return f"{method!r} is not allowed: must name a file by its whole path, such as file:///tmp/meeting"
+        return None
+    try:
+        url = urlsplit(method)
+        whole = url.hostname and url.port and not (url.path or url.query or url.fragment or url.username)
+    except ValueError:
+        whole = False
+    return None if whole else f"{method!r} is not allowed: must be tcp://HOST:PORT, with a port from 1 to 65535"

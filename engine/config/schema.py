@@ -1,0 +1,74 @@
+"""The one schema of a run. YAML, command line, form, validation and documentation all come from it.
+
+A config is frozen and knows nothing of where its values came from; `engine.config.loader` lays the layers over
+each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from engine.config.data_sections import Augment, Data
+from engine.config.run_sections import Checkpoint, Device, Run
+from engine.config.section import Section
+from engine.config.training_sections import Loss, Model, Optim, Precision, Schedule
+
+
+class Config(Section):
+    """Everything that a run depends on, and nothing else."""
+
+    run: Run = Field(Run(), description="The run itself.")
+    device: Device = Field(Device(), description="Where it trains.")
+    data: Data = Field(Data(), description="What it trains on, and how that is fed.")
+    augment: Augment = Field(Augment(), description="How training images are varied.")
+    model: Model = Field(Model(), description="What is trained.")
+    loss: Loss = Field(Loss(), description="What is made small.")
+    optim: Optim = Field(Optim(), description="How weights are changed.")
+    schedule: Schedule = Field(Schedule(), description="How the learning rate goes.")
+    precision: Precision = Field(Precision(), description="What numbers it computes with.")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="What is saved.")
+
+
+def sections() -> dict[str, type[Section]]:
+    """Name of each section -> its model, in the order of the schema."""
+    return {name: type(field.default) for name, field in Config.model_fields.items()}
+
+
+def fields() -> Iterator[tuple[str, FieldInfo]]:
+    """Every key, as `section.key`, with its pydantic field."""
+    for section, model in sections().items():
+        for name, field in model.model_fields.items():
+            yield f"{section}.{name}", field
+
+
+def is_text(field: FieldInfo) -> bool:
+    """Whether a field takes a name, a path or a selection, and not a number or one of a few words."""
+    either = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else ()
+    kinds = [field.annotation, *either]
+    return any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in kinds)
+
+
+def describe(key: str) -> str:
+    """The one-line description of `section.key`, with its default where it has one."""
+    section, _, name = key.partition(".")
+    field = sections()[section].model_fields[name]
+    default = "" if field.default in (None, (), {}) else f" [default: {field.default}]"
+    return f"{field.description}{default}"
+
+
+def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
+    """Plain values by section, fit for YAML and JSON; with `only_changed` what differs from the defaults."""
+    values: dict[str, dict[str, Any]] = config.model_dump(mode="json")
+    if not only_changed:
+        return values
+    default = Config().model_dump(mode="json")
+    changed = {
+        section: {key: value for key, value in keys.items() if value != default[section][key]}
+        for section, keys in values.items()
+    }
+    return {section: keys for section, keys in changed.items() if keys}

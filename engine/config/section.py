@@ -1,0 +1,54 @@
+"""The sections of a config, each key with its type, its limits, its default and its description."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+
+def _as_text(value: object) -> object:
+    """A name like 2024 is a number to YAML and a name to its writer."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _as_selection(value: object) -> object:
+    """`[0, 2]`, `0`, `"0,2"` and `"[0, 2]"` all name GPUs."""
+    if isinstance(value, str):
+        value = value.strip("[] ").split(",")
+    if isinstance(value, list | tuple) and all(isinstance(part, str | int) for part in value):
+        return ",".join(str(part).strip() for part in value)
+    return _as_text(value)
+
+
+def _or_empty(value: object) -> object:
+    """Names of parts of a model can be numbers to YAML."""
+    if isinstance(value, dict):
+        return {_as_text(key): part for key, part in value.items()}
+    return {} if value is None else value
+
+
+def _as_names(value: object) -> object:
+    """`layer1,layer2` and `[layer1, layer2]` both name parts of a model."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = [value]
+    if isinstance(value, str) and value not in ("none", "backbone"):
+        value = [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
+    return tuple(map(_as_text, value)) if isinstance(value, list) else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+Selection = Annotated[str, BeforeValidator(_as_selection)]
+Floats = Annotated[tuple[float, ...], Strict(False)]
+Pair = Annotated[tuple[float, float], Strict(False)]
+# Left empty, as a key in YAML or a field in the form can be, they are so.
+Options = Annotated[dict[str, Any], BeforeValidator(_or_empty)]
+Factors = Annotated[dict[str, float], BeforeValidator(_or_empty)]
+# Code of the user's own: a module, and what is called in it.
+OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+Own = Annotated[str, Field(pattern=OWN)]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

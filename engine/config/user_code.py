@@ -1,0 +1,146 @@
+"""Code of the user's own, named by an import path: `mycode.nets:build` is `build` in the module `mycode.nets`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from engine.config.schema import Config
+from engine.config.section import OWN
+from engine.utils.errors import Problem, UsageError, nearest
+
+_PROGRAM = "from engine.config.user_code import answer; answer()"
+_PATIENCE = 120.0
+
+
+def is_own(name: str | None) -> bool:
+    return name is not None and re.fullmatch(OWN, name) is not None
+
+
+def own_names(config: Config) -> dict[str, str]:
+    """Each key that names code of the user's own, with that name."""
+    names: dict[str, str | None] = {
+        "data.dataset": config.data.dataset,
+        "model.name": config.model.name,
+        "loss.name": config.loss.name,
+        "augment.transform": config.augment.transform,
+    }
+    return {key: name for key, name in names.items() if name is not None and is_own(name)}
+
+
+def load_own(key: str, name: str, folder: str | None) -> Any:
+    """What `name` stands for, imported from `folder` or the folder of this process. Raises UsageError for `key` where
+    that fails, or finds something that cannot be called."""
+    where = Path(folder or Path.cwd())
+    if str(where) not in sys.path:
+        sys.path.insert(0, str(where))
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        # A module of someone's own can fail in any way.
+        raise UsageError.one(key, f"{name}: {_why_not_imported(error, module, where)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [word for word in dir(found) if not word.startswith("_")]
+            raise UsageError.one(key, f"{name}: {module} has no {attribute}{nearest(part, public)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError.one(
+            key, f"{name} must be something to call, a function or a class, not {type(found).__name__}"
+        )
+    return found
+
+
+def _why_not_imported(error: BaseException, module: str, where: Path) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is None or not f"{module}.".startswith(f"{missing}."):
+        return f"{module} cannot be imported: {in_words(error, where)}"
+    if not where.is_dir():
+        return f"run.code names the folder {where}, and there is none"
+    parent, _, last = missing.rpartition(".")
+    there = where.joinpath(*parent.split(".")) if parent else where
+    names = sorted(path.stem for path in there.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file())
+    hint = nearest(last, names) or (f"; there are {', '.join(names[:10])}" if names else "")
+    return f"there is no module {missing} in {where}{hint} (run.code says where to look)"
+
+
+def in_words(error: BaseException, folder: Path | str | None = None) -> str:
+    """An exception that came out of the user's own code in one sentence, with the line of the code in `folder`, else of
+    the last that is none of ours."""
+    name = type(error).__name__
+    if isinstance(error, SyntaxError):
+        return f"{name}: {error.msg} ({error.filename}, line {error.lineno})"
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if folder is not None and Path(frame.filename).is_relative_to(folder)]
+    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent.parent)]
+    last = (inside or theirs)[-1:]
+    place = f" ({last[0].filename}, line {last[0].lineno})" if last else ""
+    return f"{name}: {text}{place}" if text else f"{name}{place}"
+
+
+def kind_of(value: Any) -> str:
+    """What code of the user's own gave: a dict, an ndarray of float32, 3 x 32 x 32."""
+    name = type(value).__name__
+    article = "an" if name[0].lower() in "aeio" or name == "ndarray" else "a"
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return f"{article} {name}"
+    shape = f", {' x '.join(str(length) for length in value.shape)}" if len(value.shape) else ""
+    return f"{article} {name} of {str(value.dtype).removeprefix('torch.')}{shape}"
+
+
+def check_own(config: Config) -> list[Problem]:
+    """What is wrong with the user's own code that a config names, found out by a short-lived process: it may import
+    torch, print, or end the process that imports it."""
+    names = own_names(config)
+    if not names:
+        return []
+    request = json.dumps({"names": names, "folder": config.run.code})
+    # Without the folder of this process on the path: a package of the user's may be called like one of ours.
+    command = [sys.executable, "-P", "-B", "-c", _PROGRAM]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, input=request, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+        told, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as error:
+        told, code = bytes(error.stdout or b"").decode(), None
+    answers: dict[str, list[str]] = dict(json.loads(line) for line in told.splitlines())
+    problems = [Problem(key, what) for key, found in answers.items() for what in found]
+    unanswered = [key for key in names if key not in answers]
+    if unanswered:
+        problems.append(Problem(unanswered[0], f"{names[unanswered[0]]} {_end_in_words(code)}"))
+    return problems
+
+
+def _end_in_words(code: int | None) -> str:
+    if code is None:
+        return f"is still being imported after {_PATIENCE:.0f} s; keep work out of the module's top level"
+    how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"ended the process that imported it, with {how}"
+
+
+def answer() -> None:
+    """The process of `check_own`: a line for each name, with what is wrong with it; what the code prints goes to
+    stderr."""
+    tell = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    for key, name in request["names"].items():
+        found: list[str] = []
+        try:
+            load_own(key, name, request["folder"])
+        except UsageError as error:
+            found = [problem.what for problem in error.problems]
+        print(json.dumps([key, found]), file=tell, flush=True)
+    # Threads of the code, and torch's own way out, are not waited for.
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Random transforms of training images, per image and per batch."""

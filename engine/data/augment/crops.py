@@ -1,0 +1,126 @@
+"""Rectangles drawn at random within images: what is erased of one, and what is cut out of it. Pure functions of the
+seed, the epoch and the image, in NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config.section import Pair
+from engine.data.sampler import Indices, Stream, image_bits, random_bits
+from engine.data.sources.base import Box
+
+# Left, top, right and bottom of one rectangle an image, in pixels: N x 4.
+Rectangles = NDArray[np.int64]
+Lengths = NDArray[np.int64]
+# So often is a shape drawn until one fits, as torchvision's transforms do it.
+TRIES = 10
+# RandomErasing's defaults in torchvision: shares of the image's area, and height by width.
+ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)
+
+
+def erased_rectangles(share: float, size: int, seed: int, epoch: int, indices: Indices) -> Rectangles:
+    """What to erase of images of `size` x `size`, an empty rectangle for all but a `share` of them, and for those of
+    which no try gave a smaller height and width than the image's. As torchvision's v2.RandomErasing draws it (Zhong et
+    al.: Random Erasing Data Augmentation, 2017)."""
+    found = np.zeros((len(indices), 4), np.int64)
+    chosen = np.flatnonzero(_uniform(random_bits(seed, Stream.ERASING, epoch, indices), "high") < share)
+    indices = indices[chosen]
+    area, ratio = _shapes(ERASED_AREA, ERASED_RATIO, seed, Stream.ERASED_SHAPE, epoch, indices)
+    heights = np.rint(np.sqrt(size * size * area * ratio)).astype(np.int64)
+    widths = np.rint(np.sqrt(size * size * area / ratio)).astype(np.int64)
+    height, width, fits = _first((heights < size) & (widths < size), heights, widths)
+    drawn = _placed(height, width, size, size, seed, Stream.ERASED_PLACE, epoch, indices)
+    found[chosen[fits]] = drawn[fits]
+    return found
+
+
+def cut_rectangles(
+    scale: Pair, ratio: Pair, heights: Lengths | int, widths: Lengths | int, seed: int, epoch: int, indices: Indices
+) -> Rectangles:
+    """What to cut out of images of those `heights` and `widths` (one each, or one for all): a part of the area and a
+    width by height in those ranges, or, where no try fits, the middle. As torchvision's v2.RandomResizedCrop draws it
+    (Szegedy et al.: Going Deeper with Convolutions, 2014)."""
+    high = np.broadcast_to(heights, len(indices))
+    wide = np.broadcast_to(widths, len(indices))
+    area, shape = _shapes(scale, ratio, seed, Stream.RESIZED_CROP, epoch, indices)
+    pixels = (high * wide)[:, None] * area
+    tall = np.rint(np.sqrt(pixels / shape)).astype(np.int64)
+    broad = np.rint(np.sqrt(pixels * shape)).astype(np.int64)
+    good = (tall > 0) & (tall <= high[:, None]) & (broad > 0) & (broad <= wide[:, None])
+    height, width, fits = _first(good, tall, broad)
+    drawn = _placed(height, width, high, wide, seed, Stream.RESIZED_CROP_PLACE, epoch, indices)
+    # The whole image, cut to the nearest ratio that is allowed.
+    height = np.minimum(high, np.rint(wide / ratio[0]).astype(np.int64).clip(1))
+    width = np.minimum(wide, np.rint(high * ratio[1]).astype(np.int64).clip(1))
+    left, top = (wide - width) // 2, (high - height) // 2
+    middle = np.stack([left, top, left + width, top + height], 1)
+    return np.where(fits[:, None], drawn, middle)
+
+
+def _shapes(
+    scale: Pair, ratio: Pair, seed: int, stream: Stream, epoch: int, indices: Indices
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Shares of the area, uniform, and ratios, log-uniform: N x TRIES each."""
+    bits = random_bits(seed, stream, epoch, indices[:, None] * TRIES + np.arange(TRIES))
+    area = scale[0] + (scale[1] - scale[0]) * _uniform(bits, "high")
+    low, high = np.log(ratio)
+    return area, np.exp(low + (high - low) * _uniform(bits, "low"))
+
+
+def _first(fits: NDArray[np.bool_], heights: Lengths, widths: Lengths) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:
+    """Of the tries in each row the first that fits, and whether there is one: N each."""
+    rows, first = np.arange(len(fits)), fits.argmax(1) if len(fits) else np.zeros(0, np.int64)
+    found = fits[rows, first]
+    return np.where(found, heights[rows, first], 0), np.where(found, widths[rows, first], 0), found
+
+
+def _placed(
+    height: Lengths,
+    width: Lengths,
+    within_height: Lengths | int,
+    within_width: Lengths | int,
+    seed: int,
+    stream: Stream,
+    epoch: int,
+    indices: Indices,
+) -> Rectangles:
+    """Each in a place of its own, all of which are alike likely."""
+    bits = random_bits(seed, stream, epoch, indices)
+    top = (_uniform(bits, "high") * (within_height - height + 1)).astype(np.int64)
+    left = (_uniform(bits, "low") * (within_width - width + 1)).astype(np.int64)
+    return np.stack([left, top, left + width, top + height], 1)
+
+
+def _uniform(bits: NDArray[np.uint64], half: Literal["high", "low"]) -> NDArray[np.float64]:
+    """From 0 up to, but not 1, by one half of 64 random bits."""
+    taken = bits >> np.uint64(32) if half == "high" else bits & np.uint64(0xFFFFFFFF)
+    return taken.astype(np.float64) * 2.0**-32
+
+
+def cut_box(scale: Pair, ratio: Pair, height: int, width: int, seed: int, epoch: int, index: int) -> Box:
+    """The same as `cut_rectangles` of that image."""
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for attempt in range(TRIES):
+        first, second = _uniform_pair(image_bits(seed, Stream.RESIZED_CROP, epoch, index * TRIES + attempt))
+        pixels = height * width * (scale[0] + (scale[1] - scale[0]) * first)
+        shape = math.exp(low + (high - low) * second)
+        tall, broad = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+        if 0 < tall <= height and 0 < broad <= width:
+            down, across = _uniform_pair(image_bits(seed, Stream.RESIZED_CROP_PLACE, epoch, index))
+            return _box(int(across * (width - broad + 1)), int(down * (height - tall + 1)), broad, tall)
+    tall = min(height, max(round(width / ratio[0]), 1))
+    broad = min(width, max(round(height * ratio[1]), 1))
+    return _box((width - broad) // 2, (height - tall) // 2, broad, tall)
+
+
+def _uniform_pair(bits: int) -> tuple[float, float]:
+    """From 0 up to, but not 1, by the upper and by the lower half of 64 random bits."""
+    return (bits >> 32) * 2.0**-32, (bits & 0xFFFFFFFF) * 2.0**-32
+
+
+def _box(left: int, top: int, width: int, height: int) -> Box:
+    return left, top, left + width, top + height

@@ -1,0 +1,47 @@
+"""Mixup (Zhang et al., 2018) and cutmix (Yun et al., 2019): each image of a batch mixed with the one before it, and so
+are their labels."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.config.data_sections import Augment
+from engine.data.rng import library_draws
+from engine.data.sampler import Stream, batch_bits
+
+
+class Mixer:
+    """What is drawn for a batch depends on the seed, the epoch, the batch and the rank alone."""
+
+    def __init__(self, augment: Augment, classes: int, seed: int) -> None:
+        self._classes, self._seed = classes, seed
+        self._mix = _mix(augment, classes)
+
+    @property
+    def mixes(self) -> bool:
+        return self._mix is not None
+
+    def __call__(self, images: Tensor, labels: Tensor, epoch: int, batch: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Images N x C x H x W of any floating-point type and labels N of int64, to images and targets N x classes of
+        float32, each of which sums to 1. The device is not waited for: torchvision draws on the CPU."""
+        if self._mix is None:
+            return images, F.one_hot(labels, self._classes).float()
+        with library_draws() as seeded:
+            seeded(batch_bits(self._seed, Stream.MIX, epoch, batch, rank))
+            mixed: tuple[Tensor, Tensor] = self._mix(images, labels)
+        return mixed
+
+
+def _mix(augment: Augment, classes: int) -> nn.Module | None:
+    """One of the two, or for each batch one of them at random."""
+    if not augment.mixup and not augment.cutmix:
+        return None
+    from torchvision.transforms import v2
+
+    mixes: list[nn.Module] = []
+    if augment.mixup:
+        mixes.append(v2.MixUp(alpha=augment.mixup, num_classes=classes))
+    if augment.cutmix:
+        mixes.append(v2.CutMix(alpha=augment.cutmix, num_classes=classes))
+    return mixes[0] if len(mixes) == 1 else v2.RandomChoice(mixes)

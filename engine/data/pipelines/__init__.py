@@ -1,0 +1,1 @@
+"""How batches reach a device: from memory, or streamed through loader processes."""

@@ -1,0 +1,183 @@
+"""Sources that fit in memory: the digits that are shipped, torchvision's small image sets, and made-up images."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.config.data_sections import Data
+from engine.data.sampler import Indices, Part, stratified_split
+from engine.data.sources.array import ArraySource
+from engine.data.sources.base import Crop, ImageFormat, Images, Labels
+from engine.data.sources.decoded_cache import Fresh, kept_or_decoded, key_of
+from engine.utils.errors import UsageError
+from engine.utils.files import is_file
+
+
+@dataclass(frozen=True)
+class _ImageSet:
+    """One of torchvision's sets: its class, where its files lie below `data.path`, how its images look, and how many
+    there are for training and for validation."""
+
+    torchvision_class: str
+    folder: str
+    files: tuple[str, ...]
+    format: ImageFormat
+    counts: tuple[int, int]
+
+
+_IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+IMAGE_SETS = {
+    "mnist": _ImageSet("MNIST", "MNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.1307,), (0.3081,)), (60_000, 10_000)),
+    "fashion-mnist": _ImageSet(
+        "FashionMNIST", "FashionMNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.2860,), (0.3530,)), (60_000, 10_000)
+    ),
+    "cifar10": _ImageSet(
+        "CIFAR10",
+        "cifar-10-batches-py",
+        (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
+        ImageFormat(32, 3, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        (50_000, 10_000),
+    ),
+    "cifar100": _ImageSet(
+        "CIFAR100",
+        "cifar-100-python",
+        ("train", "test", "meta"),
+        ImageFormat(32, 3, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        (50_000, 10_000),
+    ),
+}
+DIGITS_FORMAT = ImageFormat(8, 1, (0.305,), (0.376,))
+
+
+def open_digits(data: Data, seed: int) -> ArraySource:
+    """The UCI optical digits, see digits.md."""
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
+        images = (stored["images"].astype(np.uint16) * 255 // 16).astype(np.uint8)[:, None]
+        labels = stored["labels"].astype(np.int64)
+    train, val = stratified_split(labels, data.val_split, seed)
+    return ArraySource(
+        DIGITS_FORMAT,
+        tuple(str(digit) for digit in range(10)),
+        {"train": images[train], "val": images[val]},
+        {"train": labels[train], "val": labels[val]},
+    )
+
+
+def check_image_set(data: Data) -> None:
+    """Raises UsageError where the files are not where torchvision looks for them and may not be downloaded."""
+    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    if data.download:
+        return
+    missing = [name for name in image_set.files if not is_file(root / image_set.folder / name)]
+    if missing:
+        raise UsageError.one(
+            "data.path",
+            f"no {data.dataset} in {root}: {root / image_set.folder / missing[0]} is missing; "
+            f"give the folder that holds {image_set.folder}, or fetch it with data.download=true",
+        )
+
+
+def open_image_set(data: Data) -> ArraySource:
+    """One of torchvision's sets, from the cache of decoded images or read by torchvision. Raises UsageError."""
+    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    check_image_set(data)
+    if data.download:
+        with _one_at_a_time(root):
+            if any(not is_file(root / image_set.folder / name) for name in image_set.files):
+                _read_image_set(data)
+    key = key_of({"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root)
+    decoded = kept_or_decoded(key, lambda: _read_image_set(data))
+    about, first = decoded.about, len(decoded.about["labels"]["train"])
+    return ArraySource(
+        image_set.format,
+        tuple(about["classes"]),
+        {"train": decoded.images[:first], "val": decoded.images[first:]},
+        {part: np.array(about["labels"][part], np.int64) for part in ("train", "val")},
+        "" if decoded.problem else key,
+        decoded.problem,
+    )
+
+
+def _read_image_set(data: Data) -> Fresh:
+    """What torchvision reads, after it was fetched where it is missing and may be. Raises UsageError."""
+    from torchvision import datasets
+
+    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    torchvision_class: Any = getattr(datasets, image_set.torchvision_class)
+    images: list[Images] = []
+    labels: dict[str, list[int]] = {}
+    classes: list[str] = []
+    try:
+        for part in ("train", "val"):
+            stored = torchvision_class(str(root), train=part == "train", download=data.download)
+            pixels = np.asarray(stored.data, dtype=np.uint8)
+            images.append(pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2))
+            labels[part] = np.asarray(stored.targets, dtype=np.int64).tolist()
+            classes = list(stored.classes)
+    except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
+        raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {error}") from error
+    shape = (sum(map(len, images)), *images[0].shape[1:])
+    return Fresh(shape, images, {"labels": labels, "classes": classes})
+
+
+@contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """Of the ranks that find the data missing, one fetches it while the others wait."""
+    root.mkdir(parents=True, exist_ok=True)
+    lock = root / ".download.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    lock.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class FakeSource:
+    """Made-up images: each class is a bright square in a place of its own, in noise. Made when asked for."""
+
+    format: ImageFormat
+    classes: tuple[str, ...]
+    counts: dict[Part, int]
+    seed: int
+    in_memory: bool = field(default=True, init=False)
+    skipped: tuple[str, ...] = field(default=(), init=False)
+
+    def count(self, part: Part) -> int:
+        return self.counts[part]
+
+    def labels_of(self, part: Part) -> Labels:
+        return np.arange(self.counts[part]) % len(self.classes)
+
+    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
+        labels = indices % len(self.classes)
+        size, channels = self.format.size, self.format.channels
+        images = np.empty((len(indices), channels, size, size), np.uint8)
+        across = max(int(np.ceil(np.sqrt(len(self.classes)))), 1)
+        for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
+            noise = np.random.default_rng([self.seed, part == "train", int(index)])
+            images[row] = noise.integers(0, 128, (channels, size, size), np.uint8)
+            top, left = (int(label) // across) * size // across, (int(label) % across) * size // across
+            images[row, :, top : top + max(size // across, 1), left : left + max(size // across, 1)] += 96
+        if crop is not None:
+            from engine.data.sources.image import cut_out
+
+            images = cut_out(images, indices, crop)
+        return images, labels
+
+
+def open_fake(data: Data, seed: int) -> FakeSource:
+    channels = data.channels or 3
+    return FakeSource(
+        ImageFormat(data.image_size or 32, channels, (0.27,) * channels, (0.18,) * channels),
+        tuple(f"class-{number}" for number in range(data.num_classes or 10)),
+        {"train": data.fake_train, "val": data.fake_val},
+        seed,
+    )

@@ -1,0 +1,1 @@
+"""Ranks among each other: environment, rendezvous, process groups, heartbeats, failures."""

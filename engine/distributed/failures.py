@@ -1,0 +1,104 @@
+"""What ended a rank, in one sentence, and which of several failures was the cause of the others."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from engine.runs.events import RankFailed
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
+
+# What a rank meets when another one is gone.
+_LOST_PEER = re.compile(r"connection (reset|closed|refused|to another)|broken pipe|gloo|nccl|socket|timed out", re.I)
+# How torch and the libraries below it say that there is no memory to be had.
+_GPU_FULL = re.compile(r"CUDA (driver )?error: out of memory|CU\w+_STATUS_ALLOC_FAILED")
+_HOST_FULL = re.compile(r"DefaultCPUAllocator: |std::bad_alloc|Cannot allocate memory")
+_GIB = {"MiB": 2**-10, "GiB": 1.0}
+
+
+class NoLastCheckpointError(Exception):
+    """All epochs are done, and what came of them could not be written; the text says why."""
+
+
+class NonFiniteLossError(Exception):
+    """A loss or a gradient is NaN or infinite; the text says where."""
+
+
+def out_of_memory(error: BaseException) -> Literal["gpu", "host"] | None:
+    """Whose memory an exception found full, if that is what it says."""
+    if type(error).__name__ == "OutOfMemoryError" or _GPU_FULL.search(str(error)):
+        return "gpu"
+    return "host" if isinstance(error, MemoryError) or _HOST_FULL.search(str(error)) else None
+
+
+def cause_of(error: BaseException, config: Config | None = None) -> str:
+    """An exception in one sentence, which of a memory that is full says what to try under `config`. One that a loader
+    process met has its own text behind a traceback, on the last line."""
+    name = type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
+    if (where := out_of_memory(error)) is not None:
+        full = (
+            f"the GPU's memory is full{_use_of_gpu(str(error))}" if where == "gpu" else "the machine's memory is full"
+        )
+        told = f"{full}: give a smaller data.batch_size" if config is None else f"{full} {_what_to_try(config, where)}"
+        return told if where == "gpu" else f"{told} ({text or name})"
+    if type(error).__module__.startswith("engine."):
+        return re.sub(r"^engine\.[\w.]+: ", "", text)
+    if name in ("RuntimeError", "DistBackendError", "DistNetworkError") and _LOST_PEER.search(text):
+        return f"it lost the connection to another rank ({text})"
+    return f"{name}: {text}" if text else name
+
+
+def _use_of_gpu(text: str) -> str:
+    """How full, as torch tells it: ` (79.1 of 79.3 GiB in use)`, with what of it other processes have."""
+    found = re.search(r"total capacity of ([\d.]+) (\w+) of which ([\d.]+) (\w+) is free", text)
+    if found is None or any(unit not in _GIB for unit in found.group(2, 4)):
+        return ""
+    total, free = float(found[1]) * _GIB[found[2]], float(found[3]) * _GIB[found[4]]
+    others = sum(
+        float(size) * _GIB.get(unit, 0.0)
+        for size, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+) memory in use", text)
+    )
+    also = f", {others:.1f} GiB of them by other processes" if others >= 0.05 * total else ""
+    return f" ({total - free:.1f} of {total:.1f} GiB in use{also})"
+
+
+def _what_to_try(config: Config, where: Literal["gpu", "host"]) -> str:
+    images, device, optim = config.data.batch, config.device, config.optim
+    advice = []
+    if images > 1:
+        again = "" if device.static_graph else f" with optim.accumulate={2 * optim.accumulate}"
+        advice.append(f"data.batch_size={images // 2}{again}")
+    if where == "gpu" and config.precision.amp in ("off", "O0"):
+        advice.append("precision.amp=fp16" if device.parallel == "dp" else "precision.amp=bf16")
+    if where == "host":
+        advice += ["fewer data.workers"] + (["fewer device.ranks"] if device.ranks > 1 else [])
+    advice.append("--batch-size auto" if images > 1 else "a smaller data.image_size or another model.name")
+    many = "image" if images == 1 else "images"
+    tried = f"{', '.join(advice[:-1])}, or {advice[-1]}" if len(advice) > 1 else advice[0]
+    return f"at {images} {many} a {'GPU' if device.parallel == 'dp' else 'rank'}: try {tried}"
+
+
+def failure_of(rank: int, device: str, error: BaseException, config: Config | None = None) -> RankFailed:
+    """Of the error that is being handled."""
+    return RankFailed(
+        rank=rank,
+        device=device,
+        cause=cause_of(error, config),
+        traceback=traceback.format_exc(),
+        repeats=isinstance(error, NonFiniteLossError | NoLastCheckpointError),
+    )
+
+
+def failure_in_words(failure: RankFailed) -> str:
+    return f"rank {failure.rank} ({failure.device}) failed: {failure.cause}"
+
+
+def root_cause(failures: Sequence[RankFailed]) -> RankFailed:
+    """The failure that came of itself, rather than of another rank's; the earliest of those."""
+    return min(failures, key=lambda failure: (bool(_LOST_PEER.search(failure.cause)), failure.time))

@@ -1,0 +1,40 @@
+"""How a model is spread over GPUs: a process for each (DistributedDataParallel), or threads of one (DataParallel)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from engine.config.run_sections import Device
+from engine.data.sampler import Shares
+from engine.optim.lazy_dynamo import unasked_compiler
+
+
+def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank: int, ranks: int) -> nn.Module:
+    """The module that a step is trained through: for one rank the model itself, whose gradients nobody waits for. DDP
+    goes without the buffers' round in every forward: they are shared where they are needed, see `share_buffers`."""
+    if config.parallel == "dp":
+        return DataParallel(model, device_ids=list(range(devices_a_rank)))
+    if ranks == 1:
+        return model
+    known = inspect.signature(DistributedDataParallel).parameters
+    off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {off: False}
+    with unasked_compiler():
+        return DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            gradient_as_bucket_view=config.bucket_view,
+            static_graph=config.static_graph,
+            **options,
+        )
+
+
+def images_to_try(shares: Shares) -> int:
+    """Images by which to see whether a model can train on the smallest batch of a rank: no more than two a device say
+    it, but for DataParallel, which deals a batch out unevenly."""
+    return shares.smallest_batch if shares.devices_a_rank > 1 else min(shares.smallest_batch, 2)

@@ -1,0 +1,97 @@
+"""Where a process sits in the world of a run, and who put it there: gputrain, torchrun or srun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.utils.errors import UsageError
+
+Launcher = Literal["spawn", "env", "slurm"]
+TORCHRUN_SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Ranks count from 0; the local ones are those of this host."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def find_launcher(asked: Launcher | Literal["auto"], environ: Mapping[str, str]) -> Launcher:
+    """Who starts the ranks. torchrun is known by its whole set of variables; srun by a step of several tasks, since the
+    shell of an sbatch script has SLURM_PROCID too."""
+    if asked != "auto":
+        return asked
+    if all(environ.get(name) for name in TORCHRUN_SET):
+        return "env"
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if environ.get("SLURM_STEP_ID") and tasks.isdigit() and int(tasks) > 1:
+        return "slurm"
+    return "spawn"
+
+
+def seat_from_environment(launcher: Launcher, environ: Mapping[str, str]) -> tuple[Seat, dict[str, str]]:
+    """The seat that torchrun or srun gave this process, and the variables by which torch finds the others. Raises
+    UsageError where a variable is missing or no number."""
+    if launcher == "env":
+        rank, world = _number(environ, "RANK", launcher), _number(environ, "WORLD_SIZE", launcher)
+        local = _number(environ, "LOCAL_RANK", launcher)
+        _number(environ, "MASTER_PORT", launcher)
+        return Seat(rank, world, local, int(environ.get("LOCAL_WORLD_SIZE") or world)), {}
+    rank, local = _number(environ, "SLURM_PROCID", launcher), _number(environ, "SLURM_LOCALID", launcher)
+    world = int(environ.get("SLURM_STEP_NUM_TASKS") or _number(environ, "SLURM_NTASKS", launcher))
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    address = environ.get("MASTER_ADDR") or (first_host(nodes) if nodes else None)
+    if address is None:
+        raise UsageError.one("--launcher slurm", "SLURM_STEP_NODELIST is not set; start with srun, or set MASTER_ADDR")
+    variables = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(step_port(environ)),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+    }
+    return Seat(rank, world, local, local_tasks(environ, world)), variables
+
+
+def _number(environ: Mapping[str, str], name: str, launcher: str) -> int:
+    value = environ.get(name, "")
+    if not value.isdigit():
+        starter = "torchrun" if launcher == "env" else "srun"
+        raise UsageError.one(
+            f"--launcher {launcher}",
+            f"{name} is {'not set' if not value else repr(value)}; start with {starter}, or leave --launcher out",
+        )
+    return int(value)
+
+
+def first_host(nodes: str) -> str:
+    """The first host of SLURM's list: `gpu[07-09,12],login` begins with gpu07."""
+    first = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", nodes)
+    if first is None:
+        return nodes
+    prefix, ranges, suffix = first[1], first[2], first[3]
+    return prefix + (re.split(r"[-,]", ranges)[0] if ranges else "") + suffix
+
+
+def step_port(environ: Mapping[str, str]) -> int:
+    """A port that every task of a step works out alike and that other jobs and steps are unlikely to take: above the
+    registered ports, below Linux's ephemeral ones."""
+    job, step = int(environ.get("SLURM_JOB_ID") or 0), int(environ.get("SLURM_STEP_ID") or 0)
+    return 20000 + (job * 31 + step) % 12000
+
+
+def local_tasks(environ: Mapping[str, str], world: int) -> int:
+    """Tasks of the step on this host, from `SLURM_STEP_TASKS_PER_NODE` such as `4(x2),3`."""
+    counts: list[int] = []
+    for part in (environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or "").split(","):
+        if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
+            counts += [int(found[1])] * int(found[2] or 1)
+    node = int(environ.get("SLURM_NODEID") or 0)
+    return counts[node] if node < len(counts) else world

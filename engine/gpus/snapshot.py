@@ -1,0 +1,326 @@
+"""What is known of a host's GPUs at one moment: typed records, and the one JSON format in which the sampler tells them,
+`gputrain gpus --json` prints them, and a recording keeps them.
+
+A reading is a value with its unit and time, or the reason that there is none. Unknown is never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Generic, Literal, TypeVar
+
+SNAPSHOT_FORMAT = 1
+
+T = TypeVar("T")
+State = Literal["ok", "stale", "lost"]
+
+# Every reading of a GPU and its unit.
+UNITS = {
+    "name": "",
+    "pci_bus_id": "",
+    "busy": "%",
+    "memory_busy": "%",
+    "sm_active": "%",
+    "tensor_active": "%",
+    "dram_active": "%",
+    "memory_used": "B",
+    "memory_total": "B",
+    "memory_reserved": "B",
+    "temperature": "°C",
+    "power": "W",
+    "power_limit": "W",
+    "sm_clock": "MHz",
+    "memory_clock": "MHz",
+    "max_sm_clock": "MHz",
+    "max_memory_clock": "MHz",
+    "fan": "%",
+    "performance_state": "",
+    "throttle": "",
+    "ecc_corrected": "errors",
+    "ecc_uncorrected": "errors",
+    "pcie_generation": "",
+    "pcie_width": "lanes",
+    "pcie_sent": "KB/s",
+    "pcie_received": "KB/s",
+    "mig": "",
+}
+# What does not change with the load: still true of a GPU that does not answer.
+LASTING = {"name", "pci_bus_id", "max_sm_clock", "max_memory_clock"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """A value, or None and the `reason`. `time` is when the driver was asked, in Unix seconds."""
+
+    value: T | None
+    time: float
+    reason: str | None = None
+
+    def to_dict(self, unit: str = "") -> dict[str, Any]:
+        """The reading as JSON; the reason only where there is no value."""
+        values: dict[str, Any] = {"value": self.value, "unit": unit, "time": round(self.time, 3)}
+        return values if self.reason is None else values | {"reason": self.reason}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Reading[T]:
+        return cls(values["value"], values["time"], values.get("reason"))
+
+    def gone(self, reason: str) -> Reading[T]:
+        """The same reading without its value."""
+        return Reading(None, self.time, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on a GPU. `pid` is the driver's, which in a container may be the host's; `run` and `rank` name a rank
+    of one of our own runs; `instance` is the id of the MIG GPU instance. `memory` is the host's; both in bytes. `cpu`
+    is in percent of one core."""
+
+    pid: int
+    kind: Literal["compute", "graphics"]
+    instance: int | None
+    user: Reading[str]
+    command: Reading[str]
+    gpu_memory: Reading[int]
+    cpu: Reading[float]
+    memory: Reading[int]
+    run: str | None = None
+    rank: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "pid": self.pid,
+            "kind": self.kind,
+            "instance": self.instance,
+            "run": self.run,
+            "rank": self.rank,
+            "user": self.user.to_dict(),
+            "command": self.command.to_dict(),
+            "gpu_memory": self.gpu_memory.to_dict("B"),
+            "cpu": self.cpu.to_dict("%"),
+            "memory": self.memory.to_dict("B"),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Process:
+        read: dict[str, Any] = {
+            key: Reading.from_dict(values[key]) for key in ("user", "command", "gpu_memory", "cpu", "memory")
+        }
+        plain = {key: values[key] for key in ("pid", "kind", "instance", "run", "rank")}
+        return cls(**plain, **read)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A MIG instance: a part of a GPU that CUDA takes for a device. Ids are those of the GPU and compute instance."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    name: Reading[str]
+    memory_used: Reading[int]
+    memory_total: Reading[int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "uuid": self.uuid,
+            "gpu_instance": self.gpu_instance,
+            "compute_instance": self.compute_instance,
+            "name": self.name.to_dict(),
+            "memory_used": self.memory_used.to_dict("B"),
+            "memory_total": self.memory_total.to_dict("B"),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Instance:
+        read: dict[str, Any] = {key: Reading.from_dict(values[key]) for key in ("name", "memory_used", "memory_total")}
+        return cls(values["uuid"], values["gpu_instance"], values["compute_instance"], **read)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. `index` is its place in PCI order; `uuid` is None where the driver does not even tell that. `time` is
+    when it last answered, None where it never did; `age` are the seconds since then, or since it was first asked."""
+
+    index: int
+    uuid: str | None
+    state: State
+    age: float
+    time: float | None
+    readings: Mapping[str, Reading[Any]]
+    processes: Reading[tuple[Process, ...]]
+    instances: tuple[Instance, ...] = ()
+    runs: tuple[str, ...] = ()
+    """Runs that have reserved this GPU."""
+
+    def __getitem__(self, name: str) -> Reading[Any]:
+        return self.readings[name]
+
+    def value(self, name: str) -> Any:
+        return self.readings[name].value
+
+    @property
+    def divided(self) -> bool:
+        return bool(self.value("mig") == "on")
+
+    def to_dict(self) -> dict[str, Any]:
+        processes = self.processes.to_dict()
+        if self.processes.value is not None:
+            processes["value"] = [process.to_dict() for process in self.processes.value]
+        return {
+            "index": self.index,
+            "uuid": self.uuid,
+            "state": self.state,
+            "age": round(self.age, 3),
+            "time": None if self.time is None else round(self.time, 3),
+            **{name: reading.to_dict(UNITS[name]) for name, reading in self.readings.items()},
+            "instances": [instance.to_dict() for instance in self.instances],
+            "processes": processes,
+            "runs": list(self.runs),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Gpu:
+        unknown = {"value": None, "time": values["time"] or 0.0, "reason": "not in this recording"}
+        processes: Reading[tuple[Process, ...]] = Reading.from_dict(values["processes"])
+        if processes.value is not None:
+            listed = tuple(Process.from_dict(process) for process in values["processes"]["value"])
+            processes = replace(processes, value=listed)
+        return cls(
+            values["index"],
+            values["uuid"],
+            values["state"],
+            values["age"],
+            values["time"],
+            {name: Reading.from_dict(values.get(name, unknown)) for name in UNITS},
+            processes,
+            tuple(Instance.from_dict(instance) for instance in values["instances"]),
+            tuple(values["runs"]),
+        )
+
+    def aged(self, age: float) -> Gpu:
+        return replace(self, age=age)
+
+    def silent(self, age: float) -> Gpu:
+        """The GPU as one that has not answered for so long."""
+        reason = f"stale: no answer for {age:.0f} s"
+        kept = {name: value if name in LASTING else value.gone(reason) for name, value in self.readings.items()}
+        instances = tuple(
+            replace(one, memory_used=one.memory_used.gone(reason), memory_total=one.memory_total.gone(reason))
+            for one in self.instances
+        )
+        return replace(
+            self, state="stale", age=age, readings=kept, processes=self.processes.gone(reason), instances=instances
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a snapshot comes from: the driver, or a recording, which may be made up."""
+
+    kind: Literal["driver", "recording"] = "driver"
+    made_up: bool = False
+
+    @property
+    def notice(self) -> str | None:
+        """What must be said wherever the snapshot is shown; None for the driver's own."""
+        if self.kind == "driver":
+            return None
+        return "MADE UP: no such GPUs exist" if self.made_up else "a recording: not what the GPUs do now"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All GPUs of a host, in PCI order. `error` is one sentence where the driver cannot be asked at all."""
+
+    time: float
+    host: str
+    driver: Reading[str]
+    cuda: Reading[str]
+    gpus: tuple[Gpu, ...]
+    error: str | None = None
+    source: Source = field(default_factory=Source)
+    pending: bool = False
+    """Not everything was asked once yet: the driver, or a GPU, is still to answer for the first time."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": SNAPSHOT_FORMAT,
+            "time": round(self.time, 3),
+            "host": self.host,
+            "source": {"kind": self.source.kind, "made_up": self.source.made_up},
+            "driver": self.driver.to_dict(),
+            "cuda": self.cuda.to_dict(),
+            "error": self.error,
+            "pending": self.pending,
+            "gpus": [gpu.to_dict() for gpu in self.gpus],
+        }
+
+    def to_line(self) -> str:
+        """One line of JSON, without the line's end."""
+        return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_line(cls, line: str | bytes) -> Snapshot:
+        """Raises ValueError where the line is no snapshot of this format."""
+        return cls.from_dict(json.loads(line))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Snapshot:
+        """Raises ValueError where these are no snapshot's values."""
+        try:
+            if values["format"] != SNAPSHOT_FORMAT:
+                raise ValueError(f"format {values['format']} is not known here, {SNAPSHOT_FORMAT} is")
+            return cls(
+                values["time"],
+                values["host"],
+                Reading.from_dict(values["driver"]),
+                Reading.from_dict(values["cuda"]),
+                tuple(Gpu.from_dict(gpu) for gpu in values["gpus"]),
+                values["error"],
+                Source(values["source"]["kind"], bool(values["source"]["made_up"])),
+                bool(values.get("pending")),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError("not a snapshot of GPUs") from error
+
+    def silent(self, now: float, patience: float) -> Snapshot:
+        """The snapshot as it looks `now` (Unix seconds); GPUs older than `patience` seconds are stale."""
+        since = max(now - self.time, 0.0)
+        gpus = tuple(
+            gpu.silent(gpu.age + since) if gpu.age + since > patience else gpu.aged(gpu.age + since)
+            for gpu in self.gpus
+        )
+        return replace(self, gpus=gpus)
+
+
+LEAST_PERIOD_SECONDS = 0.25
+
+
+LEAST_PATIENCE_SECONDS = 2.0
+
+
+@dataclass
+class Wants:
+    """What is to be asked, and how often in seconds. `gpus` are UUIDs; None means all."""
+
+    period: float = 1.0
+    activity: bool = True
+    links: bool = False
+    processes: bool = True
+    gpus: list[str] | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a GPU that has not answered is stale."""
+        return max(LEAST_PATIENCE_SECONDS, 2.5 * self.period)
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> Wants:
+        known = {part.name for part in fields(cls)}
+        return cls(**{key: value for key, value in json.loads(line).items() if key in known})

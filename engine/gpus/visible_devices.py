@@ -1,0 +1,104 @@
+"""What an inherited CUDA_VISIBLE_DEVICES leaves of a host's GPUs.
+
+The rules are CUDA's: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.gpus.selection import Device
+from engine.utils.errors import UsageError
+
+ASK_SECONDS = 60.0
+UUID_BYTES = 16
+
+
+def visible(
+    devices: Sequence[Device],
+    environ: Mapping[str, str],
+    ask: Callable[[Mapping[str, str]], list[str]] | None = None,
+) -> list[Device]:
+    """The devices that CUDA would show, in its order: by UUID, a unique beginning of one, or index; what follows the
+    first entry that names nothing is left out. CUDA's indices are PCI's where CUDA_DEVICE_ORDER says so or all cards
+    are alike; else the driver is asked (`ask`), in a child process. Raises UsageError where it does not answer."""
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
+        return list(devices)
+    parts = [part.strip() for part in variable.split(",")]
+    in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) < 2
+    if not in_pci_order and any(part.isdigit() for part in parts):
+        shown = (ask or ask_cuda)(environ)
+        by_cuda = (next((device for device in devices if one in (device.uuid, device.parent)), None) for one in shown)
+        return [device for device in by_cuda if device is not None]
+    left: list[Device] = []
+    for part in parts:
+        found = _named(part, devices)
+        # Of a divided GPU CUDA takes the first instance.
+        if not found or len({device.index for device in found}) > 1 or found[0] in left:
+            break
+        left.append(found[0])
+    return left
+
+
+def _named(part: str, devices: Sequence[Device]) -> list[Device]:
+    if part.isdigit():
+        return [device for device in devices if int(part) == device.index]
+    # An older name of an instance: MIG-GPU-<uuid>/<GPU instance>/<compute instance>.
+    old = [device for device in devices if device.parent and part == f"MIG-{device.parent}/{device.place}"]
+    begun = [
+        device
+        for device in devices
+        if part.startswith(("GPU-", "MIG-"))
+        and (device.uuid.startswith(part) or (device.parent or "").startswith(part))
+    ]
+    return old or begun
+
+
+def ask_cuda(environ: Mapping[str, str]) -> list[str]:
+    """The UUIDs of what CUDA shows under these variables, in its order. In a child process, because setting CUDA up
+    cannot be undone. Raises UsageError."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "engine.gpus.visible_devices"],
+            env=dict(environ),
+            capture_output=True,
+            timeout=ASK_SECONDS,
+            check=True,
+        )
+        return [str(one) for one in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise UsageError.one(
+            "CUDA_VISIBLE_DEVICES",
+            f"{environ.get('CUDA_VISIBLE_DEVICES')!r} names GPUs by CUDA's order, which the driver does not tell; name "
+            "them by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        ) from error
+
+
+def shown_by_cuda() -> list[str]:
+    """Asks CUDA itself, in this process. Raises OSError."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def ask(name: str, *arguments: object) -> None:
+        if code := getattr(cuda, name)(*arguments):
+            raise OSError(f"{name} gave error {code}")
+
+    ask("cuInit", 0)
+    count = ctypes.c_int()
+    ask("cuDeviceGetCount", ctypes.byref(count))
+    found = []
+    for ordinal in range(count.value):
+        device, raw = ctypes.c_int(), (ctypes.c_ubyte * UUID_BYTES)()
+        ask("cuDeviceGet", ctypes.byref(device), ordinal)
+        ask("cuDeviceGetUuid", ctypes.byref(raw), device)
+        found.append(f"GPU-{uuid.UUID(bytes=bytes(raw))}")
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(shown_by_cuda()))

@@ -1,0 +1,1 @@
+"""Starts and owns a run: preflight, supervisor, rank processes, external launchers."""

@@ -1,0 +1,74 @@
+"""Networks for small images, written out here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.utils.errors import UsageError
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes (He et al., 2015)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + self.shortcut(x))
+
+
+def resnet18_small(channels: int, classes: int, width: int = 64) -> nn.Module:
+    """ResNet-18 for small images: a 3x3 stem of stride 1 and no max-pool, then four stages of two blocks each, with
+    `width` channels in the first and twice as many in each as in the one before."""
+    _check_width(width)
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+    ]
+    inputs = width
+    for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+        layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
+        inputs = outputs
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
+    return nn.Sequential(*layers)
+
+
+def cnn(channels: int, classes: int, size: int, width: int = 32, dropout: float = 0.0) -> nn.Module:
+    """Two 3x3 convolutions, to `width` and twice as many channels, each with BatchNorm, ReLU and 2x2 max-pool; one
+    linear layer, behind dropout where that is asked for."""
+    _check_width(width)
+    if size < 4:
+        raise UsageError.one("data.image_size", f"cnn halves its images twice, these are {size}x{size}; give 4 or more")
+    return nn.Sequential(
+        *(nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(inplace=True)),
+        *(nn.MaxPool2d(2), nn.Flatten()),
+        *([nn.Dropout(dropout)] if dropout else []),
+        nn.Linear(2 * width * (size // 4) ** 2, classes),
+    )
+
+
+def linear(channels: int, classes: int, size: int) -> nn.Module:
+    """One linear layer on the pixels: the baseline."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
+
+
+def _check_width(width: int) -> None:
+    if not isinstance(width, int) or width < 1:
+        raise UsageError.one("model.options", f"width must be a whole number from 1 up, not {width!r}")
+
+
+BUILTIN: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear, "resnet18-small": resnet18_small}

@@ -1,0 +1,129 @@
+"""What the libraries of models tell of themselves, for `engine.models.catalog`: a process that imports one of them and
+prints JSON on its standard output."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from engine.models.meta_device import bare
+from engine.utils.host import cores
+from engine.utils.process import die_with_parent, leave
+
+MOST_PROCESSES = 8
+# Models that are worth a process of their own to count.
+LEAST_PER_PROCESS = 10
+
+
+def main() -> None:
+    """The arguments are the parent's pid, then `list SOURCE`, for one JSON object; or `count SOURCE NAME…`, for a line
+    `[name, parameters or null]` of each."""
+    parent, task, source, *names = sys.argv[1:]
+    die_with_parent(int(parent))
+    # Libraries write to standard output what they like.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if task == "list":
+        answers.write(json.dumps({"known": LISTS[source]()}))
+    else:
+        for name, count in zip(names, counted(source, names), strict=True):
+            print(json.dumps([name, count]), file=answers, flush=True)
+    answers.flush()
+    leave(0)
+
+
+def torchvision_models() -> list[dict[str, Any]]:
+    """torchvision's classification models, as `KnownModel`s."""
+    from torchvision import models
+
+    found = []
+    for name in models.list_models(module=models):
+        weights = models.get_model_weights(name)
+        # One of them may have two names.
+        default = weights.DEFAULT if len(weights) else None
+        meta = {} if default is None else default.meta
+        named = [] if default is None else [default.name, *(one.name for one in weights if one is not default)]
+        top1 = meta.get("_metrics", {}).get("ImageNet-1K", {}).get("acc@1")
+        found.append(_known("torchvision", name, named, meta.get("num_params"), top1))
+    return found
+
+
+def timm_models() -> list[dict[str, Any]]:
+    import timm
+
+    tags: dict[str, list[str]] = {}
+    for name in timm.list_models(pretrained=True):
+        architecture, _, tag = name.partition(".")
+        tags.setdefault(architecture, []).append(tag)
+    found = []
+    for name in timm.list_models():
+        default = timm.get_pretrained_cfg(name)
+        first = default.tag if default is not None else ""
+        # The default can be an entry without weights.
+        there = tags.get(name, [])
+        named = [*(tag for tag in there if tag == first), *(tag for tag in there if tag != first)]
+        found.append(_known("timm", name, named, None, None))
+    return found
+
+
+LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {"torchvision": torchvision_models, "timm": timm_models}
+
+
+def _known(
+    source: str, name: str, weights: Sequence[str], parameters: int | None, top1: float | None
+) -> dict[str, Any]:
+    return {"source": source, "name": name, "parameters": parameters, "weights": list(weights), "top1": top1}
+
+
+def count(source: str, name: str) -> int | None:
+    """The parameters of a model as its library makes it by itself; None where it cannot be made."""
+    try:
+        model = bare(lambda: _make(source, name))
+    except Exception:
+        # Of a thousand models any may want a package that is not there.
+        return None
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _make(source: str, name: str) -> nn.Module:
+    made: nn.Module
+    if source == "timm":
+        import timm
+
+        made = timm.create_model(name)
+        return made
+    if source == "torchvision":
+        from torchvision import models
+
+        made = models.get_model(name, weights=None)
+        return made
+    from engine.config.schema import Config
+    from engine.config.training_sections import Model
+    from engine.models.summary import build
+
+    # Of CIFAR-10's shape: the built-in models are made for small images.
+    return build(Config(model=Model(name=name, source="builtin")), 3, 10, 32)
+
+
+def _count(task: tuple[str, str]) -> int | None:
+    return count(*task)
+
+
+def counted(source: str, names: Sequence[str]) -> Iterator[int | None]:
+    """The parameters of each, in order, counted by several processes where there are many."""
+    processes = min(cores(), MOST_PROCESSES, len(names) // LEAST_PER_PROCESS)
+    tasks = [(source, name) for name in names]
+    if processes < 2:
+        yield from map(_count, tasks)
+        return
+    if source == "timm":
+        # Once, for all of them.
+        import timm  # noqa: F401
+    with multiprocessing.get_context("fork").Pool(processes, die_with_parent, (os.getpid(),)) as pool:
+        yield from pool.imap(_count, tasks, chunksize=4)

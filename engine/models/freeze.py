@@ -1,0 +1,130 @@
+"""Which parts of a model train, and how its normalisation layers behave meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engine.config.training_sections import Model
+from engine.utils.errors import Problem, UsageError, nearest
+
+
+def freeze(model: nn.Module, config: Model) -> list[nn.Module]:
+    """Keep what `model.freeze` names from training. Returns the layers with running statistics in it, which stay in
+    evaluation mode, see `set_training`; dropout in frozen parts goes on. Raises UsageError for names that the model
+    does not have, and where nothing is left that trains."""
+    if config.freeze == "none":
+        return []
+    if config.freeze == "backbone":
+        trains = classifier_names(model)
+        frozen = _not(trains)
+    else:
+        frozen = _beginning_with(model, config.freeze)
+    for name, parameter in model.named_parameters():
+        if frozen(name):
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError.one("model.freeze", f"nothing is left of {config.name} that trains; freeze less of it")
+    return [
+        part
+        for path, part in model.named_modules()
+        if getattr(part, "running_mean", None) is not None and _is_frozen(path, part, frozen)
+    ]
+
+
+def _is_frozen(path: str, norm: nn.Module, frozen: Callable[[str], bool]) -> bool:
+    """A layer without weights of its own goes by its place."""
+    weights = list(norm.parameters(recurse=False))
+    if weights:
+        return not any(weight.requires_grad for weight in weights)
+    return frozen(f"{path}.running_mean")
+
+
+def set_training(model: nn.Module, frozen: Iterable[nn.Module]) -> None:
+    """`model.train()`, but for the frozen layers, whose running statistics are to stay as they are."""
+    model.train()
+    for part in frozen:
+        part.eval()
+
+
+def classifier_names(model: nn.Module) -> list[str]:
+    """The part of a model that tells the classes: what timm's model says, for torchvision's its head by the name that
+    it has there, else the last layer with parameters."""
+    library = type(model).__module__.partition(".")[0]
+    asked: Any = getattr(model, "get_classifier", None)
+    if library == "timm" and asked is not None:
+        told = asked()
+        heads = told if isinstance(told, tuple | list) else (told,)
+        return [path for path, part in model.named_modules() if any(part is head for head in heads)]
+    if library == "torchvision":
+        for name in ("fc", "classifier", "heads", "head"):
+            if isinstance(getattr(model, name, None), nn.Module):
+                return [name]
+    with_weights = [path for path, part in model.named_modules() if list(part.parameters(recurse=False))]
+    return with_weights[-1:]
+
+
+def _beginning_with(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a name is one of these or lies below one. Raises UsageError for each that holds nothing."""
+    inside = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    parts = [path for path, part in model.named_modules() if path and list(part.parameters())]
+    problems = [
+        Problem(
+            "model.freeze",
+            f"the model has no weights called {prefix}{nearest(prefix, parts) or _tops(parts)}",
+        )
+        for prefix in prefixes
+        if not any(_below(name, [prefix]) for name in inside)
+    ]
+    if problems:
+        raise UsageError(problems)
+    return lambda name: _below(name, prefixes)
+
+
+def _tops(parts: list[str]) -> str:
+    return f"; there are {', '.join(path for path in parts if '.' not in path)}, or backbone for all but the last layer"
+
+
+def _not(trains: list[str]) -> Callable[[str], bool]:
+    return lambda name: not _below(name, trains)
+
+
+def _below(name: str, prefixes: Iterable[str]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def sync_batch_norm(model: nn.Module, frozen: Iterable[nn.Module]) -> nn.Module:
+    """The model with torch's SyncBatchNorm for each BatchNorm that is not frozen; parameters stay the same objects.
+    Raises UsageError where nothing would be synchronised, and for layers that cannot be converted."""
+    still = set(frozen)
+    layers = [(path, part) for path, part in model.named_modules() if isinstance(part, _BatchNorm)]
+    if not layers:
+        raise UsageError.one("model.sync_bn", "the model has no BatchNorm, so there is nothing to synchronise")
+    training = [(path, part) for path, part in layers if part not in still]
+    if not training:
+        raise UsageError.one(
+            "model.sync_bn", "all BatchNorm of the model is frozen, so there is nothing to synchronise"
+        )
+    for path, part in training:
+        convert = _converter(path, part)
+        if path == "":
+            return convert(part)
+        parent, _, attribute = path.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, convert(part))
+    return model
+
+
+def _converter(path: str, layer: nn.Module) -> Callable[[nn.Module], nn.Module]:
+    """torch's own conversion drops whatever else a layer does in its forward, such as timm's activations."""
+    if type(layer).__module__.startswith("timm."):
+        from timm.layers import convert_sync_batchnorm
+
+        return convert_sync_batchnorm
+    if type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        raise UsageError.one(
+            "model.sync_bn", f"{path} is a {type(layer).__name__} with a forward of its own, which cannot be converted"
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm

@@ -1,0 +1,133 @@
+"""timm's optimizers and what they take, told without importing timm: a short-lived process writes it once for each
+installed version into the user's cache."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from engine.config.optimizer_options import (
+    COMMON,
+    FLAG,
+    NOT_OPTIONS,
+    Option,
+    Rule,
+    are_numbers,
+    is_number,
+    option_problems,
+)
+from engine.config.training_sections import Optim
+from engine.utils.errors import Problem, UsageError, nearest
+from engine.utils.files import cache_folder, read_json, write_json
+
+PREFIX = "timm:"
+_PROGRAM = "import json; from engine.optim.timm_optimizers import describe; print(json.dumps(describe()))"
+
+
+def check_timm_optimizer(optim: Optim) -> list[Problem]:
+    """What is wrong with an optimizer of timm, or with its parameters; nothing for others."""
+    if not optim.name.startswith(PREFIX):
+        return []
+    try:
+        options = timm_options(optim.name)
+    except UsageError as error:
+        return error.problems
+    return [Problem(key, why) for key, why in option_problems(optim, options)]
+
+
+def timm_options(name: str) -> dict[str, Option]:
+    """The parameters of `timm:NAME`. Raises UsageError where there is no such optimizer, or it takes no plain step."""
+    known = _catalogue()
+    plain = name.removeprefix(PREFIX)
+    if plain.startswith("lookahead_"):
+        raise UsageError.one("optim.name", f"{name}: timm's lookahead around an optimizer is not supported")
+    if plain not in known:
+        usable = [PREFIX + one for one, about in known.items() if "options" in about]
+        hint = nearest(name, usable) or f"; there are {', '.join(usable)}"
+        raise UsageError.one("optim.name", f"timm has no optimizer {plain!r}{hint}")
+    if "refused" in known[plain]:
+        raise UsageError.one("optim.name", f"{name} cannot be taken: it {known[plain]['refused']}")
+    return {key: _option(key, **about) for key, about in known[plain]["options"].items()}
+
+
+def _option(key: str, default: Any, optional: bool) -> Option:
+    """What a parameter may be, as its default shows it; the optimizer itself has the last word on it."""
+    common = COMMON.get(key)
+    if common is not None and (default is None or common.holds(default) or default == 0):
+        return Option(default, common)
+    if isinstance(default, bool):
+        rule = FLAG
+    elif is_number(default):
+        rule = Rule("a number", is_number)
+    elif isinstance(default, list) and are_numbers(default, len(default)):
+        count = len(default)
+        rule = Rule(f"{count} numbers", lambda value: are_numbers(value, count))
+    else:
+        rule = Rule("what timm takes", lambda value: True)
+    if optional:
+        return Option(default, Rule(f"{rule.allowed}, or null", lambda value: value is None or rule.holds(value)))
+    return Option(default, rule)
+
+
+def _catalogue() -> dict[str, Any]:
+    try:
+        installed = version("timm")
+    except PackageNotFoundError as error:
+        raise UsageError.one("optim.name", "timm is not installed: pip install timm") from error
+    path = cache_folder() / f"optimizers-timm-{installed}.json"
+    stored = read_json(path)
+    if stored is not None and isinstance(stored.get("optimizers"), dict):
+        return dict(stored["optimizers"])
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise UsageError.one("optim.name", f"timm's optimizers cannot be listed: {last[0]}")
+    known: dict[str, Any] = json.loads(done.stdout)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"optimizers": known})
+    except OSError:
+        # Without a cache the next run asks again.
+        return known
+    return known
+
+
+def describe() -> dict[str, Any]:
+    """Of each of timm's optimizers the parameters, or why it cannot be taken. Imports timm, and with it torch."""
+    from timm.optim import get_optimizer_info, list_optimizers
+
+    found: dict[str, Any] = {}
+    for name in map(str, list_optimizers()):
+        about = get_optimizer_info(name)
+        if isinstance(about.opt_class, str):
+            found[name] = {"refused": f"needs {about.opt_class.split('.')[0]}, which is not supported"}
+        elif about.second_order:
+            found[name] = {"refused": "needs second derivatives of the loss, which a plain step does not have"}
+        elif about.opt_class.__name__ == "Kron":
+            found[name] = {"refused": "draws random numbers that no checkpoint keeps, so no run could go on exactly"}
+        else:
+            found[name] = {"options": _parameters(about)}
+    return found
+
+
+def _parameters(about: Any) -> dict[str, Any]:
+    """`about` is timm's OptimInfo."""
+    found = {}
+    for key, parameter in inspect.signature(about.opt_class).parameters.items():
+        if key in NOT_OPTIONS:
+            continue
+        default = (about.defaults or {}).get(key, parameter.default)
+        if key == "momentum" and not default:
+            # As timm's own maker of optimizers has it.
+            default = 0.9
+        optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
+        found[key] = {"default": default if _is_plain(default) else None, "optional": optional}
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | int | float | str | tuple | None)

@@ -1,0 +1,1 @@
+"""Run folders: journal, history, ownership and control requests."""

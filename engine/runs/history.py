@@ -1,0 +1,228 @@
+"""What a run has come to: its events laid one over the other, and the summary that is made of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.runs.bottleneck import SLOW_EPOCHS, Slowed, Verdict, judge, share_of, slowed_by, utilization
+from engine.runs.events import (
+    Continued,
+    Control,
+    Epoch,
+    Event,
+    Gpus,
+    Paused,
+    RankFailed,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Step,
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The content of `summary.json`. `seconds` is the time that all sittings of the run took together; `gpus` says what
+    each GPU did, see `GpuUse`; `verdict` what limits the run, see `engine.runs.bottleneck`, `data_wait` is the share of
+    the training time that the ranks waited for data, and `mfu` the model FLOPs utilization, in the latest epoch."""
+
+    state: str
+    epochs: int = 0
+    train_loss: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    best_epoch: int | None = None
+    best_val_accuracy: float | None = None
+    images_per_second: float | None = None
+    seconds: float = 0.0
+    message: str = ""
+    verdict: dict[str, str] | None = None
+    data_wait: float | None = None
+    mfu: float | None = None
+    gpus: list[dict[str, object]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass
+class GpuUse:
+    """What one GPU did, over all looks at it: means of what was known, and the most. `slowed` is what slows it down in
+    the latest looks."""
+
+    host: str
+    sums: dict[str, list[float]] = field(default_factory=dict)
+    most: dict[str, float] = field(default_factory=dict)
+    throttled: set[str] = field(default_factory=set)
+    slowed: Slowed | None = None
+
+    def add(self, values: dict[str, Any], time: float) -> None:
+        """At a look at `time`."""
+        for name in ("busy", "sm_active", "tensor_active", "power"):
+            if isinstance(values.get(name), int | float):
+                total = self.sums.setdefault(name, [0.0, 0.0])
+                total[0] += values[name]
+                total[1] += 1
+        for name in ("memory_used", "temperature"):
+            if isinstance(values.get(name), int | float):
+                self.most[name] = max(self.most.get(name, 0.0), values[name])
+        throttle = values.get("throttle")
+        self.throttled |= set(map(str, throttle)) - {"idle"} if isinstance(throttle, list) else set()
+        self.slowed = slowed_by(values, time, self.slowed)
+
+    def mean(self, name: str) -> float | None:
+        total = self.sums.get(name)
+        return None if total is None else round(total[0] / total[1], 1)
+
+    def to_dict(self, uuid: str) -> dict[str, object]:
+        """`busy`, `sm_active`, `tensor_active` (%) and `power` (W) are means; null where nothing was known."""
+        return {
+            "uuid": uuid,
+            "host": self.host,
+            **{name: self.mean(name) for name in ("busy", "sm_active", "tensor_active", "power")},
+            "most_memory_used": self.most.get("memory_used"),
+            "most_temperature": self.most.get("temperature"),
+            "throttled": sorted(self.throttled),
+        }
+
+
+@dataclass
+class History:
+    """The state that a run's events add up to. Feed it with `add`, in the journal's order."""
+
+    started: RunStarted | None = None
+    epochs: list[Epoch] = field(default_factory=list)
+    step: Step | None = None
+    stopping: bool = False
+    paused: bool = False
+    failures: list[RankFailed] = field(default_factory=list)
+    finished: RunFinished | None = None
+    seconds: float = 0.0
+    gpus: dict[str, GpuUse] = field(default_factory=dict)
+    latest_gpus: Gpus | None = None
+    _sitting: float | None = None
+    _latest: float = 0.0
+
+    def add(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                # The sitting before ended without a word if it crashed: its time is up to its last event.
+                self._close_sitting()
+                self._sitting = event.time
+                self.started, self.finished = event, None
+                self.stopping = self.paused = False
+                self.failures.clear()
+                for use in self.gpus.values():
+                    use.slowed = None
+                if isinstance(event, RunResumed):
+                    self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
+                    if self.step is not None and self.step.step > event.from_step:
+                        self.step = None
+            case Step():
+                self.step = event
+            case Epoch():
+                self.epochs.append(event)
+            case Gpus():
+                self.latest_gpus = event
+                for values in event.gpus:
+                    use = self.gpus.setdefault(str(values.get("uuid")), GpuUse(str(values.get("host", ""))))
+                    use.add(values, event.time)
+            case Control():
+                self.stopping = self.stopping or event.request == "stop"
+            case Paused():
+                self.paused = True
+            case Continued():
+                self.paused = False
+            case RankFailed():
+                self.failures.append(event)
+            case RunFinished():
+                self.finished = event
+        self._latest = event.time
+        if isinstance(event, RunFinished):
+            self._close_sitting()
+
+    def _close_sitting(self) -> None:
+        if self._sitting is not None:
+            self.seconds += self._latest - self._sitting
+            self._sitting = None
+
+    def _median_rate(self) -> float | None:
+        """Leaves out epochs of which a sitting had nothing but the evaluation."""
+        rates = [epoch.images_per_second for epoch in self.epochs if (epoch.images_per_second or 0) > 0]
+        return round(statistics.median(rates), 1) if rates else None
+
+    @property
+    def best(self) -> Epoch | None:
+        """The first epoch of the highest validation accuracy."""
+        return max(self.epochs, key=lambda epoch: epoch.kept_accuracy, default=None)
+
+    @property
+    def done(self) -> int:
+        """Steps that are done."""
+        return max(self.step.step if self.step else 0, self.epochs[-1].step if self.epochs else 0)
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds that the rest of the run takes at the latest pace; None where that is not known."""
+        if self.started is None or not self.started.steps_per_epoch:
+            return None
+        left = self.started.epochs - self.done / self.started.steps_per_epoch
+        # What was no number is None in a journal.
+        if self.epochs and (self.epochs[-1].seconds or 0) > 0:
+            return max(left, 0.0) * self.epochs[-1].seconds
+        if self.step is None or (self.step.images_per_second or 0) <= 0:
+            return None
+        return max(left, 0.0) * self.started.steps_per_epoch * self.started.global_batch / self.step.images_per_second
+
+    @property
+    def measured(self) -> Epoch | None:
+        """The latest epoch of this sitting, by which it is judged: each sitting may have other devices."""
+        return self.epochs[-1] if self.epochs and self.started and self.epochs[-1].time >= self.started.time else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What limits the run by now; None where that is not known."""
+        slowed = {uuid: use.slowed for uuid, use in self.gpus.items() if use.slowed is not None}
+        sitting = [epoch for epoch in self.epochs[-SLOW_EPOCHS:] if self.started and epoch.time >= self.started.time]
+        return judge(self.started, sitting, slowed)
+
+    @property
+    def data_wait(self) -> float | None:
+        """Share of the training time that the ranks waited for data: of the latest epoch, before the first is over of
+        rank 0's latest steps."""
+        return share_of(self.measured.data_wait if self.measured else self.step.data_wait if self.step else None)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization of the latest epoch."""
+        return utilization(self.started, self.measured)
+
+    def summary(self) -> Summary:
+        last, best, verdict = (self.epochs[-1] if self.epochs else None), self.best, self.verdict
+        running = self._latest - self._sitting if self._sitting is not None else 0.0
+        return Summary(
+            state=self.finished.state if self.finished else "running",
+            epochs=last.epoch if last else 0,
+            train_loss=last.train_loss if last else None,
+            val_loss=last.val_loss if last else None,
+            val_accuracy=last.val_accuracy if last else None,
+            best_epoch=best.epoch if best else None,
+            best_val_accuracy=best.kept_accuracy if best and best.kept_accuracy >= 0 else None,
+            images_per_second=self._median_rate(),
+            seconds=round(self.seconds + running, 3),
+            message=self.finished.message if self.finished else "",
+            verdict=verdict.to_dict() if verdict else None,
+            data_wait=self.data_wait,
+            mfu=self.mfu,
+            gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
+        )
+
+
+def history_of(events: Iterable[Event]) -> History:
+    history = History()
+    for event in events:
+        history.add(event)
+    return history

@@ -1,0 +1,153 @@
+"""Which supervisor owns a run: the lock and the heartbeat in the run's folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from engine.runs.control import take_requests
+from engine.runs.folder import RunFolder, _is_run
+from engine.utils.errors import UsageError
+from engine.utils.files import read_json, write_json
+from engine.utils.process import user_name
+
+OWNER_FORMAT = 1
+
+
+HEARTBEAT_SECONDS = 5.0
+
+
+class Ownership:
+    """The right to run in a folder: a lock that dies with its process, and a heartbeat for other hosts."""
+
+    def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
+        """Raises UsageError where another process owns the folder."""
+        self.folder, self._agents = folder, list(agents)
+        self._beaten = 0.0
+        # Someone who asks for the run's state holds the lock for an instant.
+        for _ in range(20):
+            handle = _lock(folder.lock)
+            if handle is not None:
+                break
+            time.sleep(0.05)
+        owner = read_json(folder.owner) or {}
+        elsewhere = owner.get("host") not in (None, socket.gethostname())
+        if handle is not None and elsewhere and folder.owned():
+            # Not every file system tells one host of another's lock.
+            os.close(handle)
+            handle = None
+        if handle is None:
+            raise UsageError.one(
+                folder.name,
+                f"is being run by process {owner.get('pid', '?')} on {owner.get('host', 'another host')}; "
+                f"stop it with `gputrain stop {folder.name}` or take another name",
+            )
+        self._handle = handle
+        self.beat()
+
+    def beat(self) -> None:
+        """Renew the heartbeat where it is due. A full disk must not end a run, so no error leaves this."""
+        if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
+            return
+        self._beaten = time.monotonic()
+        self._write(round(time.time(), 3))
+
+    def _write(self, heartbeat: float | None) -> None:
+        values = {
+            "format": OWNER_FORMAT,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "agents": self._agents,
+            "user": user_name(),
+            "heartbeat": heartbeat,
+        }
+        with suppress(OSError):
+            write_json(self.folder.owner, values)
+
+    def release(self) -> None:
+        if self.folder.path.exists():
+            self._write(None)
+        os.close(self._handle)
+
+
+def _lock(path: Path) -> int | None:
+    """A handle that holds the lock; None where another holds it, or its file was taken away in the meantime."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_ino == path.stat().st_ino:
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(handle)
+    return None
+
+
+@dataclass
+class Claim:
+    """A run folder that this process owns, and the folders above it that were made for it."""
+
+    folder: RunFolder
+    ownership: Ownership
+    fresh: bool
+    made: list[Path] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Take away what an earlier owner can have left: requests that came too late, and half-written checkpoints."""
+        for _ in take_requests(self.folder.control):
+            pass
+        for path in self.folder.checkpoints.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Take a fresh folder away, and those above it; one with a history is left as it is."""
+        if not self.fresh:
+            return
+        shutil.rmtree(self.folder.path, ignore_errors=True)
+        for parent in self.made:
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+
+def claim(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequence[str] = ()) -> Claim:
+    """Make and own the folder of a run that starts, or own that of one that goes on (`resume`, and it exists).
+    Without a name it becomes `stem-N`. Raises UsageError."""
+    try:
+        made = [parent for parent in (root, *root.parents) if not parent.exists()]
+        root.mkdir(parents=True, exist_ok=True)
+        if name is not None and resume and _is_run(root / name):
+            folder = RunFolder(root / name)
+            claimed = Claim(folder, Ownership(folder, agents), fresh=False)
+            claimed.clear()
+            return claimed
+        folder = RunFolder(_new_folder(root, name, stem))
+    except OSError as error:
+        raise UsageError.one(
+            "runs folder",
+            f"{root} cannot be written to: {error.strerror}; give another with --runs-dir or GPUTRAIN_RUNS",
+        ) from error
+    return Claim(folder, Ownership(folder, agents), fresh=True, made=made)
+
+
+def _new_folder(root: Path, name: str | None, stem: str) -> Path:
+    for candidate in [name] if name is not None else (f"{stem}-{number}" for number in count(1)):
+        try:
+            (root / candidate).mkdir()
+        except FileExistsError:
+            continue
+        return root / candidate
+    if (root / str(name)).is_symlink():
+        raise UsageError.one("run.name", f"{name} is a link in {root}; give a new name with --name")
+    raise UsageError.one(
+        "run.name", f"the run {name} exists in {root}; continue it with --resume, or give a new name with --name"
+    )

@@ -1,0 +1,88 @@
+"""What a run's owner keeps of it: journal, log, TensorBoard curves and summary."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from engine.config.schema import Config, as_dict
+from engine.config.yaml_io import to_yaml
+from engine.runs.event_lines import lines_of
+from engine.runs.events import Epoch, Event, Flush, RankFailed, RunFinished, RunStarted, Warned
+from engine.runs.folder import RunFolder
+from engine.runs.journal import Journal
+from engine.runs.tensorboard import Scalars
+from engine.utils.files import replace_file, write_json
+from engine.utils.text import printable
+
+Listener = Callable[[Event], None]
+
+
+class Recorder:
+    """Takes every event of a run once. A disk that takes nothing does not end the training: what is lost is said, once,
+    to the listener."""
+
+    def __init__(self, folder: RunFolder, config: Config, listener: Listener) -> None:
+        """Raises OSError where the folder cannot be written to."""
+        self.folder = folder
+        self.history = folder.history()
+        self._listener = listener
+        folder.control.mkdir(exist_ok=True)
+        folder.checkpoints.mkdir(exist_ok=True)
+        self._config = config
+        if not folder.config.exists():
+            self._write_config()
+        self._journal = Journal(folder.journal)
+        self._log = os.open(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._scalars = Scalars(folder.tensorboard)
+        self._disk_full = False
+        self._lock = threading.Lock()
+        self.closed = threading.Event()
+
+    def record(self, event: Event) -> None:
+        with self._lock:
+            if not self.closed.is_set():
+                self._record(event)
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, Flush):
+            with suppress(OSError):
+                self._journal.sync()
+            return
+        self.history.add(event)
+        try:
+            self._journal.append(event)
+            for line in lines_of(event, self.history):
+                stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
+                os.write(self._log, f"{stamp}  {line}\n".encode())
+            if isinstance(event, RankFailed):
+                os.write(self._log, "".join(f"{printable(one)}\n" for one in event.traceback.splitlines()).encode())
+            if isinstance(event, RunStarted):
+                # Not earlier: a resume that turns out to be impossible must leave the run as it was.
+                self._write_config()
+            if isinstance(event, Epoch):
+                self._scalars.write(event)
+            if isinstance(event, Epoch | RunFinished):
+                self._journal.sync()
+                write_json(self.folder.summary, self.history.summary().to_dict())
+        except OSError as error:
+            if not self._disk_full:
+                self._disk_full = True
+                message = f"the run folder cannot be written to ({error.strerror}); training goes on"
+                self._listener(Warned(message=message))
+        self._listener(event)
+
+    def _write_config(self) -> None:
+        text = to_yaml(as_dict(self._config))
+        replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
+
+    def close(self) -> None:
+        with self._lock:
+            self.closed.set()
+        with suppress(OSError):
+            self._scalars.close()
+        self._journal.close()
+        os.close(self._log)

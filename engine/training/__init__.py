@@ -1,0 +1,1 @@
+"""One rank: set-up, training loop, evaluation and checkpoints."""

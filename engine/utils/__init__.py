@@ -1,0 +1,1 @@
+"""Files, processes and text: what has no home in another package."""

@@ -1,0 +1,46 @@
+"""What is wrong with what a person asked for, said so that they can put it right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: `where` is a config key, a flag or a file."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class UsageError(Exception):
+    """Something that was asked for cannot be done; holds every problem that was found. Ends in exit code 2."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = list(problems)
+
+    @classmethod
+    def one(cls, where: str, what: str) -> UsageError:
+        return cls([Problem(where, what)])
+
+
+@contextmanager
+def collecting(problems: list[Problem]) -> Iterator[None]:
+    """What is found wrong within is added to `problems`, and not raised."""
+    try:
+        yield
+    except UsageError as error:
+        problems += error.problems
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known word that is most like this one, or nothing."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,1 @@
+"""Curves as text: axes, downsampling, plotting and export."""

@@ -1,0 +1,112 @@
+"""A chart as a drawing (SVG) and its points as a table (CSV)."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from engine.utils.text import printable
+from tui.charts.axis import Series, above_zero, log_ticks, padded, reduce_to_columns, smooth, tick_labels, ticks
+from tui.charts.plot import Curve, Window
+
+if TYPE_CHECKING:
+    from tui.widgets.chart import Chart
+
+Scale = Callable[[float], float]
+
+WIDTH, HEIGHT = 900, 480
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
+# Okabe and Ito's, in the order of the curves.
+COLOURS = ("#0072B2", "#E69F00", "#009E73")
+
+
+def export_chart(chart: Chart, name: str, axis: str, folder: Path) -> list[Path]:
+    """Write `name.svg` and `name.csv`, numbered where there are such files. Raises OSError."""
+    for number in count(1):
+        stem = name if number == 1 else f"{name}-{number}"
+        paths = [folder / f"{stem}.svg", folder / f"{stem}.csv"]
+        if not any(path.exists() for path in paths):
+            break
+    svg = to_svg(chart.curves, chart.window, printable(name), axis)
+    with paths[0].open("x", encoding="utf-8") as file:
+        file.write(svg)
+    with paths[1].open("x", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["curve", axis, "value"])
+        for curve in chart.curves:
+            for x, y in zip(curve.series.x.tolist(), curve.series.y.tolist(), strict=True):
+                writer.writerow([curve.label or chart.id, x, "" if math.isnan(y) else y])
+    return paths
+
+
+def to_svg(curves: Sequence[Curve], window: Window, title: str, axis: str) -> str:
+    """The window's curves with axes, names and, where they are smoothed, the raw ones behind."""
+    seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
+    if window.log:
+        seen = [(curve, above_zero(series)) for curve, series in seen]
+    limits = [limit for _, series in seen for limit in series.limits() or ()]
+    low, high = padded(min(limits, default=0.1), max(limits, default=1.0), window.log)
+
+    def across(x: float) -> float:
+        return LEFT + (x - window.low) / (window.high - window.low) * (WIDTH - LEFT - RIGHT)
+
+    def up(y: float) -> float:
+        share = math.log(y / low) / math.log(high / low) if window.log else (y - low) / (high - low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        'font-size="13">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<clipPath id="window"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
+        f'height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
+        f'<text x="{LEFT}" y="24" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(axis)}</text>',
+    ]
+    y_ticks = (log_ticks if window.log else ticks)(low, high, 6)
+    for tick, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
+        y = up(tick)
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    x_ticks = ticks(window.low, window.high, 9)
+    for tick, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
+        parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
+    place = LEFT + 260.0
+    for number, (curve, series) in enumerate(seen):
+        colour, lines = COLOURS[number % len(COLOURS)], curve.marker == "braille"
+        smoothed = lines and window.smoothing > 0
+        for drawn, opacity in (
+            ((series, 0.3), (smooth(series, window.smoothing), 1.0)) if smoothed else ((series, 1.0),)
+        ):
+            parts += _strokes(drawn, window, across, up, colour, opacity, lines)
+        if curve.label:
+            sign = f'<path d="M{place} 20h24" stroke="{colour}" stroke-width="2"/>'
+            parts.append(sign if lines else f'<circle cx="{place + 12}" cy="20" r="4" fill="{colour}"/>')
+            parts.append(f'<text x="{place + 32}" y="24">{escape(curve.label)}</text>')
+            place += 110
+    parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="black"/></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def _strokes(
+    series: Series, window: Window, across: Scale, up: Scale, colour: str, opacity: float, lines: bool
+) -> list[str]:
+    found = []
+    for piece in reduce_to_columns(series, window.low, window.high, WIDTH):
+        points = [(across(x), up(y)) for x, y in zip(piece.x.tolist(), piece.y.tolist(), strict=True)]
+        if lines and len(points) > 1:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            found.append(
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5" opacity="{opacity}" '
+                'clip-path="url(#window)"/>'
+            )
+        else:
+            found += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" clip-path="url(#window)"/>' for x, y in points
+            ]
+    return found

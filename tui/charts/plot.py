@@ -1,0 +1,146 @@
+"""Curves as lines of text, by plotext. Only finite numbers cross into it, at most two for each column of dots: a NaN
+would end the process (plotext 6.1), and its time grows with the points. Its figure is one for the whole process, so it
+is drawn from one thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from tui.charts.axis import Series, above_zero, log_ticks, padded, reduce_to_columns, smooth, tick_labels, ticks
+
+# A character of Braille is two dots wide.
+DOTS = 2
+BLANK = "\u2800"
+SHORT_GAP = 6
+LEAST_WIDTH, LEAST_HEIGHT = 16, 4
+SIGN_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`marker` is `braille`, which is joined by lines, or a sign; `colour` is one of the terminal's 256."""
+
+    label: str
+    series: Series
+    marker: str
+    colour: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """What of the curves is seen: from `low` to `high` on the x axis."""
+
+    low: float
+    high: float
+    log: bool = False
+    smoothing: float = 0.0
+    """The share of the points in the window that is drawn as one."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines of text. The x axis begins at column `left` and is `across` columns long; 0 where nothing is drawn."""
+
+    lines: list[Text]
+    left: int = 0
+    across: int = 0
+
+
+def plot(curves: Sequence[Curve], window: Window, width: int, height: int) -> Plot:
+    """`height` lines of `width` columns, or one that says why there are none."""
+    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+        return Plot([Text("too small to draw")])
+    seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
+    if window.log:
+        seen = [(curve, above_zero(series)) for curve, series in seen]
+    ys = [limit for _, series in seen for limit in series.limits() or ()]
+    if not ys:
+        return Plot([Text(_nothing(seen, window.log))])
+    return _draw(seen, window, padded(min(ys), max(ys), window.log), width, height)
+
+
+def _painted(line: str) -> Text:
+    """A line of plotext's with its colours. A short gap between two strokes of one colour becomes Braille without dots,
+    which is shorter to send than two changes of colour."""
+    first, *parts = line.split("\x1b[")
+    pieces: list[tuple[str, str]] = [(first, "")] if first else []
+    colour = weight = ""
+    for part in parts:
+        code, _, text = part.partition("m")
+        if code == "0":
+            colour = weight = ""
+        elif code == "2":
+            weight = "dim "
+        elif code.startswith("38;5;"):
+            colour = f"color({code.removeprefix('38;5;')})"
+        if text:
+            pieces.append((text, weight + colour))
+            _join_last(pieces)
+    return Text.assemble(*pieces, no_wrap=True, end="")
+
+
+def _join_last(pieces: list[tuple[str, str]]) -> None:
+    if len(pieces) < 3:
+        return
+    (before, style), (gap, _), (after, same) = pieces[-3:]
+    if style == same and gap.isspace() and len(gap) <= SHORT_GAP and before[-1] > BLANK < after[0]:
+        pieces[-3:] = [(before + BLANK * len(gap) + after, style)]
+
+
+def _nothing(seen: Sequence[tuple[Curve, Series]], log: bool) -> str:
+    if any(len(series.y) for _, series in seen):
+        return "nothing that can be drawn: no value is a number above 0" if log else "no value is a finite number"
+    return "no data here yet"
+
+
+def _draw(
+    seen: Sequence[tuple[Curve, Series]], window: Window, y_limits: tuple[float, float], width: int, height: int
+) -> Plot:
+    import plotext
+    from plotext import pixel
+
+    (low, high), log = y_limits, window.log
+    y_ticks = (log_ticks if log else ticks)(low, high, max(height // 3, 2))
+    y_labels = tick_labels(y_ticks)
+    # plotext takes the width of the longest label and of the axis off.
+    left = max(map(len, y_labels), default=0) + 1
+    inner = max(width - left, 2)
+    x_ticks = ticks(window.low, window.high, max(inner // 12, 2))
+
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(width, height)
+    figure.canvas("default")
+    figure.legend(False)
+    figure.axes(False)
+    figure.axes(True, side=0)
+    figure.ruler(0, 0).lim(window.low, window.high)
+    figure.ruler(1, 0).lim(_scaled(low, log), _scaled(high, log))
+    figure.ruler(0, 0).ticks(x_ticks, tick_labels(x_ticks))
+    figure.ruler(1, 0).ticks([_scaled(tick, log) for tick in y_ticks], y_labels)
+
+    def stroke(series: Series, marker: str, colour: int, columns: int, style: str | None = None) -> None:
+        for piece in reduce_to_columns(series, window.low, window.high, columns):
+            paint = pixel(foreground=colour, style=style) if style else pixel(foreground=colour)
+            ys = [_scaled(y, log) for y in piece.y.tolist()]
+            signal = figure.signal(piece.x.tolist(), ys, marker=plotext.marker(marker, pixel=paint))
+            figure.draw(signal.lines() if marker == "braille" and len(ys) > 1 else signal)
+
+    for curve, series in seen:
+        columns = DOTS * inner if curve.marker == "braille" else max(inner // 2, SIGN_COLUMNS)
+        if window.smoothing and curve.marker == "braille" and len(series.y) > 2:
+            stroke(series, curve.marker, curve.colour, columns // 2, "dim")
+            stroke(smooth(series, window.smoothing), curve.marker, curve.colour, columns)
+        else:
+            stroke(series, curve.marker, curve.colour, columns)
+    text: str = figure.build().string()
+    return Plot([_painted(line) for line in text.rstrip("\n").split("\n")], left, inner)
+
+
+def _scaled(value: float, log: bool) -> float:
+    return math.log10(value) if log else float(value)

@@ -1,0 +1,198 @@
+"""`gputrain gpus`: one look at the GPUs, or one after the other until Ctrl-C, as a table or as JSON, kept in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import typer
+
+from engine.gpus.monitor import Monitor, open_monitor
+from engine.gpus.snapshot import Snapshot, Wants
+from engine.utils.errors import UsageError
+from engine.utils.files import expand
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+# The sampler says after two seconds that a GPU does not answer; it may take longer to start.
+FIRST_SECONDS = 10.0
+KEY_SECONDS = 0.2
+PLAIN_COLUMNS = 120
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """What was asked for. `samples` ends it; without `watch` and `record` there is one."""
+
+    json: bool
+    watch: bool
+    processes: bool
+    links: bool
+    interval: float
+    samples: int | None
+    record: str | None
+
+    @property
+    def count(self) -> int | None:
+        return self.samples if self.watch or self.record or self.samples else 1
+
+
+def show_gpus(view: GpuView) -> None:
+    """Raises UsageError."""
+    # The share of the CPU that a process takes is known from its second look on.
+    quick = view.count == 1 and view.processes
+    monitor = open_monitor(Wants(0.25 if quick else view.interval, links=view.links))
+    try:
+        with _recorder(view.record) as record:
+            if quick:
+                monitor.read(FIRST_SECONDS)
+            _show(view, monitor, record)
+    except BrokenPipeError:
+        # The reader has seen enough; nothing may be written when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        monitor.close()
+
+
+def _show(view: GpuView, monitor: Monitor, record: IO[str] | None) -> None:
+    output = _Output(view)
+    told: str | None = None
+    left = view.count
+    with output, _keys() as keys:
+        while left is None or left > 0:
+            snapshot = _next(monitor, view, keys)
+            if snapshot is None:
+                return
+            if snapshot.error is not None and snapshot.error != told:
+                from tui.text.gpus import no_driver
+
+                typer.echo(no_driver(snapshot), err=True)
+            told = snapshot.error
+            if record is not None:
+                record.write(snapshot.to_line() + "\n")
+                record.flush()
+            output.show(snapshot)
+            left = None if left is None else left - 1
+
+
+def _next(monitor: Monitor, view: GpuView, keys: int | None) -> Snapshot | None:
+    """The next snapshot; one that has aged where the sampler is silent; None where `q` was pressed."""
+    patience = FIRST_SECONDS if monitor.latest() is None else max(view.interval, 1.0) + 1.0
+    waited = 0.0
+    while waited < patience:
+        if (snapshot := monitor.read(KEY_SECONDS)) is not None:
+            return snapshot
+        if keys is not None and select.select([keys], [], [], 0)[0] and os.read(keys, 1) in (b"q", b""):
+            return None
+        waited += KEY_SECONDS
+    latest = monitor.latest()
+    if latest is None:
+        raise UsageError.one("gpus", f"{socket.gethostname()}: nothing could be learnt in {patience:.0f} s")
+    return latest
+
+
+class _Output:
+    """Where snapshots go: JSON or a table, drawn in its place on a terminal."""
+
+    def __init__(self, view: GpuView) -> None:
+        self._view = view
+        self._in_place = view.watch and not view.json and sys.stdout.isatty()
+        self._quiet = view.record is not None and not view.watch and not view.json
+        self._live: Live | None = None
+
+    def __enter__(self) -> _Output:
+        if self._quiet:
+            typer.echo(f"Recording to {self._view.record}; Ctrl-C ends it.", err=True)
+        if not self._view.json and not self._quiet:
+            from rich.live import Live
+
+            self._console = _console()
+            self._live = Live(console=self._console, auto_refresh=False) if self._in_place else None
+            if self._live is not None:
+                self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        if self._quiet:
+            return
+        if self._view.json:
+            whole = self._view.count == 1
+            print(json.dumps(snapshot.to_dict(), indent=2) if whole else snapshot.to_line(), flush=True)
+            return
+        lines = _lines(snapshot, self._view, self._console.width)
+        if self._live is None:
+            for line in lines:
+                self._console.print(line, soft_wrap=True)
+        else:
+            from rich.console import Group
+
+            self._live.update(Group(*lines), refresh=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return Console(highlight=False)
+    return Console(highlight=False, width=PLAIN_COLUMNS)
+
+
+def _lines(snapshot: Snapshot, view: GpuView, width: int) -> list[Text]:
+    from rich.text import Text
+
+    from tui.text.gpus import gpu_lines, process_lines, processes_of, title_line
+
+    if not snapshot.gpus:
+        return []
+    lines = [title_line(snapshot), *gpu_lines(snapshot, width)]
+    return [*lines, Text(""), *process_lines(processes_of(snapshot), width)] if view.processes else lines
+
+
+@contextmanager
+def _recorder(path: str | None) -> Iterator[IO[str] | None]:
+    """A file that is not there yet. Raises UsageError."""
+    if path is None:
+        yield None
+        return
+    try:
+        with Path(expand(path)).open("x", encoding="utf-8") as file:
+            yield file
+    except FileExistsError as error:
+        raise UsageError.one("--record", f"{path} exists; give another file, or remove it") from error
+    except OSError as error:
+        raise UsageError.one("--record", f"{path} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _keys() -> Iterator[int | None]:
+    """The terminal's keys as they are pressed; None where there is no terminal."""
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
+        yield None
+        return
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    try:
+        tty.setcbreak(handle)
+        yield handle
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(handle, termios.TCSADRAIN, before)

@@ -1,0 +1,429 @@
+"""The commands. Data goes to stdout, messages to stderr; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tui.cli.arguments import (
+    Arguments,
+    AsJson,
+    ConfigCommand,
+    LowBandwidth,
+    RunName,
+    RunsDir,
+    flags_given,
+    resolve_arguments,
+    split_arguments,
+    usage_errors,
+)
+from tui.cli.bench import app as bench_app
+from tui.cli.models import app as models_app
+from tui.cli.trained import app as trained_app
+from tui.flags import FLAGS
+
+if TYPE_CHECKING:
+    from engine.config.loader import Resolved
+
+app = typer.Typer(
+    name="gputrain",
+    help="Train on several GPUs from a terminal: start a run, watch it, leave, come back.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: gputrain run --headless digits   (a preset that needs no download)",
+)
+
+
+app.add_typer(models_app)
+app.add_typer(bench_app)
+app.add_typer(trained_app)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"gputrain {version('gputrain')}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def gputrain(show_version: Version = False) -> None:
+    """Train on several GPUs from a terminal: start a run, watch it, leave, come back."""
+
+
+@app.command(
+    cls=ConfigCommand,
+    epilog="Every key: gputrain config. Example: gputrain run --headless digits --epochs 5 optim.lr=0.1",
+)
+def run(
+    arguments: Arguments = None,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No screen: progress on stderr, for scripts and batch queues.")
+    ] = False,
+    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    ngpu: Annotated[
+        int | None, typer.Option("--ngpu", min=0, help="Short for --gpus free:N; 0 for --gpus cpu.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait")] = False,
+    ranks: Annotated[str | None, typer.Option("--ranks")] = None,
+    epochs: Annotated[str | None, typer.Option("--epochs")] = None,
+    batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
+    lr: Annotated[str | None, typer.Option("--lr")] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler")] = None,
+    amp: Annotated[str | None, typer.Option("--amp")] = None,
+    workers: Annotated[str | None, typer.Option("--workers")] = None,
+    model: Annotated[str | None, typer.Option("--model")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset")] = None,
+    data_path: Annotated[str | None, typer.Option("--data-path")] = None,
+    seed: Annotated[str | None, typer.Option("--seed")] = None,
+    name: Annotated[str | None, typer.Option("--name")] = None,
+    launcher: Annotated[str | None, typer.Option("--launcher")] = None,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Build everything, try one batch on each rank, print the plan, keep nothing."),
+    ] = False,
+) -> None:
+    """Train, and watch it on the screen; leaving that stops nothing. Without a terminal, or with --headless, --json or
+    --dry-run, there is no screen: then Ctrl-C stops at the next step with a checkpoint, and a second one kills.
+
+    Exit codes without a screen: 0 finished, 1 failed, 2 bad usage or config, 3 stopped on request with a checkpoint to
+    resume from.
+    """
+    from engine.utils.errors import UsageError
+
+    given = {
+        "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
+        "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
+        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
+    }  # fmt: skip
+    with usage_errors():
+        flags = flags_given(given)
+        for key, switched in (("resume", resume), ("wait", wait)):
+            if switched:
+                flags[FLAGS[key]] = (f"--{key}", True)
+        if ngpu is not None:
+            chosen = f"free:{ngpu}" if ngpu else "cpu"
+            if gpus is not None and gpus != chosen:
+                raise UsageError.one("--ngpu", f"means --gpus {chosen}, and --gpus {gpus} is given too; keep one")
+            flags[FLAGS["gpus"]] = (f"--ngpu {ngpu}", chosen)
+        file, _ = split_arguments(arguments)
+        try:
+            resolved = resolve_arguments(arguments, flags)
+        except UsageError as error:
+            from engine.launch.preflight import with_all_problems
+
+            raise with_all_problems(error) from error
+        if wants_screen(headless=headless or as_json or dry_run):
+            start_on_screen(sys.argv[1:], runs_dir)
+        else:
+            start(resolved, Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
+
+
+def wants_screen(*, headless: bool) -> bool:
+    """Not where another has started the ranks: each of them is a process of its own."""
+    from engine.distributed.rank_env import find_launcher
+
+    return not headless and sys.stdin.isatty() and sys.stdout.isatty() and find_launcher("auto", os.environ) == "spawn"
+
+
+def start_on_screen(arguments: list[str], runs_dir: str | None) -> None:
+    """The same command without a screen, in a session of its own; then the screen. Raises UsageError."""
+    from engine.runs.folder import runs_root
+    from tui.cli.open_tui import open_screen
+    from tui.launcher import start_run
+
+    # Behind the command's name: behind a `--` it would be no flag.
+    open_screen(started=start_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
+
+
+def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:
+    """Run a config to its end and leave with its exit code. Raises UsageError."""
+    from engine.launch.launcher import launch
+    from engine.launch.lifecycle import Order
+    from engine.runs.folder import fit_for_a_name, runs_root
+    from tui.cli.progress import InBackground, listener
+
+    config = resolved.config
+    stem = fit_for_a_name(stem or f"{config.data.dataset}-{config.model.name}")
+    order = Order(config, runs_root(runs_dir), stem, dry_run)
+    hear = InBackground(listener(json=as_json, dry_run=dry_run))
+    try:
+        code = launch(order, hear)
+    finally:
+        hear.close()
+    # The interpreter's own end would take a second with torch loaded, and wait for a reader that does not read.
+    os._exit(code)
+
+
+@app.command(epilog="Example: gputrain config digits optim.lr=0.2 --diff")
+def config(
+    arguments: Arguments = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Only what differs from the defaults.")] = False,
+    sources: Annotated[bool, typer.Option("--sources", help="Where each value came from.")] = False,
+    described: Annotated[
+        bool, typer.Option("--describe", help="What each key is for, what it may be, and its default.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the config that these arguments come to."""
+    if described:
+        describe_keys(as_json=as_json)
+        return
+    from engine.config.schema import as_dict
+    from engine.config.yaml_io import to_yaml
+
+    with usage_errors():
+        resolved = resolve_arguments(arguments)
+    values = as_dict(resolved.config, only_changed=diff)
+    if not sources:
+        typer.echo(json.dumps(values, indent=2) if as_json else to_yaml(values).rstrip())
+        return
+    rows = {
+        f"{section}.{key}": {"value": value, "source": resolved.sources[f"{section}.{key}"]}
+        for section, keys in values.items()
+        for key, value in keys.items()
+    }
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for key, row in rows.items():
+        setting = f"{key} = {json.dumps(row['value'])}"
+        typer.echo(f"{setting:<48}  {row['source']}")
+
+
+def describe_keys(*, as_json: bool) -> None:
+    from engine.config.schema import fields
+    from tui.flags import value_text
+    from tui.form.model import kind_of
+
+    rows = {
+        key: {"description": info.description, "choices": list(kind_of(info.annotation)[0]), "default": info.default}
+        for key, info in fields()
+    }
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for key, row in rows.items():
+        choices = f" One of {', '.join(row['choices'])}." if row["choices"] else ""
+        default = value_text(row["default"])
+        default = f" [default: {default}]" if default not in ("", "[]") else ""
+        typer.echo(f"{key}\n    {row['description']}{choices}{default}")
+
+
+@app.command()
+def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+    """List the runs, the one that was started last first."""
+    from engine.runs.folder import all_runs, runs_root
+    from engine.runs.watcher import RunWatch
+    from tui.text.runs import as_table, describe_run
+
+    with usage_errors():
+        root = runs_root(runs_dir)
+        rows = [describe_run(RunWatch(folder)) for folder in all_runs(root)]
+    if as_json:
+        typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
+    elif not rows:
+        typer.echo(f"There are no runs in {root}. Start one: gputrain run --headless digits", err=True)
+    else:
+        typer.echo(as_table(rows))
+
+
+@app.command(epilog="Example: gputrain gpus --watch --processes")
+def gpus(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Every reading as JSON: a value, or null and the reason.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until Ctrl-C or q; with --json one line a sample.")
+    ] = False,
+    processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure the traffic over PCIe too, which takes 40 ms a GPU (in --json).")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.25, max=3600, help="Seconds between two samples.")
+    ] = 1.0,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="End after so many samples.")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option("--record", help="Write the samples to this file; GPUTRAIN_NVML=replay:FILE plays them back."),
+    ] = None,
+) -> None:
+    """Show what every GPU does, and who uses it."""
+    from tui.cli.gpus import GpuView, show_gpus
+
+    with usage_errors():
+        show_gpus(GpuView(as_json, watch, processes, links, interval, samples, record))
+
+
+@app.command(cls=ConfigCommand, epilog="Example: gputrain doctor flowers.yaml --gpus 0,1")
+def doctor(
+    arguments: Arguments = None,
+    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong with this machine for training, and what to do about it.
+
+    Looks at cores, memory, disk, the driver and its GPUs, at torch, and at what a run of CONFIG would need, and tries
+    whether its ranks reach each other. Exit codes: 0 no problem, 1 a problem, 2 bad usage or config.
+    """
+    from engine.doctor.examine import examine
+    from engine.runs.folder import runs_root
+    from tui.text.doctor import show_checks
+
+    with usage_errors():
+        flags: dict[str, tuple[str, str | bool]] = {} if gpus is None else {FLAGS["gpus"]: (f"--gpus {gpus}", gpus)}
+        checks = examine(resolve_arguments(arguments, flags).config, runs_root(runs_dir))
+        raise typer.Exit(0 if show_checks(checks, as_json=as_json) else 1)
+
+
+@app.command()
+def stop(
+    run: RunName,
+    runs_dir: RunsDir = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait until the run has stopped.")] = False,
+) -> None:
+    """Stop a run at its next step, with a checkpoint.
+
+    Waits until it has stopped.
+    """
+    import time
+
+    from engine.runs.control import send_request
+    from engine.runs.folder import find_run, runs_root
+    from engine.runs.watcher import RunWatch
+
+    with usage_errors():
+        folder = find_run(runs_root(runs_dir), run)
+    watch = RunWatch(folder)
+    state = folder.state(watch.look())
+    if not state.live:
+        typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
+        return
+    with usage_errors():
+        send_request(folder.control, "stop")
+    while not no_wait and state.live:
+        time.sleep(0.2)
+        state = folder.state(watch.look())
+    typer.echo(f"{folder.name} is asked to stop." if no_wait else f"{folder.name} is {state}.", err=True)
+
+
+@app.command()
+def resume(
+    run: RunName,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to go on with, such as run.epochs=30.")
+    ] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="No screen: progress on stderr.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
+    ] = False,
+) -> None:
+    """Continue a run from its last checkpoint.
+
+    The config is the one that it was started with, but for what is given here.
+    """
+    from engine.config.loader import resolve
+    from engine.runs.folder import find_run, runs_root
+    from engine.utils.errors import UsageError
+
+    with usage_errors():
+        folder = find_run(runs_root(runs_dir), run)
+        if not folder.config.exists():
+            raise UsageError.one(folder.name, "has no config.yaml to go on with; start a new run")
+        if any("=" not in change for change in changes or []):
+            raise UsageError.one(" ".join(changes or []), "give values as section.key=value")
+        flags: dict[str, tuple[str, str | bool]] = {
+            "run.resume": ("gputrain resume", True),
+            "run.name": ("gputrain resume", folder.name),
+        }
+        resolved = resolve(str(folder.config), changes or [], flags)
+        if wants_screen(headless=headless or as_json):
+            start_on_screen(sys.argv[1:], str(folder.path.parent))
+        else:
+            start(resolved, None, str(folder.path.parent), as_json=as_json)
+
+
+@app.command()
+def attach(run: RunName = "last", runs_dir: RunsDir = None, low_bandwidth: LowBandwidth = False) -> None:
+    """Watch a run, live or finished, on the screen.
+
+    Leaving stops nothing.
+    """
+    from tui.cli.open_tui import open_screen
+
+    with usage_errors():
+        open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
+
+
+def cockpit(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Open this run at once.")] = None,
+    runs_dir: RunsDir = None,
+    low_bandwidth: LowBandwidth = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="A made-up server with eight GPUs and a made-up run, to look around.")
+    ] = False,
+) -> None:
+    """See the GPUs, start runs, watch them, leave, come back. q leaves; runs go on."""
+    from tui.cli.open_tui import open_demo, open_screen
+
+    with usage_errors():
+        if demo:
+            open_demo(low_bandwidth)
+        else:
+            open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
+
+
+screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+screen_app.command(context_settings={"help_option_names": ["-h", "--help"]})(cockpit)
+
+
+@app.command()
+def logs(
+    run: RunName,
+    runs_dir: RunsDir = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until the run ends or Ctrl-C.")
+    ] = False,
+) -> None:
+    """Print a run's log: its messages, and whatever its ranks wrote."""
+    import time
+
+    from engine.runs.folder import find_run, runs_root
+    from engine.runs.watcher import RunWatch
+
+    with usage_errors():
+        folder = find_run(runs_root(runs_dir), run)
+    watch = RunWatch(folder)
+    if not folder.log.exists():
+        typer.echo(f"{folder.name} has no log yet.", err=True)
+        return
+    with folder.log.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            live = follow and folder.state(watch.look()).live
+            for line in file:
+                sys.stdout.write(line)
+            sys.stdout.flush()
+            if not live:
+                return
+            time.sleep(0.3)

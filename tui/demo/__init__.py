@@ -1,0 +1,1 @@
+"""A replayed server for `gputrain-tui --demo`."""

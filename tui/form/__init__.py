@@ -1,0 +1,1 @@
+"""The choices and checks behind the form that starts a run."""

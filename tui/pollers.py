@@ -1,0 +1,250 @@
+"""Where screens get what they show: threads that ask the sampler, look at the runs and tail a journal, and hand on what
+they find. A screen takes it when it draws, and waits for none of them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.gpus.monitor import Monitor, open_monitor
+from engine.gpus.snapshot import Snapshot, Wants
+from engine.runs.events import Event
+from engine.runs.folder import RunFolder, all_runs
+from engine.runs.journal import JournalReader
+from engine.runs.watcher import RunWatch
+from engine.utils.errors import UsageError
+from engine.utils.files import open_to_read
+from tui.text.runs import RunNow, RunRow, age_of, describe_run, unreadable_row
+
+PERIOD_SECONDS = 1.0
+RUN_PERIOD_SECONDS = 0.5
+# A batch of events is handed on at a time, so that a screen that reads a long journal goes on answering keys.
+BATCH_EVENTS = 400
+BATCHES = 8
+CHUNK_BYTES = 1 << 20
+LOG_BYTES = 1 << 16
+LOG_LINES = 2000
+
+
+class Feed:
+    """A thread that looks again and again. `start` once; `close` asks it to end, and does not wait."""
+
+    def __init__(self, name: str, period: float) -> None:
+        self._period = period
+        self._ended = threading.Event()
+        self.fault: str | None = None
+        """What went wrong at the latest look, in a way that nobody foresaw."""
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _work(self) -> None:
+        try:
+            while not self._ended.is_set():
+                try:
+                    self.look()
+                    self.fault = None
+                except Exception as error:
+                    # What is shown would stand still without a word.
+                    self.fault = f"it cannot be read: {type(error).__name__}: {error}"
+                    self._ended.wait(1.0)
+                self._ended.wait(self._period)
+        finally:
+            self.end()
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Called by the thread when it ends."""
+
+
+class GpuFeed(Feed):
+    """The newest snapshot of this host's GPUs, or why there is none."""
+
+    def __init__(self, period: float = PERIOD_SECONDS, monitor: Monitor | None = None) -> None:
+        super().__init__("gpus", 0.0)
+        self._wants = Wants(period)
+        self._monitor = monitor
+        self.snapshot: Snapshot | None = None
+        self.problem: str | None = None
+        self.host: HostLoad | None = None
+
+    def look(self) -> None:
+        try:
+            if self._monitor is None:
+                self._monitor = open_monitor(self._wants)
+            news = self._monitor.read(min(self._wants.period, 1.0))
+        except (UsageError, OSError, ValueError) as error:
+            self.problem = str(error)
+            self._ended.wait(5.0)
+            return
+        self.problem = None
+        latest = self._monitor.latest() if news is None else news
+        self.snapshot = latest
+        if latest is not None and not latest.gpus:
+            self.host = host_load()
+
+    def end(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """Of the whole host: CPU in percent, memory in bytes."""
+
+    cpu: float
+    memory_used: int
+    memory_total: int
+
+
+def host_load() -> HostLoad:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return HostLoad(psutil.cpu_percent(), memory.total - memory.available, memory.total)
+
+
+def _marks(folder: RunFolder) -> list[tuple[int, int]]:
+    """Size and time of change of the files that a run's state hangs on."""
+    found = []
+    for path in (folder.journal, folder.owner, folder.config):
+        try:
+            status = path.stat()
+            found.append((status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append((-1, 0))
+    return found
+
+
+class RunsFeed(Feed):
+    """The rows of all runs below a folder, those that were started last first. `wanted` false lets it rest."""
+
+    def __init__(self, root: Path, period: float = PERIOD_SECONDS) -> None:
+        super().__init__("runs", period)
+        self._known: dict[Path, tuple[list[tuple[int, int]], RunRow]] = {}
+        self._root = root
+        self._watches: dict[Path, RunWatch] = {}
+        self.wanted = True
+        self.rows: list[RunRow] | None = None
+        self.problem: str | None = None
+
+    def look(self) -> None:
+        if not self.wanted:
+            return
+        try:
+            folders = all_runs(self._root)
+        except UsageError as error:
+            self.rows, self.problem = [], str(error)
+            return
+        self._watches = {folder.path: self._watches.get(folder.path) or RunWatch(folder) for folder in folders}
+        self.rows = [self._row(watch) for watch in self._watches.values()]
+        self.problem = None
+
+    def _row(self, watch: RunWatch) -> RunRow:
+        """A run that is over and whose files are as they were is not looked at again."""
+        marks = _marks(watch.folder)
+        marked, row = self._known.get(watch.folder.path, (None, None))
+        if row is not None and not row.live and marked == marks:
+            return replace(row, age_seconds=age_of(watch))
+        try:
+            row = describe_run(watch)
+        except Exception as error:
+            row = unreadable_row(watch.folder, f"cannot be read: {type(error).__name__}: {error}")
+        self._known[watch.folder.path] = (marks, row)
+        return row
+
+
+class RunFeed(Feed):
+    """One run: its newest state at once, and all its events, oldest first, in a queue."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__("run", RUN_PERIOD_SECONDS)
+        self.folder = folder
+        self.now: RunNow | None = None
+        self.events: queue.Queue[list[Event] | None] = queue.Queue(BATCHES)
+        """Batches of events; None means that the journal began anew, and what was told no longer holds."""
+        self.caught_up = False
+        self._watch = RunWatch(folder)
+        self._reader = JournalReader(folder.journal)
+        self._log = LogTail(folder.log)
+
+    def look(self) -> None:
+        self._look_at_state()
+        self._read_on()
+
+    def _look_at_state(self) -> None:
+        if self.now is not None and not self.folder.path.is_dir():
+            self.now = replace(self.now, gone=True)
+            return
+        history = self._watch.look()
+        latest = history.latest_gpus
+        self.now = RunNow(
+            describe_run(self._watch, look=False),
+            history.started,
+            history.epochs[-1] if history.epochs else None,
+            latest.gpus if latest else (),
+            latest.time if latest else 0.0,
+            history.failures[-1] if history.failures else None,
+            self._log.lines(),
+            not self.folder.path.is_dir(),
+        )
+
+    def _read_on(self) -> None:
+        try:
+            size = self.folder.journal.stat().st_size
+        except OSError:
+            # What was read is still true.
+            self.caught_up = True
+            return
+        if size < self._reader.offset:
+            self._reader = JournalReader(self.folder.journal)
+            self._hand_on(None)
+        while self._reader.offset < size and not self._ended.is_set():
+            before = self._reader.offset
+            batch = list(self._reader.poll(CHUNK_BYTES))
+            if self._reader.offset == before:
+                # It is gone, or may not be read.
+                break
+            for start in range(0, len(batch), BATCH_EVENTS):
+                self._hand_on(batch[start : start + BATCH_EVENTS])
+            if self._reader.offset < size:
+                self._look_at_state()
+        self.caught_up = True
+
+    def _hand_on(self, batch: list[Event] | None) -> None:
+        while not self._ended.is_set():
+            with suppress(queue.Full):
+                self.events.put(batch, timeout=0.2)
+                return
+
+
+class LogTail:
+    """The last lines of a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = -1
+        self._lines: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        try:
+            size = self._path.stat().st_size
+            if size != self._size:
+                with open_to_read(self._path) as file:
+                    start = max(size - LOG_BYTES, 0)
+                    file.seek(start)
+                    text = file.read().decode(errors="replace")
+                found = text.splitlines()[1 if start else 0 :]
+                self._size, self._lines = size, tuple(found[-LOG_LINES:])
+        except OSError:
+            pass
+        return self._lines

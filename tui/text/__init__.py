@@ -1,0 +1,1 @@
+"""Readings, runs and results as text and tables."""

@@ -1,0 +1,147 @@
+"""Which class was taken for which: what `evaluation.json` tells, read, sorted and written as lines of text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
+
+from engine.utils.files import open_to_read
+
+EVALUATION_FORMAT = 1
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation. `per_class` is the accuracy of each class, NaN where no image is of it; `counts` how many images
+    of each class (row) were taken for each (column), 0 x 0 where there are too many classes for that."""
+
+    epoch: int
+    loss: float | None
+    top1: float
+    top5: float
+    images: int
+    per_class: NDArray[np.float64]
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    classes: tuple[str, ...]
+    last: Evaluated
+    best: Evaluated
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`images` of the class numbered `true`, a `share` of it, were taken for `taken`."""
+
+    true: int
+    taken: int
+    images: int
+    share: float
+
+
+def read_evaluations(path: Path) -> Evaluations:
+    """Raises OSError, and ValueError with what is wrong with the file."""
+    with open_to_read(path) as file:
+        try:
+            told = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise ValueError("it is not JSON") from error
+    if not isinstance(told, dict) or told.get("format") != EVALUATION_FORMAT:
+        raise ValueError(f"it is not of format {EVALUATION_FORMAT}, which this gputrain reads")
+    classes = told.get("classes")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
+        raise ValueError("its classes are no list of names")
+    return Evaluations(
+        tuple(classes), *(_evaluated(told.get(which), which, len(classes)) for which in ("last", "best"))
+    )
+
+
+def _evaluated(told: Any, which: str, classes: int) -> Evaluated:
+    try:
+        counts = np.array(told["confusion"] or np.zeros((0, 0)), np.int64)
+        accuracies = [np.nan if share is None else share for share in told["per_class"]]
+        loss = told["loss"]
+        found = Evaluated(
+            int(told["epoch"]),
+            None if loss is None else float(loss),
+            float(told["top1"]),
+            float(told["top5"]),
+            int(told["images"]),
+            np.array(accuracies, np.float64),
+            counts,
+        )
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"what it holds as {which} is no evaluation") from error
+    if found.per_class.shape != (classes,) or counts.shape not in ((classes, classes), (0, 0)) or (counts < 0).any():
+        raise ValueError(f"what it holds as {which} does not go with {classes} classes")
+    return found
+
+
+def mistakes(counts: Counts, most: int = 500) -> list[Mistake]:
+    """The pairs of classes that are mixed up, those with the most images first."""
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    true, taken = np.nonzero(wrong)
+    images, of_class = wrong[true, taken], counts.sum(1)
+    return [
+        Mistake(int(true[place]), int(taken[place]), int(images[place]), float(images[place] / of_class[true[place]]))
+        for place in np.argsort(-images, kind="stable")[:most]
+    ]
+
+
+def worst_first(per_class: NDArray[np.float64]) -> list[int]:
+    """Numbers of the classes from the worst accuracy to the best, those without an image at the end."""
+    return [int(number) for number in np.argsort(per_class, kind="stable")]
+
+
+def shares_of(counts: Counts) -> NDArray[np.float64]:
+    """Each row over its sum, 0 where that is 0."""
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return shares
+
+
+def percent(share: float) -> str:
+    if 0 < share < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
+
+
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """The names in at most so many cells: without what they all begin with where they are too long with it, then
+    cut."""
+    if max(map(cell_len, names), default=0) <= width:
+        return list(names)
+    common = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (of names, not of paths)
+    return [cut(name[len(common) :] or name, width) for name in names]
+
+
+def cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)).rstrip() + "…"
+
+
+def matrix_lines(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> list[str]:
+    """The confusion matrix as plain text: a row for each class, a column for what its images were taken for."""
+    digits = max(len(str(max(map(max, counts)))), 2)
+    columns = shortened(classes, max(digits, 6))
+    width = max(digits, *map(cell_len, columns))
+    rows = shortened(classes, 20)
+    label = max(map(cell_len, rows))
+    head = " " * label + "".join(f"  {' ' * (width - cell_len(name))}{name}" for name in columns)
+    return [
+        head,
+        *(
+            name + " " * (label - cell_len(name)) + "".join(f"  {count or '.':>{width}}" for count in row)
+            for name, row in zip(rows, counts, strict=True)
+        ),
+    ]

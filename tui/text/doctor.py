@@ -1,0 +1,94 @@
+"""`gputrain doctor`: checks as lines of text, one area after the other as they come, or as JSON at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from textwrap import wrap
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from engine.doctor.check import Check, State
+from engine.utils.text import counted, printable
+from tui.text.palette import BAD, GOOD, MUTED, STRONG, WARNING
+
+DOCTOR_FORMAT = 1
+STYLES: dict[State, str] = {"ok": GOOD, "warning": WARNING, "problem": BAD, "unknown": MUTED}
+STATE_COLUMNS = len("warning")
+NAME_COLUMNS = len("shared memory")
+GAP = "  "
+TEXT_AT = STATE_COLUMNS + NAME_COLUMNS + 2 * len(GAP)
+LEAST_TEXT_COLUMNS = 30
+PLAIN_COLUMNS = 120
+
+
+def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
+    """Print them all; whether there is no problem."""
+    told: list[Check] = []
+    if as_json:
+        told = [check for area in areas for check in area]
+        typer.echo(json.dumps({"format": DOCTOR_FORMAT, "checks": [check.to_dict() for check in told]}, indent=2))
+    else:
+        plain = not sys.stdout.isatty()
+        console = Console(highlight=False, width=PLAIN_COLUMNS if plain and "COLUMNS" not in os.environ else None)
+        with nullcontext() if plain else console.status("looking further"):
+            for area in areas:
+                told += area
+                for line in area_lines(area, console.width):
+                    console.print(line, soft_wrap=True)
+        typer.echo(in_short(told), err=True)
+    return all(check.state != "problem" for check in told)
+
+
+def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
+    """The checks of one area below its name."""
+    yield Text(checks[0].area, STRONG)
+    for check in together(checks):
+        lines = wrap(printable(check.found), max(width - TEXT_AT, LEAST_TEXT_COLUMNS))
+        first = Text()
+        first.append(check.state.ljust(STATE_COLUMNS), STYLES[check.state])
+        first.append(GAP + check.name.ljust(NAME_COLUMNS) + GAP + lines[0])
+        yield first
+        for line in lines[1:]:
+            yield Text(" " * TEXT_AT + line)
+        advice = wrap(printable(check.advice), max(width - TEXT_AT - 2, LEAST_TEXT_COLUMNS), break_on_hyphens=False)
+        for place, line in enumerate(advice):
+            yield Text(" " * TEXT_AT + ("  " if place else "→ ") + line, MUTED)
+    yield Text("")
+
+
+def together(checks: Sequence[Check]) -> list[Check]:
+    """What is the same of several GPUs is said once."""
+    found: dict[Check, list[str]] = {}
+    for check in checks:
+        kind, _, number = check.name.partition(" ")
+        if kind == "GPU" and number.isdigit():
+            found.setdefault(replace(check, name=kind), []).append(number)
+        else:
+            found.setdefault(check, [])
+    return [replace(check, name=_named(check.name, list(map(int, numbers)))) for check, numbers in found.items()]
+
+
+def _named(name: str, numbers: Sequence[int]) -> str:
+    """`GPU 0-3,7`."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    words = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
+    return f"{name} {','.join(words)}" if words else name
+
+
+def in_short(checks: Sequence[Check]) -> str:
+    problems = sum(check.state == "problem" for check in checks)
+    warnings = sum(check.state == "warning" for check in checks)
+    words = [counted(problems, "problem")] if problems else ["No problem"]
+    return ", ".join([*words, *([counted(warnings, "warning")] if warnings else [])]) + "."

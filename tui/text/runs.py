@@ -1,0 +1,161 @@
+"""Runs as rows: name, state, how far, how well, how long ago."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.runs.events import Epoch, RankFailed, RunFinished, RunStarted
+from engine.runs.folder import RunFolder, State
+from engine.runs.journal import LARGEST
+from engine.runs.watcher import RunWatch
+from engine.utils.files import read_json
+from engine.utils.text import printable
+
+HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """`age_seconds` is the time since the run's last sign of life; `eta_seconds` is what the rest takes at the latest
+    pace; `step` counts from the start of the run, `steps` are all of them. `verdict` is what limits the run, in words,
+    `data_wait` the share of its time that it waits for data, `mfu` the model FLOPs utilization."""
+
+    name: str
+    state: str
+    epoch: int
+    epochs: int | None
+    best_val_accuracy: float | None
+    age_seconds: float
+    folder: str
+    val_accuracy: float | None = None
+    val_loss: float | None = None
+    step: int = 0
+    steps: int | None = None
+    images_per_second: float | None = None
+    eta_seconds: float | None = None
+    message: str = ""
+    data_wait: float | None = None
+    mfu: float | None = None
+    verdict: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    @property
+    def live(self) -> bool:
+        return State(self.state).live
+
+
+def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
+    """A run as it is by now; without `look` as it was when it was last looked at."""
+    folder = watch.folder
+    history = watch.look() if look else watch.history
+    summary = (read_json(folder.summary) or {}) if watch.partial else {}
+    stored = _numbers(summary)
+    epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
+    known = (best.kept_accuracy if best else None, stored.get("best_val_accuracy"))
+    bests = [float(value) for value in known if value is not None]
+    state = folder.state(history)
+    rate = history.step.images_per_second if history.step else epoch.images_per_second if epoch else None
+    return RunRow(
+        folder.name,
+        str(state),
+        epoch.epoch if epoch else int(stored.get("epochs", 0)),
+        started.epochs if started else None,
+        max(bests, default=None),
+        age_of(watch),
+        str(folder.path),
+        epoch.val_accuracy if epoch else stored.get("val_accuracy"),
+        epoch.val_loss if epoch else stored.get("val_loss"),
+        history.done,
+        started.epochs * started.steps_per_epoch if started else None,
+        rate,
+        history.eta if state.live else None,
+        message_of(history.finished, state),
+        history.data_wait,
+        history.mfu,
+        _stored_verdict(summary) if watch.partial else history.verdict.message if history.verdict else None,
+    )
+
+
+def _stored_verdict(summary: dict[str, Any]) -> str | None:
+    """Since when a GPU is slowed down is not told by the end of a long journal."""
+    verdict = summary.get("verdict")
+    message = verdict.get("message") if isinstance(verdict, dict) else None
+    return message if isinstance(message, str) else None
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    """Those of a summary that are numbers: anyone can have written it."""
+    return {key: value for key, value in values.items() if isinstance(value, int | float) and abs(value) < LARGEST}
+
+
+def unreadable_row(folder: RunFolder, message: str) -> RunRow:
+    return RunRow(folder.name, State.CRASHED, 0, None, None, 0.0, str(folder.path), message=message)
+
+
+def message_of(finished: RunFinished | None, state: State) -> str:
+    if state is State.CRASHED:
+        return "it ended without a word; `gputrain resume` goes on from its last checkpoint"
+    return finished.message if finished is not None and not state.live else ""
+
+
+def age_of(watch: RunWatch) -> float:
+    signs = []
+    for path in (watch.folder.journal, watch.folder.lock):
+        try:
+            signs.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return round(max(time.time() - max(signs, default=time.time()), 0.0), 1)
+
+
+def cells_of(row: RunRow) -> tuple[str, ...]:
+    """What the header names; nothing in it can do anything to a terminal."""
+    epoch = f"{row.epoch}/{row.epochs or '?'}"
+    return (printable(row.name), row.state, epoch, accuracy_in_words(row.best_val_accuracy), in_words(row.age_seconds))
+
+
+def accuracy_in_words(accuracy: float | None) -> str:
+    return "–" if accuracy is None else f"{accuracy:.4f}"
+
+
+def as_table(rows: Sequence[RunRow]) -> str:
+    lines = [HEADER, *(cells_of(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def in_words(seconds: float) -> str:
+    """The largest unit that fits: 3 h."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def clock(seconds: float) -> str:
+    """The two largest units: 2h05m, 2m41s, 41s."""
+    whole = int(seconds)
+    if whole >= 86400:
+        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+@dataclass(frozen=True)
+class RunNow:
+    """What a run has come to, and the last lines of its log. `gone` says that its folder is not there."""
+
+    row: RunRow
+    started: RunStarted | None
+    epoch: Epoch | None
+    gpus: Sequence[dict[str, Any]] = ()
+    gpus_time: float = 0.0
+    failure: RankFailed | None = None
+    log: tuple[str, ...] = ()
+    gone: bool = False
