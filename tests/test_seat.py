@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from engine.distributed.rank_env import Seat, find_launcher, first_host, local_tasks, seat_from_environment, step_port
@@ -101,3 +103,24 @@ def test_the_tasks_of_a_host(counts: str, node: int, tasks: int) -> None:
 def test_a_missing_variable_is_named(launcher: str, starter: str) -> None:
     with pytest.raises(UsageError, match=f"is not set; start with {starter}"):
         seat_from_environment(launcher, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environment", "name"),
+    [
+        ("env", TORCHRUN | PORT, "RANK"),
+        ("env", TORCHRUN | PORT, "LOCAL_WORLD_SIZE"),
+        ("slurm", STEP, "SLURM_PROCID"),
+        ("slurm", STEP, "SLURM_STEP_NUM_TASKS"),
+        ("slurm", STEP, "SLURM_JOB_ID"),
+        ("slurm", STEP, "SLURM_STEP_ID"),
+        ("slurm", STEP, "SLURM_NODEID"),
+    ],
+)
+@pytest.mark.parametrize("value", ["two", "-1", "\N{SUPERSCRIPT TWO}"])
+def test_rank_env_names_the_variable_that_holds_no_number(
+    launcher: Literal["env", "slurm"], environment: dict[str, str], name: str, value: str
+) -> None:
+    told = f"^--launcher {launcher}: {name} must be a non-negative integer, not '{value}'; start with "
+    with pytest.raises(UsageError, match=told):
+        seat_from_environment(launcher, environment | {name: value})

@@ -31,7 +31,7 @@ def find_launcher(asked: Launcher | Literal["auto"], environ: Mapping[str, str])
     if all(environ.get(name) for name in TORCHRUN_SET):
         return "env"
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    if environ.get("SLURM_STEP_ID") and tasks.isdigit() and int(tasks) > 1:
+    if environ.get("SLURM_STEP_ID") and tasks.isdecimal() and int(tasks) > 1:
         return "slurm"
     return "spawn"
 
@@ -43,9 +43,10 @@ def seat_from_environment(launcher: Launcher, environ: Mapping[str, str]) -> tup
         rank, world = _number(environ, "RANK", launcher), _number(environ, "WORLD_SIZE", launcher)
         local = _number(environ, "LOCAL_RANK", launcher)
         _number(environ, "MASTER_PORT", launcher)
-        return Seat(rank, world, local, int(environ.get("LOCAL_WORLD_SIZE") or world)), {}
+        return Seat(rank, world, local, _number(environ, "LOCAL_WORLD_SIZE", launcher, default=world)), {}
     rank, local = _number(environ, "SLURM_PROCID", launcher), _number(environ, "SLURM_LOCALID", launcher)
-    world = int(environ.get("SLURM_STEP_NUM_TASKS") or _number(environ, "SLURM_NTASKS", launcher))
+    world_variable = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    world = _number(environ, world_variable, launcher)
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     address = environ.get("MASTER_ADDR") or (first_host(nodes) if nodes else None)
     if address is None:
@@ -60,13 +61,17 @@ def seat_from_environment(launcher: Launcher, environ: Mapping[str, str]) -> tup
     return Seat(rank, world, local, local_tasks(environ, world)), variables
 
 
-def _number(environ: Mapping[str, str], name: str, launcher: str) -> int:
+def _number(environ: Mapping[str, str], name: str, launcher: Launcher, default: int | None = None) -> int:
+    """The number in an environment variable, or ``default`` where it is not set. Raises UsageError."""
     value = environ.get(name, "")
-    if not value.isdigit():
+    if not value and default is not None:
+        return default
+    # isdigit() also accepts superscripts, which int() refuses.
+    if not value.isdecimal():
         starter = "torchrun" if launcher == "env" else "srun"
+        problem = f"must be a non-negative integer, not {value!r}" if value else "is not set"
         raise UsageError.one(
-            f"--launcher {launcher}",
-            f"{name} is {'not set' if not value else repr(value)}; start with {starter}, or leave --launcher out",
+            f"--launcher {launcher}", f"{name} {problem}; start with {starter}, or leave --launcher out"
         )
     return int(value)
 
@@ -82,16 +87,16 @@ def first_host(nodes: str) -> str:
 
 def step_port(environ: Mapping[str, str]) -> int:
     """A port that every task of a step works out alike and that other jobs and steps are unlikely to take: above the
-    registered ports, below Linux's ephemeral ones."""
-    job, step = int(environ.get("SLURM_JOB_ID") or 0), int(environ.get("SLURM_STEP_ID") or 0)
+    registered ports, below Linux's ephemeral ones. Raises UsageError."""
+    job, step = (_number(environ, name, "slurm", default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return 20000 + (job * 31 + step) % 12000
 
 
 def local_tasks(environ: Mapping[str, str], world: int) -> int:
-    """Tasks of the step on this host, from `SLURM_STEP_TASKS_PER_NODE` such as `4(x2),3`."""
+    """Tasks of the step on this host, from `SLURM_STEP_TASKS_PER_NODE` such as `4(x2),3`. Raises UsageError."""
     counts: list[int] = []
     for part in (environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or "").split(","):
         if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
             counts += [int(found[1])] * int(found[2] or 1)
-    node = int(environ.get("SLURM_NODEID") or 0)
+    node = _number(environ, "SLURM_NODEID", "slurm", default=0)
     return counts[node] if node < len(counts) else world
