@@ -12,8 +12,9 @@ from engine.runs.events import RankFailed
 if TYPE_CHECKING:
     from engine.config.schema import Config
 
-# What a rank meets when another one is gone.
-_LOST_PEER = re.compile(r"connection (reset|closed|refused|to another)|broken pipe|gloo|nccl|socket|timed out", re.I)
+# How torch and the libraries below it say that another rank is gone: a plain RuntimeError comes from gloo.
+_COMMUNICATION_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_LOST_PEER = re.compile(r"connection (reset|closed|refused)|broken pipe|gloo|nccl|socket|timed out", re.I)
 # How torch and the libraries below it say that there is no memory to be had.
 _GPU_FULL = re.compile(r"CUDA (driver )?error: out of memory|CU\w+_STATUS_ALLOC_FAILED")
 _HOST_FULL = re.compile(r"DefaultCPUAllocator: |std::bad_alloc|Cannot allocate memory")
@@ -35,12 +36,22 @@ def out_of_memory(error: BaseException) -> Literal["gpu", "host"] | None:
     return "host" if isinstance(error, MemoryError) or _HOST_FULL.search(str(error)) else None
 
 
-def cause_of(error: BaseException, config: Config | None = None) -> str:
-    """An exception in one sentence, which of a memory that is full says what to try under `config`. One that a loader
-    process met has its own text behind a traceback, on the last line."""
-    name = type(error).__name__
+def lost_peer(error: BaseException) -> bool:
+    """Whether an exception only says that the rank could not reach another one."""
+    communicates = type(error).__name__ in _COMMUNICATION_ERRORS and out_of_memory(error) is None
+    return communicates and _LOST_PEER.search(_line_of(error)) is not None
+
+
+def _line_of(error: BaseException) -> str:
+    """The line of an exception's text that says what happened: the last one where a loader process raised it, because
+    its traceback comes first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
+    return (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
+
+
+def cause_of(error: BaseException, config: Config | None = None) -> str:
+    """An exception in one sentence; where memory is full, with what to try under `config`."""
+    name, text = type(error).__name__, _line_of(error)
     if (where := out_of_memory(error)) is not None:
         full = (
             f"the GPU's memory is full{_use_of_gpu(str(error))}" if where == "gpu" else "the machine's memory is full"
@@ -49,7 +60,8 @@ def cause_of(error: BaseException, config: Config | None = None) -> str:
         return told if where == "gpu" else f"{told} ({text or name})"
     if type(error).__module__.startswith("engine."):
         return re.sub(r"^engine\.[\w.]+: ", "", text)
-    if name in ("RuntimeError", "DistBackendError", "DistNetworkError") and _LOST_PEER.search(text):
+    # The store's own text names the key or the number of ranks that it waited for.
+    if lost_peer(error) and name != "DistStoreError":
         return f"it lost the connection to another rank ({text})"
     return f"{name}: {text}" if text else name
 
@@ -92,6 +104,7 @@ def failure_of(rank: int, device: str, error: BaseException, config: Config | No
         cause=cause_of(error, config),
         traceback=traceback.format_exc(),
         repeats=isinstance(error, NonFiniteLossError | NoLastCheckpointError),
+        lost_peer=lost_peer(error),
     )
 
 
@@ -100,5 +113,5 @@ def failure_in_words(failure: RankFailed) -> str:
 
 
 def root_cause(failures: Sequence[RankFailed]) -> RankFailed:
-    """The failure that came of itself, rather than of another rank's; the earliest of those."""
-    return min(failures, key=lambda failure: (bool(_LOST_PEER.search(failure.cause)), failure.time))
+    """The earliest failure that is not merely the loss of another rank, or else the earliest of all."""
+    return min(failures, key=lambda failure: (failure.lost_peer, failure.time))

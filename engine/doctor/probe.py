@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from engine.config.schema import Config
-from engine.distributed.failures import cause_of, failure_in_words, root_cause
+from engine.distributed.failures import cause_of, failure_in_words, lost_peer, root_cause
 from engine.runs.events import RankFailed
 from engine.utils.exits import exit_in_words
 from engine.utils.process import die_with_parent, leave
@@ -170,7 +170,8 @@ def _outcome(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> A
                 ranks[rank].join()
                 answers[rank] = {"error": exit_in_words(ranks[rank].exitcode or 0)}
             if "error" in answers[rank]:
-                failures.append(RankFailed(rank=rank, device=devices[rank], cause=answers[rank]["error"]))
+                cause, lost = answers[rank]["error"], answers[rank].get("lost_peer", False)
+                failures.append(RankFailed(rank=rank, device=devices[rank], cause=cause, lost_peer=lost))
     if failures:
         return {"error": failure_in_words(root_cause(failures))}
     return answers[0] | {"right": all(answer["right"] for answer in answers.values())}
@@ -185,7 +186,7 @@ def _rank(pipes: list[tuple[Connection, Connection]], rank: int, on_gpu: bool, p
     try:
         pipe.send(_reduce(rank, len(pipes), pipe.recv(), "nccl" if on_gpu else "gloo"))
     except Exception as error:
-        pipe.send({"error": cause_of(error)})
+        pipe.send({"error": cause_of(error), "lost_peer": lost_peer(error)})
     # Until all have theirs: who leaves first may close a connection that another one is still setting up.
     pipe.poll(None)
     leave(0)

@@ -172,7 +172,7 @@ class Continued(Event):
 @dataclass(frozen=True, kw_only=True)
 class RankFailed(Event):
     """`cause` is one sentence; `traceback` may be empty, as when a signal ended the rank; `repeats` says that the same
-    would come of another try."""
+    would come of another try; `lost_peer` that the rank only could not reach another one."""
 
     type: ClassVar[str] = "rank_failed"
     rank: int
@@ -180,6 +180,7 @@ class RankFailed(Event):
     cause: str
     traceback: str = ""
     repeats: bool = False
+    lost_peer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

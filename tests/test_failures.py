@@ -1,0 +1,62 @@
+"""Which of several failures ended a run, and what marks one as the mere loss of another rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from engine.distributed.failures import failure_of, lost_peer, root_cause
+from engine.runs.events import RankFailed
+from engine.runs.journal import from_line, to_line
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(GLOO),
+        dist.DistBackendError("NCCL communicator was aborted on rank 1."),
+        dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed. Broken pipe"),
+        dist.DistStoreError("Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_lost_peer_is_true_for_errors_of_communication(error: Exception) -> None:
+    assert lost_peer(error)
+    assert failure_of(1, "cpu", error).lost_peer
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("the label of nccl.jpg is missing"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        RuntimeError("CUDA error: out of memory in an NCCL call"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    ],
+    ids=["words only", "connection of the user's code", "memory", "other"],
+)
+def test_lost_peer_is_false_for_a_ranks_own_errors(error: Exception) -> None:
+    assert not lost_peer(error)
+
+
+def test_root_cause_prefers_a_ranks_own_failure_over_an_earlier_lost_peer() -> None:
+    lost, own = failure_of(0, "cpu", RuntimeError(GLOO)), failure_of(1, "cpu", ValueError("a socket timed out"))
+    assert root_cause([replace(lost, time=1.0), replace(own, time=2.0)]).rank == 1
+
+
+def test_root_cause_is_the_earliest_of_equal_failures() -> None:
+    failures = [RankFailed(rank=rank, device="cpu", cause="why", time=9.0 - rank) for rank in range(3)]
+    assert root_cause(failures).rank == 2
+
+
+def test_rank_failed_is_read_from_a_journal_without_lost_peer() -> None:
+    fields = json.loads(to_line(RankFailed(rank=1, device="cpu", cause=GLOO)))
+    del fields["lost_peer"]
+    event = from_line(json.dumps(fields))
+    assert isinstance(event, RankFailed)
+    assert not event.lost_peer
