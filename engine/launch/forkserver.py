@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
@@ -25,6 +25,7 @@ from typing import Any
 
 from engine.distributed.failures import failure_of
 from engine.distributed.watchdog import Beats
+from engine.launch.rank_process import Inherited, run_rank
 from engine.runs.events import RankFailed
 from engine.training.job import Job
 from engine.utils.process import STOPPING, die_with_parent, redirect_output
@@ -159,7 +160,6 @@ def main() -> None:
     die_with_parent(supervisor)
     try:
         import engine.training.train  # noqa: F401 (for the ranks)
-        from engine.launch.rank_process import run_rank
 
         problem: Exception | None = None
     except Exception as error:
@@ -175,7 +175,7 @@ def main() -> None:
             raise problem
         os.environ.update(environment)
         redirect_output(job.folder.log if job.folder else None)
-        processes, store = _fork(run_rank, job, handles, line)
+        processes, store = _fork(job, handles, line)
     except Exception as error:
         # What has been forked already goes with this process.
         line.send(failure_of(0, job.plan.devices[0], error))
@@ -186,16 +186,14 @@ def main() -> None:
     os._exit(0)
 
 
-def _fork(
-    run_rank: Callable[..., None], job: Job, handles: Sequence[int], line: Connection
-) -> tuple[list[BaseProcess], Any]:
+def _fork(job: Job, handles: Sequence[int], line: Connection) -> tuple[list[BaseProcess], Any]:
     """All ranks, and then the store by which they meet, which lasts as long as what is returned."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
     beats, connections = Beats(job.plan.ranks, handles[0]), [Connection(handle) for handle in handles[1:]]
     listening = socket.create_server(("127.0.0.1", 0), backlog=max(128, job.plan.ranks))
-    arguments = (job, connections, beats, line, os.getpid(), listening)
+    arguments = (job, Inherited(connections, beats, line, os.getpid(), listening))
     # What is there now is there for good, and shared: a collection in a rank would copy its pages.
     gc.freeze()
     processes = mp.start_processes(run_rank, arguments, job.plan.ranks, join=False, start_method="fork").processes

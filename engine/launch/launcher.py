@@ -32,7 +32,6 @@ from engine.launch.slurm import slurm_job
 from engine.launch.supervisor import Supervisor
 from engine.runs.control import Asked
 from engine.runs.events import BatchFound, Event, RunFinished, RunStarted, Starting, Warned
-from engine.runs.folder import RunFolder
 from engine.runs.ownership import Claim
 from engine.runs.recorder import Listener
 from engine.training.job import Ending, ExitCode, Job
@@ -170,13 +169,13 @@ def _supervise(
 
     asked, restart = Asked(), 0
     try:
-        ending = _run_ranks(job, signals, record, folder, between, asked, spawner)
+        ending = _run_ranks(job, signals, record, between, asked, spawner)
         for restart in range(1, job.config.run.max_restarts + 1):
             if not worth_another_try(ending, recorder.history):
                 break
             recorder.record(restarting(ending, recorder, restart, job.config.run.max_restarts))
             again = replace(job, resumed=recorder.history.started is not None)
-            ending = _run_ranks(again, signals, record, folder, between, asked)
+            ending = _run_ranks(again, signals, record, between, asked)
         requeues = job.config.run.requeue and signals.warned and not signals.kill
         return end_run(ending, recorder, listener, requeues=requeues)
     except UsageError as error:
@@ -190,7 +189,7 @@ def _supervise(
 
 def _try(job: Job, spawner: Spawner | None, signals: Signals, listener: Listener) -> int:
     """A dry run."""
-    ending = _run_ranks(job, signals, listener, None, lambda: None, Asked(), spawner)
+    ending = _run_ranks(job, signals, listener, lambda: None, Asked(), spawner)
     if ending.failure is not None:
         listener(RunFinished(state="failed", message=failure_in_words(ending.failure)))
     return ExitCode.FINISHED if ending.state == "finished" else ExitCode.FAILED
@@ -200,7 +199,6 @@ def _run_ranks(
     job: Job,
     signals: Signals,
     tell: Listener,
-    folder: RunFolder | None,
     between: Callable[[], None],
     asked: Asked,
     spawner: Spawner | None = None,
@@ -209,6 +207,6 @@ def _run_ranks(
     prepare_environment(job.plan, os.environ)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        return Supervisor(job, spawner or Spawner(), signals, tell, folder, between, asked).run()
+        return Supervisor(job, spawner or Spawner(), signals, tell, between, asked).run()
     finally:
         clear_meeting_point(job.config.device.init_method)

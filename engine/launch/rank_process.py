@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import signal
 import socket
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -22,23 +23,27 @@ from engine.utils.process import STOPPING, die_with_parent, leave
 TELL_WHERE = signal.SIGUSR2
 
 
-def run_rank(
-    rank: int,
-    job: Job,
-    connections: list[Connection],
-    beats: Beats,
-    line: Connection,
-    spawner: int,
-    listening: socket.socket,
-) -> None:
-    """The whole life of the process. `connections` holds the rank's end of each pipe; `line` is the spawner's own;
-    `listening` is where the store will be by which the ranks meet, unless `device.init_method` says how."""
-    die_with_parent(spawner)
+@dataclass(frozen=True)
+class Inherited:
+    """What the fork server leaves to each rank that it forks. ``connections`` holds the rank's end of each pipe;
+    ``store_socket`` listens where the store of the ranks will be, unless ``device.init_method`` says where to meet."""
+
+    connections: list[Connection]
+    heartbeats: Beats
+    fork_server_connection: Connection
+    fork_server_pid: int
+    store_socket: socket.socket
+
+
+def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
+    """The whole life of the process."""
+    connections, store_socket = inherited.connections, inherited.store_socket
+    die_with_parent(inherited.fork_server_pid)
     # A process that is gone must not seem alive by a copy that is kept here.
-    for connection in (line, *connections[:rank], *connections[rank + 1 :]):
+    for connection in (inherited.fork_server_connection, *connections[:rank], *connections[rank + 1 :]):
         connection.close()
-    port = listening.getsockname()[1]
-    listening.close()
+    port = store_socket.getsockname()[1]
+    store_socket.close()
     faulthandler.enable()
     faulthandler.register(TELL_WHERE, all_threads=True)
     flag = StopFlag()
@@ -46,7 +51,7 @@ def run_rank(
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, flag.raise_it)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    channel = PipeChannel(connections[rank], flag, Marker(beats, rank))
+    channel = PipeChannel(connections[rank], flag, Marker(inherited.heartbeats, rank))
     seat = Seat(rank, job.plan.ranks, rank, job.plan.ranks)
     code = ExitCode.FAILED
     try:

@@ -19,7 +19,6 @@ from engine.launch.forkserver import Spawner
 from engine.launch.rank_process import TELL_WHERE
 from engine.runs.control import REQUESTS, Asked, take_requests
 from engine.runs.events import Control, Event, Flush, RankFailed, Refused
-from engine.runs.folder import RunFolder
 from engine.training.job import Ending, ExitCode, Job
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exits import exit_in_words, oom_kills
@@ -35,8 +34,8 @@ TELL_WHERE_SECONDS = 0.3
 
 
 class Supervisor:
-    """One run's ranks. `tell` takes each event that is for the journal; `between` is called at every tick, and must not
-    wait; requests come in through the run's folder, where it has one; `asked` is what was asked for before."""
+    """The ranks of one run. `tell` takes each event for the journal; `between` is called at every tick and must not
+    block; requests come in through the job's folder, if it has one; `asked` holds the requests of earlier attempts."""
 
     def __init__(
         self,
@@ -44,11 +43,10 @@ class Supervisor:
         spawner: Spawner,
         signals: Signals,
         tell: Callable[[Event], None],
-        folder: RunFolder | None,
         between: Callable[[], None],
         asked: Asked,
     ) -> None:
-        self._job, self._signals, self._tell, self._folder, self._between = job, signals, tell, folder, between
+        self._job, self._signals, self._tell, self._between = job, signals, tell, between
         self._spawner = spawner
         self._ends: list[SupervisorEnd] = []
         self._failures: dict[int, RankFailed] = {}
@@ -157,8 +155,8 @@ class Supervisor:
             self._tell(event)
 
     def _take_requests(self) -> None:
-        if self._folder is not None:
-            for request in take_requests(self._folder.control):
+        if self._job.folder is not None:
+            for request in take_requests(self._job.folder.control):
                 self._ask(request.request, request.by)
         if self._signals.by is not None and not self._asked.stop:
             self._ask("stop", self._signals.by)
