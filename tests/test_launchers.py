@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,10 +11,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
-from conftest import COMMAND, Gputrain, clockless, events_of
+from conftest import COMMAND, Gputrain, clockless, events_of, wait_for
+from torch.distributed import HashStore, TCPStore
 
 from engine.distributed.rank_env import step_port
+from engine.launch.handshake import exit_code_of_rank_0, share_exit_code
+from engine.training.job import ExitCode
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 RUN = ["run", "--headless", "digits", "--epochs", "2"]
@@ -100,6 +105,29 @@ def test_a_refusal_under_torchrun_is_said_once(gputrain: Gputrain) -> None:
     assert list((gputrain.runs / "a").iterdir()) == []
 
 
+def test_external_ranks_leave_no_folder_when_rank_0_is_interrupted_in_the_batch_size_search(gputrain: Gputrain) -> None:
+    options = ["--nproc-per-node", "2", "--master-port", free_port()]
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "--batch-size", "auto"])
+
+    searching: list[int] = []
+
+    def find_rank_0() -> bool:
+        """By the search, which is its child."""
+        for process in gputrain.processes():
+            with suppress(psutil.Error):
+                if "engine.launch.batch_size_process" in str(process.cmdline()):
+                    searching.append(process.ppid())
+        return bool(searching)
+
+    wait_for(find_rank_0, "the search")
+    os.kill(searching[0], signal.SIGINT)
+    _, messages = agent.communicate(timeout=60)
+    assert agent.returncode == 0, messages
+    assert messages.count("rank 0 was asked to stop before the run began") == 1
+    assert "error" not in messages
+    assert not gputrain.runs.exists()
+
+
 def test_the_tasks_of_an_srun_step_make_one_world(gputrain: Gputrain, spawned: list[dict[str, object]]) -> None:
     step = {
         "SLURM_JOB_ID": job_with_a_free_port(),
@@ -136,3 +164,18 @@ def test_in_the_shell_of_an_sbatch_script_a_run_spawns_its_ranks(gputrain: Gputr
     done = gputrain(*RUN, "--batch-size", "5000", **shell)
     assert done.returncode == 2
     assert "2 ranks with 5000 images each" in done.stderr
+
+
+def test_exit_code_of_rank_0_is_what_rank_0_shares() -> None:
+    store = HashStore()
+    assert exit_code_of_rank_0(store, timeout_s=0.1) is None
+    share_exit_code(store, ExitCode.STOPPED)
+    assert exit_code_of_rank_0(store) == ExitCode.STOPPED
+
+
+def test_exit_code_of_rank_0_is_a_refusal_once_its_store_is_gone() -> None:
+    mine = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", mine.port, is_master=False)
+    del mine
+    assert exit_code_of_rank_0(store) == ExitCode.REFUSED
+    share_exit_code(store, ExitCode.STOPPED)

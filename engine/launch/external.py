@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,14 +18,14 @@ from engine.config.schema import Config
 from engine.data.sources.open import open_early
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.failures import cause_of, failure_in_words, failure_of
-from engine.distributed.node_plan import plan, prepare_environment
+from engine.distributed.node_plan import Plan, plan, prepare_environment
 from engine.distributed.rank_env import Seat, seat_from_environment
 from engine.distributed.rendezvous import check_launched_meeting_point, clear_meeting_point, open_store
 from engine.distributed.watchdog import Beats, Marker, Watchdog, standing
 from engine.gpus.allocation import Choice
 from engine.launch.batch_size import batch_before, find_batch, with_batch
 from engine.launch.gpu_usage import UsageWatch, waiting_told
-from engine.launch.handshake import await_key, meet, run_of_agents
+from engine.launch.handshake import await_key, exit_code_of_rank_0, meet, run_of_agents, share_exit_code
 from engine.launch.lifecycle import Order, close_run, end_run, named, nothing_left, open_recorder, take_folder
 from engine.launch.node import NodesUsage, choose_on_host, tell_usage
 from engine.runs.control import Asked, take_requests
@@ -44,192 +44,260 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 0.5
 RECORD_SECONDS = 5
 HEAR_SECONDS = 60
-SAME_FAULT_SECONDS = 5
 
 
-def join(order: Order, launcher: Literal["env", "slurm"], listener: Listener) -> int:
-    """Take this process's seat, train to the end and return the exit code. Raises UsageError on rank 0 only: the others
-    leave without a word what it says for all."""
-    flag = StopFlag()
-    for number in STOPPING:
-        signal.signal(number, flag.raise_it)
-    elastic = "TORCHELASTIC_RUN_ID" in os.environ
-    if elastic:
-        # Its agent starts the ranks again elsewhere when this one's is gone.
-        die_with_parent(os.getppid())
-    seat, variables = seat_from_environment(launcher, os.environ)
-    os.environ.update(variables)
+@dataclass
+class _World:
+    """This rank's connection to the other ranks; rank 0 also knows the torchrun agents that started them."""
 
-    method = order.config.device.init_method
-    try:
-        check_launched_meeting_point(method, os.environ, seat.rank)
-    except UsageError as error:
-        if seat.rank == 0:
-            raise
-        print(f"error: rank {seat.rank}: {error}", file=sys.stderr)
-        return ExitCode.REFUSED
+    rank_info: Seat
+    stop_flag: StopFlag
+    store: Store
+    agents: tuple[str, ...] = ()
 
-    import torch.distributed as dist
+    @property
+    def rank(self) -> int:
+        return self.rank_info.rank
 
-    try:
-        store = open_store(order.config, seat)
-    except (RuntimeError, ValueError) as error:
-        print(f"rank {seat.rank} did not find the others: {cause_of(error)}", file=sys.stderr)
-        return ExitCode.FAILED
+
+@dataclass
+class _Held:
+    """What this rank must give back when it ends; only rank 0 claims the run."""
+
+    world: _World | None = None
+    allocation: Choice = field(default_factory=Choice)
     claimed: Claim | None = None
-    choice = Choice()
+
+    def discard_claim(self) -> None:
+        if self.claimed is not None:
+            self.claimed.discard()
+
+    def share_exit_code(self, code: ExitCode) -> None:
+        if self.world is not None and self.world.rank == 0:
+            share_exit_code(self.world.store, code)
+
+    def release(self, config: Config) -> None:
+        self.allocation.reservation.release()
+        if self.claimed is not None:
+            self.claimed.ownership.release()
+        # Before the rendezvous the file, if there is one, is another run's.
+        if self.world is not None and self.world.rank == 0:
+            clear_meeting_point(config.device.init_method)
+
+
+class _RendezvousError(Exception):
+    """The other ranks were not found; the text says why."""
+
+
+def run_external_rank(run_request: Order, launcher: Literal["env", "slurm"], listener: Listener) -> int:
+    """Train as one rank that torchrun or srun started, and return the exit code. Raises UsageError on every rank where
+    the launcher's variables are wrong; otherwise on rank 0 only, which reports the error for all."""
+    stop_flag = _install_stop_flag()
+    rank_info = _read_environment(launcher)
+    rank, held = rank_info.rank, _Held()
     try:
-        world, agents = meet(store, seat, flag)
-        store = dist.PrefixStore(world, store)
-        choice = choose_on_host(order, seat, store, flag, waiting_told(listener))
-        run_plan = plan(order.config, choice.devices, seat.local_world_size)
-        prepare_environment(run_plan, os.environ)
-        if seat.local_rank == 0:
-            for warning in choice.warnings:
-                listener(Warned(message=warning))
-        if order.dry_run:
-            job = Job(order.config, run_plan, None, False, None)
-        elif seat.rank == 0:
-            claimed = _claim_for_all(replace(order, agents=tuple(agents) if elastic else ()), seat, store)
-            if claimed is None:
-                listener(nothing_left(order))
-                return ExitCode.FINISHED
-            config = named(order.config, claimed.folder)
-            job = Job(config, run_plan, claimed.folder, not claimed.fresh, None)
-        else:
-            found = _hear_of_claim(seat, store, flag)
-            if found is None:
-                return ExitCode.FINISHED
-            folder, resumed = found
-            job = Job(named(order.config, folder), run_plan, folder, resumed, None)
-        choice.reservation.name_run(job.config.run.name or order.stem)
-        if job.config.data.batch_size == "auto":
-            job = replace(job, config=_with_found_batch(job, seat, store, choice, listener, flag))
-        code = _train(job, seat, store, claimed, choice, listener, flag)
+        code = _run(run_request, rank_info, stop_flag, held, listener)
+    except _RendezvousError as error:
+        print(f"rank {rank} did not find the others: {error}", file=sys.stderr)
+        code = ExitCode.FAILED
     except KeyboardInterrupt:
-        print(f"rank {seat.rank} was asked to stop before the run began", file=sys.stderr)
+        held.discard_claim()
+        print(f"rank {rank} was asked to stop before the run began", file=sys.stderr)
         code = ExitCode.STOPPED
+        held.share_exit_code(code)
     except UsageError as error:
-        if claimed is not None:
-            claimed.discard()
-        if seat.rank == 0:
-            store.set("refused", "yes")
+        held.discard_claim()
+        if rank == 0:
+            held.share_exit_code(ExitCode.REFUSED)
             raise
-        if not _rank_0_refuses(store):
+        shared = exit_code_of_rank_0(held.world.store) if held.world else None
+        if shared is None:
             for problem in error.problems:
-                print(f"error: rank {seat.rank}: {problem}", file=sys.stderr)
-        return ExitCode.REFUSED
+                print(f"error: rank {rank}: {problem}", file=sys.stderr)
+        code = ExitCode.REFUSED if shared is None else shared
     finally:
-        choice.reservation.release()
-        if claimed is not None:
-            claimed.ownership.release()
-        if seat.rank == 0:
-            clear_meeting_point(method)
-    # torchrun would start a process anew that ends with anything but 0.
+        held.release(run_request.config)
+    # torchrun restarts the ranks when one ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
 
-def _rank_0_refuses(store: Store) -> bool:
-    """Whether rank 0 found the same fault, and says it for all. Where it does not, the fault is of this host alone."""
+def _run(run_request: Order, rank_info: Seat, stop_flag: StopFlag, held: _Held, listener: Listener) -> int:
+    """The steps of a rank, in order."""
+    world = held.world = _rendezvous(run_request.config, rank_info, stop_flag)
+    _agree_on_world(world)
+    allocation = held.allocation = _allocate_gpus(run_request, world, listener)
+    run_plan = plan(run_request.config, allocation.devices, rank_info.local_world_size)
+    prepare_environment(run_plan, os.environ)
+    job = _obtain_job(run_request, run_plan, world, held, listener)
+    if job is None:
+        return ExitCode.FINISHED
+    allocation.reservation.name_run(job.config.run.name or run_request.stem)
+    job = replace(job, config=_resolve_batch_size(job, world, allocation, listener))
+    return _train(job, world, held, listener)
+
+
+def _install_stop_flag() -> StopFlag:
+    stop_flag = StopFlag()
+    for signum in STOPPING:
+        signal.signal(signum, stop_flag.raise_it)
+    return stop_flag
+
+
+def _read_environment(launcher: Literal["env", "slurm"]) -> Seat:
+    """Read this rank's place from the launcher's variables, and add those that torch needs. Raises UsageError."""
+    if _under_torchrun():
+        # When this rank's agent is gone, the other agents restart the ranks without it.
+        die_with_parent(os.getppid())
+    rank_info, variables = seat_from_environment(launcher, os.environ)
+    os.environ.update(variables)
+    return rank_info
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _rendezvous(config: Config, rank_info: Seat, stop_flag: StopFlag) -> _World:
+    """Open the store of the ranks. Raises UsageError and _RendezvousError."""
+    check_launched_meeting_point(config.device.init_method, os.environ, rank_info.rank)
     try:
-        store.wait(["refused"], timedelta(seconds=SAME_FAULT_SECONDS))
-    except RuntimeError as error:
-        # A store that is gone went with rank 0.
-        return "timeout" not in str(error).lower()
-    return True
+        return _World(rank_info, stop_flag, open_store(config, rank_info))
+    except (RuntimeError, ValueError) as error:
+        raise _RendezvousError(cause_of(error)) from error
 
 
-def _claim_for_all(order: Order, seat: Seat, store: Store) -> Claim | None:
-    """Rank 0 takes the run's folder and tells the others which, or that it could not."""
-    run, before = order.config.run, run_of_agents(order.root, list(order.agents))
+def _agree_on_world(world: _World) -> None:
+    """Restrict the store to the ranks of this start: an earlier one may have left keys in it."""
+    import torch.distributed as dist
+
+    name, agents = meet(world.store, world.rank_info, world.stop_flag)
+    world.store = dist.PrefixStore(name, world.store)
+    if _under_torchrun():
+        world.agents = tuple(agents)
+
+
+def _allocate_gpus(run_request: Order, world: _World, listener: Listener) -> Choice:
+    """The GPUs of this host's ranks. Raises UsageError."""
+    allocation = choose_on_host(run_request, world.rank_info, world.store, world.stop_flag, waiting_told(listener))
+    if world.rank_info.local_rank == 0:
+        for warning in allocation.warnings:
+            listener(Warned(message=warning))
+    return allocation
+
+
+def _obtain_job(run_request: Order, run_plan: Plan, world: _World, held: _Held, listener: Listener) -> Job | None:
+    """What this rank is to train; None where the run has nothing left to do. Raises UsageError."""
+    if run_request.dry_run:
+        return Job(run_request.config, run_plan, None, False, None)
+    if world.rank > 0:
+        return _receive_job(run_request, run_plan, world)
+    claimed = held.claimed = _claim_and_broadcast(run_request, world)
+    if claimed is None:
+        listener(nothing_left(run_request))
+        return None
+    config = named(run_request.config, claimed.folder)
+    return Job(config, run_plan, claimed.folder, not claimed.fresh, None)
+
+
+def _claim_and_broadcast(run_request: Order, world: _World) -> Claim | None:
+    """Claim the run's folder, and tell the other ranks which it is or that it could not be had. Raises UsageError."""
+    run, before = run_request.config.run, run_of_agents(run_request.root, list(world.agents))
     if before is not None and run.name in (None, before.name):
-        # torchrun started the world anew: the run is to go on where it was, and no other may be taken.
+        # torchrun restarted the ranks: they must continue their run, not claim another one.
         run = run.model_copy(update={"resume": True, "name": before.name})
-        order = replace(order, config=order.config.model_copy(update={"run": run}))
-    news: dict[str, object] = {"refused": True}
+        run_request = replace(run_request, config=run_request.config.model_copy(update={"run": run}))
+    message: dict[str, object] = {"refused": True}
     try:
-        claimed = take_folder(order)
-        news = {"folder": str(claimed.folder.path), "resumed": not claimed.fresh} if claimed else {}
+        claimed = take_folder(replace(run_request, agents=world.agents))
+        message = {"folder": str(claimed.folder.path), "resumed": not claimed.fresh} if claimed else {}
         return claimed
     finally:
-        store.set("claim", json.dumps(news))
-        if "folder" not in news and seat.world_size > 1:
-            # This process may hold the store, and is about to end.
-            store.wait([f"heard/{rank}" for rank in range(1, seat.world_size)], timedelta(seconds=HEAR_SECONDS))
+        world.store.set("claim", json.dumps(message))
+        if "folder" not in message and world.rank_info.world_size > 1:
+            # The store may be in this process, which is about to end.
+            heard = [f"heard/{rank}" for rank in range(1, world.rank_info.world_size)]
+            world.store.wait(heard, timedelta(seconds=HEAR_SECONDS))
 
 
-def _hear_of_claim(seat: Seat, store: Store, flag: StopFlag) -> tuple[RunFolder, bool] | None:
-    """The run's folder and whether it has a history; None where nothing is left to do. Raises UsageError."""
-    news = json.loads(await_key(store, "claim", flag))
-    store.set(f"heard/{seat.rank}", "yes")
-    if news.get("refused"):
+def _receive_job(run_request: Order, run_plan: Plan, world: _World) -> Job | None:
+    """The job in the folder that rank 0 claims; None where the run has nothing left to do. Raises UsageError."""
+    message = json.loads(await_key(world.store, "claim", world.stop_flag))
+    world.store.set(f"heard/{world.rank}", "yes")
+    if message.get("refused"):
         raise UsageError.one("", "rank 0 could not take the run's folder")
-    return (RunFolder(Path(news["folder"])), bool(news["resumed"])) if news else None
+    if not message:
+        return None
+    folder = RunFolder(Path(message["folder"]))
+    return Job(named(run_request.config, folder), run_plan, folder, bool(message["resumed"]), None)
 
 
-def _with_found_batch(job: Job, seat: Seat, store: Store, choice: Choice, listener: Listener, flag: StopFlag) -> Config:
-    """The config with a number for `data.batch_size: auto`, which rank 0 finds on its own device and tells the others.
-    Raises UsageError, on every rank alike."""
-    if seat.rank > 0:
-        told = json.loads(await_key(store, "batch", flag))
-        if "images" not in told:
-            raise UsageError.one(*told["problem"])
-        return with_batch(job.config, told["images"])
+def _resolve_batch_size(job: Job, world: _World, allocation: Choice, listener: Listener) -> Config:
+    """The config with a number for `data.batch_size: auto`, which rank 0 finds on its own device for all ranks. Raises
+    UsageError, on every rank alike."""
+    if job.config.data.batch_size != "auto":
+        return job.config
+    if world.rank > 0:
+        received = json.loads(await_key(world.store, "batch", world.stop_flag))
+        if "images" not in received:
+            raise UsageError.one(*received["problem"])
+        return with_batch(job.config, received["images"])
 
-    def between() -> None:
-        choice.reservation.touch()
-        if flag.raised:
+    def on_tick() -> None:
+        allocation.reservation.touch()
+        if world.stop_flag.raised:
             raise KeyboardInterrupt
 
-    news: dict[str, object] = {"problem": ["", "rank 0 found no batch size"]}
+    message: dict[str, object] = {"problem": ["", "rank 0 found no batch size"]}
     try:
         images = batch_before(job.folder) if job.folder and job.resumed else None
         if images is None:
-            found = find_batch(job.config, job.plan, seat.world_size, open_early(job.config), between)
+            found = find_batch(job.config, job.plan, world.rank_info.world_size, open_early(job.config), on_tick)
             listener(BatchFound(message=found.in_words(job.config)))
             images = found.images
-        news = {"images": images}
+        message = {"images": images}
         return with_batch(job.config, images)
     finally:
-        store.set("batch", json.dumps(news))
+        world.store.set("batch", json.dumps(message))
 
 
-def _train(
-    job: Job, seat: Seat, store: Store, claimed: Claim | None, choice: Choice, listener: Listener, flag: StopFlag
-) -> int:
+def _train(job: Job, world: _World, held: _Held, listener: Listener) -> int:
+    """Train to the end, with the records of the run on rank 0, and return the exit code. Raises UsageError."""
     from engine.training.train import train
 
-    device = job.plan.devices[job.plan.place(seat.local_rank)]
+    rank_info, stop_flag, claimed = world.rank_info, world.stop_flag, held.claimed
+    device = job.plan.devices[job.plan.place(rank_info.local_rank)]
     recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
-    asked, beats = Asked(), Beats(1)
-    usage = UsageWatch([device.uuid for device in choice.devices] if seat.local_rank == 0 and job.folder else [])
-    watchdog = _watchdog(Watchdog(beats, job.config.run.watchdog), seat.rank, device, recorder)
+    requests, heartbeats = Asked(), Beats(1)
+    watches_gpus = rank_info.local_rank == 0 and job.folder is not None
+    usage = UsageWatch([gpu.uuid for gpu in held.allocation.devices] if watches_gpus else [])
+    watchdog = _watchdog(Watchdog(heartbeats, job.config.run.watchdog), world.rank, device, recorder)
     if recorder is not None and claimed is not None:
-        record = _watched(recorder, claimed, NodesUsage(usage, store, choice.reservation), asked)
+        nodes = NodesUsage(usage, world.store, held.allocation.reservation)
+        record = _watched(recorder, claimed, nodes, requests)
     else:
-        record = listener if seat.rank == 0 else _tell_on_stderr(seat.rank)
+        record = listener if world.rank == 0 else _tell_on_stderr(world.rank)
 
-    def between() -> None:
+    def on_poll() -> None:
         # Not earlier, because loader processes are forked before.
         if not watchdog.is_alive():
             watchdog.start()
         if recorder is None:
-            tell_usage(usage, store, seat)
+            tell_usage(usage, world.store, rank_info)
 
-    channel = DirectChannel(record, flag, asked, Marker(beats, 0), between)
+    channel = DirectChannel(record, stop_flag, requests, Marker(heartbeats, 0), on_poll)
     try:
-        outcome = train(job, seat, store, channel)
+        outcome = train(job, rank_info, world.store, channel)
         if recorder is None:
             return ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
         if outcome == "stopped" and not recorder.history.stopping:
             # By a signal, to this rank or to another.
-            recorder.record(Control(request="stop", by=flag.by or "a signal", outcome="done"))
-        requeues = job.config.run.requeue and flag.warned
+            recorder.record(Control(request="stop", by=stop_flag.by or "a signal", outcome="done"))
+        requeues = job.config.run.requeue and stop_flag.warned
         return end_run(Ending(outcome), recorder, listener, requeues=requeues)
     except UsageError:
         raise
     except Exception as error:
-        failure = failure_of(seat.rank, device, error, job.config)
+        failure = failure_of(world.rank, device, error, job.config)
         if recorder is not None:
             return close_run(Ending("failed", failure), recorder)
         print(f"{failure_in_words(failure)}\n{failure.traceback}", file=sys.stderr)

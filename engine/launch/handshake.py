@@ -1,4 +1,5 @@
-"""How the ranks that a launcher started find that they belong together, and which run was theirs before.
+"""How the ranks that a launcher started find that they belong together, how they learn that rank 0 ends before the run
+begins, and which run was theirs before.
 
 A store may hold what an earlier world has left in it: torchrun keeps one for all its restarts, and counts these for
 each of its agents alone. So the ranks of a world first agree on a name for it.
@@ -11,6 +12,7 @@ import os
 import socket
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ import psutil
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import Seat
 from engine.runs.folder import SILENT_SECONDS, RunFolder, all_runs
+from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 LOOK_SECONDS = 0.05
+REFUSAL_TIMEOUT_SECONDS = 5.0
+EXIT_CODE_KEY = "rank_0_exit_code"
 
 
 def agent() -> str:
@@ -75,6 +80,27 @@ def meet(store: Store, seat: Seat, flag: StopFlag) -> tuple[str, list[str]]:
             raise KeyboardInterrupt
         time.sleep(LOOK_SECONDS)
     return mine, list(agents.values())
+
+
+def share_exit_code(store: Store, code: ExitCode) -> None:
+    """Let the other ranks know that rank 0 ends before the run begins, and reports why for all of them."""
+    # Without a store there is nobody left to tell.
+    with suppress(RuntimeError):
+        store.set(EXIT_CODE_KEY, str(int(code)))
+
+
+def exit_code_of_rank_0(store: Store, timeout_s: float = REFUSAL_TIMEOUT_SECONDS) -> ExitCode | None:
+    """The exit code that rank 0 shares; None where it shares none in time, because the fault is this host's alone."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not store.check([EXIT_CODE_KEY]):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(LOOK_SECONDS)
+        return ExitCode(int(store.get(EXIT_CODE_KEY)))
+    except RuntimeError:
+        # The store ended with rank 0.
+        return ExitCode.REFUSED
 
 
 def run_of_agents(root: Path, agents: list[str]) -> RunFolder | None:

@@ -47,9 +47,9 @@ def launch(order: Order, listener: Listener) -> int:
     raise_open_files()
     launcher = find_launcher(order.config.device.launcher, os.environ)
     if launcher != "spawn":
-        from engine.launch.external import join
+        from engine.launch.external import run_external_rank
 
-        return join(order, launcher, listener)
+        return run_external_rank(order, launcher, listener)
 
     # Until the folder is taken a signal simply ends this process, through the clauses that let go of the GPUs.
     for number in (signal.SIGTERM, signal.SIGUSR1):
