@@ -1,0 +1,266 @@
+"""Python child processes that do what this process must not do itself: import torch or the user's code, ask a driver.
+
+`HelperProcess` is the parent's side: it starts the child, and reads its lines without ever blocking on it.
+`start_helper` starts a module whose ``main(parent)`` answers JSON requests with JSON, one value a line, through the
+child's side, `ParentPipe`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+# What the sampler of the GPUs, which starts first of all, does not need is imported further down: typing and json take
+# 5 ms.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+# A killed process that is stuck in a driver or on a dead disk does not end; nobody waits longer for it.
+END_SECONDS = 1.0
+# Importing torch from a busy network file system takes minutes.
+ASK_SECONDS = 300.0
+READ_BYTES = 1 << 16
+STDERR_TAIL_BYTES = 1 << 16
+
+
+class HelperError(Exception):
+    """The helper process gave no answer; the text says why."""
+
+
+class HelperTimeoutError(HelperError):
+    """No answer within the time limit. It may still come."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"no answer within {timeout_s:.0f} s")
+
+
+class HelperExitedError(HelperError):
+    """The process ended, or closed its output. A negative `exit_code` is a signal's number, None says that the process
+    has not ended; `last_line` is the last line of its stderr, empty where there is none."""
+
+    def __init__(self, exit_code: int | None, last_line: str) -> None:
+        from engine.utils.exits import signal_name
+
+        self.exit_code, self.last_line = exit_code, last_line
+        if exit_code is None:
+            reason = "it closed its output and did not end"
+        elif exit_code < 0:
+            reason = f"it was killed by {signal_name(-exit_code)}"
+        elif exit_code > 0 and last_line:
+            reason = last_line
+        else:
+            reason = f"it ended with exit code {exit_code}"
+        super().__init__(reason)
+
+
+class HelperProcess:
+    """A Python child that runs `program` with pipes for stdin and stdout.
+
+    It leads a session of its own: Ctrl-C and the end of the terminal do not reach it, and `kill` ends what it started
+    too. Without `keep_stderr` its stderr is discarded.
+    """
+
+    def __init__(
+        self, program: str, *arguments: str, env: Mapping[str, str] | None = None, keep_stderr: bool = True
+    ) -> None:
+        # In memory, because a machine without a usable temporary folder must still be diagnosed.
+        self._stderr = os.fdopen(os.memfd_create("stderr"), "rb") if keep_stderr else None
+        self._process = subprocess.Popen(  # noqa: S603 (our own program)
+            # -P: nothing in the working folder is imported in place of a library.
+            [sys.executable, "-P", "-c", program, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr or subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+            env=env,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 (for mypy)
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        self._unsent = b""
+        self._partial_line = b""
+        self._lines: deque[bytes] = deque()
+        self._at_eof = False
+
+    def send(self, request: object) -> None:
+        """Send a JSON value. Never blocks: what does not fit into the pipe is sent while answers are awaited."""
+        import json
+
+        self.send_line(json.dumps(request))
+
+    def send_line(self, line: str) -> None:
+        self._unsent += line.encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            # It has ended; the next read says how.
+            self._unsent = b""
+
+    def receive(self, timeout_s: float = math.inf) -> Any:
+        """Return the next JSON value; lines that are not JSON are skipped. Without a limit it waits as long as the
+        process lives. Raises as `read_lines` does."""
+        import json
+
+        deadline = time.monotonic() + timeout_s
+        while True:
+            while self._lines:
+                with suppress(ValueError):
+                    return json.loads(self._lines.popleft())
+            self._lines += self._read_until(deadline)
+            if not self._lines:
+                raise HelperTimeoutError(timeout_s)
+
+    def read_lines(self, timeout_s: float) -> list[bytes]:
+        """Return all complete lines that have arrived, at least one.
+
+        Raises:
+            HelperTimeoutError: none arrived in time. The beginning of one is kept for the next call.
+            HelperExitedError: the process ended, and all its complete lines have been returned.
+        """
+        lines = self._read_until(time.monotonic() + timeout_s)
+        if not lines:
+            raise HelperTimeoutError(timeout_s)
+        return lines
+
+    def _read_until(self, deadline: float) -> list[bytes]:
+        lines: list[bytes] = []
+        while not self._at_eof:
+            ready = self._poll(0.0 if lines else max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                return lines
+            if self._stdin.fileno() in ready:
+                self._flush()
+            if self._stdout.fileno() in ready:
+                data = os.read(self._stdout.fileno(), READ_BYTES)
+                self._at_eof = not data
+                *complete, self._partial_line = (self._partial_line + data).split(b"\n")
+                lines += complete
+        if not lines:
+            raise HelperExitedError(self.exit_code(END_SECONDS), self._last_stderr_line())
+        return lines
+
+    def _poll(self, timeout_s: float) -> list[int]:
+        """Return the pipes that are ready. poll(2), because select(2) fails for descriptors from 1024 up."""
+        poll = select.poll()
+        poll.register(self._stdout, select.POLLIN)
+        if self._unsent:
+            poll.register(self._stdin, select.POLLOUT)
+        return [fd for fd, _ in poll.poll(None if timeout_s == math.inf else math.ceil(1000 * timeout_s))]
+
+    def _last_stderr_line(self) -> str:
+        if self._stderr is None:
+            return ""
+        # The child writes at the offset that both share, so it must not be moved.
+        size = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), STDERR_TAIL_BYTES, max(size - STDERR_TAIL_BYTES, 0))
+        return (tail.decode(errors="replace").strip().splitlines() or [""])[-1]
+
+    def exit_code(self, timeout_s: float = 0.0) -> int | None:
+        """Return the exit code, negative for a signal; None where the process has not ended in time."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_s)
+        return None
+
+    def kill(self) -> None:
+        """End the process and what it started, from any thread; one that waits in `receive` gets HelperExitedError."""
+        # Once it has been waited for, its pid may be another's.
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self, timeout_s: float = END_SECONDS) -> None:
+        """Kill the process, and wait no longer than `timeout_s` for its end."""
+        self.kill()
+        for stream in (self._stdin, self._stdout, self._stderr):
+            if stream is not None:
+                stream.close()
+        self.exit_code(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start_helper(module: str, *, env: Mapping[str, str] | None = None, keep_stderr: bool = True) -> HelperProcess:
+    """Start a child that runs ``main(parent)`` of `module`. Linux kills it when the calling thread ends, so the thread
+    that starts it is the one that needs its answers."""
+    program = f"from engine.utils.helper_process import run_helper; run_helper({module!r})"
+    return HelperProcess(program, str(os.getpid()), env=env, keep_stderr=keep_stderr)
+
+
+def ask_helper(
+    module: str, request: object = None, *, timeout_s: float = ASK_SECONDS, env: Mapping[str, str] | None = None
+) -> Any:
+    """Return the one answer of a helper that is started for it. Raises HelperError."""
+    with start_helper(module, env=env) as helper:
+        helper.send(request)
+        return helper.receive(timeout_s)
+
+
+class ParentPipe:
+    """The child's side: iterate over the requests, send answers.
+
+    Both pipes move to descriptors that nothing else knows: what a library prints goes to stderr, and what it reads from
+    stdin is empty.
+    """
+
+    def __init__(self) -> None:
+        from engine.utils.process import redirect_output
+
+        self._requests, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        redirect_output(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        import json
+
+        return map(json.loads, self._requests)
+
+    def receive(self) -> Any:
+        """Return the next request. Raises StopIteration where the parent sends no more."""
+        return next(iter(self))
+
+    def send(self, answer: object) -> None:
+        import json
+
+        print(json.dumps(answer), file=self._answers, flush=True)
+
+
+def run_helper(module: str) -> None:
+    """Run ``main(parent)`` of `module` in the child that `start_helper` started, and end it."""
+    import traceback
+    from importlib import import_module
+
+    from engine.utils.process import die_with_parent, leave
+
+    # Code of the user's may parse the arguments when it is imported.
+    die_with_parent(int(sys.argv.pop()))
+    # Before the import: libraries print when they are imported.
+    parent = ParentPipe()
+    try:
+        import_module(module).main(parent)
+    except Exception:
+        traceback.print_exc()
+        leave(1)
+    # Neither threads of a library nor torch's slow exit are waited for.
+    leave(0)
