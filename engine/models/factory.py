@@ -15,11 +15,9 @@ from engine.config.schema import Config
 from engine.config.training_sections import Model
 from engine.config.user_code import in_words, is_own, load_own
 from engine.models.builtin import BUILTIN
-from engine.utils.errors import Problem, UsageError, nearest
+from engine.utils.errors import Problem, UsageError, nearest, not_installed
 
 ModelSource = Literal["own", "builtin", "torchvision", "timm"]
-
-GET_TIMM = "timm is not installed: pip install timm"
 
 # Options of torchvision's MobileNetV3 that the signature of its class does not tell.
 _OF_MOBILENET = ("width_mult", "reduced_tail", "dilated")
@@ -70,8 +68,9 @@ def source_of(model: Model) -> ModelSource:
     if wanted in ("auto", "timm"):
         if find_spec("timm") is None:
             if wanted == "timm":
-                raise UsageError.one("model.source", GET_TIMM)
-            raise UsageError.one("model.name", f"there is no model {name!r}{nearest(name, known)} ({GET_TIMM})")
+                raise UsageError.one("model.source", not_installed("timm"))
+            hint = f"{nearest(name, known)} ({not_installed('timm')})"
+            raise UsageError.one("model.name", f"there is no model {name!r}{hint}")
         import timm
 
         if timm.is_model(name):

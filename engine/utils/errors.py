@@ -44,3 +44,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the known word that is most like this one, or nothing."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def not_installed(library: str) -> str:
+    return f"{library} is not installed: pip install {library}"
