@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,8 +151,15 @@ def test_every_own_name_is_checked_before_the_start(code: Path, capfd: pytest.Ca
 
 
 def test_a_config_without_own_code_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subprocess.run", None)
+    monkeypatch.setattr("subprocess.Popen", None)
     assert check_own(Config()) == []
+
+
+def test_check_own_names_a_real_time_signal(code: Path) -> None:
+    number = signal.SIGRTMIN + 1
+    (code / "owncode" / "killed.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
+    (problem,) = check_own(config(code, "owncode.killed:build"))
+    assert problem.what == f"owncode.killed:build ended the process that imported it, with signal {number}"
 
 
 def test_an_import_that_does_not_end_is_given_up(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

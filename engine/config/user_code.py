@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import re
-import signal
-import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,9 @@ from typing import Any
 from engine.config.schema import Config
 from engine.config.section import OWN
 from engine.utils.errors import Problem, UsageError, nearest
+from engine.utils.exits import signal_name
+from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 
-_PROGRAM = "from engine.config.user_code import answer; answer()"
 _PATIENCE = 120.0
 
 
@@ -104,43 +102,32 @@ def check_own(config: Config) -> list[Problem]:
     names = own_names(config)
     if not names:
         return []
-    request = json.dumps({"names": names, "folder": config.run.code})
-    # Without the folder of this process on the path: a package of the user's may be called like one of ours.
-    command = [sys.executable, "-P", "-B", "-c", _PROGRAM]
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, input=request, capture_output=True, text=True, timeout=_PATIENCE, check=False
-        )
-        told, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as error:
-        told, code = bytes(error.stdout or b"").decode(), None
-    answers: dict[str, list[str]] = dict(json.loads(line) for line in told.splitlines())
-    problems = [Problem(key, what) for key, found in answers.items() for what in found]
-    unanswered = [key for key in names if key not in answers]
-    if unanswered:
-        problems.append(Problem(unanswered[0], f"{names[unanswered[0]]} {_end_in_words(code)}"))
+    deadline = time.monotonic() + _PATIENCE
+    problems: list[Problem] = []
+    with start_helper("engine.config.user_code", keep_stderr=False) as helper:
+        helper.send({"names": names, "folder": config.run.code})
+        for key, name in names.items():
+            try:
+                problems += [Problem(key, what) for what in helper.receive(deadline - time.monotonic())]
+            except HelperTimeoutError:
+                found = f"is still being imported after {_PATIENCE:.0f} s; keep work out of the module's top level"
+                return [*problems, Problem(key, f"{name} {found}")]
+            except HelperExitedError as error:
+                code = error.exit_code or 0
+                how = signal_name(-code) if code < 0 else f"exit code {code}"
+                return [*problems, Problem(key, f"{name} ended the process that imported it, with {how}")]
     return problems
 
 
-def _end_in_words(code: int | None) -> str:
-    if code is None:
-        return f"is still being imported after {_PATIENCE:.0f} s; keep work out of the module's top level"
-    how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"ended the process that imported it, with {how}"
-
-
-def answer() -> None:
-    """The process of `check_own`: a line for each name, with what is wrong with it; what the code prints goes to
-    stderr."""
-    tell = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    request = json.load(sys.stdin)
+def main(parent: ParentPipe) -> None:
+    """The helper process of `check_own`: answers for each name with what is wrong with it."""
+    # The user's folder stays as it is.
+    sys.dont_write_bytecode = True
+    request = parent.receive()
     for key, name in request["names"].items():
         found: list[str] = []
         try:
             load_own(key, name, request["folder"])
         except UsageError as error:
             found = [problem.what for problem in error.problems]
-        print(json.dumps([key, found]), file=tell, flush=True)
-    # Threads of the code, and torch's own way out, are not waited for.
-    os._exit(0)
+        parent.send(found)
