@@ -37,6 +37,12 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", refuse)
 
 
+def run_in_place_of_the_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    (folder / "catalog_stub.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(catalogue, "_HELPER_MODULE", "catalog_stub")
+
+
 def found(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["models", *arguments])
     assert result.exit_code == code, result.output
@@ -72,7 +78,7 @@ def test_a_damaged_cache_is_written_anew(tmp_path: Path, monkeypatch: pytest.Mon
     for damaged in ('{"known": [{"name": "resnet18"}]}', '{"known": 3}', "{"):
         path.write_text(damaged)
         with monkeypatch.context() as patched:
-            patched.setattr(catalogue, "_PROGRAM", "print('{\"known\": []}')")
+            run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'known': []})")
             assert library_models("torchvision") == []
         assert json.loads(path.read_text()) == {"known": []}
 
@@ -121,7 +127,7 @@ def test_an_unknown_model_is_told_the_nearest(name: str, source: Any, says: str)
 def test_without_timm_it_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = catalogue.library_version
     monkeypatch.setattr(catalogue, "library_version", lambda name: None if name == "timm" else installed(name))
-    with pytest.raises(UsageError, match=r"model.source: timm is not installed; pip install timm"):
+    with pytest.raises(UsageError, match=r"model.source: timm is not installed: pip install timm"):
         check_model_name(Model(name="resnet50d", source="timm"))
     with pytest.raises(UsageError, match=r"model.name: no model is called 'resnet50d'"):
         check_model_name(Model(name="resnet50d"))
@@ -129,7 +135,7 @@ def test_without_timm_it_is_named_where_it_is_asked_for(monkeypatch: pytest.Monk
 
 def test_a_library_that_does_not_work_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(catalogue, "_PROGRAM", "raise ImportError('no libjpeg')")
+    run_in_place_of_the_catalog(tmp_path, monkeypatch, "raise ImportError('no libjpeg')")
     with pytest.raises(UsageError, match="the models of torchvision cannot be listed: ImportError: no libjpeg"):
         check_model_name(Model(name="resnet50"))
 
@@ -164,7 +170,8 @@ def test_parameters_are_counted_as_the_library_builds_the_model_and_kept(monkeyp
 
 def test_what_was_counted_before_an_interruption_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(catalogue, "_PROGRAM", "import time; print('[\"a\", 7]', flush=True); time.sleep(60)")
+    program = "import time\ndef main(parent):\n    parent.send(7)\n    time.sleep(60)\n"
+    run_in_place_of_the_catalog(tmp_path, monkeypatch, program)
     counts = catalogue.count_models("timm", ["a", "b"])
     assert next(counts) == 7
     counts.close()

@@ -4,28 +4,23 @@ installed version into the user's cache."""
 from __future__ import annotations
 
 import fnmatch
-import json
-import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from engine.config.training_sections import BUILTIN_MODELS, Model
 from engine.config.user_code import is_own
-from engine.utils.errors import UsageError, nearest
+from engine.utils.errors import UsageError, nearest, not_installed
 from engine.utils.files import cache_folder, read_json, write_json
+from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
 # In the order in which model.source auto looks through them.
 SOURCES = ("builtin", "torchvision", "timm")
-NO_TIMM = "timm is not installed; pip install timm"
-_PROGRAM = "from engine.models.catalog_process import main; main()"
+_HELPER_MODULE = "engine.models.catalog_process"
 
 
 @dataclass(frozen=True)
@@ -93,19 +88,16 @@ def library_models(source: str) -> list[KnownModel]:
     work."""
     installed = library_version(source)
     if installed is None:
-        missing = NO_TIMM if source == "timm" else f"{source} is not installed; pip install {source}"
-        raise UsageError.one("model.source", missing)
+        raise UsageError.one("model.source", not_installed(source))
     path = cache_folder() / f"models-{source}-{installed}.json"
     try:
         return _as_models(read_json(path))
     except (KeyError, TypeError, ValueError):
         pass
-    with _asked(["list", source], subprocess.PIPE) as process:
-        output, errors = process.communicate()
-    if process.returncode != 0:
-        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-        raise UsageError.one("model.source", f"the models of {source} cannot be listed: {last[0]}")
-    told = json.loads(output)
+    try:
+        told = ask_helper(_HELPER_MODULE, {"task": "list", "source": source})
+    except HelperError as error:
+        raise UsageError.one("model.source", f"the models of {source} cannot be listed: {error}") from error
     _keep(path.name, told)
     return _as_models(told)
 
@@ -156,32 +148,24 @@ def count_models(source: str, names: Sequence[str]) -> Generator[int | None, Non
     if not names:
         return
     counted: dict[str, int] = {}
-    with _asked(["count", source, *names], subprocess.DEVNULL) as process:
+    with start_helper(_HELPER_MODULE, keep_stderr=False) as helper:
+        helper.send({"task": "count", "source": source, "names": names})
         try:
-            for name, line in zip_longest(names, process.stdout or ()):
-                count = json.loads(line)[1] if line else None
+            for name in names:
+                count = None
+                # Once the process has ended, this is so for all that are left.
+                with suppress(HelperError):
+                    count = helper.receive()
                 if count is not None:
                     counted[name] = count
                 yield count
         finally:
-            process.kill()
             # Another may have counted others meanwhile.
             _keep(_counts_file(source), stored_counts(source) | counted)
 
 
 def _counts_file(source: str) -> str:
     return f"parameters-{source}-{library_version(source)}.json"
-
-
-def _asked(arguments: Sequence[str], errors: int) -> subprocess.Popen[str]:
-    """A process of `engine.models.catalog_process`; `errors` says where its standard error goes."""
-    return subprocess.Popen(  # noqa: S603 (our own module)
-        [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-    )
 
 
 def _keep(name: str, values: dict[str, Any]) -> None:

@@ -1,41 +1,34 @@
-"""What the libraries of models tell of themselves, for `engine.models.catalog`: a process that imports one of them and
-prints JSON on its standard output."""
+"""What the libraries of models tell of themselves, for `engine.models.catalog`: a helper process that imports one of
+them."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from engine.models.meta_device import bare
+from engine.utils.helper_process import ParentPipe
 from engine.utils.host import cores
-from engine.utils.process import die_with_parent, leave
+from engine.utils.process import die_with_parent
 
 MOST_PROCESSES = 8
 # Models that are worth a process of their own to count.
 LEAST_PER_PROCESS = 10
 
 
-def main() -> None:
-    """The arguments are the parent's pid, then `list SOURCE`, for one JSON object; or `count SOURCE NAME…`, for a line
-    `[name, parameters or null]` of each."""
-    parent, task, source, *names = sys.argv[1:]
-    die_with_parent(int(parent))
-    # Libraries write to standard output what they like.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    if task == "list":
-        answers.write(json.dumps({"known": LISTS[source]()}))
-    else:
-        for name, count in zip(names, counted(source, names), strict=True):
-            print(json.dumps([name, count]), file=answers, flush=True)
-    answers.flush()
-    leave(0)
+def main(parent: ParentPipe) -> None:
+    """Answer the request `list` with one JSON object; `count` with the parameters, or null, of each name."""
+    request = parent.receive()
+    source = request["source"]
+    if request["task"] == "list":
+        parent.send({"known": LISTS[source]()})
+        return
+    for count in counted(source, request["names"]):
+        parent.send(count)
 
 
 def torchvision_models() -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import typer
 
 from engine.models.catalog import (
-    NO_TIMM,
     SOURCES,
     KnownModel,
     builtin_models,
@@ -16,6 +15,7 @@ from engine.models.catalog import (
     library_version,
     matching,
 )
+from engine.utils.errors import not_installed
 from engine.utils.text import printable
 
 HEADER = ("SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS")
@@ -32,7 +32,7 @@ def known_models(source: str | None) -> list[KnownModel]:
         if one == "builtin":
             found += builtin_models()
         elif source is None and library_version(one) is None:
-            typer.echo(NO_TIMM, err=True)
+            typer.echo(not_installed(one), err=True)
         else:
             found += library_models(one)
     return found
