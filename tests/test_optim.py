@@ -7,6 +7,7 @@ import inspect
 import math
 from copy import deepcopy
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from engine.models.builtin import resnet18_small
 from engine.optim import timm_optimizers
 from engine.optim.optimizers import CLASSES, MuonAdamW, build_optimizer, restore_optimizer, set_lr, take_step
 from engine.optim.param_groups import layers_of
-from engine.optim.timm_optimizers import check_timm_optimizer
+from engine.optim.timm_optimizers import check_timm_optimizer, timm_options
 from engine.utils.errors import UsageError
 
 FUSED = {"sgd", "adam", "adamw"}
@@ -557,6 +558,22 @@ def test_a_value_that_only_timm_itself_can_refuse_is_a_usage_error(name: str, op
     message = refused(Optim(name=name, options=options), small())
     assert message.startswith(f"optim.options: {name} cannot be made with these: ")
     assert "none such" in message
+
+
+def test_timm_options_survive_what_timm_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "__init__.py").write_text("print('{}')\n")
+    (tmp_path / "timm" / "optim.py").write_text(
+        "import os\n"
+        "os.write(1, b'a word without an end')\n"
+        "class Info:\n    second_order, defaults = True, {}\n    opt_class = dict\n"
+        "def list_optimizers():\n    print('another word')\n    return ['stub']\n"
+        "def get_optimizer_info(name):\n    return Info\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UsageError, match="timm:stub cannot be taken: it needs second derivatives"):
+        timm_options("timm:stub")
 
 
 def test_without_timm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

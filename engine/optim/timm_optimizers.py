@@ -4,9 +4,6 @@ installed version into the user's cache."""
 from __future__ import annotations
 
 import inspect
-import json
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -21,11 +18,11 @@ from engine.config.optimizer_options import (
     option_problems,
 )
 from engine.config.training_sections import Optim
-from engine.utils.errors import Problem, UsageError, nearest
+from engine.utils.errors import Problem, UsageError, nearest, not_installed
 from engine.utils.files import cache_folder, read_json, write_json
+from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 
 PREFIX = "timm:"
-_PROGRAM = "import json; from engine.optim.timm_optimizers import describe; print(json.dumps(describe()))"
 
 
 def check_timm_optimizer(optim: Optim) -> list[Problem]:
@@ -77,16 +74,15 @@ def _catalogue() -> dict[str, Any]:
     try:
         installed = version("timm")
     except PackageNotFoundError as error:
-        raise UsageError.one("optim.name", "timm is not installed: pip install timm") from error
+        raise UsageError.one("optim.name", not_installed("timm")) from error
     path = cache_folder() / f"optimizers-timm-{installed}.json"
     stored = read_json(path)
     if stored is not None and isinstance(stored.get("optimizers"), dict):
         return dict(stored["optimizers"])
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise UsageError.one("optim.name", f"timm's optimizers cannot be listed: {last[0]}")
-    known: dict[str, Any] = json.loads(done.stdout)
+    try:
+        known: dict[str, Any] = ask_helper("engine.optim.timm_optimizers")
+    except HelperError as error:
+        raise UsageError.one("optim.name", f"timm's optimizers cannot be listed: {error}") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"optimizers": known})
@@ -94,6 +90,11 @@ def _catalogue() -> dict[str, Any]:
         # Without a cache the next run asks again.
         return known
     return known
+
+
+def main(parent: ParentPipe) -> None:
+    """The helper process that imports timm."""
+    parent.send(describe())
 
 
 def describe() -> dict[str, Any]:
