@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
-import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +11,7 @@ from engine.gpus.snapshot import Reading, Snapshot, Wants
 from engine.gpus.start_sampler import start_sampler, started_ahead
 from engine.utils.errors import UsageError
 from engine.utils.files import expand
+from engine.utils.helper_process import HelperExitedError, HelperProcess, HelperTimeoutError
 
 REPLAY = "replay:"
 # A sampler that ended is started again after so long, and ever more rarely while there is no driver.
@@ -53,19 +51,17 @@ def recording_path() -> Path | None:
 class DriverMonitor:
     """Starts the sampler, reads it, and starts another where it has ended: the driver may be back."""
 
-    def __init__(self, wants: Wants, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, wants: Wants, process: HelperProcess | None = None) -> None:
         self._wants = wants
         self._latest: Snapshot | None = None
-        self._process: subprocess.Popen[bytes] | None = process or start_sampler(wants.to_line())
+        self._process: HelperProcess | None = process or start_sampler(wants.to_line())
         self._started = self._heard = time.monotonic()
         self._pause = RESTART_SECONDS
         self._closed = False
-        self._rest = b""
 
     def _start(self) -> None:
         self._process = start_sampler(self._wants.to_line())
         self._started = self._heard = time.monotonic()
-        self._rest = b""
 
     def read(self, seconds: float) -> Snapshot | None:
         deadline = time.monotonic() + seconds
@@ -77,44 +73,32 @@ class DriverMonitor:
                 return news
 
     def _drain(self, seconds: float) -> Snapshot | None:
-        if self._process is None or self._process.stdout is None:
+        if self._process is None:
             time.sleep(min(seconds, 0.1))
             return None
-        stream = self._process.stdout.fileno()
-        line = b""
-        while select.select([stream], [], [], 0.0 if line else min(seconds, 0.5))[0]:
-            data = os.read(stream, 1 << 16)
-            if not data:
-                failed = self._reap()
-                if failed is not None or not line:
-                    return failed
-                break
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            line = lines[-1] if lines else line
-            if not lines:
-                seconds = 0.1
-        if not line:
+        try:
+            line = self._process.read_lines(min(seconds, 0.5))[-1]
+        except HelperTimeoutError:
             return None
+        except HelperExitedError as error:
+            self._process.close(0.0)
+            self._process = None
+            return self._ended(error.exit_code)
         self._heard = time.monotonic()
         self._latest = Snapshot.from_line(line)
         if self._latest.error is None:
             self._pause = RESTART_SECONDS
         return self._latest
 
-    def _reap(self) -> Snapshot | None:
+    def _ended(self, code: int | None) -> Snapshot | None:
         """The sampler has ended; where the driver killed it, that is what there is to say."""
-        if self._process is None:
+        if not code:
             return None
-        process, self._process = self._process, None
-        with suppress(subprocess.TimeoutExpired):
-            code = process.wait(1.0)
-            if code != 0:
-                from engine.utils.exits import signal_name
+        from engine.utils.exits import signal_name
 
-                how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-                self._latest = _failed(f"the process that asks the NVIDIA driver {how}")
-                return self._latest
-        return None
+        how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        self._latest = _failed(f"the process that asks the NVIDIA driver {how}")
+        return self._latest
 
     def _restart_where_needed(self) -> None:
         now = time.monotonic()
@@ -127,7 +111,7 @@ class DriverMonitor:
         elif now - self._heard > SILENT_SECONDS + self._wants.period:
             # Killed, it may still hang inside the driver: another is started only when it is really gone.
             self._process.kill()
-            if self._process.poll() is not None:
+            if self._process.exit_code() is not None:
                 self._process = None
 
     def latest(self) -> Snapshot | None:
@@ -139,25 +123,14 @@ class DriverMonitor:
 
     def want(self, wants: Wants) -> None:
         self._wants = wants
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.write(wants.to_line().encode() + b"\n")
+        if self._process is not None:
+            self._process.send_line(wants.to_line())
 
     def close(self) -> None:
         self._closed = True
         process, self._process = self._process, None
         if process is not None:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
-    # What hangs inside the driver does not die when it is killed.
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
+            process.close(END_SECONDS)
 
 
 def open_monitor(wants: Wants) -> Monitor:
@@ -170,7 +143,7 @@ def open_monitor(wants: Wants) -> Monitor:
     ahead = started_ahead()
     if ahead is not None and wants != Wants():
         # It has perhaps answered already, and not to this.
-        _end(ahead)
+        ahead.close(END_SECONDS)
         ahead = None
     return DriverMonitor(wants, ahead)
 

@@ -4,25 +4,18 @@ next to nothing: the process can be started first of all."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+
+from engine.utils.helper_process import HelperProcess
 
 PROGRAM = "from engine.gpus.sampler import main; main()"
 
-_ahead: list[subprocess.Popen[bytes]] = []
+_ahead: list[HelperProcess] = []
 
 
-def start_sampler(wants: str) -> subprocess.Popen[bytes]:
-    """`wants` is a line of `Wants`. The process has a session of its own: Ctrl-C and the end of the terminal are not
-    for it; it ends when its standard input closes. -P: what lies in the current folder is not taken for our code."""
-    return subprocess.Popen(  # noqa: S603 (our own module)
-        [sys.executable, "-P", "-c", PROGRAM, wants],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        start_new_session=True,
-    )
+def start_sampler(wants: str) -> HelperProcess:
+    """`wants` is a line of `Wants`. The process ends when its standard input closes. It does not die with the thread
+    that starts it, as those of `start_helper` do: a monitor passes from thread to thread."""
+    return HelperProcess(PROGRAM, wants, keep_stderr=False)
 
 
 def start_ahead() -> None:
@@ -32,6 +25,6 @@ def start_ahead() -> None:
         _ahead.append(start_sampler("{}"))
 
 
-def started_ahead() -> subprocess.Popen[bytes] | None:
+def started_ahead() -> HelperProcess | None:
     """The one that was started so, once."""
     return _ahead.pop() if _ahead else None

@@ -6,14 +6,12 @@ The rules are CUDA's: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env
 from __future__ import annotations
 
 import ctypes
-import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.gpus.selection import Device
 from engine.utils.errors import UsageError
+from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 
 ASK_SECONDS = 60.0
 UUID_BYTES = 16
@@ -64,15 +62,8 @@ def ask_cuda(environ: Mapping[str, str]) -> list[str]:
     """The UUIDs of what CUDA shows under these variables, in its order. In a child process, because setting CUDA up
     cannot be undone. Raises UsageError."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "engine.gpus.visible_devices"],
-            env=dict(environ),
-            capture_output=True,
-            timeout=ASK_SECONDS,
-            check=True,
-        )
-        return [str(one) for one in json.loads(done.stdout)]
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return [str(one) for one in ask_helper("engine.gpus.visible_devices", timeout_s=ASK_SECONDS, env=environ)]
+    except (OSError, HelperError) as error:
         raise UsageError.one(
             "CUDA_VISIBLE_DEVICES",
             f"{environ.get('CUDA_VISIBLE_DEVICES')!r} names GPUs by CUDA's order, which the driver does not tell; name "
@@ -100,5 +91,6 @@ def shown_by_cuda() -> list[str]:
     return found
 
 
-if __name__ == "__main__":
-    print(json.dumps(shown_by_cuda()))
+def main(parent: ParentPipe) -> None:
+    """The helper process of `ask_cuda`."""
+    parent.send(shown_by_cuda())
