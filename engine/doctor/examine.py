@@ -21,7 +21,6 @@ from engine.doctor.run import (
     reduce_devices,
 )
 from engine.doctor.software import fit_checks, python_check, silent_check, torch_checks
-from engine.doctor.torch_process import NoAnswerError, TorchProcess
 from engine.gpus.allocation import driver_library, first_snapshot
 from engine.gpus.monitor import open_monitor, recording_path
 from engine.gpus.reservation import all_held
@@ -29,6 +28,7 @@ from engine.gpus.selection import Device, devices_of
 from engine.gpus.snapshot import Snapshot, Wants
 from engine.gpus.visible_devices import visible
 from engine.utils.errors import UsageError
+from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
 # Each may take long on a server that is busy, or reads torch over a network.
 DRIVER_SECONDS = 10.0
@@ -39,21 +39,20 @@ REDUCE_SECONDS = 60.0
 
 def examine(config: Config, root: Path) -> Iterator[list[Check]]:
     """The checks of one area after the other, for a run of this config in a folder below `root`. Raises UsageError."""
-    torch = TorchProcess(expected_model(config))
-    try:
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    with start_helper("engine.doctor.probe", env=environment) as torch:
+        torch.send(expected_model(config))
         yield list(machine_checks(root))
         look = _Look(config, torch)
         yield look.gpus()
         yield look.torch()
         yield look.run(root)
-    finally:
-        torch.close()
 
 
 class _Look:
     """What is learnt on the way, and needed further on."""
 
-    def __init__(self, config: Config, torch: TorchProcess) -> None:
+    def __init__(self, config: Config, torch: HelperProcess) -> None:
         self._config, self._torch = config, torch
         self._snapshot: Snapshot | None = None
         self._devices: list[Device] = []
@@ -90,8 +89,8 @@ class _Look:
     def torch(self) -> list[Check]:
         checks = [python_check()]
         try:
-            self._told = self._torch.hear(IMPORT_SECONDS)
-        except NoAnswerError as error:
+            self._told = self._torch.receive(IMPORT_SECONDS)
+        except HelperError as error:
             self._broken = "torch does not work"
             return [*checks, silent_check("torch", f"import of both: {error}")]
         checks += torch_checks(self._told)
@@ -99,8 +98,8 @@ class _Look:
             self._broken = "torch does not work"
             return checks
         try:
-            self._cuda = self._torch.hear(CUDA_SECONDS)
-        except NoAnswerError as error:
+            self._cuda = self._torch.receive(CUDA_SECONDS)
+        except HelperError as error:
             self._broken = "torch cannot set CUDA up"
             return [*checks, silent_check("CUDA", f"the set-up of CUDA: {error}")]
         return [*checks, *fit_checks(self._told, self._cuda, self._snapshot, len(self._devices))]
@@ -127,8 +126,8 @@ class _Look:
             broken = "torch cannot use the GPUs"
         if broken is not None:
             return Check("run", "all-reduce", "unknown", f"not tried: {broken}")
-        self._torch.ask({"devices": devices})
+        self._torch.send({"devices": devices})
         try:
-            return reduce_check(devices, self._torch.hear(REDUCE_SECONDS))
-        except NoAnswerError as error:
+            return reduce_check(devices, self._torch.receive(REDUCE_SECONDS))
+        except HelperError as error:
             return reduce_check(devices, {"error": str(error)})

@@ -1,16 +1,10 @@
-"""What only torch can tell of this machine: a process that imports torch once, and forks for all that touches CUDA,
-because after that it could not be forked any more.
-
-It prints a JSON object a line: first what torch is, then what CUDA shows it; then, for each line on its standard input,
-the outcome of an all-reduce between the devices that this names.
-"""
+"""What only torch can tell of this machine: a helper process that imports torch once, and forks for all that touches
+CUDA, because after that it could not be forked any more."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +16,7 @@ from engine.config.schema import Config
 from engine.distributed.failures import cause_of, failure_in_words, lost_peer, root_cause
 from engine.runs.events import RankFailed
 from engine.utils.exits import exit_in_words
+from engine.utils.helper_process import ParentPipe
 from engine.utils.process import die_with_parent, leave
 
 Answer = dict[str, Any]
@@ -36,22 +31,13 @@ FLOAT_BYTES = 4
 PATTERN = 1024
 
 
-def main() -> None:
-    """The arguments are the parent's pid and, as JSON, the model of which the size is wanted."""
-    parent = int(sys.argv[1])
-    die_with_parent(parent)
-    # Libraries write to standard output what they like, NCCL among them.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def tell(answer: Answer) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
-
-    tell(about_torch(json.loads(sys.argv[2])))
-    tell(in_child(about_cuda))
-    for line in sys.stdin:
-        tell(all_reduce(json.loads(line)["devices"]))
-    leave(0)
+def main(parent: ParentPipe) -> None:
+    """The first request is the model of which the size is wanted: answers what torch is, and what CUDA shows it. Each
+    further one names devices: answers the outcome of an all-reduce between them."""
+    parent.send(about_torch(parent.receive()))
+    parent.send(in_child(about_cuda))
+    for request in parent:
+        parent.send(all_reduce(request["devices"]))
 
 
 def about_torch(model: Answer) -> Answer:
