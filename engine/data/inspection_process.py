@@ -1,12 +1,8 @@
-"""What the data of a config is like, told by a short-lived process: to look through a large folder takes long, and
+"""What the data of a config is like, told by a helper process: to look through a large folder takes long, and
 whoever asks may have changed their mind meanwhile; and the user's own code belongs into no process that goes on."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +19,8 @@ from engine.data.sources.builtin import IMAGE_SETS, check_image_set
 from engine.data.sources.formats import image_format
 from engine.data.sources.open import open_source
 from engine.utils.errors import Problem, UsageError
+from engine.utils.helper_process import HelperError, HelperExitedError, HelperProcess, ParentPipe, start_helper
 
-PROGRAM = "from engine.data.inspection_process import main; main()"
 PARTS: tuple[Part, ...] = ("train", "val")
 
 
@@ -42,17 +38,16 @@ def check_own_data(config: Config, ranks: int) -> None:
     """
     if not is_own(config.data.dataset) and config.augment.transform is None:
         return
-    look = _start()
     try:
-        told = _answer(look, {"config": config.model_dump(mode="json"), "ranks": ranks})
-    except (OSError, ValueError) as error:
+        with _start() as helper:
+            helper.send({"config": config.model_dump(mode="json"), "ranks": ranks})
+            told = helper.receive()
+    except HelperExitedError as error:
         key = "data.dataset" if is_own(config.data.dataset) else "augment.transform"
         name = config.data.dataset if is_own(config.data.dataset) else config.augment.transform
         raise UsageError.one(
-            key, f"{name} ended the process that tried it (exit code {look.wait()}); try it by itself"
+            key, f"{name} ended the process that tried it (exit code {error.exit_code}); try it by itself"
         ) from error
-    finally:
-        look.kill()
     _raise_problems(told)
 
 
@@ -83,38 +78,20 @@ def try_first_images(config: Config, ranks: int) -> Images:
     return Images(source.count("train"), source.count("val"))
 
 
-def main() -> None:
-    """On standard input JSON of a config, and of the number of ranks where its first images are to be tried; on
-    standard output JSON of its images, or of what is wrong with them."""
-    # The user's own code may print.
-    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    asked = json.load(sys.stdin)
+def main(parent: ParentPipe) -> None:
+    """The request holds a config, and the number of ranks where its first images are to be tried: answers how many
+    images there are, or what is wrong with them."""
+    request = parent.receive()
     try:
-        config = check(asked["config"])
-        images = count_images(config) if asked["ranks"] is None else try_first_images(config, asked["ranks"])
-        told: dict[str, Any] = {"train": images.train, "val": images.val}
+        config, ranks = check(request["config"]), request["ranks"]
+        images = count_images(config) if ranks is None else try_first_images(config, ranks)
+        parent.send({"train": images.train, "val": images.val})
     except UsageError as error:
-        told = {"problems": [[problem.where, problem.what] for problem in error.problems]}
-    with answer:
-        json.dump(told, answer)
+        parent.send({"problems": [[problem.where, problem.what] for problem in error.problems]})
 
 
-def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603 (our own module)
-        [sys.executable, "-P", "-c", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def _answer(process: subprocess.Popen[str], asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises OSError or ValueError where there is none."""
-    output, _ = process.communicate(json.dumps(asked))
-    told: Mapping[str, Any] = json.loads(output)
-    return told
+def _start() -> HelperProcess:
+    return start_helper("engine.data.inspection_process", keep_stderr=False)
 
 
 def _raise_problems(told: Mapping[str, Any]) -> None:
@@ -126,18 +103,19 @@ class DataLook:
     """A look at the data of one config."""
 
     def __init__(self, config: Config) -> None:
-        self._process = _start()
+        self._helper = _start()
         run = {"seed": config.run.seed, "code": config.run.code}
-        self._asked = {"config": {"data": config.data.model_dump(mode="json"), "run": run}, "ranks": None}
+        self._helper.send({"config": {"data": config.data.model_dump(mode="json"), "run": run}, "ranks": None})
 
     def wait(self) -> Images | None:
         """The images; None where the look was given up. Raises UsageError where the data cannot be used."""
         try:
-            told = _answer(self._process, self._asked)
-        except (OSError, ValueError):
+            with self._helper:
+                told = self._helper.receive()
+        except HelperError:
             return None
         _raise_problems(told)
         return Images(told["train"], told["val"])
 
     def give_up(self) -> None:
-        self._process.kill()
+        self._helper.kill()
