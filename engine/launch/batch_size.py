@@ -1,15 +1,11 @@
-"""`data.batch_size: auto`: how many images a device takes at most, found before a run starts by a short-lived process,
-see `engine.launch.batch_size_process`."""
+"""`data.batch_size: auto`: how many images a device takes at most, found before a run starts by a helper process,
+`engine.launch.batch_size_process`."""
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -22,12 +18,14 @@ from engine.distributed.node_plan import Plan, prepare_environment
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exits import exit_in_words
+from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, start_helper
 from engine.utils.host import free_memory
 from engine.utils.text import counted
 
-PROGRAM = "from engine.launch.batch_size_process import main; main()"
 KEY = "data.batch_size"
 LOOK_SECONDS = 0.2
+# The process holds the memory of its GPU until it has ended.
+RELEASE_SECONDS = 60.0
 # Of the memory that is free. The rest is for what a trial does not see: connections to other ranks, fragments.
 SHARE = 0.9
 # There is memory on a CPU for batches that nobody would wait for.
@@ -79,7 +77,6 @@ def find_batch(
     `between` is called again and again meanwhile. Raises UsageError where not one image fits."""
     devices = slice(plan.devices_a_rank)
     question = {
-        "parent": os.getpid(),
         "config": as_dict(config),
         "plan": asdict(replace(plan, devices=plan.devices[devices], parents=plan.parents[devices], ranks=1)),
         "world_size": world_size,
@@ -88,51 +85,25 @@ def find_batch(
     }
     environment = dict(os.environ)
     prepare_environment(plan, environment)
+    helper = start_helper("engine.launch.batch_size_process", env={"GLOO_SOCKET_IFNAME": "lo", **environment})
     found: Found | None = None
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(  # noqa: S603 (our own module)
-            [sys.executable, "-P", "-c", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={"GLOO_SOCKET_IFNAME": "lo", **environment},
-        )
-        try:
-            for answer in _answers(process, question, between):
+    try:
+        helper.send(question)
+        while True:
+            between()
+            with suppress(HelperTimeoutError):
+                answer = helper.receive(LOOK_SECONDS)
                 if "problems" in answer:
                     raise UsageError([Problem(where, what) for where, what in answer["problems"]])
                 found = Found(**answer)
-            code = process.wait()
-        finally:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+    except HelperExitedError as error:
+        # The last answer is the best one.
         if found is None:
-            errors.seek(0)
-            last = errors.read().decode(errors="replace").strip().splitlines()[-1:] or [exit_in_words(code)]
-            raise UsageError.one(KEY, f"auto could not be found: {last[0]}; give a number")
+            last = error.last_line or exit_in_words(error.exit_code or 0)
+            raise UsageError.one(KEY, f"auto could not be found: {last}; give a number") from error
+    finally:
+        helper.close(RELEASE_SECONDS)
     return found
-
-
-def _answers(
-    process: subprocess.Popen[bytes], question: dict[str, Any], between: Callable[[], None]
-) -> Iterator[dict[str, Any]]:
-    """What the process says, a line at a time, until it ends."""
-    assert process.stdin is not None and process.stdout is not None  # noqa: S101 - asked for above
-    process.stdin.write(json.dumps(question).encode())
-    process.stdin.close()
-    rest = b""
-    while True:
-        between()
-        if not select.select([process.stdout], [], [], LOOK_SECONDS)[0]:
-            continue
-        data = os.read(process.stdout.fileno(), 1 << 16)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from map(json.loads, lines)
 
 
 def about(config: Config, source: Source) -> dict[str, Any]:

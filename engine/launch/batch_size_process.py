@@ -1,15 +1,12 @@
-"""The process that finds `data.batch_size: auto`: it builds what a rank would, and trains it on made-up images, more
-and more of them at once, until its memory is full."""
+"""The helper process that finds `data.batch_size: auto`: it builds what a rank would, and trains it on made-up images,
+more and more of them at once, until its memory is full."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import json
-import os
 import re
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -45,8 +42,8 @@ from engine.training.loop import train_step
 from engine.training.rank_state import Position, Trainer
 from engine.training.train import set_up
 from engine.utils.errors import UsageError
+from engine.utils.helper_process import ParentPipe
 from engine.utils.host import in_bytes
-from engine.utils.process import die_with_parent, leave
 
 # The first step makes the optimizer's state, which is there throughout the second.
 STEPS = 2
@@ -57,18 +54,9 @@ FIRST = 2
 Outcome = Literal["fits", "full", "slow"]
 
 
-def main() -> None:
-    """The question as JSON on standard input. Each better answer is a line of JSON on standard output, the last one the
-    best; or what is wrong."""
-    question = json.load(sys.stdin)
-    die_with_parent(question["parent"])
-    # Libraries write to standard output what they like, NCCL among them.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def tell(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
-
+def main(parent: ParentPipe) -> None:
+    """Answers with ever better batch sizes, or with what is wrong."""
+    question = parent.receive()
     try:
         config, plan = check(question["config"]), Plan(**question["plan"])
         images = question["images"] or about(config, open_source(config))
@@ -79,16 +67,15 @@ def main() -> None:
         if most > MOST_ON_CPU and not plan.on_gpu:
             most, limit = MOST_ON_CPU, "time"
         for found in search(trials, max(most, 1), limit):
-            tell(asdict(found))
+            parent.send(asdict(found))
         if found is None:
             room = "a GPU's free memory" if plan.on_gpu else f"the {in_bytes(question['memory'])} that a rank may take"
             what = f"auto: not even one image fits into {room}; give another model.name or data.image_size"
             raise UsageError.one(KEY, what if plan.on_gpu else f"{what}, or fewer device.ranks")
     except UsageError as error:
-        tell({"problems": [[problem.where, problem.what] for problem in error.problems]})
+        parent.send({"problems": [[problem.where, problem.what] for problem in error.problems]})
     except Exception as error:
-        tell({"problems": [[KEY, f"auto could not be found: {cause_of(error)}; give a number"]]})
-    leave(0)
+        parent.send({"problems": [[KEY, f"auto could not be found: {cause_of(error)}; give a number"]]})
 
 
 def search(trial: Callable[[int], Outcome], most: int, limit: Limit) -> Iterator[Found]:
