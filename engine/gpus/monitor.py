@@ -31,9 +31,6 @@ class Monitor(Protocol):
     def latest(self) -> Snapshot | None:
         """The newest one of all as it looks now: what it tells may have become stale."""
 
-    def want(self, wants: Wants) -> None:
-        """Ask for other readings from now on."""
-
     def close(self) -> None:
         """Waits for nothing."""
 
@@ -120,11 +117,6 @@ class DriverMonitor:
         # By a clock that nobody sets.
         now = self._latest.time + time.monotonic() - self._heard
         return self._latest.silent(now, self._wants.patience)
-
-    def want(self, wants: Wants) -> None:
-        self._wants = wants
-        if self._process is not None:
-            self._process.send_line(wants.to_line())
 
     def close(self) -> None:
         self._closed = True

@@ -247,10 +247,6 @@ class Activity:
             for name, value in answer.value.items()
         }
 
-    def forget(self) -> None:
-        """Nobody looks for a while: what lies between must not count."""
-        self._taken = 0.0
-
     def _begin(self, handle: Any) -> None:
         if not nv.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.snapshot import Snapshot, Source, Wants
+from engine.gpus.snapshot import Snapshot, Source
 from engine.utils.errors import UsageError
 
 LEAST_GAP_SECONDS = 0.05
@@ -62,9 +62,6 @@ class RecordingMonitor:
         snapshot = self._snapshots[self._place]
         shift = self._due - self._gaps[self._place] + time.time() - time.monotonic() - snapshot.time
         return Snapshot.from_dict(moved(snapshot.to_dict(), shift)).silent(time.time(), self._patience)
-
-    def want(self, wants: Wants) -> None:
-        """A recording holds what it holds."""
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -1,8 +1,8 @@
 """The process that asks the driver: one thread a GPU, so that a call that never returns holds up no other GPU, and a
 process of its own, so that it holds up no one else either.
 
-It prints one `Snapshot` a line, once a period. Its standard input says what is wanted, a `Wants` in JSON a line; it
-ends when that closes, or when the driver must be loaded anew.
+It prints one `Snapshot` a line, once a period. Its argument says what is wanted, a `Wants` in JSON; it ends when its
+standard input closes, or when the driver must be loaded anew.
 """
 
 from __future__ import annotations
@@ -105,8 +105,6 @@ class GpuWatch(threading.Thread):
         handle = self._handle
         if wants.activity:
             self._activity.begin(handle)
-        else:
-            self._activity.forget()
         if slow:
             missing = {
                 name: question
@@ -230,7 +228,6 @@ class Sampler:
         self._shared = Shared(wants)
         self._driver = DriverWatch(self._shared)
         self._began = time.monotonic()
-        self._commands = b""
 
     def run(self) -> None:
         self._driver.start()
@@ -254,17 +251,11 @@ class Sampler:
             self._shared.changed.wait_for(all_there, seconds)
 
     def _listen(self, until: float) -> None:
-        """Take what is wanted until it is time for the next snapshot; leave when nobody wants anything any more."""
+        """Wait until it is time for the next snapshot; leave when nobody wants one any more."""
         while (left := until - time.monotonic()) > 0 and self._shared.gone is None:
             # Short, because that the driver is gone comes from another thread.
-            if not select.select([0], [], [], min(left, 0.5))[0]:
-                continue
-            data = os.read(0, 4096)
-            if not data:
+            if select.select([0], [], [], min(left, 0.5))[0] and not os.read(0, 4096):
                 os._exit(0)
-            *lines, self._commands = (self._commands + data).split(b"\n")
-            for line in lines:
-                self._shared.wants = Wants.from_line(line.decode())
 
     def _snapshot(self, error: str | None) -> Snapshot:
         now = time.time()

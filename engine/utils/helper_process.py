@@ -96,10 +96,7 @@ class HelperProcess:
         """Send a JSON value. Never blocks: what does not fit into the pipe is sent while answers are awaited."""
         import json
 
-        self.send_line(json.dumps(request))
-
-    def send_line(self, line: str) -> None:
-        self._unsent += line.encode() + b"\n"
+        self._unsent += json.dumps(request).encode() + b"\n"
         self._flush()
 
     def _flush(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from engine.config.loader import check
 from engine.config.schema import Config, as_dict
 from engine.config.yaml_io import to_yaml
-from engine.gpus.snapshot import UNITS, Gpu, Process, Reading, Snapshot, Source, Wants
+from engine.gpus.snapshot import UNITS, Gpu, Process, Reading, Snapshot, Source
 from engine.runs.control import Asked, take_requests
 from engine.runs.event_lines import line_of
 from engine.runs.events import (
@@ -198,9 +198,6 @@ class DemoMonitor:
 
     def latest(self) -> Snapshot:
         return demo_snapshot(time.time(), self._tick)
-
-    def want(self, wants: Wants) -> None:
-        """It tells what it tells."""
 
     def close(self) -> None:
         """There is nothing to close."""
