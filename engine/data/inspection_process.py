@@ -13,15 +13,13 @@ from engine.config.loader import check
 from engine.config.schema import Config
 from engine.config.user_code import is_own
 from engine.data.batching import check_source, shares_of
-from engine.data.sampler import BatchRequest, Part
+from engine.data.sampler import PARTS, BatchRequest
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.builtin import IMAGE_SETS, check_image_set
 from engine.data.sources.formats import image_format
 from engine.data.sources.open import open_source
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import HelperError, HelperExitedError, HelperProcess, ParentPipe, start_helper
-
-PARTS: tuple[Part, ...] = ("train", "val")
 
 
 @dataclass(frozen=True)

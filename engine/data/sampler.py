@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 Part = Literal["train", "val"]
+PARTS: tuple[Part, ...] = ("train", "val")
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 

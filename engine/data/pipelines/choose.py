@@ -9,7 +9,8 @@ from engine.config.pipeline import PIPELINE_ASKED, Pipeline
 from engine.config.schema import Config
 from engine.config.user_code import is_own
 from engine.data.limits import wants_workers
-from engine.data.pipelines.in_memory_images import PARTS, held_bytes, is_shared, kept_keys
+from engine.data.pipelines.in_memory_images import held_bytes, is_shared, kept_keys
+from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageFormat, Source
 from engine.data.sources.builtin import IMAGE_SETS
 from engine.data.sources.decoded_cache import is_kept, why_not_kept

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from engine.config.schema import Config
-from engine.data.sampler import Indices, Part
+from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat, Images, Labels, Source, UnreadableImageError
 from engine.data.sources.decoded_cache import Fresh, kept_or_decoded, key_of
 from engine.data.sources.folder import FolderSource
 from engine.utils.host import cores
 
-PARTS: tuple[Part, ...] = ("train", "val")
 # Decoded, or brought to another form, at once.
 PIECE_BYTES = 64 << 20
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_sections import Data
-from engine.data.sampler import Indices, Part, stratified_split
+from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import Crop, ImageFormat, Images, Labels
 from engine.data.sources.decoded_cache import Fresh, kept_or_decoded, key_of
@@ -100,7 +100,7 @@ def open_image_set(data: Data) -> ArraySource:
         image_set.format,
         tuple(about["classes"]),
         {"train": decoded.images[:first], "val": decoded.images[first:]},
-        {part: np.array(about["labels"][part], np.int64) for part in ("train", "val")},
+        {part: np.array(about["labels"][part], np.int64) for part in PARTS},
         "" if decoded.problem else key,
         decoded.problem,
     )
@@ -116,7 +116,7 @@ def _read_image_set(data: Data) -> Fresh:
     labels: dict[str, list[int]] = {}
     classes: list[str] = []
     try:
-        for part in ("train", "val"):
+        for part in PARTS:
             stored = torchvision_class(str(root), train=part == "train", download=data.download)
             pixels = np.asarray(stored.data, dtype=np.uint8)
             images.append(pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2))

@@ -17,7 +17,7 @@ from PIL import Image
 from engine.config.data_sections import Data
 from engine.config.user_code import in_words, kind_of, load_own
 from engine.data.rng import own_draws
-from engine.data.sampler import Indices, Part
+from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.base import Crop, ImageFormat, Images, Labels, UnreadableImageError
 from engine.data.sources.folder import COLOUR, GREY
 from engine.data.sources.image import to_format
@@ -104,7 +104,7 @@ class OwnSource:
 def open_own(data: Data, code: str | None, seed: int) -> OwnSource:
     """Raises UsageError where the user's code fails, or gives what cannot be trained on."""
     dataset = OwnDataset(data.dataset, code, data.path, seed)
-    counts: dict[Part, int] = {part: _length(dataset, part) for part in ("train", "val")}
+    counts: dict[Part, int] = {part: _length(dataset, part) for part in PARTS}
     try:
         with own_draws():
             first, _ = dataset.item("train", 0)
