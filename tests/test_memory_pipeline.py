@@ -141,7 +141,7 @@ def test_a_gpu_prepares_as_many_batches_at_once_as_have_room_at_the_size_that_pa
     train, val = requests[:6], requests[6:]
     for some, together in ((train, [2, 2, 2]), (val, [2])):
         pairs = [(request, ()) for request in some]
-        assert [len(one) for one, _ in made._together(pairs, on_device=True)] == together
+        assert [len(one) for one, _ in made._group_requests(pairs, on_device=True)] == together
 
 
 def test_a_part_that_is_cut_out_is_resampled_as_torchvision_does_it() -> None:

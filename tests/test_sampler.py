@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from engine.data.batching import warnings_of_shares
-from engine.data.sampler import Shares, Stream, _mix, epoch_order, random_below, random_bits, stratified_split
+from engine.data.sampler import (
+    BatchRequest,
+    Part,
+    Shares,
+    Stream,
+    _mix,
+    epoch_order,
+    random_below,
+    random_bits,
+    stratified_split,
+)
 
 
 def shares(
@@ -170,3 +180,24 @@ def test_a_run_asks_for_training_and_evaluation_in_turn() -> None:
     ]
     evaluation = [("val", 0), ("val", 0)]
     assert asked == [("train", 1), *evaluation, ("train", 2), ("train", 2), *evaluation]
+
+
+@pytest.mark.parametrize(
+    ("part", "readable", "kept", "weight"),
+    [
+        ("train", [True, True, True, True], [7, 3, 5, 1], 0.5),
+        ("train", [False, True, False, True], [3, 1], 0.25),
+        ("train", [False, False, True, False], [7, 3], 0.0),
+        ("train", [False], [7], 0.0),
+        ("train", [True], [7], 0.5),
+        ("val", [False, False, True, False], [5], 0.125),
+        ("val", [False, False], [7], 0.0),
+    ],
+)
+def test_batch_request_keep_weighs_what_can_be_read(
+    part: Part, readable: list[bool], kept: list[int], weight: float
+) -> None:
+    request = BatchRequest(part, 2, np.array([7, 3, 5, 1])[: len(readable)], 0.5, ends_step=False)
+    found = request.keep(readable)
+    assert found.indices.tolist() == kept
+    assert (found.part, found.epoch, found.weight, found.ends_step) == (part, 2, weight, False)

@@ -5,8 +5,8 @@ Nothing here keeps state, so the answer is the same for any number of loader pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -100,6 +100,18 @@ class BatchRequest:
     indices: Indices
     weight: float = 1.0
     ends_step: bool = True
+
+    def keep(self, readable: Sequence[bool]) -> BatchRequest:
+        """Return the request without the images that cannot be read; its weight falls with their share.
+
+        Where too few are left to train BatchNorm on, the first images stay and weigh nothing: the other ranks wait
+        for a batch of this one.
+        """
+        min_images = min(2, len(self.indices)) if self.part == "train" else 1
+        if sum(readable) < min_images:
+            return replace(self, indices=self.indices[:min_images], weight=0.0)
+        kept = self.indices[np.asarray(readable)]
+        return replace(self, indices=kept, weight=self.weight * len(kept) / len(self.indices))
 
 
 @dataclass(frozen=True)

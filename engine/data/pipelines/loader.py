@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -94,23 +94,25 @@ class RequestedBatches(Dataset[Batch]):
         return _joined(loaded)
 
     def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
-        """What can be read of a batch, which then weighs the less. Where that is nothing, or too little to train
-        BatchNorm on, black images that weigh nothing, for the other ranks wait for this one."""
-        kept, loaded, unread = [], [], []
+        """Return what can be read of a batch, and why each other image cannot. See `BatchRequest.keep`: images that
+        stay and weigh nothing are black."""
+        loaded: list[tuple[Images, Labels]] = []
+        readable: list[bool] = []
+        unread: list[str] = []
         for index in request.indices:
             try:
                 loaded.append(self._load(request, np.array([index])))
-                kept.append(index)
+                readable.append(True)
             except UnreadableImageError as error:
                 unread.append(str(error))
-        weight = request.weight * len(kept) / len(request.indices)
-        least = min(2, len(request.indices)) if request.part == "train" else 1
-        if len(kept) < least:
-            own, weight = self._source.format, 0.0
-            loaded = [(np.zeros((least, own.channels, own.size, own.size), np.uint8), np.zeros(least, np.int64))]
-            kept = list(request.indices[:least])
+                readable.append(False)
+        kept = request.keep(readable)
+        num_images, own = len(kept.indices), self._source.format
+        if len(loaded) < num_images:
+            black = np.zeros((num_images, own.channels, own.size, own.size), np.uint8)
+            loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _joined(loaded)
-        return replace(request, indices=np.array(kept), weight=weight), pixels, labels, tuple(unread)
+        return kept, pixels, labels, tuple(unread)
 
 
 def _joined(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:

@@ -3,8 +3,7 @@ work on the host is a few slices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -15,12 +14,13 @@ from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, vary
 from engine.data.augment.batch_ops import cut, normalise
 from engine.data.pipelines.device import DeviceBatch, bring
-from engine.data.pipelines.in_memory_images import PARTS, PIECE_BYTES, Held
-from engine.data.sampler import BatchRequest, Indices, Part
+from engine.data.pipelines.in_memory_images import PIECE_BYTES, Held
+from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
 
-# What of a batch could not be read.
-Unread = tuple[str, ...]
+# A request for images that can be read, and why each of its others cannot.
+ReadableRequest = tuple[BatchRequest, tuple[str, ...]]
+RowsToImages = Callable[[slice], Tensor]
 # Of a GPU's free memory, for the images.
 OF_GPU = 0.25
 # A GPU prepares many batches at once, up to so many bytes of images: of a small one it would spend more time on being
@@ -31,7 +31,7 @@ AHEAD_BYTES = 64 << 20
 class MemoryBatches:
     """One batch for each request, in order. What is done to images one by one (a policy, colour jitter, the user's own
     transform) is done in this process while the device waits; the rest is done on the device, which is not waited for.
-    Parts cut out by augment.resized_crop are brought to their size there too (`transforms.cut`). Raises UsageError
+    Parts cut out by augment.resized_crop are brought to their size there too (`batch_ops.cut`). Raises UsageError
     where the user's own transform cannot be had."""
 
     workers = 0
@@ -49,94 +49,109 @@ class MemoryBatches:
         shape = (1, image_format.channels, 1, 1)
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
         self._std = torch.tensor(image_format.std, device=device).view(shape)
-        self._resident: dict[Part, Tensor] = {}
+        self._device_images: dict[Part, Tensor] = {}
         if device.type == "cuda" and held.bytes <= OF_GPU * torch.cuda.mem_get_info(device)[0]:
-            parts = PARTS if not self._augmentation.one_by_one else PARTS[1:]
-            self._resident = {part: _moved(held.images[part], held.rows[part], device) for part in parts}
-        self._batches = self._all(requests)
+            # Images that are still to be changed one by one stay on the host.
+            parts = [part for part in PARTS if part == "val" or not self._augmentation.one_by_one]
+            self._device_images = {part: _copy_to_device(held.images[part], held.rows[part], device) for part in parts}
+        self._batches = self._all_batches(requests)
 
     def __next__(self) -> DeviceBatch:
         return next(self._batches)
 
-    def _all(self, requests: Iterable[BatchRequest]) -> Iterator[DeviceBatch]:
+    def _all_batches(self, requests: Iterable[BatchRequest]) -> Iterator[DeviceBatch]:
         for _, group in groupby(requests, lambda request: (request.part, request.epoch)):
-            yield from self._epoch(list(group))
+            yield from self._epoch_batches(list(group))
 
-    def _epoch(self, requests: Sequence[BatchRequest]) -> Iterator[DeviceBatch]:
-        """All of an epoch's requests for a part: what is drawn for its images is drawn, and moved, at once."""
-        part, epoch, augmentation = requests[0].part, requests[0].epoch, self._augmentation
-        readable = [self._readable(request) for request in requests]
+    def _epoch_batches(self, requests: Sequence[BatchRequest]) -> Iterator[DeviceBatch]:
+        """The batches of one part in one epoch. What is random in them is drawn for the whole epoch at once, and so are
+        the labels moved to the device: it saves the host this work in each step."""
+        part, epoch = requests[0].part, requests[0].epoch
+        readable = [self._drop_unreadable(request) for request in requests]
         indices = np.concatenate([request.indices for request, _ in readable])
         labels = bring(torch.from_numpy(self._held.labels[part][indices]), self._device)
-        places = bring(torch.from_numpy(indices), self._device) if part in self._resident else None
-        draws = boxes = None
-        if part == "train":
-            draws = augmentation.draws(epoch, indices).to(self._device)
-            boxes = augmentation.boxes(epoch, indices, self._held.images[part].shape[-1])
-            if boxes is not None and not augmentation.one_by_one:
-                boxes = bring(boxes, self._device)
-        for some, rows in self._together(readable, on_device=places is not None):
-            if places is not None:
-                images = self._resident[part].index_select(0, places[rows])
-            else:
-                images = self._gathered(part, indices[rows])
-                if part == "val" or not augmentation.one_by_one:
-                    images = bring(images, self._device)
+        get_images = self._image_getter(part, indices)
+        augment = self._augmenter(epoch, indices) if part == "train" else None
+        for group, rows in self._group_requests(readable, on_device=part in self._device_images):
+            images = get_images(rows)
+            if augment is not None:
+                images = augment(images, rows)
+            yield from _split_batches(normalise(images, self._mean, self._std), labels[rows], group)
+
+    def _image_getter(self, part: Part, indices: Indices) -> RowsToImages:
+        """Return a function that gives the images of some rows of `indices`: on the device, or on the host where they
+        are still to be changed one by one."""
+        if part in self._device_images:
+            positions = bring(torch.from_numpy(indices), self._device)
+            return lambda rows: self._device_images[part].index_select(0, positions[rows])
+        if part == "train" and self._augmentation.one_by_one:
+            return lambda rows: self._gather_on_host(part, indices[rows])
+        return lambda rows: bring(self._gather_on_host(part, indices[rows]), self._device)
+
+    def _augmenter(self, epoch: int, indices: Indices) -> Callable[[Tensor, slice], Tensor]:
+        """Return a function that augments the images of some rows of `indices`, with all that is random drawn now."""
+        augmentation = self._augmentation
+        params = augmentation.draws(epoch, indices).to(self._device)
+        boxes = augmentation.boxes(epoch, indices, self._held.images["train"].shape[-1])
+        if boxes is not None and not augmentation.one_by_one:
+            boxes = bring(boxes, self._device)
+
+        def augment(images: Tensor, rows: slice) -> Tensor:
             if boxes is not None:
                 images = cut(images, boxes[rows], self._format.size)
-            if draws is not None:
-                images = vary(bring(augmentation.before(images, epoch, indices[rows]), self._device), draws[rows])
-            yield from _divided(normalise(images, self._mean, self._std), labels[rows], some)
+            images = augmentation.before(images, epoch, indices[rows])
+            return vary(bring(images, self._device), params[rows])
 
-    def _together(
-        self, readable: Sequence[tuple[BatchRequest, Unread]], *, on_device: bool
-    ) -> Iterator[tuple[Sequence[tuple[BatchRequest, Unread]], slice]]:
-        """Requests whose images are prepared at once, and where those lie among all."""
+        return augment
+
+    def _group_requests(
+        self, readable: Sequence[ReadableRequest], *, on_device: bool
+    ) -> Iterator[tuple[Sequence[ReadableRequest], slice]]:
+        """Requests whose images are prepared at once, and the rows of the epoch that these images are."""
         request, _ = readable[0]
-        # Floats, of the size before a part is cut out or after it.
-        side = max(self._format.size, self._held.images[request.part].shape[-1])
-        image_bytes = 4 * self._format.channels * side**2
-        many = AHEAD_BYTES // (image_bytes * len(request.indices)) if on_device else 1
+        num_requests = 1
+        if on_device:
+            # Floats, of the size before a part is cut out or after it.
+            size = max(self._format.size, self._held.images[request.part].shape[-1])
+            batch_bytes = 4 * self._format.channels * size**2 * len(request.indices)
+            num_requests = max(AHEAD_BYTES // batch_bytes, 1)
         end = 0
-        for first in range(0, len(readable), max(many, 1)):
-            some = readable[first : first + max(many, 1)]
-            start, end = end, end + sum(len(request.indices) for request, _ in some)
-            yield some, slice(start, end)
+        for first in range(0, len(readable), num_requests):
+            group = readable[first : first + num_requests]
+            start, end = end, end + sum(len(request.indices) for request, _ in group)
+            yield group, slice(start, end)
 
-    def _readable(self, request: BatchRequest) -> tuple[BatchRequest, Unread]:
-        """What can be read of a request, as `RequestedBatches` leaves images out; those are black."""
+    def _drop_unreadable(self, request: BatchRequest) -> ReadableRequest:
+        """What can be read of a request; images that stay in it and cannot be read are black."""
         if not self._held.unread:
             return request, ()
         rows = self._held.rows[request.part][request.indices].tolist()
         unread = tuple(self._held.unread[row] for row in rows if row in self._held.unread)
         if not unread:
             return request, ()
-        kept = request.indices[[row not in self._held.unread for row in rows]]
-        weight = request.weight * len(kept) / len(rows)
-        least = min(2, len(rows)) if request.part == "train" else 1
-        if len(kept) < least:
-            kept, weight = request.indices[:least], 0.0
-        return replace(request, indices=kept, weight=weight), unread
+        return request.keep([row not in self._held.unread for row in rows]), unread
 
-    def _gathered(self, part: Part, indices: Indices) -> Tensor:
-        """Images on the host, where a GPU can fetch them by itself."""
+    def _gather_on_host(self, part: Part, indices: Indices) -> Tensor:
+        """Copies of the images in host memory, pinned for a GPU."""
         images = self._held.images[part]
-        made = torch.empty((len(indices), *images.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        np.take(images, self._held.rows[part][indices], 0, out=made.numpy(), mode="clip")
-        return made
+        gathered = torch.empty(
+            (len(indices), *images.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
+        )
+        np.take(images, self._held.rows[part][indices], 0, out=gathered.numpy(), mode="clip")
+        return gathered
 
 
-def _divided(images: Tensor, labels: Tensor, readable: Sequence[tuple[BatchRequest, Unread]]) -> Iterator[DeviceBatch]:
+def _split_batches(images: Tensor, labels: Tensor, group: Sequence[ReadableRequest]) -> Iterator[DeviceBatch]:
     end = 0
-    for request, unread in readable:
+    for request, unread in group:
         start, end = end, end + len(request.indices)
         yield DeviceBatch(images[start:end], labels[start:end], request.weight, request.ends_step, unread)
 
 
-def _moved(images: Images, rows: Indices, device: torch.device) -> Tensor:
-    """Those rows on the device, moved a piece at a time."""
-    moved = torch.empty((len(rows), *images.shape[1:]), dtype=torch.uint8, device=device)
-    many = max(PIECE_BYTES // images[0].nbytes, 1)
-    for first in range(0, len(rows), many):
-        moved[first : first + many] = torch.from_numpy(images[rows[first : first + many]])
-    return moved
+def _copy_to_device(images: Images, rows: Indices, device: torch.device) -> Tensor:
+    """Copy rows of an array to the device, a chunk at a time."""
+    copied = torch.empty((len(rows), *images.shape[1:]), dtype=torch.uint8, device=device)
+    chunk = max(PIECE_BYTES // images[0].nbytes, 1)
+    for first in range(0, len(rows), chunk):
+        copied[first : first + chunk] = torch.from_numpy(images[rows[first : first + chunk]])
+    return copied
