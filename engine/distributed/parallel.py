@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from engine.config.run_sections import Device
 from engine.data.sampler import Shares
-from engine.optim.lazy_dynamo import unasked_compiler
+from engine.optim.lazy_dynamo import dynamo_stub
 
 
 def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank: int, ranks: int) -> nn.Module:
@@ -24,7 +24,7 @@ def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank:
     known = inspect.signature(DistributedDataParallel).parameters
     off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {off: False}
-    with unasked_compiler():
+    with dynamo_stub():
         return DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,

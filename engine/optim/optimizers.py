@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from engine.config.optimizer_options import OPTIMIZERS, OWN_DEFAULTS, settings
 from engine.config.training_sections import Optim
-from engine.optim.lazy_dynamo import leave_out_compiler, step_plainly
+from engine.optim.lazy_dynamo import avoid_dynamo_import, unwrap_step
 from engine.optim.lr_schedule import scaled_lr
 from engine.optim.param_groups import Group, parameter_groups
 from engine.optim.timm_optimizers import PREFIX, check_timm_optimizer, timm_options
@@ -103,7 +103,7 @@ def build_optimizer(config: Optim, model: nn.Module, world_size: int = 1) -> Opt
     take their weight decay from. Raises UsageError."""
     groups = parameter_groups(config, model)
     lr = scaled_lr(config, world_size)
-    leave_out_compiler()
+    avoid_dynamo_import()
     if config.name.startswith(PREFIX):
         optimizer = _timm(config, groups, lr)
     else:
@@ -118,7 +118,7 @@ def build_optimizer(config: Optim, model: nn.Module, world_size: int = 1) -> Opt
     if isinstance(optimizer, optim.SGD):
         _begin_momentum(optimizer)
     for part in optimizer.parts() if isinstance(optimizer, MuonAdamW) else [optimizer]:
-        step_plainly(part)
+        unwrap_step(part)
     return optimizer
 
 
