@@ -91,7 +91,7 @@ def test_no_step_between_two_log_points_waits_for_the_gpu(amp: str, recipe: tupl
         t.log.settle()
         with no_wait():
             for _ in range(20):
-                fit._attend()
+                fit._handle_requests()
                 train_step(t)
         with pytest.raises(RuntimeError), no_wait():
             t.totals.loss.item()

@@ -9,9 +9,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+
+
+class Stopwatch:
+    """Seconds since it was made, without those in which it was stopped."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._stopped_seconds = 0.0
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start - self._stopped_seconds
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._stopped_seconds += time.perf_counter() - start
 
 
 class Work:

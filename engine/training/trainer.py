@@ -6,8 +6,8 @@ import math
 import platform
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -24,28 +24,26 @@ from engine.distributed.watchdog import Place
 from engine.models.factory import count_parameters, weight_bytes
 from engine.models.freeze import set_training
 from engine.runs.control import Asked
-from engine.runs.events import CheckpointSaved, Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
-from engine.training.checkpoint import save_checkpoint
+from engine.runs.events import Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
+from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
 from engine.training.loop import evaluate, finish_training, forward_and_back, share_buffers, train_epoch
 from engine.training.memory import collecting_between, gather_peaks, give_back, reset_peaks
 from engine.training.metrics import Evaluation, Sums, Totals, evaluation_file
 from engine.training.rank_state import Trainer
-from engine.training.state_dict import gather_state, restore_state
-from engine.training.timing import gather_work, share_waited
+from engine.training.state_dict import restore_state
+from engine.training.timing import Stopwatch, gather_work, share_waited
 from engine.training.warmup import Tried
 from engine.utils.files import read_json, write_json
 from engine.utils.text import counted
 
 SHOWN_FILES = 10
-# Between two questions of ranks that hold, whether they are to go on.
-HOLD_SECONDS = 0.1
+# Between two questions of paused ranks, whether they are to go on.
+PAUSE_POLL_SECONDS = 0.1
 # Garbage is collected after so many steps, by all ranks at once, and between two epochs: models of the user's own may
 # make cycles that hold tensors.
-COLLECT_STEPS = 500
-# Between two warnings that no checkpoint can be written.
-WARN_SECONDS = 600.0
+GC_INTERVAL_STEPS = 500
 
 
 class Fit:
@@ -65,12 +63,9 @@ class Fit:
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
         self.hosts, self.ranks, self.notes, self.choice, self.tried = hosts, ranks, notes, choice, tried
-        self.best_epoch, self.best_accuracy = 0, -1.0
-        self._checkpoints, self._due = 0, 0
-        self._saved, self._saved_at = 0, time.monotonic()
-        self._warned_at: float | None = None
-        self._held = 0.0
-        self._collect: Callable[[], None] = lambda: None
+        self._checkpoint_writer = CheckpointWriter(trainer, source.classes, job.folder, hosts, self._tell)
+        self._epoch_clock = Stopwatch()
+        self._collect_garbage: Callable[[], None] = lambda: None
 
     def run(self, warnings: Sequence[str]) -> Outcome:
         """`warnings` are told before the first step."""
@@ -82,77 +77,82 @@ class Fit:
         self._tell_skipped()
         self._tell_shortages(warnings)
         self._write_classes()
-        with collecting_between() as self._collect:
+        with collecting_between() as self._collect_garbage:
             return self._train()
 
     def _train(self) -> Outcome:
         t = self.trainer
         while t.position.epoch <= self.config.run.epochs:
-            self._collect()
-            began, first = time.perf_counter(), t.position.batch
-            self._held = 0.0
+            self._collect_garbage()
+            self._epoch_clock, first = Stopwatch(), t.position.batch
             reset_peaks(t.device)
             t.work.begin()
-            if not train_epoch(t, self._attend):
+            if not train_epoch(t, self._handle_requests):
                 return self._stop()
             train = finish_training(t)
             # Now the device has done all that it was asked for.
-            trained = time.perf_counter() - began - self._held
+            trained = self._epoch_clock.seconds()
             work = gather_work(t.work, trained, self.hosts)
             share_buffers(t.model)
-            found = evaluate(t, self._attend)
+            found = evaluate(t, self._handle_requests)
             if found is None:
                 return self._stop()
             if self.config.device.empty_cache:
                 give_back(t.device)
             rate = t.shares.images_from(first) / trained
-            seconds = time.perf_counter() - began - self._held
-            self._end_epoch(seconds, rate, work, train, *found)
+            self._end_epoch(self._epoch_clock.seconds(), rate, work, train, *found)
         t.agree.settle()
         self._wait_for_all()
         return "finished"
 
-    def _attend(self) -> bool:
-        """Between two steps: save a checkpoint where one is due or was asked for, hold while the run is to pause; true
-        where it is to stop. All ranks do the same."""
-        t, every = self.trainer, self.config.checkpoint.every_steps
-        if t.position.batch and t.position.step % COLLECT_STEPS == 0:
-            self._collect()
-        agreed = t.agree(self._asked)
-        held: float | None = None
-        while not agreed.stop:
-            asked = agreed.checkpoints > self._checkpoints
-            due = agreed.due > self._due or (every > 0 and t.position.step % every == 0)
-            if asked or (due and t.position.step > self._saved):
-                self._checkpoints, self._due = agreed.checkpoints, agreed.due
-                began = time.perf_counter()
-                self._save_between(asked=asked)
-                # Of a pause it is a part already.
-                self._held += time.perf_counter() - began if held is None else 0.0
-                t.log.restart_clock()
-            if not agreed.paused:
-                break
-            t.channel.at(t.position.step, Place.PAUSE)
-            if held is None:
-                held = time.perf_counter()
-                t.log.settle()
-                self._tell(Paused(step=t.position.step, epoch=t.position.epoch))
-            time.sleep(HOLD_SECONDS)
-            agreed = t.agree(self._asked)
-        if held is not None:
-            self._held += time.perf_counter() - held
-            t.log.restart_clock()
-            if not agreed.stop:
-                self._tell(Continued(step=t.position.step, epoch=t.position.epoch))
+    def _handle_requests(self) -> bool:
+        """Do between two steps what is due and what was requested; return True where the run is to stop. All ranks do
+        the same at the same step."""
+        self._collect_garbage_if_due()
+        agreed = self.trainer.agree(self._poll_requests)
+        if self._checkpoint_writer.is_due(agreed):
+            with self._clocks_stopped():
+                self._checkpoint_writer.serve(agreed)
+        if agreed.paused and not agreed.stop:
+            with self._clocks_stopped():
+                agreed = self._pause(agreed)
         return agreed.stop
 
-    def _asked(self) -> Asked:
-        """What this rank knows of; the clock that asks for checkpoints is rank 0's."""
-        asked, minutes = self.trainer.channel.asked(), self.config.checkpoint.every_minutes
-        if self.seat.rank == 0 and 0 < minutes * 60 < time.monotonic() - self._saved_at:
-            asked.due += 1
-            self._saved_at = time.monotonic()
-        return asked
+    def _collect_garbage_if_due(self) -> None:
+        position = self.trainer.position
+        if position.batch and position.step % GC_INTERVAL_STEPS == 0:
+            self._collect_garbage()
+
+    def _poll_requests(self) -> Asked:
+        """Return the requests that this rank knows of. The timer of checkpoints is rank 0's."""
+        requests = self.trainer.channel.asked()
+        if self.seat.rank == 0 and self._checkpoint_writer.timer_fires():
+            requests.due += 1
+        return requests
+
+    @contextmanager
+    def _clocks_stopped(self) -> Iterator[None]:
+        """Time within it counts neither for the epoch nor for the rates of its steps."""
+        with self._epoch_clock.stopped():
+            yield
+        self.trainer.log.restart_clock()
+
+    def _pause(self, agreed: Asked) -> Asked:
+        """Hold until all ranks agree to go on or to stop, and write the checkpoints that are due meanwhile."""
+        t, step, epoch = self.trainer, self.trainer.position.step, self.trainer.position.epoch
+        t.channel.at(step, Place.PAUSE)
+        t.log.settle()
+        self._tell(Paused(step=step, epoch=epoch))
+        while agreed.paused and not agreed.stop:
+            # Again: a checkpoint meanwhile was another phase.
+            t.channel.at(step, Place.PAUSE)
+            time.sleep(PAUSE_POLL_SECONDS)
+            agreed = t.agree(self._poll_requests)
+            if self._checkpoint_writer.is_due(agreed):
+                self._checkpoint_writer.serve(agreed)
+        if not agreed.stop:
+            self._tell(Continued(step=step, epoch=epoch))
+        return agreed
 
     def _end_epoch(
         self,
@@ -194,14 +194,12 @@ class Fit:
             )
         )
         t.plateau.see(lead.sums.loss)
-        best = lead.sums.accuracy > self.best_accuracy
-        if best:
-            self.best_epoch, self.best_accuracy = epoch, lead.sums.accuracy
+        best = self._checkpoint_writer.update_best(epoch, lead.sums.accuracy)
         self._write_evaluation(lead.to_dict(epoch), best=best)
         t.position.epoch, t.position.batch = epoch + 1, 0
         t.totals = Totals(t.device)
         if best or ends or epoch % every == 0:
-            problem = self._save(best=best)
+            problem = self._checkpoint_writer.write(best=best)
             if ends and problem is not None:
                 raise NoLastCheckpointError(
                     f"training is done, and its last checkpoint could not be written ({problem}): mend that, and resume"
@@ -209,9 +207,7 @@ class Fit:
 
     def _stop(self) -> Outcome:
         self.trainer.agree.settle()
-        # Whoever resumes must know where from.
-        self._warned_at = None
-        self._save_between(asked=False)
+        self._checkpoint_writer.write_before_stop()
         self._wait_for_all()
         return "stopped"
 
@@ -219,41 +215,6 @@ class Fit:
         """A rank that leaves while rank 0 still saves would have srun end that one too."""
         self.trainer.channel.at(self.trainer.position.step, Place.SAVING)
         dist.barrier(group=self.hosts)
-
-    def _save_between(self, *, asked: bool) -> None:
-        """Write a checkpoint within an epoch. All ranks are at the same step, with nothing under way between them but
-        the log and a question whether to go on."""
-        t, where = self.trainer, self.trainer.position
-        t.log.settle()
-        t.log.check_untold(where.step, where.epoch, t.lr(where.epoch, where.batch))
-        share_buffers(t.model)
-        self._save(asked=asked)
-
-    def _save(self, *, best: bool = False, asked: bool = False) -> str | None:
-        """Write a checkpoint of all ranks; why that could not be done, on rank 0. A collective."""
-        t = self.trainer
-        t.channel.at(t.position.step, Place.SAVING)
-        self._saved, self._saved_at = t.position.step, time.monotonic()
-        state = gather_state(t, self.source.classes, self.hosts)
-        if state is None or self.job.folder is None:
-            return None
-        state |= {"best_epoch": self.best_epoch, "best_accuracy": self.best_accuracy}
-        # A checkpoint that the journal does not reach up to would lose the events in between.
-        t.channel.flush()
-        try:
-            path = save_checkpoint(state, self.job.folder.checkpoints, best=best, keep=self.config.checkpoint.keep)
-        except OSError as error:
-            why = error.strerror or str(error)
-            # Not again and again, but where someone waits for it.
-            if asked or self._warned_at is None or time.monotonic() - self._warned_at > WARN_SECONDS:
-                self._warned_at = time.monotonic()
-                self._tell(Warned(message=f"the checkpoint of step {t.position.step} could not be written: {why}"))
-            return why
-        self._warned_at = None
-        relative = str(path.relative_to(self.job.folder.path))
-        saved = CheckpointSaved(path=relative, step=t.position.step, epoch=t.position.epoch, best=best, asked=asked)
-        self._tell(saved)
-        return None
 
     def begin_anew(self) -> None:
         """A run that was begun before, and of which there is no checkpoint."""
@@ -264,8 +225,7 @@ class Fit:
         with those that are newer."""
         for one in damaged:
             self._tell(Warned(message=f"the checkpoint {one}; going on from the one before it"))
-        self.best_epoch, self.best_accuracy = saved["best_epoch"], saved["best_accuracy"]
-        self._saved = saved["step"]
+        self._checkpoint_writer.restore(saved)
         for warning in restore_state(self.trainer, saved, self.seat.rank):
             self._tell(Warned(message=warning))
 

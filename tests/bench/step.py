@@ -111,9 +111,9 @@ def telemetry(fit: Fit, steps: int) -> dict[str, float]:
     for _ in range(1000):
         time.process_time()
     clock = (time.process_time() - empty) / 1000
-    with counted([*parts, (fit, "_attend")], spent):
+    with counted([*parts, (fit, "_handle_requests")], spent):
         for _ in range(steps):
-            fit._attend()
+            fit._handle_requests()
             train_step(t)
     return {name: seconds / steps * 1e6 - clock * 1e6 for name, seconds in spent.items()}
 
@@ -165,7 +165,7 @@ def main() -> None:
         given = cycle([(images.contiguous(memory_format=t.memory_format), labels) for images, labels in made])
 
         def ours() -> None:
-            fit._attend()
+            fit._handle_requests()
             train_step(t)
 
         for _ in range(20):

@@ -1,0 +1,126 @@
+"""When the checkpoints of a run are written, and the writing. `trainer` asks it between two steps and after an epoch;
+`checkpoint` has the file's format, `state_dict` what it holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from engine.distributed.watchdog import Place
+from engine.runs.control import Asked
+from engine.runs.events import CheckpointSaved, Event, Warned
+from engine.runs.folder import RunFolder
+from engine.training.checkpoint import save_checkpoint
+from engine.training.loop import share_buffers
+from engine.training.rank_state import Trainer
+from engine.training.state_dict import gather_state
+
+# Between two warnings that no checkpoint can be written.
+SAVE_WARNING_INTERVAL_SECONDS = 600.0
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run, as one of its ranks. All ranks call it at the same step with the same requests,
+    so all write at the same step. Without a folder nothing is written; `emit` sends an event, on rank 0."""
+
+    def __init__(
+        self,
+        state: Trainer,
+        classes: Sequence[str],
+        folder: RunFolder | None,
+        cpu_group: dist.ProcessGroup,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._state, self._classes, self._folder = state, classes, folder
+        self._cpu_group, self._emit = cpu_group, emit
+        self._config = state.config.checkpoint
+        self._best_epoch, self._best_accuracy = 0, -1.0
+        self._served_requests, self._served_timer = 0, 0
+        self._last_saved_step, self._last_save_time = 0, time.monotonic()
+        self._last_save_warning: float | None = None
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._best_epoch, self._best_accuracy = checkpoint["best_epoch"], checkpoint["best_accuracy"]
+        self._last_saved_step = checkpoint["step"]
+
+    def timer_fires(self) -> bool:
+        """Whether `checkpoint.every_minutes` have passed since the last checkpoint or since this was last true."""
+        minutes = self._config.every_minutes
+        fires = 0 < minutes * 60 < time.monotonic() - self._last_save_time
+        if fires:
+            self._last_save_time = time.monotonic()
+        return fires
+
+    def is_due(self, agreed: Asked) -> bool:
+        """Whether a checkpoint is to be written at this step. Before a stop none is: the stop writes its own."""
+        if agreed.stop:
+            return False
+        if self._is_requested(agreed):
+            return True
+        every, step = self._config.every_steps, self._state.position.step
+        due = agreed.due > self._served_timer or (every > 0 and step % every == 0)
+        return due and step > self._last_saved_step
+
+    def _is_requested(self, agreed: Asked) -> bool:
+        return agreed.checkpoints > self._served_requests
+
+    def serve(self, agreed: Asked) -> None:
+        """Write within an epoch the checkpoint that `is_due`."""
+        requested = self._is_requested(agreed)
+        self._served_requests, self._served_timer = agreed.checkpoints, agreed.due
+        self._write_mid_epoch(requested=requested)
+
+    def write_before_stop(self) -> None:
+        """Write the checkpoint that a stopped run goes on from; whoever resumes must know where from."""
+        self._last_save_warning = None
+        self._write_mid_epoch(requested=False)
+
+    def _write_mid_epoch(self, *, requested: bool) -> None:
+        """All ranks are at the same step, with nothing under way between them but the log and a question whether to go
+        on."""
+        state, position = self._state, self._state.position
+        state.log.settle()
+        state.log.check_untold(position.step, position.epoch, state.lr(position.epoch, position.batch))
+        share_buffers(state.model)
+        self.write(requested=requested)
+
+    def update_best(self, epoch: int, accuracy: float) -> bool:
+        """Note the evaluation of an epoch; return whether it is the best so far."""
+        best = accuracy > self._best_accuracy
+        if best:
+            self._best_epoch, self._best_accuracy = epoch, accuracy
+        return best
+
+    def write(self, *, best: bool = False, requested: bool = False) -> str | None:
+        """Write a checkpoint of all ranks; return on rank 0 the reason why that failed, if it did. A collective."""
+        state, position = self._state, self._state.position
+        state.channel.at(position.step, Place.SAVING)
+        self._last_saved_step, self._last_save_time = position.step, time.monotonic()
+        content = gather_state(state, self._classes, self._cpu_group)
+        if content is None or self._folder is None:
+            return None
+        content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy}
+        # A checkpoint that the journal does not reach up to would lose the events in between.
+        state.channel.flush()
+        try:
+            path = save_checkpoint(content, self._folder.checkpoints, best=best, keep=self._config.keep)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self._warn_unsaved(reason, always=requested)
+            return reason
+        self._last_save_warning = None
+        relative = str(path.relative_to(self._folder.path))
+        self._emit(CheckpointSaved(path=relative, step=position.step, epoch=position.epoch, best=best, asked=requested))
+        return None
+
+    def _warn_unsaved(self, reason: str, *, always: bool) -> None:
+        """Not again and again, but `always` where someone waits for the checkpoint."""
+        now, last = time.monotonic(), self._last_save_warning
+        if always or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
+            self._last_save_warning = now
+            step = self._state.position.step
+            self._emit(Warned(message=f"the checkpoint of step {step} could not be written: {reason}"))
