@@ -25,8 +25,7 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.device import cuda_uuid
 from engine.training.job import Job
-from engine.training.rank_state import Position
-from engine.training.train import position_of, set_up
+from engine.training.train import TrainingData, build_trainer, resume_position
 from engine.training.trainer import Fit
 
 
@@ -44,7 +43,7 @@ def one_rank(
     seat, source = Seat(0, 1, 0, 1), open_source(config)
     shares, images = shares_of(config, source, 1), image_format(config, source)
     saved = load_checkpoint(checkpoint) if checkpoint is not None else None
-    begin = position_of(saved, shares) if saved else Position()
+    begin = resume_position(saved, shares)
     requests = shares.run(config.run.epochs, begin.epoch, begin.batch)
     feed = Feed(choose_pipeline(config, source, 1), source, config, images, requests)
     heard: list[Event] = [] if events is None else events
@@ -57,7 +56,8 @@ def one_rank(
     # More would only wait for each other beside other tests.
     torch.set_num_threads(1)
     try:
-        fit = set_up(job, seat, dist.HashStore(), channel, source, shares, images, feed, saved)
+        data = TrainingData(source, shares, images, feed)
+        fit = build_trainer(job, seat, dist.HashStore(), channel, data, saved)
         if saved is not None:
             fit.restore(saved, [])
         yield fit

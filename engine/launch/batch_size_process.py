@@ -40,7 +40,7 @@ from engine.runs.control import Asked
 from engine.training.job import Job
 from engine.training.loop import train_step
 from engine.training.rank_state import Position, Trainer
-from engine.training.train import set_up
+from engine.training.train import TrainingData, build_trainer
 from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import in_bytes
@@ -172,7 +172,8 @@ class Trials:
         feed = Feed(FIXED, source, config, source.format, ())
         torch.set_num_threads(plan.threads)
         seat, store = Seat(0, 1, 0, 1), dist.HashStore()
-        return set_up(job, seat, store, channel, source, shares, source.format, feed, None).trainer
+        data = TrainingData(source, shares, source.format, feed)
+        return build_trainer(job, seat, store, channel, data, None).trainer
 
     def _train(self, t: Trainer, images: int) -> float:
         """Seconds of the fastest of some steps. Raises torch's errors."""

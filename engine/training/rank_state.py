@@ -53,7 +53,7 @@ class Seen(NamedTuple):
     weight: float
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Trainer:
     """All that one rank trains with. `model` is what computes, `wrapped` the same in DistributedDataParallel or
     DataParallel; `master` holds the weights that the optimizer changes where those are not the model's own."""

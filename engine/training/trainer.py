@@ -51,6 +51,7 @@ class Fit:
 
     def __init__(
         self,
+        *,
         job: Job,
         seat: Seat,
         trainer: Trainer,
