@@ -69,6 +69,37 @@ def test_what_is_wrong_by_itself_hides_no_impossible_pair() -> None:
     assert [line.split(":")[0] for line in problems("run.epochs=many", "schedule.warmup_epochs=20")] == ["run.epochs"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "other"),
+    [
+        ("optim.name=sgdd", "optim.betas=[0.9, 0.99]"),
+        ("run.epochs=many", "schedule.warmup_epochs=20"),
+        ("run.name=?", "run.resume=true"),
+        ("data.dataset=mnis", "data.download=true"),
+    ],
+)
+def test_conflicts_with_an_invalid_key_are_not_reported(wrong: str, other: str) -> None:
+    assert [line.split(":")[0] for line in problems(wrong, other)] == [wrong.partition("=")[0]]
+
+
+@pytest.mark.parametrize("key", ["true", "1.5", "null"])
+def test_a_key_that_is_no_text_is_refused_beside_other_problems(tmp_path: Path, key: str) -> None:
+    file = write(tmp_path / "a.yaml", f"optim: {{{key}: 1, lr: high}}\nschedule: {{warmup_epochs: 20}}")
+    first, second, third = problems(file=file)
+    assert first.startswith(f"optim.lr (in {file}): 'high' is not allowed")
+    assert "keys should be strings" in second
+    assert third == "schedule.warmup_epochs: must be at most run.epochs (10)"
+
+
+def test_a_value_that_looks_like_a_file_is_not_named_as_one() -> None:
+    assert problems("run.epochs=a.yaml") == ["run.epochs: 'a.yaml' is not allowed: must be a whole number"]
+
+
+def test_a_config_knows_which_keys_were_typed(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "run: {epochs: 2}")
+    assert resolve(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)}).typed == {"optim.lr", "run.seed"}
+
+
 def test_later_layers_win(tmp_path: Path) -> None:
     write(tmp_path / "grand.yaml", "run: {epochs: 1, seed: 1}\noptim: {lr: 0.1}")
     write(tmp_path / "base.yaml", "base: grand.yaml\nrun: {epochs: 2}")

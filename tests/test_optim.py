@@ -103,7 +103,7 @@ def names_in(optimizer: optim.Optimizer) -> list[list[str]]:
 
 def problems(**values: Any) -> list[str]:
     config = Config(optim=Optim(**values))
-    return [f"{key}: {why}" for key, why in impossible_pairs(config)]
+    return list(map(str, impossible_pairs(config)))
 
 
 def refused(config: Optim, model: nn.Module) -> str:

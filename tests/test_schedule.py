@@ -275,12 +275,12 @@ def test_other_schedules_have_no_plateau() -> None:
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], problem: str) -> None:
     config = Config(schedule=Schedule(**values), run=Run(epochs=10))
-    assert [f"{key}: {why}" for key, why in impossible_pairs(config)] == [problem]
+    assert list(map(str, impossible_pairs(config))) == [problem]
 
 
 def test_onecycle_by_epoch_needs_two() -> None:
     config = Config(schedule=Schedule(name="onecycle", by="epoch"), run=Run(epochs=1))
-    assert [key for key, _ in impossible_pairs(config)] == ["schedule.by"]
+    assert [problem.where for problem in impossible_pairs(config)] == ["schedule.by"]
 
 
 @pytest.mark.parametrize("milestones", [(9,), (9, 20)])

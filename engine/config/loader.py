@@ -5,7 +5,7 @@ Later layers win: defaults, each file of `base:`, the file itself, then flags an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,12 @@ Layer = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Resolved:
-    """A checked config, and for each `section.key` the name of the layer that its value came from."""
+    """A checked config, and for each `section.key` the name of the layer that its value came from; `typed` are the keys
+    that a flag or `key=value` sets."""
 
     config: Config
     sources: dict[str, str]
+    typed: frozenset[str]
 
 
 class ConfigError(UsageError):
@@ -112,7 +114,7 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, La
             raise UsageError.one(str(path), f"its base {base} cannot be found (looked for {base_path})")
         layers += _file_layers(base_path, (*chain, here))
     problems = [
-        Problem(f"{section} (in {path})", f"must be a section with keys, not {type(keys).__name__}")
+        Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(path))
         for section, keys in content.items()
         if keys is not None and not isinstance(keys, dict) and section in sections()
     ]
@@ -183,12 +185,12 @@ def resolve(
             merged.setdefault(section, {}).update(keys)
             sources.update({f"{section}.{key}": source for key in keys})
     try:
-        config = check(merged, sources)
+        config = check(merged, {key: source for key, source in sources.items() if key not in typed})
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems], error.valid_part) from error
     if problems:
         raise ConfigError(problems, config)
-    return Resolved(config, {key: sources.get(key, "default") for key, _ in fields()})
+    return Resolved(config, {key: sources.get(key, "default") for key, _ in fields()}, frozenset(typed))
 
 
 def _forget_parameters(before: dict[str, Any], keys: dict[str, Any]) -> None:
@@ -198,22 +200,21 @@ def _forget_parameters(before: dict[str, Any], keys: dict[str, Any]) -> None:
             before.pop(key, None)
 
 
-def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Config:
-    """The config of these values. Raises ConfigError with every problem, each with its key and what is allowed."""
+def check(values: Mapping[str, Any], files: Mapping[str, str] | None = None) -> Config:
+    """The config of these values; `files` maps a key to the file that sets it. Raises ConfigError with every problem,
+    each with its key and what is allowed."""
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
         found: dict[str, Problem] = {}
         for detail in error.errors():
-            problem = _explain(detail, sources or {})
+            problem = _explain(detail, files or {})
             found.setdefault(problem.where, problem)
-        # A key that is no text is told as such behind its name.
-        locations = [[str(part) for part in detail["loc"] if part != "[key]"] for detail in error.errors()]
-        wrong = [tuple(location[:2]) for location in locations]
-        rest = _without(values, wrong)
-        return _refuse([*found.values(), *_pairs(rest, {".".join(key) for key in wrong})], rest, error)
-    if pairs := _pairs(config, set()):
-        return _refuse(pairs, config)
+        rest = _without(values, found.keys())
+        conflicts = [one for one in impossible_pairs(rest) if found.keys().isdisjoint((one.where, *one.others))]
+        return _refuse([*found.values(), *conflicts], rest, error)
+    if conflicts := list(impossible_pairs(config)):
+        return _refuse(conflicts, config)
     return with_absolute_paths(config)
 
 
@@ -221,18 +222,12 @@ def _refuse(problems: list[Problem], rest: Config, cause: Exception | None = Non
     raise ConfigError(problems, with_absolute_paths(rest)) from cause
 
 
-def _pairs(config: Config, wrong: set[str]) -> list[Problem]:
-    """The impossible pairs of which neither half is among the keys that are wrong by themselves."""
-    found = [Problem(key, why) for key, why in impossible_pairs(config)]
-    return [one for one in found if not any(key in (one.where, *one.what.split()) for key in wrong)]
-
-
-def _without(values: Mapping[str, Any], wrong: Sequence[tuple[str, ...]]) -> Config:
-    """The config of what is left without these sections and keys."""
+def _without(values: Mapping[str, Any], wrong: Collection[str]) -> Config:
+    """The config of what is left without these sections and keys. YAML has keys that are no text: none is ours."""
     kept = {
-        section: {key: value for key, value in keys.items() if (str(section), str(key)) not in wrong}
+        section: {key: value for key, value in keys.items() if isinstance(key, str) and f"{section}.{key}" not in wrong}
         for section, keys in values.items()
-        if (str(section),) not in wrong and isinstance(keys, Mapping)
+        if isinstance(section, str) and section not in wrong and isinstance(keys, Mapping)
     }
     return Config.model_validate(kept)
 

@@ -40,20 +40,21 @@ _ALSO = {
 }
 
 
-def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
-    """One of pydantic's errors in words: the key, what is allowed, the nearest known name."""
+def _explain(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
+    """One of pydantic's errors in words: the key, the file that sets it, what is allowed, the nearest known name."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location[:2])
-    source = sources.get(key, "")
-    where = f"{key} (in {source})" if source.endswith((".yaml", ".yml")) else key
+    source = files.get(key, "")
     if detail["type"] == "extra_forbidden":
         if len(location) == 1:
             known = list(sections())
-            return Problem(where, f"there is no such section; there are {', '.join(known)}{nearest(key, known)}")
+            return Problem(
+                key, f"there is no such section; there are {', '.join(known)}{nearest(key, known)}", source=source
+            )
         names = [name for name, _ in fields()]
         same_section = [name for name in names if name.startswith(f"{location[0]}.")]
         hint = nearest(key, same_section) or nearest(key, names)
-        return Problem(where, f"there is no such key{hint}")
+        return Problem(key, f"there is no such key{hint}", source=source)
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
     if key in _EITHER:
@@ -79,4 +80,4 @@ def _explain(detail: ErrorDetails, sources: Mapping[str, str]) -> Problem:
     ):
         allowed = allowed.replace(theirs, ours)
     told = "nothing" if value is None else _shown.repr(value)
-    return Problem(where, f"{told} is not allowed: {allowed}")
+    return Problem(key, f"{told} is not allowed: {allowed}", source=source)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from engine.config.training_sections import Optim
-from engine.utils.errors import nearest
+from engine.utils.errors import Problem, nearest
 
 
 class Rule(NamedTuple):
@@ -170,21 +170,24 @@ def settings(optim: Optim, options: Mapping[str, Option], defaults: Mapping[str,
     return {**defaults, **given, **further}
 
 
-def option_problems(optim: Optim, options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
-    """Key and reason of each parameter in the config that an optimizer with these `options` cannot take."""
+def option_problems(optim: Optim, options: Mapping[str, Option]) -> Iterator[Problem]:
+    """Each parameter in the config that an optimizer with these `options` cannot take."""
+    named = ("optim.name",)
     for key in COMMON:
         # No momentum, no Nesterov and no decay are nothing to take.
         if getattr(optim, key) and not takes(options, key):
-            yield f"optim.{key}", _not_taken(optim.name, key, options)
+            yield Problem(f"optim.{key}", _not_taken(optim.name, key, options), others=named)
     own = [key for key in options if not (key in COMMON and takes(options, key))]
     for key, value in optim.options.items():
         if key in COMMON and takes(options, key):
-            yield "optim.options", f"{key} has a key of its own: give optim.{key}"
+            yield Problem("optim.options", f"{key} has a key of its own: give optim.{key}", others=named)
         elif key not in own:
             there_are = f"there are {', '.join(own)}" if own else "there are none"
-            yield "optim.options", f"{optim.name} has no parameter {key!r}; {there_are}{nearest(key, own)}"
+            reason = f"{optim.name} has no parameter {key!r}; {there_are}{nearest(key, own)}"
+            yield Problem("optim.options", reason, others=named)
         elif not options[key].rule.holds(value):
-            yield "optim.options", f"{key} must be {options[key].rule.allowed}, not {_shown(value)}"
+            reason = f"{key} must be {options[key].rule.allowed}, not {_shown(value)}"
+            yield Problem("optim.options", reason, others=named)
 
 
 def _not_taken(name: str, key: str, options: Mapping[str, Option]) -> str:
@@ -200,17 +203,18 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def torch_problems(optim: Optim) -> Iterator[tuple[str, str]]:
-    """Key and reason of what one of torch's optimizers cannot take; nothing for others, whose parameters are not known
-    here."""
+def torch_problems(optim: Optim) -> Iterator[Problem]:
+    """What one of torch's optimizers cannot take; nothing for others, whose parameters are not known here."""
     if optim.name not in OPTIMIZERS:
         return
     yield from option_problems(optim, OPTIMIZERS[optim.name])
     if optim.name == "sgd" and optim.nesterov:
         if optim.momentum == 0:
-            yield "optim.nesterov", "needs optim.momentum greater than 0"
+            reason = "needs optim.momentum greater than 0"
+            yield Problem("optim.nesterov", reason, others=("optim.name", "optim.momentum"))
         if optim.options.get("dampening"):
-            yield "optim.options", "dampening must be 0 beside optim.nesterov"
+            reason = "dampening must be 0 beside optim.nesterov"
+            yield Problem("optim.options", reason, others=("optim.name", "optim.nesterov"))
 
 
 def state_copies(optim: Optim) -> int:

@@ -61,86 +61,96 @@ ONLY_WITH: dict[str, tuple[str, set[str]]] = {
 }
 
 
-def impossible_pairs(config: Config) -> Iterator[tuple[str, str]]:
-    """Key and reason of each value that another value makes impossible."""
+def impossible_pairs(config: Config) -> Iterator[Problem]:
+    """Each value that the value of another key makes impossible."""
     for section in (_of_run, _of_device, _of_data, _of_augment, _of_model, _of_loss, _of_optim, _of_schedule):
         yield from section(config)
 
 
-def _of_run(config: Config) -> Iterator[tuple[str, str]]:
+def _of_run(config: Config) -> Iterator[Problem]:
     for key in ("resume", "requeue"):
         if getattr(config.run, key) and config.run.name is None:
-            yield f"run.{key}", "needs the name of the run to continue: give run.name (--name)"
+            reason = "needs the name of the run to continue: give run.name (--name)"
+            yield Problem(f"run.{key}", reason, others=("run.name",))
 
 
-def _of_device(config: Config) -> Iterator[tuple[str, str]]:
+def _of_device(config: Config) -> Iterator[Problem]:
     device = config.device
-    if (problem := problem_of_form(device.init_method)) is not None:
-        yield "device.init_method", problem
+    if (reason := problem_of_form(device.init_method)) is not None:
+        yield Problem("device.init_method", reason)
     if device.static_graph and config.optim.accumulate > 1:
         # pytorch#143580: torch takes the passes without an exchange for the whole graph.
-        yield "device.static_graph", "cannot count on the steps of optim.accumulate to be alike; keep one of the two"
+        reason = "cannot count on the steps of optim.accumulate to be alike; keep one of the two"
+        yield Problem("device.static_graph", reason, others=("optim.accumulate",))
     if device.parallel == "dp":
         if device.static_graph:
-            yield "device.static_graph", "is a promise to ddp; leave it out with device.parallel=dp"
+            reason = "is a promise to ddp; leave it out with device.parallel=dp"
+            yield Problem("device.static_graph", reason, others=("device.parallel",))
         if config.precision.amp == "bf16":
             # Its threads ask autocast for no type, which is float16 in each.
-            yield (
-                "precision.amp",
-                "bf16 does not reach the threads of device.parallel=dp; give fp16 or off, or take ddp",
-            )
+            reason = "bf16 does not reach the threads of device.parallel=dp; give fp16 or off, or take ddp"
+            yield Problem("precision.amp", reason, others=("device.parallel",))
 
 
-def _of_data(config: Config) -> Iterator[tuple[str, str]]:
+def _of_data(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
-        yield "data.path", f"{data.dataset} needs the folder that it lies in: give data.path (--data-path)"
+        reason = f"{data.dataset} needs the folder that it lies in: give data.path (--data-path)"
+        yield Problem("data.path", reason, others=("data.dataset",))
     if data.pipeline == "memory" and is_own(data.dataset):
-        yield "data.pipeline", f"memory cannot hold {data.dataset}, which may draw each item anew; give stream or auto"
+        reason = f"memory cannot hold {data.dataset}, which may draw each item anew; give stream or auto"
+        yield Problem("data.pipeline", reason, others=("data.dataset",))
     if data.pipeline == "memory" and data.dataset == "folder" and config.augment.resized_crop:
         why = "augment.resized_crop cuts images at the size of their files"
-        yield "data.pipeline", f"memory holds images at the model's size, and {why}; give stream or auto"
+        reason = f"memory holds images at the model's size, and {why}; give stream or auto"
+        yield Problem("data.pipeline", reason, others=("data.dataset", "augment.resized_crop"))
     if data.download and data.dataset not in IMAGE_FILE_DATASETS:
-        yield "data.download", f"{data.dataset} cannot be downloaded, only {', '.join(IMAGE_FILE_DATASETS)} can"
+        reason = f"{data.dataset} cannot be downloaded, only {', '.join(IMAGE_FILE_DATASETS)} can"
+        yield Problem("data.download", reason, others=("data.dataset",))
     for key in ("mean", "std"):
         given = getattr(data, key)
         if given is not None and data.channels is not None and len(given) != data.channels:
-            yield f"data.{key}", f"has {len(given)} values for data.channels={data.channels}; give one for each channel"
+            reason = f"has {len(given)} values for data.channels={data.channels}; give one for each channel"
+            yield Problem(f"data.{key}", reason, others=("data.channels",))
     if data.std is not None and min(data.std) <= 0:
-        yield "data.std", "must be greater than 0 for each channel"
+        yield Problem("data.std", "must be greater than 0 for each channel")
 
 
-def _of_augment(config: Config) -> Iterator[tuple[str, str]]:
+def _of_augment(config: Config) -> Iterator[Problem]:
     augment = config.augment
     for key, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
         low, high = getattr(augment, key)
         if not 0 < low <= high <= most:
             limit = " and at most 1" if most == 1.0 else ""
-            yield f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller one first"
+            yield Problem(f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller one first")
     for key in ("mixup", "cutmix"):
         if 0 < getattr(augment, key) < LEAST_ALPHA:
-            yield f"augment.{key}", f"must be 0 for none, or at least {LEAST_ALPHA:g}"
+            yield Problem(f"augment.{key}", f"must be 0 for none, or at least {LEAST_ALPHA:g}")
     if augment.resized_crop and augment.crop_padding:
-        yield "augment.crop_padding", "and augment.resized_crop are two ways to crop; keep one"
+        reason = "and augment.resized_crop are two ways to crop; keep one"
+        yield Problem("augment.crop_padding", reason, others=("augment.resized_crop",))
 
 
-def _of_model(config: Config) -> Iterator[tuple[str, str]]:
+def _of_model(config: Config) -> Iterator[Problem]:
     model = config.model
     if (named := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
-        yield "model.name", f"{model.name} is given as model.name={named[2]} model.source={named[1]}"
+        yield Problem("model.name", f"{model.name} is given as model.name={named[2]} model.source={named[1]}")
     ours = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
     if model.weights == "pretrained" and (ours or (model.source == "auto" and is_own(model.name))):
-        yield "model.weights", f"there are no pretrained weights of {model.name}; give a file"
+        reason = f"there are no pretrained weights of {model.name}; give a file"
+        yield Problem("model.weights", reason, others=("model.name", "model.source"))
     if model.sync_bn and config.device.parallel == "dp":
-        yield "model.sync_bn", "needs device.parallel ddp: under dp there is one process, and nothing to synchronise"
+        reason = "needs device.parallel ddp: under dp there is one process, and nothing to synchronise"
+        yield Problem("model.sync_bn", reason, others=("device.parallel",))
     if model.compile and config.device.parallel == "dp":
-        yield "model.compile", "does not reach the copies of the model that device.parallel=dp makes; take ddp"
+        reason = "does not reach the copies of the model that device.parallel=dp makes; take ddp"
+        yield Problem("model.compile", reason, others=("device.parallel",))
     if model.compile and model.compile_mode != "default" and config.optim.accumulate > 1:
-        yield (
-            "model.compile_mode",
+        reason = (
             f"{model.compile_mode} replays CUDA graphs, which write over the gradients that optim.accumulate adds up; "
-            "give default",
+            "give default"
         )
+        yield Problem("model.compile_mode", reason, others=("model.compile", "optim.accumulate"))
 
 
 def sync_bn_problems(config: Config, ranks: int, *, on_gpu: bool) -> list[Problem]:
@@ -156,7 +166,7 @@ def sync_bn_problems(config: Config, ranks: int, *, on_gpu: bool) -> list[Proble
     return []
 
 
-def _of_loss(config: Config) -> Iterator[tuple[str, str]]:
+def _of_loss(config: Config) -> Iterator[Problem]:
     loss = config.loss
     if is_own(loss.name):
         for key, given in (
@@ -164,48 +174,53 @@ def _of_loss(config: Config) -> Iterator[tuple[str, str]]:
             ("class_weights", loss.class_weights != "none"),
         ):
             if given:
-                yield f"loss.{key}", f"{loss.name} is a loss of your own, which does that itself; leave it out"
+                reason = f"{loss.name} is a loss of your own, which does that itself; leave it out"
+                yield Problem(f"loss.{key}", reason, others=("loss.name",))
 
 
-def _of_optim(config: Config) -> Iterator[tuple[str, str]]:
+def _of_optim(config: Config) -> Iterator[Problem]:
     optim = config.optim
     yield from torch_problems(optim)
     if optim.betas is not None and not all(0 <= beta < 1 for beta in optim.betas):
-        yield "optim.betas", "must each be at least 0 and less than 1"
+        yield Problem("optim.betas", "must each be at least 0 and less than 1")
     for name, factor in optim.layer_lr.items():
         if factor < 0:
-            yield "optim.layer_lr", f"the factor of {name} must be at least 0, not {factor:g}"
+            yield Problem("optim.layer_lr", f"the factor of {name} must be at least 0, not {factor:g}")
 
 
-def _of_schedule(config: Config) -> Iterator[tuple[str, str]]:
+def _of_schedule(config: Config) -> Iterator[Problem]:
     schedule, epochs = config.schedule, config.run.epochs
     if schedule.warmup_epochs > epochs:
-        yield "schedule.warmup_epochs", f"must be at most run.epochs ({epochs})"
+        yield Problem("schedule.warmup_epochs", f"must be at most run.epochs ({epochs})", others=("run.epochs",))
     if schedule.warmup_epochs and schedule.warmup_steps:
-        yield (
-            "schedule.warmup_steps",
-            f"and schedule.warmup_epochs={schedule.warmup_epochs:g} are two lengths of one warm-up; set one to 0",
-        )
-    if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
-        yield "schedule.milestones", "must be whole numbers from 1 up, each greater than the one before"
-    elif schedule.name == "multistep" and not schedule.milestones:
-        yield "schedule.milestones", "schedule multistep needs at least one, such as [30, 60]"
-    elif schedule.name == "multistep" and by_epoch(schedule) and schedule.milestones[0] >= epochs:
-        yield "schedule.milestones", f"none of them is reached: run.epochs is {epochs}; give smaller ones"
+        reason = f"and schedule.warmup_epochs={schedule.warmup_epochs:g} are two lengths of one warm-up; set one to 0"
+        yield Problem("schedule.warmup_steps", reason, others=("schedule.warmup_epochs",))
+    yield from _of_milestones(schedule, epochs)
     if schedule.name == "onecycle":
         for key in ("warmup_epochs", "warmup_steps"):
             if getattr(schedule, key):
-                yield (
-                    f"schedule.{key}",
-                    f"schedule onecycle has a warm-up of its own (schedule.peak_at); give {key}=0",
-                )
+                reason = f"schedule onecycle has a warm-up of its own (schedule.peak_at); give {key}=0"
+                yield Problem(f"schedule.{key}", reason, others=("schedule.name",))
         if by_epoch(schedule) and epochs < 2:
-            yield "schedule.by", "schedule onecycle needs two epochs or more to change by epoch; give step"
+            reason = "schedule onecycle needs two epochs or more to change by epoch; give step"
+            yield Problem("schedule.by", reason, others=("schedule.name", "run.epochs"))
     if schedule.name == "plateau":
         if schedule.by == "step":
-            yield "schedule.by", "schedule plateau looks at the validation loss, once an epoch; give epoch or auto"
+            reason = "schedule plateau looks at the validation loss, once an epoch; give epoch or auto"
+            yield Problem("schedule.by", reason, others=("schedule.name",))
         if schedule.gamma == 1:
-            yield "schedule.gamma", "must be less than 1 for schedule plateau"
+            yield Problem("schedule.gamma", "must be less than 1 for schedule plateau", others=("schedule.name",))
+
+
+def _of_milestones(schedule: Schedule, epochs: int) -> Iterator[Problem]:
+    key, multistep = "schedule.milestones", schedule.name == "multistep"
+    if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
+        yield Problem(key, "must be whole numbers from 1 up, each greater than the one before")
+    elif multistep and not schedule.milestones:
+        yield Problem(key, "schedule multistep needs at least one, such as [30, 60]", others=("schedule.name",))
+    elif multistep and by_epoch(schedule) and schedule.milestones[0] >= epochs:
+        reason = f"none of them is reached: run.epochs is {epochs}; give smaller ones"
+        yield Problem(key, reason, others=("schedule.name", "schedule.by", "run.epochs"))
 
 
 FORMS = "auto, env://, tcp://HOST:PORT or file:///PATH"

@@ -71,7 +71,7 @@ def with_all_problems(error: UsageError) -> UsageError:
     """The same refusal of a config, with what else would have been refused had its values been valid."""
     if not isinstance(error, ConfigError):
         return error
-    told = {problem.where.partition(" ")[0] for problem in error.problems}
+    told = {problem.where for problem in error.problems}
     found = look_early(error.valid_part).problems
     with collecting(found):
         choice = choose(error.valid_part.device.gpus, "", wait=False, waiting=lambda _: None)

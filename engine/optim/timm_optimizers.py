@@ -33,7 +33,7 @@ def check_timm_optimizer(optim: Optim) -> list[Problem]:
         options = timm_options(optim.name)
     except UsageError as error:
         return error.problems
-    return [Problem(key, why) for key, why in option_problems(optim, options)]
+    return list(option_problems(optim, options))
 
 
 def timm_options(name: str) -> dict[str, Option]:

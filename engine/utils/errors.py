@@ -10,13 +10,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: `where` is a config key, a flag or a file."""
+    """One thing that is wrong. `where` is a config key, a flag or a file; `source` is the file that sets the key.
+    `advice` says what to do where a caller shows it apart from the `reason`. `others` are the keys whose values rule
+    this one out."""
 
     where: str
-    what: str
+    reason: str
+    advice: str = ""
+    source: str = ""
+    others: tuple[str, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """The reason, with the advice."""
+        return f"{self.reason}; {self.advice}" if self.advice else self.reason
+
+    @property
+    def label(self) -> str:
+        """The key, with the file that sets it."""
+        return f"{self.where} (in {self.source})" if self.source else self.where
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" if self.where else self.what
+        return f"{self.label}: {self.what}" if self.where else self.what
 
 
 class UsageError(Exception):
@@ -27,8 +42,8 @@ class UsageError(Exception):
         self.problems = list(problems)
 
     @classmethod
-    def one(cls, where: str, what: str) -> UsageError:
-        return cls([Problem(where, what)])
+    def one(cls, where: str, reason: str, advice: str = "") -> UsageError:
+        return cls([Problem(where, reason, advice)])
 
 
 @contextmanager

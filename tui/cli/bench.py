@@ -70,8 +70,7 @@ def bench(
         file, overrides = split_arguments(arguments)
         resolved = resolve_arguments([file or "digits", *overrides], flags)
         # What a config is to be trained for is more than it takes to measure it.
-        typed = resolved.sources["run.epochs"].startswith(("--epochs ", "run.epochs="))
-        epochs = resolved.config.run.epochs if typed else DEFAULT_EPOCHS
+        epochs = resolved.config.run.epochs if "run.epochs" in resolved.typed else DEFAULT_EPOCHS
         plan = plan_bench(resolved.config, numbers(counts), epochs, repeats, strong=strong, limit=limit)
     typer.echo(plan_in_words(plan), err=True)
     runs: list[Run] = []

@@ -253,7 +253,7 @@ class FormScreen(CockpitScreen):
     def _mark(self) -> None:
         wrong: dict[str, str] = {}
         for problem in self._all_problems():
-            wrong.setdefault(problem.where.partition(" ")[0], problem.what)
+            wrong.setdefault(problem.where, problem.what)
         for one in self.query(Field):
             one.mark(printable(wrong.get(one.info.key, "")))
         self.tick()
@@ -263,7 +263,7 @@ class FormScreen(CockpitScreen):
         if config is None:
             chart.draw([], Window(0.0, 1.0))
             keys = {info.key for info in self._fields}
-            strange = [str(problem) for problem in self._problems if problem.where.partition(" ")[0] not in keys]
+            strange = [str(problem) for problem in self._problems if problem.where not in keys]
             told = Text(printable("\n".join(strange)), BAD) if strange else Text("told when nothing is wrong", MUTED)
             self.query_one("#plan", Static).update(told)
             self.query_one("#command", Static).update(Text("–", MUTED))
@@ -293,7 +293,7 @@ class FormScreen(CockpitScreen):
         self._problems = problems_of(self.form)
         if problems := self._all_problems():
             self._mark()
-            lines = problem_lines([(problem.where, printable(problem.what)) for problem in problems])
+            lines = problem_lines([(problem.label, printable(problem.what)) for problem in problems])
             wrapped = [part for line in lines for part in line.wrap(self.app.console, 100)]
             self.app.push_screen(Reader(f"not started: {counted(len(problems), 'thing')} to mend", wrapped))
             return
