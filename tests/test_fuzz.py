@@ -28,6 +28,7 @@ from engine.runs.events import EVENTS, CheckpointSaved, Control, Event, Gpus, Pa
 from engine.runs.folder import RunFolder
 from engine.runs.history import history_of
 from engine.runs.journal import JournalReader, from_line, to_line
+from engine.runs.records import GpuSample
 from engine.runs.watcher import RunWatch
 from engine.utils.errors import UsageError
 from tui.charts.plot import plot
@@ -159,7 +160,7 @@ SOME: list[Event] = [
     *(Warned(message="ä"), CheckpointSaved(path="p", step=1, epoch=1), Control(request="stop", by="me", outcome="yes")),
     Paused(step=4, epoch=2),
     RankFailed(rank=0, device="cpu", cause="why"),
-    Gpus(gpus=[{"uuid": "GPU-1", "host": "h", "state": "ok", "busy": 3.0, "memory_used": 5, "throttle": ["power"]}]),
+    Gpus(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
     RunFinished(state="finished"),
 ]
 LINES = [to_line(event) for event in SOME]

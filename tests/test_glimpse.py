@@ -11,6 +11,7 @@ from test_runs import make_run
 from engine.runs.events import Continued, Gpus, Paused, RunFinished, Step
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
+from engine.runs.records import GpuSample
 from engine.runs.watcher import SHORT_BYTES, TAIL_BYTES, RunWatch
 
 
@@ -60,7 +61,7 @@ def test_then_only_what_came_since(tmp_path: Path) -> None:
 def test_a_run_that_has_been_holding_for_long_is_still_paused(tmp_path: Path) -> None:
     folder = long_run(tmp_path)
     append(folder, to_line(Paused(step=120_000, epoch=1)) + "\n")
-    append(folder, (to_line(Gpus(gpus=[{"uuid": "GPU-1", "busy": 0}] * 8)) + "\n") * 3000)
+    append(folder, (to_line(Gpus(gpus=[GpuSample("GPU-1", busy=0)] * 8)) + "\n") * 3000)
     assert RunWatch(folder).look().paused
     append(folder, to_line(Continued(step=120_000, epoch=1)) + "\n")
     assert not RunWatch(folder).look().paused

@@ -25,6 +25,7 @@ from engine.launch.node import NodesUsage, choose_on_host, tell_usage
 from engine.runs.bottleneck import Kind
 from engine.runs.events import Gpus
 from engine.runs.history import history_of
+from engine.runs.records import GpuSample, RankDevice
 from engine.utils.errors import UsageError
 
 
@@ -49,16 +50,16 @@ def test_the_gpus_of_a_run_are_watched_and_no_others(here: GpuHost) -> None:
     usage = UsageWatch([uuid_of(2), uuid_of(5)])
     event = first_event(usage)
     usage.close()
-    assert [one["uuid"] for one in event.gpus] == [uuid_of(2), uuid_of(5)]
-    assert [one["busy"] for one in event.gpus] == [92, 95]
-    assert event.gpus[0]["throttle"] == ["idle", "power cap"]
-    assert event.gpus[0]["memory_used"] == 61000 << 20
+    assert [one.uuid for one in event.gpus] == [uuid_of(2), uuid_of(5)]
+    assert [one.busy for one in event.gpus] == [92, 95]
+    assert event.gpus[0].throttle == ["idle", "power cap"]
+    assert event.gpus[0].memory_used == 61000 << 20
 
 
 def test_a_run_whose_gpu_is_held_down_hears_which_and_by_what(here: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.launch.gpu_usage.EVERY_SECONDS", 0.2)
     here.becomes([gpu(0), gpu(1, throttle=0x24, sm_clock=1110)])
-    ranks = [{"rank": rank, "host": "h", "pid": 1, "device": uuid_of(rank)} for rank in (0, 1)]
+    ranks = [RankDevice(rank, "h", 1, uuid_of(rank)) for rank in (0, 1)]
     run = begun(devices=[uuid_of(0), uuid_of(1)], ranks=ranks)
     usage = UsageWatch(run.devices)
     looks = [first_event(usage) for _ in range(3)]
@@ -75,9 +76,9 @@ def test_a_run_on_the_cpu_watches_nothing() -> None:
 
 def test_the_summary_says_what_each_gpu_did() -> None:
     looks = [
-        Gpus(gpus=[{"uuid": "a", "host": "h", "busy": 90, "memory_used": 5, "throttle": ["idle"]}]),
-        Gpus(gpus=[{"uuid": "a", "host": "h", "busy": 100, "memory_used": 7, "throttle": ["thermal"]}]),
-        Gpus(gpus=[{"uuid": "a", "host": "h", "busy": None, "memory_used": None, "throttle": None}]),
+        Gpus(gpus=[GpuSample("a", "h", busy=90, memory_used=5, throttle=["idle"])]),
+        Gpus(gpus=[GpuSample("a", "h", busy=100, memory_used=7, throttle=["thermal"])]),
+        Gpus(gpus=[GpuSample("a", "h")]),
     ]
     [used] = history_of([started(), *looks]).summary().gpus
     assert (used["uuid"], used["busy"], used["most_memory_used"]) == ("a", 95.0, 7)
@@ -87,7 +88,7 @@ def test_the_summary_says_what_each_gpu_did() -> None:
 def test_another_node_tells_rank_0_what_its_gpus_do(here: GpuHost) -> None:
     here.becomes(gpu(0, busy=50))
     store, there = HashStore(), UsageWatch([uuid_of(0)])
-    ranks = [{"rank": rank, "host": host, "pid": 1, "device": "cpu"} for rank, host in enumerate("aabb")]
+    ranks = [RankDevice(rank, host, 1, "cpu") for rank, host in enumerate("aabb")]
     nodes = NodesUsage(UsageWatch([]), store, Reservation())
     nodes.begin(replace(started(), ranks=ranks))
     assert nodes.look() == []
@@ -96,7 +97,7 @@ def test_another_node_tells_rank_0_what_its_gpus_do(here: GpuHost) -> None:
         time.sleep(0.02)
     there.close()
     [event] = nodes.look()
-    assert event.gpus[0]["busy"] == 50
+    assert event.gpus[0].busy == 50
     assert nodes.look() == []
 
 

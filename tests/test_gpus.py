@@ -11,10 +11,11 @@ import pytest
 from conftest import Gputrain
 from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, uuid_of
 
-from engine.distributed.topology import RankPlace, refuse_shared_devices
+from engine.distributed.topology import refuse_shared_devices
 from engine.gpus.selection import Device, NotFreeError, devices_of, select
 from engine.gpus.snapshot import Snapshot
 from engine.gpus.visible_devices import ask_cuda, visible
+from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
 from engine.utils.errors import UsageError
 
@@ -221,7 +222,7 @@ def test_a_rank_that_cuda_gives_another_gpu_does_not_train() -> None:
 
 
 def test_two_ranks_never_share_a_gpu_but_may_share_a_cpu() -> None:
-    refuse_shared_devices([RankPlace(0, "a", 1, "cpu"), RankPlace(1, "a", 2, "cpu")])
-    refuse_shared_devices([RankPlace(0, "a", 1, FREE), RankPlace(1, "b", 2, FREE)])
+    refuse_shared_devices([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
+    refuse_shared_devices([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
     with pytest.raises(UsageError, match="ranks 0 and 1 on a both have"):
-        refuse_shared_devices([RankPlace(0, "a", 1, FREE), RankPlace(1, "a", 2, FREE)])
+        refuse_shared_devices([RankDevice(0, "a", 1, FREE), RankDevice(1, "a", 2, FREE)])

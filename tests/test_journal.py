@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from engine.runs.event_lines import line_of
-from engine.runs.events import CheckpointSaved, Control, Epoch, Event, RunFinished, RunResumed, RunStarted, Step, Warned
+from engine.runs.events import (
+    CheckpointSaved,
+    Control,
+    Epoch,
+    Event,
+    Gpus,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Step,
+    Warned,
+)
 from engine.runs.history import history_of
 from engine.runs.journal import Journal, JournalReader, from_line, to_line
+from engine.runs.records import GpuSample, RankDevice, RankPeakMemory
 
 PLAN = {
     "name": "a",
@@ -54,6 +69,60 @@ def epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> Epoch:
         seconds=1.0,
         images_per_second=100.0 * number,
     )
+
+
+RECORDS = (
+    '{"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1", "host": "h", "state": "ok", "busy": 97, '
+    '"sm_active": 81.5, "tensor_active": null, "memory_used": 65498251264, "temperature": 64, "power": 512.5, '
+    '"sm_clock": 1980, "max_sm_clock": 1980, "throttle": ["power cap"]}]}',
+    '{"type": "epoch", "time": 5.0, "epoch": 1, "step": 10, "train_loss": 1.0, "train_accuracy": 0.4, "val_loss": 1.1, '
+    '"val_accuracy": 0.5, "lr": 0.1, "seconds": 1.0, "images_per_second": 100.0, "skipped": 0, "unread": 0, '
+    '"val_top5": null, "ema_val_loss": null, "ema_val_accuracy": null, '
+    '"memory": [{"rank": 0, "allocated": 1073741824, "reserved": 2147483648}], "data_wait": 0.1, '
+    '"work": [{"rank": 0, "seconds": 1.5, "waited": 0.15, "forward": 0.5}]}',
+)
+
+
+@pytest.mark.parametrize("line", RECORDS, ids=["gpus", "epoch"])
+def test_records_of_ranks_and_gpus_keep_their_json(line: str) -> None:
+    event = from_line(line)
+    assert event is not None
+    assert to_line(event) == line
+
+
+def test_the_ranks_of_a_run_keep_their_json() -> None:
+    ranks = [RankDevice(0, "h", 7, "cpu"), RankDevice(1, "h", 8, "cpu")]
+    line = to_line(replace(started(), ranks=ranks))
+    assert json.loads(line)["ranks"] == [
+        {"rank": 0, "host": "h", "pid": 7, "device": "cpu"},
+        {"rank": 1, "host": "h", "pid": 8, "device": "cpu"},
+    ]
+    assert from_line(line) == replace(from_line(to_line(started())), ranks=ranks)  # type: ignore[type-var]
+
+
+def test_a_gpu_record_has_no_value_for_what_is_missing_or_strange() -> None:
+    strange = {"uuid": 5, "host": None, "state": [], "busy": "97", "power": 10**400, "throttle": "heat", "new": 1}
+    event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, strange]}))
+    assert isinstance(event, Gpus)
+    assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]
+    assert [one["uuid"] for one in history_of([event]).summary().gpus] == ["GPU-1", "None"]
+
+
+def test_an_incomplete_rank_or_memory_record_is_left_out() -> None:
+    run = json.loads(to_line(started())) | {"ranks": [{"rank": 0}, {"rank": 1, "host": "h", "pid": 8, "device": "cpu"}]}
+    read = from_line(json.dumps(run))
+    assert isinstance(read, RunStarted)
+    assert read.ranks == [RankDevice(1, "h", 8, "cpu")]
+    memory = [{"rank": 0, "allocated": None, "reserved": 1}, {"rank": 1, "allocated": 1, "reserved": 2}]
+    done = from_line(json.dumps(json.loads(to_line(epoch(1))) | {"memory": memory}))
+    assert isinstance(done, Epoch)
+    assert done.memory == [RankPeakMemory(1, 1, 2)]
+
+
+@pytest.mark.parametrize("field", ["ranks", "gpus", "memory", "work"])
+def test_an_event_whose_records_are_no_objects_is_passed_over(field: str) -> None:
+    event = {"ranks": started(), "gpus": Gpus(gpus=[])}.get(field, epoch(1))
+    assert from_line(json.dumps(json.loads(to_line(event)) | {field: [5]})) is None
 
 
 def test_every_event_reads_back_as_itself() -> None:

@@ -21,6 +21,7 @@ from engine.distributed.node_plan import plan
 from engine.launch.batch_size import SHARE, Found, batch_before, find_batch
 from engine.launch.batch_size_process import Outcome, Trials, made_up, peak, reset_peak, search
 from engine.runs.folder import RunFolder
+from engine.runs.records import RankPeakMemory
 from engine.training.memory import gather_peaks, give_back, peaks, reset_peaks
 from engine.utils.errors import UsageError
 
@@ -117,7 +118,7 @@ def test_the_peak_of_a_gpu_is_what_was_taken_at_its_most() -> None:
     assert peaks(gpu)["allocated"] == before + (64 << 20)
     assert peaks(gpu)["reserved"] >= peaks(gpu)["allocated"]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert gather_peaks(gpu, 0, dist.group.WORLD) == [{"rank": 0} | peaks(gpu)]  # type: ignore[arg-type]
+    assert gather_peaks(gpu, 0, dist.group.WORLD) == [RankPeakMemory(0, **peaks(gpu))]  # type: ignore[arg-type]
     dist.destroy_process_group()
     give_back(gpu)
     reset_peaks(gpu)

@@ -23,6 +23,7 @@ from engine.runs.events import CheckpointSaved, Event, Gpus, Step
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.recorder import Recorder
+from engine.runs.records import GpuSample
 from engine.runs.watcher import SHORT_BYTES, RunWatch
 from tui.cli.main import app
 from tui.pollers import BATCH_EVENTS, BATCHES, RunFeed
@@ -35,10 +36,10 @@ MINUTES = (11, 31)
 # Bytes that an epoch may cost whoever knows the run's best and its median rate; and what a measurement is off by.
 PER_EPOCH, SLACK = 1500, 25_000
 GPUS = [
-    {
-        "uuid": f"GPU-{number}", "host": "h", "state": "ok", "busy": 97.0, "sm_active": 81.5, "tensor_active": 40.2,
-        "memory_used": 61 << 30, "temperature": 64.0, "power": 512.5, "sm_clock": 1980.0, "throttle": ["power"],
-    }
+    GpuSample(
+        uuid=f"GPU-{number}", host="h", state="ok", busy=97.0, sm_active=81.5, tensor_active=40.2,
+        memory_used=61 << 30, temperature=64.0, power=512.5, sm_clock=1980.0, throttle=["power"],
+    )
     for number in range(4)
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from in_process import one_rank
 
+from engine.runs.records import RankEpochTiming
 from engine.training.loop import train_epoch
 from engine.training.timing import Work, gather_work, share_waited
 
@@ -40,15 +41,15 @@ def test_the_loop_tells_of_each_of_the_batches_of_a_step(monkeypatch: pytest.Mon
         assert train_epoch(fit.trainer, lambda: False)
         assert called == ["wait", "arrived", "forwarded"] * 2 * fit.trainer.shares.steps_per_epoch
         [one] = gather_work(fit.trainer.work, 5.0, fit.hosts)
-    assert (one["rank"], one["seconds"]) == (0, 5.0)
-    assert one["forward"] > 0
+    assert (one.rank, one.seconds) == (0, 5.0)
+    assert one.forward > 0
 
 
 def test_the_share_that_is_waited_is_that_of_all_ranks() -> None:
-    ranks = [{"rank": rank, "seconds": 10.0, "waited": waited, "forward": 1.0} for rank, waited in enumerate((1, 4))]
+    ranks = [RankEpochTiming(rank, seconds=10.0, waited=waited, forward=1.0) for rank, waited in enumerate((1, 4))]
     assert share_waited(ranks) == 0.25
     assert math.isnan(share_waited([]))
-    assert math.isnan(share_waited([{"rank": 0, "seconds": 0.0, "waited": 0.0, "forward": 0.0}]))
+    assert math.isnan(share_waited([RankEpochTiming(0, 0.0, 0.0, 0.0)]))
 
 
 def test_on_a_gpu_few_events_are_used_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,36 +5,26 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from engine.distributed.node_plan import Plan
 from engine.distributed.rank_env import Seat
+from engine.runs.records import RankDevice
 from engine.utils.errors import UsageError
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank is: its process, and a device that it has there, which it has seen to be the one."""
-
-    rank: int
-    host: str
-    pid: int
-    device: str
-
-
-def gather_places(plan: Plan, seat: Seat, hosts: dist.ProcessGroup) -> list[RankPlace]:
+def gather_places(plan: Plan, seat: Seat, hosts: dist.ProcessGroup) -> list[RankDevice]:
     """Where all ranks are, once for each device of each. A collective."""
     host, pid = socket.gethostname(), os.getpid()
     devices = [plan.devices[place] for place in plan.places(seat.local_rank)]
-    mine = [RankPlace(rank=seat.rank, host=host, pid=pid, device=device) for device in devices]
+    mine = [RankDevice(rank=seat.rank, host=host, pid=pid, device=device) for device in devices]
     ranks = [mine] * seat.world_size
     dist.all_gather_object(ranks, mine, group=hosts)
     return [place for places in ranks for place in places]
 
 
-def refuse_shared_devices(ranks: Sequence[RankPlace]) -> None:
+def refuse_shared_devices(ranks: Sequence[RankDevice]) -> None:
     """Raises UsageError where two ranks have one GPU, which NCCL does not serve."""
     first: dict[tuple[str, str], int] = {}
     for one in ranks:

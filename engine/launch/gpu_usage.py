@@ -11,6 +11,7 @@ from engine.gpus.monitor import DriverMonitor
 from engine.gpus.reservation import HeldRank
 from engine.gpus.snapshot import Gpu, Wants
 from engine.runs.events import Event, Gpus, RunStarted, Waiting
+from engine.runs.records import GpuSample
 
 EVERY_SECONDS = 5.0
 KEPT = (
@@ -49,15 +50,15 @@ class UsageWatch:
         if snapshot is None:
             return None
         self._silent_at = time.monotonic() + 2 * EVERY_SECONDS
-        return Gpus(gpus=[_kept(gpu, snapshot.host) for gpu in snapshot.gpus]) if snapshot.gpus else None
+        return Gpus(gpus=[_sample(gpu, snapshot.host) for gpu in snapshot.gpus]) if snapshot.gpus else None
 
     def close(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
 
 
-def _kept(gpu: Gpu, host: str) -> dict[str, object]:
-    return {"uuid": gpu.uuid, "host": host, "state": gpu.state, **{name: gpu.value(name) for name in KEPT}}
+def _sample(gpu: Gpu, host: str) -> GpuSample:
+    return GpuSample(gpu.uuid, host, gpu.state, **{name: gpu.value(name) for name in KEPT})
 
 
 def waiting_told(tell: Callable[[Event], None]) -> Callable[[str], None]:
@@ -75,5 +76,5 @@ def waiting_told(tell: Callable[[Event], None]) -> Callable[[str], None]:
 def ranks_here(started: RunStarted) -> list[HeldRank]:
     """The ranks of this host that have a GPU, as other users may know them."""
     here = socket.gethostname()
-    ranks = [one for one in started.ranks if one["host"] == here and one["device"] != "cpu"]
-    return [HeldRank(started.name, one["rank"], one["pid"], one["device"]) for one in ranks]
+    ranks = [one for one in started.ranks if one.host == here and one.device != "cpu"]
+    return [HeldRank(started.name, one.rank, one.pid, one.device) for one in ranks]

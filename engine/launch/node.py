@@ -74,7 +74,7 @@ class NodesUsage:
         self._reservation.show_ranks(ranks_here(started))
         first: dict[str, int] = {}
         for one in started.ranks:
-            first.setdefault(one["host"], one["rank"])
+            first.setdefault(one.host, one.rank)
         self._others = {f"usage/{rank}": "" for rank in first.values() if rank != 0}
         if self._others:
             # Another thread than the one that trains will ask.

@@ -10,24 +10,27 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from engine.config.pipeline import PIPELINE_ASKED
 from engine.runs.events import Epoch, RunStarted
+from engine.runs.records import GpuSample, RankEpochTiming
 
 # Waiting of a share less than this is none that is worth a change.
 MOST_WAIT = 0.10
-# A rank is slow that takes so many times as long as the others and holds them up for so large a share of the epoch, in
-# each of so many epochs as far as there are such, and in all of them for so many seconds: less happens by chance.
-SLOW_TIMES, SLOW_SHARE, SLOW_EPOCHS, SLOW_SECONDS = 1.25, 0.05, 3, 0.5
+# A straggler exceeds all four limits: less happens by chance.
+SLOW_TIMES = 1.25  # its time of data and forward passes, vs. the median of the other ranks
+SLOW_SHARE = 0.05  # share of the epoch that the other ranks lose to it
+SLOW_EPOCHS = 3  # consecutive epochs, or all of a shorter session
+SLOW_SECONDS = 0.5  # lost in these epochs together
 # Steps are too small of which more than this share is not for their images.
 MOST_FIXED = 0.5
 # By so much the least step may have been slower than the others by chance.
 MOST_CHANCE = 1.5
-# A GPU is slowed down that was so in so many looks in a row, at a clock below this share of its highest.
-SLOWED_LOOKS, FULL_CLOCK = 3, 0.95
+# A GPU is throttled below this share of its highest clock, in so many consecutive samples.
+FULL_CLOCK = 0.95
+SLOWED_LOOKS = 3
 # What of the driver's words holds clocks down against the will of who trains, the gravest first.
 CAUSES = {
     "hardware thermal": "heat",
@@ -52,8 +55,13 @@ class Verdict:
     kind: Kind
     message: str
 
-    def to_dict(self) -> dict[str, str]:
-        return {name: str(value) for name, value in asdict(self).items()}
+    @classmethod
+    def from_dict(cls, values: object) -> Verdict | None:
+        """The verdict of a summary; None where it is of another form."""
+        match values:
+            case {"kind": str(kind), "message": str(message)} if kind in list(Kind):
+                return cls(Kind(kind), message)
+        return None
 
 
 @dataclass(frozen=True)
@@ -65,21 +73,6 @@ class Slowed:
     since: float
     looks: int
     clock: float
-
-
-@dataclass(frozen=True)
-class RankWork:
-    """Seconds of an epoch's training: of all of it, of waiting for data, and of forward passes."""
-
-    rank: int
-    seconds: float
-    waited: float
-    forward: float
-
-    @property
-    def own(self) -> float:
-        """In which no rank waits for another."""
-        return self.waited + self.forward
 
 
 def judge(started: RunStarted | None, epochs: Sequence[Epoch], slowed: Mapping[str, Slowed]) -> Verdict | None:
@@ -115,8 +108,8 @@ def share_of(value: float | None) -> float | None:
     return value if value is not None and 0 <= value <= 1 else None
 
 
-def positive(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+def positive(value: float | None) -> float | None:
+    return value if value is not None and 0 < value < math.inf else None
 
 
 def utilization(started: RunStarted | None, epoch: Epoch | None) -> float | None:
@@ -160,52 +153,43 @@ def _how_to_wait_less(started: RunStarted, wait: float) -> str:
     return f"try data.workers={workers}"
 
 
-def _works(epoch: Epoch) -> list[RankWork]:
-    """All that are known; none where one is not."""
-    found = []
-    for one in epoch.work:
-        numbers = [one.get(name) for name in ("rank", "seconds", "waited", "forward")]
-        if not all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers):
-            return []
-        found.append(RankWork(*numbers))  # type: ignore[arg-type]
-    return found
-
-
 @dataclass(frozen=True)
 class SlowRank:
     """What it did in the latest epoch, and the median of the others."""
 
-    mine: RankWork
-    others: RankWork
+    mine: RankEpochTiming
+    others: RankEpochTiming
 
 
 def _slow_rank(epochs: Sequence[Epoch]) -> SlowRank | None:
-    found = [slow for epoch in epochs if (slow := _slowest(_works(epoch))) is not None]
+    found = [slow for epoch in epochs if (slow := _slowest(epoch.work)) is not None]
     if len(found) < len(epochs) or len({one.mine.rank for one in found}) != 1:
         return None
-    lost = sum(one.mine.own - one.others.own for one in found)
+    lost = sum(one.mine.local_seconds - one.others.local_seconds for one in found)
     return found[-1] if lost >= SLOW_SECONDS else None
 
 
-def _slowest(works: Sequence[RankWork]) -> SlowRank | None:
+def _slowest(timings: Sequence[RankEpochTiming]) -> SlowRank | None:
     """The rank that holds up the others, if one does."""
-    if len(works) < 2:
+    if len(timings) < 2:
         return None
-    slow = max(works, key=lambda one: one.own)
-    others = [one for one in works if one is not slow]
-    waited, forward = (statistics.median(getattr(one, name) for one in others) for name in ("waited", "forward"))
-    own = statistics.median(one.own for one in others)
-    if slow.own <= SLOW_TIMES * own or slow.own - own <= SLOW_SHARE * slow.seconds or forward == 0:
+    slow = max(timings, key=lambda one: one.local_seconds)
+    others = [one for one in timings if one is not slow]
+    waited = statistics.median(one.waited for one in others)
+    forward = statistics.median(one.forward for one in others)
+    usual = statistics.median(one.local_seconds for one in others)
+    lost = slow.local_seconds - usual
+    if slow.local_seconds <= SLOW_TIMES * usual or lost <= SLOW_SHARE * slow.seconds or forward == 0:
         return None
     # Where the others wait for data as well, it is not this rank that holds them up.
     if waited > MOST_WAIT * slow.seconds:
         return None
-    return SlowRank(slow, RankWork(-1, slow.seconds, waited, forward))
+    return SlowRank(slow, RankEpochTiming(-1, slow.seconds, waited, forward))
 
 
 def _waiting_for(started: RunStarted, slow: SlowRank, held: Mapping[str, Slowed], now: float) -> Verdict:
     mine, others = slow.mine, slow.others
-    device = next((str(one.get("device")) for one in started.ranks if one.get("rank") == mine.rank), "")
+    device = next((one.device for one in started.ranks if one.rank == mine.rank), "")
     if device in held:
         return _slowed(started, {device: held[device]}, now)
     name = f"rank {mine.rank} ({device[:SHOWN_UUID]})" if device else f"rank {mine.rank}"
@@ -216,13 +200,13 @@ def _waiting_for(started: RunStarted, slow: SlowRank, held: Mapping[str, Slowed]
     return Verdict(Kind.RANK, f"waiting for {name}, {why}")
 
 
-def slowed_by(values: Mapping[str, Any], at: float, before: Slowed | None) -> Slowed | None:
-    """What a look at a GPU (one of an event's `gpus`) says of its clock, after what the look before said. A look that
-    tells nothing changes nothing."""
-    words, clock, most = values.get("throttle"), positive(values.get("sm_clock")), positive(values.get("max_sm_clock"))
-    if not isinstance(words, list) or clock is None:
+def slowed_by(sample: GpuSample, at: float, before: Slowed | None) -> Slowed | None:
+    """What a look at a GPU says of its clock, after what the look before said. A look that tells nothing changes
+    nothing."""
+    clock, most = positive(sample.sm_clock), positive(sample.max_sm_clock)
+    if sample.throttle is None or clock is None:
         return before
-    cause = next((cause for word, cause in CAUSES.items() if word in words), None)
+    cause = next((cause for word, cause in CAUSES.items() if word in sample.throttle), None)
     if cause is None or (most is not None and clock >= FULL_CLOCK * most):
         return None
     return Slowed(cause, before.since if before else at, before.looks + 1 if before else 1, clock)
@@ -231,7 +215,7 @@ def slowed_by(values: Mapping[str, Any], at: float, before: Slowed | None) -> Sl
 def _slowed(started: RunStarted, held: Mapping[str, Slowed], now: float) -> Verdict:
     """Of several GPUs the one that was first is named."""
     uuid, first = min(held.items(), key=lambda one: one[1].since)
-    rank = next((f" (rank {one.get('rank')})" for one in started.ranks if one.get("device") == uuid), "")
+    rank = next((f" (rank {one.rank})" for one in started.ranks if one.device == uuid), "")
     more = f" and {len(held) - 1} more" if len(held) > 1 else ""
     day, today = (time.strftime("%Y-%m-%d ", time.localtime(one)) for one in (first.since, now))
     since = ("" if day == today else day) + time.strftime("%H:%M", time.localtime(first.since))

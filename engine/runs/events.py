@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
 
 JOURNAL_FORMAT = 1
 
@@ -25,7 +27,7 @@ class Event:
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
     """The ranks are set up and training begins. The first event of a run, once. `devices` are UUIDs or "cpu", one a
-    rank; `ranks` holds `rank`, `host`, `pid` and `device` of each. A rank has `cores` of the CPU, and its images come
+    rank; `ranks` has an entry for each device of each rank. A rank has `cores` of the CPU, and its images come
     by `pipeline`, `batch_size` at once. `least_step` is how many seconds a forward and backward pass of `least_images`
     took on rank 0, also of a model that is `compiled` without that; `flops` are the floating-point operations of both
     for one image, and `peak_tflops` is what all GPUs of the run together could do in a second at its precision: NaN
@@ -47,7 +49,7 @@ class RunStarted(Event):
     parameters: int
     workers: int
     versions: dict[str, str]
-    ranks: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[RankDevice] = field(default_factory=list)
     trainable: int = -1
     """Of the parameters; -1 where that was not told."""
     pipeline: str = ""
@@ -89,10 +91,9 @@ class Epoch(Event):
     """An epoch is trained and evaluated. `step` is its last one; `skipped` counts the steps that were left out so far,
     because a loss or a gradient was not finite; `unread` the images of this epoch that could not be read;
     `images_per_second` is that of training, over all ranks. `val_top5` is the share of images whose class is among the
-    five likeliest; the `ema` numbers are those of the averaged weights, NaN without them; `memory` holds the peaks of
-    `allocated` and `reserved` bytes of each rank's GPU in this epoch, nothing on the CPU. `data_wait` is the share of
-    the training time that the ranks waited for data, on average; `work` holds for each `rank` the `seconds` that it
-    trained, and those of them that it `waited` for data and that its `forward` passes took."""
+    five likeliest; the `ema` numbers are those of the averaged weights, NaN without them; `data_wait` is the share of
+    the training time that the ranks waited for data, on average. `memory` and `work` have an entry for each rank, but
+    `memory` none on the CPU."""
 
     type: ClassVar[str] = "epoch"
     epoch: int
@@ -109,9 +110,9 @@ class Epoch(Event):
     val_top5: float = math.nan
     ema_val_loss: float = math.nan
     ema_val_accuracy: float = math.nan
-    memory: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[RankPeakMemory] = field(default_factory=list)
     data_wait: float = math.nan
-    work: list[dict[str, Any]] = field(default_factory=list)
+    work: list[RankEpochTiming] = field(default_factory=list)
 
     @property
     def kept_accuracy(self) -> float:
@@ -220,12 +221,10 @@ class BatchFound(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus(Event):
-    """What the GPUs of a run did when it was looked. `gpus` holds for each `uuid`, `host`, `state`, and `busy`,
-    `sm_active`, `tensor_active` (%), `memory_used` (bytes), `temperature` (degrees Celsius), `power` (watts),
-    `sm_clock` and `max_sm_clock` (MHz), `throttle` (words): null where the driver did not tell."""
+    """What the GPUs of a run did when it was looked."""
 
     type: ClassVar[str] = "gpus"
-    gpus: list[dict[str, Any]]
+    gpus: list[GpuSample]
 
 
 @dataclass(frozen=True, kw_only=True)

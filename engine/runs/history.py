@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from engine.runs.events import (
     RunStarted,
     Step,
 )
+from engine.runs.records import GpuSample, number
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,33 @@ class Summary:
     images_per_second: float | None = None
     seconds: float = 0.0
     message: str = ""
-    verdict: dict[str, str] | None = None
+    verdict: Verdict | None = None
     data_wait: float | None = None
     mfu: float | None = None
     gpus: list[dict[str, object]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Summary:
+        """The summary that a file holds, without `gpus`; what is missing or of another type is as in a new run."""
+        best_epoch = number(values.get("best_epoch"))
+        return cls(
+            state=str(values.get("state", "")),
+            epochs=int(number(values.get("epochs")) or 0),
+            train_loss=number(values.get("train_loss")),
+            val_loss=number(values.get("val_loss")),
+            val_accuracy=number(values.get("val_accuracy")),
+            best_epoch=None if best_epoch is None else int(best_epoch),
+            best_val_accuracy=number(values.get("best_val_accuracy")),
+            images_per_second=number(values.get("images_per_second")),
+            seconds=number(values.get("seconds")) or 0.0,
+            message=str(values.get("message", "")),
+            verdict=Verdict.from_dict(values.get("verdict")),
+            data_wait=number(values.get("data_wait")),
+            mfu=number(values.get("mfu")),
+        )
 
 
 @dataclass
@@ -59,19 +80,18 @@ class GpuUse:
     throttled: set[str] = field(default_factory=set)
     slowed: Slowed | None = None
 
-    def add(self, values: dict[str, Any], time: float) -> None:
+    def add(self, sample: GpuSample, time: float) -> None:
         """At a look at `time`."""
         for name in ("busy", "sm_active", "tensor_active", "power"):
-            if isinstance(values.get(name), int | float):
+            if (value := getattr(sample, name)) is not None:
                 total = self.sums.setdefault(name, [0.0, 0.0])
-                total[0] += values[name]
+                total[0] += value
                 total[1] += 1
         for name in ("memory_used", "temperature"):
-            if isinstance(values.get(name), int | float):
-                self.most[name] = max(self.most.get(name, 0.0), values[name])
-        throttle = values.get("throttle")
-        self.throttled |= set(map(str, throttle)) - {"idle"} if isinstance(throttle, list) else set()
-        self.slowed = slowed_by(values, time, self.slowed)
+            if (value := getattr(sample, name)) is not None:
+                self.most[name] = max(self.most.get(name, 0.0), value)
+        self.throttled |= set(sample.throttle_reasons)
+        self.slowed = slowed_by(sample, time, self.slowed)
 
     def mean(self, name: str) -> float | None:
         total = self.sums.get(name)
@@ -127,9 +147,8 @@ class History:
                 self.epochs.append(event)
             case Gpus():
                 self.latest_gpus = event
-                for values in event.gpus:
-                    use = self.gpus.setdefault(str(values.get("uuid")), GpuUse(str(values.get("host", ""))))
-                    use.add(values, event.time)
+                for sample in event.gpus:
+                    self.gpus.setdefault(str(sample.uuid), GpuUse(sample.host)).add(sample, event.time)
             case Control():
                 self.stopping = self.stopping or event.request == "stop"
             case Paused():
@@ -214,7 +233,7 @@ class History:
             images_per_second=self._median_rate(),
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
-            verdict=verdict.to_dict() if verdict else None,
+            verdict=verdict,
             data_wait=self.data_wait,
             mfu=self.mfu,
             gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],

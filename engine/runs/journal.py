@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from engine.runs.events import EVENTS, Event
+from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
 from engine.utils.files import open_to_read
 
 PIECE_BYTES = 1 << 20
-
-
-# No step, size or loss comes near it.
-LARGEST = 2**63
 
 
 # What JSON may hold for a field of each type; a number that JSON cannot hold is null.
@@ -31,8 +28,13 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-# Fields that are lists of objects.
-RECORDS = {"ranks", "gpus", "memory", "work"}
+# Fields that are lists of objects, and what makes records of these.
+RECORDS: Mapping[str, Callable[[list[dict[str, Any]]], list[Any]]] = {
+    "ranks": RankDevice.from_objects,
+    "gpus": GpuSample.from_objects,
+    "memory": RankPeakMemory.from_objects,
+    "work": RankEpochTiming.from_objects,
+}
 
 
 _KNOWN = {
@@ -68,8 +70,10 @@ def from_line(line: str) -> Event | None:
         # What happened now knows its time by itself; what is read does not.
         if "time" not in kept or not all(isinstance(value, known[key]) and _fits(value) for key, value in kept.items()):
             return None
-        if not all(isinstance(one, dict) for records in RECORDS & kept.keys() for one in kept[records]):
-            return None
+        for field in RECORDS.keys() & kept.keys():
+            if not all(isinstance(one, dict) for one in kept[field]):
+                return None
+            kept[field] = RECORDS[field](kept[field])
         return EVENTS[name](**kept)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from engine.runs.records import RankPeakMemory
+
 
 def peaks(device: torch.device) -> dict[str, int]:
     """Bytes at their most since `reset_peaks`: `allocated` by tensors, `reserved` by torch for them, on the first GPU
@@ -26,13 +28,13 @@ def reset_peaks(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def gather_peaks(device: torch.device, rank: int, hosts: dist.ProcessGroup) -> list[dict[str, int]]:
-    """The peaks of all ranks, with their `rank`, on rank 0; none elsewhere, nor on the CPU, where it is no collective.
+def gather_peaks(device: torch.device, rank: int, hosts: dist.ProcessGroup) -> list[RankPeakMemory]:
+    """The peaks of all ranks, on rank 0; none elsewhere, nor on the CPU, where it is no collective.
     A collective on `hosts`, a group for what lies in host memory."""
     if device.type != "cuda":
         return []
-    ranks: list[dict[str, int] | None] | None = [None] * dist.get_world_size(hosts) if rank == 0 else None
-    dist.gather_object({"rank": rank} | peaks(device), ranks, group=hosts)
+    ranks: list[RankPeakMemory | None] | None = [None] * dist.get_world_size(hosts) if rank == 0 else None
+    dist.gather_object(RankPeakMemory(rank, **peaks(device)), ranks, group=hosts)
     return [one for one in ranks or [] if one is not None]
 
 

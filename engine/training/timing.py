@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+
+from engine.runs.records import RankEpochTiming
 
 
 class Stopwatch:
@@ -96,22 +98,17 @@ class Work:
         return self._waited, self._forward
 
 
-def gather_work(work: Work, trained: float, hosts: dist.ProcessGroup) -> list[dict[str, float]]:
-    """For each rank its `rank`, the `seconds` that it trained (`trained` for this one), and those of them that it
-    `waited` for data and that its `forward` passes took; on rank 0, nothing elsewhere. A collective on `hosts`, a group
-    for what lies in host memory."""
+def gather_work(work: Work, trained: float, hosts: dist.ProcessGroup) -> list[RankEpochTiming]:
+    """The timings of all ranks, of which this one trained for `trained` seconds; on rank 0, nothing elsewhere. A
+    collective on `hosts`, a group for what lies in host memory."""
     mine = torch.tensor([trained, *work.seconds()], dtype=torch.float64)
     lead = dist.get_rank(hosts) == 0
     ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size(hosts))] if lead else None
     dist.gather(mine, ranks, group=hosts)
-    names = ("seconds", "waited", "forward")
-    return [
-        {"rank": rank, **{name: round(value, 4) for name, value in zip(names, one.tolist(), strict=True)}}
-        for rank, one in enumerate(ranks or [])
-    ]
+    return [RankEpochTiming(rank, *(round(value, 4) for value in one.tolist())) for rank, one in enumerate(ranks or [])]
 
 
-def share_waited(work: list[dict[str, float]]) -> float:
+def share_waited(timings: Sequence[RankEpochTiming]) -> float:
     """Of the training time, mean over the ranks; NaN where nothing was trained."""
-    trained = sum(one["seconds"] for one in work)
-    return round(min(sum(one["waited"] for one in work) / trained, 1.0), 4) if trained > 0 else float("nan")
+    trained = sum(one.seconds for one in timings)
+    return round(min(sum(one.waited for one in timings) / trained, 1.0), 4) if trained > 0 else float("nan")

@@ -30,7 +30,7 @@ from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.parallel import wrap
 from engine.distributed.rank_env import Seat
-from engine.distributed.topology import RankPlace, gather_places, refuse_shared_devices
+from engine.distributed.topology import gather_places, refuse_shared_devices
 from engine.models.precision import gradient_scaler, skips_of_scaler
 from engine.models.training_model import Network, build_network
 from engine.optim.lr_schedule import unreachable
@@ -38,6 +38,7 @@ from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import Plateau
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
+from engine.runs.records import RankDevice
 from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.training.device import _open_device
 from engine.training.job import Job, Outcome
@@ -187,7 +188,7 @@ def _build_model(
     return network, criterion, optimizer
 
 
-def _join_process_group(job: Job, seat: Seat, store: Store) -> tuple[dist.ProcessGroup, list[RankPlace]]:
+def _join_process_group(job: Job, seat: Seat, store: Store) -> tuple[dist.ProcessGroup, list[RankDevice]]:
     """Join the other ranks; returns a group for tensors in host memory as well, and where each rank is. Raises
     UsageError where two ranks share a GPU."""
     timeout = timedelta(seconds=job.config.device.timeout)

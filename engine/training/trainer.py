@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -19,12 +18,12 @@ from engine.data.pipelines.choose import Choice
 from engine.data.sources.base import Source
 from engine.distributed.failures import NoLastCheckpointError
 from engine.distributed.rank_env import Seat
-from engine.distributed.topology import RankPlace
 from engine.distributed.watchdog import Place
 from engine.models.factory import count_parameters, weight_bytes
 from engine.models.freeze import set_training
 from engine.runs.control import Asked
 from engine.runs.events import Continued, Epoch, Event, Paused, RunResumed, RunStarted, Warned
+from engine.runs.records import RankDevice, RankEpochTiming
 from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
@@ -57,7 +56,7 @@ class Fit:
         trainer: Trainer,
         source: Source,
         hosts: dist.ProcessGroup,
-        ranks: list[RankPlace],
+        ranks: list[RankDevice],
         notes: Sequence[str],
         choice: Choice,
         tried: Tried,
@@ -72,7 +71,7 @@ class Fit:
         """`warnings` are told before the first step."""
         t, started = self.trainer, self._started()
         if self.job.resumed:
-            self._tell(RunResumed(**asdict(started), from_step=t.position.step))
+            self._tell(RunResumed(**vars(started), from_step=t.position.step))
         else:
             self._tell(started)
         self._tell_skipped()
@@ -159,7 +158,7 @@ class Fit:
         self,
         seconds: float,
         rate: float,
-        work: list[dict[str, float]],
+        work: list[RankEpochTiming],
         train: Sums,
         found: Evaluation,
         averaged: Evaluation | None,
@@ -256,7 +255,7 @@ class Fit:
             host=socket.gethostname(),
             world_size=self.seat.world_size,
             devices=[one.device for one in self.ranks],
-            ranks=[asdict(one) for one in self.ranks],
+            ranks=self.ranks,
             backend=self.job.plan.backend,
             epochs=self.config.run.epochs,
             global_batch=t.shares.global_batch,

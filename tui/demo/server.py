@@ -36,6 +36,7 @@ from engine.runs.events import (
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal
 from engine.runs.ownership import Ownership
+from engine.runs.records import GpuSample, RankDevice
 from tui.demo.evaluation import write_evaluation
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def demo_config() -> Config:
 def demo_events(name: str, began: float, epochs: int = EPOCHS, steps: int = STEPS, seed: int = 7) -> Iterator[Event]:
     """The events of a made-up run, each at the time at which it would come."""
     draw = random.Random(seed)  # noqa: S311 (nothing is kept secret by it)
-    ranks = [{"rank": rank, "host": HOST, "pid": 41200 + rank, "device": uuid_of(rank)} for rank in (0, 1)]
+    ranks = [RankDevice(rank, HOST, 41200 + rank, uuid_of(rank)) for rank in (0, 1)]
     yield RunStarted(
         time=began, name=name, host=HOST, world_size=2, devices=[uuid_of(0), uuid_of(1)], backend="nccl", epochs=epochs,
         global_batch=BATCH, steps_per_epoch=steps, train_images=60_000, val_images=10_000, classes=10,
@@ -114,12 +115,12 @@ def demo_lr(step: int, steps: int, epochs: int) -> float:
     return round(0.2 * lr_factor(demo_config().schedule, step, steps, epochs), 6)
 
 
-def _use(rank: int, draw: random.Random) -> dict[str, object]:
-    return {
-        "uuid": uuid_of(rank), "host": HOST, "state": "ok", "busy": 96 + draw.randrange(3), "sm_active": 81.0 + rank,
-        "tensor_active": 43.0, "memory_used": int(61.2 * GIB), "temperature": 64, "power": 612.0, "sm_clock": 1980,
-        "max_sm_clock": 1980, "throttle": [],
-    }  # fmt: skip
+def _use(rank: int, draw: random.Random) -> GpuSample:
+    return GpuSample(
+        uuid=uuid_of(rank), host=HOST, state="ok", busy=96 + draw.randrange(3), sm_active=81.0 + rank,
+        tensor_active=43.0, memory_used=int(61.2 * GIB), temperature=64, power=612.0, sm_clock=1980,
+        max_sm_clock=1980, throttle=[],
+    )  # fmt: skip
 
 
 # Index, busy at the middle, memory in GiB, watts, degrees, user, command, run.

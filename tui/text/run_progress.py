@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rich.text import Text
 
 from engine.runs.bottleneck import figures_in_words
 from engine.runs.folder import State
+from engine.runs.records import GpuSample
 from engine.utils.text import printable
 from tui.text.gpus import GIB, NONE
 from tui.text.palette import MUTED, STRONG
@@ -74,15 +74,14 @@ def device_lines(now: RunNow, width: int) -> tuple[str, list[Text]]:
     started = now.started
     if started is None:
         return "ranks", [Text("not known yet", MUTED)]
-    by_uuid = {str(values.get("uuid")): values for values in now.gpus}
+    by_uuid = {sample.uuid: sample for sample in now.gpus}
     on_cpu = started.backend == "gloo"
     lines = []
     for one in started.ranks:
-        device, rank = str(one.get("device")), one.get("rank")
         if on_cpu:
-            lines.append(_line(f"rank {rank}  CPU  pid {one.get('pid')}  {one.get('host')}", width))
+            lines.append(_line(f"rank {one.rank}  CPU  pid {one.pid}  {one.host}", width))
         else:
-            lines.append(_line(f"rank {rank}  {device[:12]}  {_does(by_uuid.get(device))}", width))
+            lines.append(_line(f"rank {one.rank}  {one.device[:12]}  {_does(by_uuid.get(one.device))}", width))
     lines += [Text(f"{len(started.devices)} devices, not told which", MUTED)] if not started.ranks else []
     age = time.time() - now.gpus_time
     stale = f", {clock(age)} ago" if now.gpus and now.row.live and age > STALE_SECONDS else ""
@@ -96,24 +95,21 @@ def _line(text: str, width: int) -> Text:
     return line
 
 
-def _does(values: dict[str, Any] | None) -> str:
-    if values is None:
+def _does(sample: GpuSample | None) -> str:
+    if sample is None:
         return "nothing told of it yet"
-    if values.get("state") not in (None, "ok"):
-        return str(values["state"])
-    used = values.get("memory_used")
-    memory = f"{used / GIB:.1f}" if isinstance(used, int | float) else NONE
+    if sample.state not in (None, "ok"):
+        return sample.state
+    memory = NONE if sample.memory_used is None else f"{sample.memory_used / GIB:.1f}"
     parts = [
-        f"busy {_number(values.get('busy'))}%",
-        f"SM {_number(values.get('sm_active'))}%",
+        f"busy {_number(sample.busy)}%",
+        f"SM {_number(sample.sm_active)}%",
         f"{memory} GiB",
-        f"{_number(values.get('power'))} W",
-        f"{_number(values.get('temperature'))}°C",
+        f"{_number(sample.power)} W",
+        f"{_number(sample.temperature)}°C",
     ]
-    throttle = values.get("throttle")
-    words = [str(word) for word in throttle if word != "idle"] if isinstance(throttle, list) else []
-    return "  ".join(parts + words)
+    return "  ".join(parts + sample.throttle_reasons)
 
 
-def _number(value: Any) -> str:
-    return NONE if not isinstance(value, int | float) else f"{value:.0f}"
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0f}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from engine.runs.events import Epoch, RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder, State
-from engine.runs.journal import LARGEST
+from engine.runs.history import Summary
+from engine.runs.records import GpuSample
 from engine.runs.watcher import RunWatch
 from engine.utils.files import read_json
 from engine.utils.text import printable
@@ -53,23 +53,24 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
     """A run as it is by now; without `look` as it was when it was last looked at."""
     folder = watch.folder
     history = watch.look() if look else watch.history
-    summary = (read_json(folder.summary) or {}) if watch.partial else {}
-    stored = _numbers(summary)
+    stored = Summary.from_dict((read_json(folder.summary) or {}) if watch.partial else {})
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
-    known = (best.kept_accuracy if best else None, stored.get("best_val_accuracy"))
+    known = (best.kept_accuracy if best else None, stored.best_val_accuracy)
     bests = [float(value) for value in known if value is not None]
     state = folder.state(history)
+    # The end of a long journal does not say since when a GPU is slowed down.
+    verdict = stored.verdict if watch.partial else history.verdict
     rate = history.step.images_per_second if history.step else epoch.images_per_second if epoch else None
     return RunRow(
         folder.name,
         str(state),
-        epoch.epoch if epoch else int(stored.get("epochs", 0)),
+        epoch.epoch if epoch else stored.epochs,
         started.epochs if started else None,
         max(bests, default=None),
         age_of(watch),
         str(folder.path),
-        epoch.val_accuracy if epoch else stored.get("val_accuracy"),
-        epoch.val_loss if epoch else stored.get("val_loss"),
+        epoch.val_accuracy if epoch else stored.val_accuracy,
+        epoch.val_loss if epoch else stored.val_loss,
         history.done,
         started.epochs * started.steps_per_epoch if started else None,
         rate,
@@ -77,20 +78,8 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
         message_of(history.finished, state),
         history.data_wait,
         history.mfu,
-        _stored_verdict(summary) if watch.partial else history.verdict.message if history.verdict else None,
+        verdict.message if verdict else None,
     )
-
-
-def _stored_verdict(summary: dict[str, Any]) -> str | None:
-    """Since when a GPU is slowed down is not told by the end of a long journal."""
-    verdict = summary.get("verdict")
-    message = verdict.get("message") if isinstance(verdict, dict) else None
-    return message if isinstance(message, str) else None
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    """Those of a summary that are numbers: anyone can have written it."""
-    return {key: value for key, value in values.items() if isinstance(value, int | float) and abs(value) < LARGEST}
 
 
 def unreadable_row(folder: RunFolder, message: str) -> RunRow:
@@ -154,7 +143,7 @@ class RunNow:
     row: RunRow
     started: RunStarted | None
     epoch: Epoch | None
-    gpus: Sequence[dict[str, Any]] = ()
+    gpus: Sequence[GpuSample] = ()
     gpus_time: float = 0.0
     failure: RankFailed | None = None
     log: tuple[str, ...] = ()
