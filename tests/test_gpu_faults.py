@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 from conftest import Gputrain
 from gpu_host import COMPILER, LIBRARY, NO_COMPILER, PHANTOM, GpuHost, build_driver, gpu, gpus_in, uuid_of
+
+from engine.gpus.sampler import GpuWatch, Shared
+from engine.gpus.snapshot import Wants
 
 DYNAMIC = ("busy", "memory_used", "power", "temperature", "sm_clock", "throttle")
 
@@ -44,6 +48,11 @@ def row(output: str, index: int) -> str:
 def test_the_driver_that_has_these_faults_is_a_library_in_c(driver: dict[str, str]) -> None:
     library = ctypes.CDLL(str(Path(driver["LD_LIBRARY_PATH"]) / LIBRARY))
     assert library.nvmlDeviceGetCount_v2(ctypes.byref(ctypes.c_uint())) == 1  # NVML_ERROR_UNINITIALIZED
+
+
+def test_gpu_thread_keeps_its_handle_apart_from_that_of_threading() -> None:
+    """Since Python 3.13 the state of a thread is in Thread._handle."""
+    assert "_handle" not in vars(GpuWatch(0, Shared(Wants()))).keys() - vars(threading.Thread()).keys()
 
 
 def test_no_driver_library(gputrain: Gputrain, host: GpuHost) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pynvml as nv
 
-from engine.gpus.snapshot import Instance, Reading
+from engine.gpus.snapshot import Instance, Missing, Reading
 
 GPM_GAP_SECONDS = 0.1
 GPM_METRICS = {
@@ -49,13 +49,13 @@ def reason_of(error: Exception) -> str:
     if code in (nv.NVML_ERROR_UNINITIALIZED, nv.NVML_ERROR_DRIVER_NOT_LOADED, nv.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
         raise DriverGoneError(error_in_words(error)) from error
     if code == nv.NVML_ERROR_NOT_SUPPORTED:
-        return "not supported"
+        return Missing.NOT_SUPPORTED
     if code == nv.NVML_ERROR_NO_PERMISSION:
-        return "no permission"
+        return Missing.NO_PERMISSION
     if code in (nv.NVML_ERROR_GPU_IS_LOST, nv.NVML_ERROR_GPU_NOT_FOUND, nv.NVML_ERROR_RESET_REQUIRED):
-        return "lost"
+        return Missing.LOST
     if code == nv.NVML_ERROR_FUNCTION_NOT_FOUND or isinstance(error, nv.NVMLLibraryMismatchError | AttributeError):
-        return "not supported by this driver"
+        return Missing.NOT_SUPPORTED_BY_DRIVER
     return error_in_words(error)
 
 
@@ -218,7 +218,7 @@ def ask_load(handle: Any) -> dict[str, Reading[Any]]:
     }
     for place, name in enumerate(("memory_used", "memory_total", "memory_reserved")):
         value = None if held.value is None else held.value[place]
-        answers[name] = Reading(value, held.time, held.reason or (None if value is not None else "not supported"))
+        answers[name] = Reading(value, held.time, held.reason or (None if value is not None else Missing.NOT_SUPPORTED))
     return answers
 
 
@@ -243,7 +243,7 @@ class Activity:
         if answer.value is None:
             return dict.fromkeys(GPM_METRICS, answer)
         return {
-            name: Reading(value, answer.time, None if value is not None else "not supported")
+            name: Reading(value, answer.time, None if value is not None else Missing.NOT_SUPPORTED)
             for name, value in answer.value.items()
         }
 

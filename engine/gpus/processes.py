@@ -12,7 +12,7 @@ import psutil
 
 from engine.gpus.nvml import Tenant
 from engine.gpus.reservation import Held, HeldRank
-from engine.gpus.snapshot import Process, Reading
+from engine.gpus.snapshot import Missing, Process, Reading
 
 UNKNOWN_PID = "no such process here; it may be in another container"
 COMMAND_SIGNS = 400
@@ -45,9 +45,7 @@ class ProcessTable:
         found = [self._look(tenant.pid, tenant, by_pid.get(tenant.pid)) for tenant in tenants]
         listed = {tenant.pid for tenant in tenants}
         missing = [rank for rank in ranks if rank.pid not in listed and psutil.pid_exists(rank.pid)]
-        phantoms = [
-            place for place, one in enumerate(found) if one.user.reason == UNKNOWN_PID and one.kind == "compute"
-        ]
+        phantoms = [place for place, one in enumerate(tenants) if one.pid not in self._known and one.kind == "compute"]
         if len(missing) == 1 and len(phantoms) == 1:
             place = phantoms[0]
             found[place] = replace(self._look(missing[0].pid, tenants[place], missing[0]), pid=tenants[place].pid)
@@ -92,7 +90,7 @@ def _permitted(question: Any) -> Reading[Any]:
     try:
         return Reading(question(), now)
     except (psutil.AccessDenied, KeyError):
-        return Reading(None, now, "no permission")
+        return Reading(None, now, Missing.NO_PERMISSION)
 
 
 def ranks_on(uuids: Sequence[str], held: Sequence[Held]) -> list[HeldRank]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.gpus import nvml
 from engine.gpus.reservation import Held, all_held
-from engine.gpus.snapshot import LASTING, UNITS, Gpu, Instance, Process, Reading, Snapshot, State, Wants
+from engine.gpus.snapshot import LASTING, UNITS, Gpu, Instance, Missing, Process, Reading, Snapshot, State, Wants
 
 if TYPE_CHECKING:
     from engine.gpus.processes import ProcessTable
@@ -61,21 +61,21 @@ class GpuWatch(threading.Thread):
 
     def _forget(self) -> None:
         """What is known of a GPU, when another may be in its place."""
-        self._handle: Any = None
+        self._nvml_handle: Any = None
         self._uuid: str | None = None
         self._kept: dict[str, Reading[Any]] = {}
         self._instances: tuple[Instance, ...] = ()
         self._slow_at = float("-inf")
         self._activity = nvml.Activity()
         self._people: ProcessTable | None = None
-        self._processes: Reading[tuple[Process, ...]] = Reading(None, time.time(), "not asked for")
+        self._processes: Reading[tuple[Process, ...]] = Reading(None, time.time(), Missing.NOT_ASKED)
         self._processes_at = float("-inf")
 
     def run(self) -> None:
         while not self.retired:
             self._begun = self._shared.round
             try:
-                self._published = self._look()
+                self._published = self._poll()
             except nvml.DriverGoneError as error:
                 self._shared.give_up(str(error))
                 return
@@ -88,37 +88,21 @@ class GpuWatch(threading.Thread):
                 self._shared.changed.notify_all()
                 self._shared.changed.wait_for(lambda: self.retired or self._shared.round > self._begun)
 
-    def _look(self) -> Gpu:
+    def _poll(self) -> Gpu:
+        """Query the GPU once. Any call of the driver may block for ever, and then only this thread with it."""
         wants, now = self._shared.wants, time.monotonic()
-        slow = now - self._slow_at >= SLOW_SECONDS or self.look_again
-        self.look_again = False
-        if self._handle is None or slow:
-            opened = nvml.open_gpu(self.index)
-            if opened.value is None:
-                self._handle = None
-                return self._unanswered("lost", opened.reason or "lost")
-            handle, uuid = opened.value
-            if uuid != self._uuid:
-                self._forget()
-                self._uuid, slow = uuid, True
-            self._handle = handle
-        handle = self._handle
+        if (reason := self._open(now)) is not None:
+            return self._unanswered("lost", reason)
+        handle = self._nvml_handle
+        # The GPM measures from here on, while the other queries run.
         if wants.activity:
             self._activity.begin(handle)
-        if slow:
-            missing = {
-                name: question
-                for name, question in nvml.LASTING_QUESTIONS.items()
-                if name not in self._kept or self._kept[name].reason == "lost"
-            }
-            self._kept |= nvml.ask_all(missing, handle)
-            self._kept |= nvml.ask_all(nvml.SLOW_QUESTIONS, handle)
-            self._slow_at = now
-        divided = self._kept["mig"].value == "on"
-        if divided:
+        if self._infrequent_due(now):
+            self._query_infrequent(handle, now)
+        if self._kept["mig"].value == "on":
             self._instances = nvml.instances(handle)
-        ours = [self._uuid or "", *(instance.uuid for instance in self._instances)]
-        if wants.gpus is not None and not set(ours) & set(wants.gpus):
+        uuids = [self._uuid or "", *(instance.uuid for instance in self._instances)]
+        if wants.gpus is not None and not set(uuids) & set(wants.gpus):
             self.unwanted = self.retired = True
 
         answers = self._kept | nvml.ask_load(handle) | nvml.ask_all(nvml.QUESTIONS, handle)
@@ -126,14 +110,44 @@ class GpuWatch(threading.Thread):
             answers |= nvml.ask_all(nvml.LINK_QUESTIONS, handle)
         if wants.processes and now - self._processes_at >= min(wants.period, 1.0):
             self._processes_at = now
-            self._processes = self._ask_processes(handle, ours)
+            self._processes = self._ask_processes(handle, uuids)
         if wants.activity:
             answers |= self._activity.read(handle)
-        not_asked: Reading[Any] = Reading(None, time.time(), "not asked for")
+        not_asked: Reading[Any] = Reading(None, time.time(), Missing.NOT_ASKED)
         readings = {name: answers.get(name, not_asked) for name in UNITS}
-        lost = readings["busy"].reason == "lost" or readings["memory_used"].reason == "lost"
-        state: State = "lost" if lost else "ok"
-        return self._gpu(state, 0.0, time.time(), readings, self._processes)
+        lost = Missing.LOST in (readings["busy"].reason, readings["memory_used"].reason)
+        return self._gpu("lost" if lost else "ok", 0.0, time.time(), readings, self._processes)
+
+    def _infrequent_due(self, now: float) -> bool:
+        return now - self._slow_at >= SLOW_SECONDS
+
+    def _open(self, now: float) -> str | None:
+        """Get a handle, a new one now and then: another GPU may be in this one's place. Return why there is none."""
+        if self.look_again:
+            self.look_again, self._slow_at = False, float("-inf")
+        if self._nvml_handle is not None and not self._infrequent_due(now):
+            return None
+        opened = nvml.open_gpu(self.index)
+        if opened.value is None:
+            self._nvml_handle = None
+            return opened.reason or Missing.LOST
+        handle, uuid = opened.value
+        if uuid != self._uuid:
+            self._forget()
+            self._uuid = uuid
+        self._nvml_handle = handle
+        return None
+
+    def _query_infrequent(self, handle: Any, now: float) -> None:
+        """What hardly changes, and what never does where that is not known yet."""
+        missing = {
+            name: question
+            for name, question in nvml.LASTING_QUESTIONS.items()
+            if name not in self._kept or self._kept[name].reason == Missing.LOST
+        }
+        self._kept |= nvml.ask_all(missing, handle)
+        self._kept |= nvml.ask_all(nvml.SLOW_QUESTIONS, handle)
+        self._slow_at = now
 
     def _ask_processes(self, handle: Any, uuids: list[str]) -> Reading[tuple[Process, ...]]:
         # Imported while the GPM measures.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
 SNAPSHOT_FORMAT = 1
@@ -48,6 +49,16 @@ UNITS = {
 }
 # What does not change with the load: still true of a GPU that does not answer.
 LASTING = {"name", "pci_bus_id", "max_sm_clock", "max_memory_clock"}
+
+
+class Missing(StrEnum):
+    """Reasons for which there is no value; others are the driver's own words."""
+
+    LOST = "lost"
+    NO_PERMISSION = "no permission"
+    NOT_ASKED = "not asked for"
+    NOT_SUPPORTED = "not supported"
+    NOT_SUPPORTED_BY_DRIVER = "not supported by this driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +308,6 @@ class Snapshot:
 
 
 LEAST_PERIOD_SECONDS = 0.25
-
-
 LEAST_PATIENCE_SECONDS = 2.0
 
 
