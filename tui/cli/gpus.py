@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 import typer
 
 from engine.gpus.monitor import Monitor, open_monitor
-from engine.gpus.snapshot import Snapshot, Wants
+from engine.gpus.snapshot import LEAST_PERIOD_SECONDS, Snapshot, Wants
 from engine.utils.errors import UsageError
 from engine.utils.files import expand
 
@@ -54,7 +54,7 @@ def show_gpus(view: GpuView) -> None:
     """Raises UsageError."""
     # The share of the CPU that a process takes is known from its second look on.
     quick = view.count == 1 and view.processes
-    monitor = open_monitor(Wants(0.25 if quick else view.interval, links=view.links))
+    monitor = open_monitor(Wants(LEAST_PERIOD_SECONDS if quick else view.interval, links=view.links))
     try:
         with _recorder(view.record) as record:
             if quick:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.gpus.snapshot import LEAST_PERIOD_SECONDS
 from tui.cli.arguments import (
     Arguments,
     AsJson,
@@ -259,7 +260,7 @@ def gpus(
         bool, typer.Option("--links", help="Measure the traffic over PCIe too, which takes 40 ms a GPU (in --json).")
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.25, max=3600, help="Seconds between two samples.")
+        float, typer.Option("--interval", min=LEAST_PERIOD_SECONDS, max=3600, help="Seconds between two samples.")
     ] = 1.0,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="End after so many samples.")] = None,
     record: Annotated[
