@@ -24,6 +24,7 @@ from engine.config.schema import Config, as_dict
 from engine.config.training_sections import Schedule
 from engine.gpus.allocation import Choice
 from engine.gpus.selection import Device as Gpu
+from engine.gpus.selection import Obstacle, Unavailable
 from engine.runs.events import Epoch, RunFinished, RunStarted
 from engine.runs.history import History, history_of
 from engine.utils.errors import UsageError
@@ -62,7 +63,8 @@ def work(**keys: Any) -> Bench:
 
 
 def gpu(index: int, taken: str | None = None) -> Gpu:
-    return Gpu(index, f"GPU-{index}", "H100", 0, taken=taken)
+    unavailable = None if taken is None else Unavailable(Obstacle.IN_USE, taken)
+    return Gpu(index, f"GPU-{index}", "H100", 0, unavailable=unavailable)
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:

@@ -21,10 +21,10 @@ from engine.doctor import gpus as doctor_gpus
 from engine.doctor.check import Check
 from engine.doctor.gpus import driver_check, gpu_checks, hidden_check, no_driver_check, nvidia_cards
 from engine.doctor.machine import memory, runs_folder, variables
-from engine.doctor.run import bus_bandwidth, device_check, reduce_check, reduce_devices
+from engine.doctor.run import bus_bandwidth, data_check, device_check, reduce_check, reduce_devices
 from engine.doctor.software import cuda_check, kernel_checks, runs_on, torch_checks
 from engine.gpus.reservation import Held
-from engine.gpus.selection import Device
+from engine.gpus.selection import Device, Obstacle, Unavailable
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.utils.process import user_name
 from tui.text.doctor import together
@@ -34,7 +34,7 @@ NOBODY = 65534
 OUTCOME = {"right": True, "seconds": 0.001, "bytes": 64 << 20}
 TWO = [
     Device(0, uuid_of(0), "Fake H100", 0),
-    Device(1, uuid_of(1), "Fake H100", 0, taken="process 7 of alice is on it"),
+    Device(1, uuid_of(1), "Fake H100", 0, unavailable=Unavailable(Obstacle.IN_USE, "process 7 of alice is on it")),
 ]
 
 
@@ -274,8 +274,28 @@ def test_what_the_selection_comes_to() -> None:
     assert (check.state, check.found) == ("problem", "2 free GPUs wanted, 1 there: GPU 1: process 7 of alice is on it")
     check, chosen = device_check(config("device.gpus=all"), [])
     assert (check.found, check.advice) == ("all, but there is no GPU here", "train on the CPU with --gpus cpu")
+    check, chosen = device_check(config("device.gpus=7"), TWO)
+    assert check.found == "there is no GPU '7'"
+    assert check.advice.startswith("there are 0 (Fake H100")
+    check, chosen = device_check(config("device.gpus=cpu", "device.backend=nccl"), [])
+    assert (check.found, check.advice) == ("nccl joins GPUs, and this run is on the CPU", "give gloo or auto")
     check, chosen = device_check(config("device.gpus=auto"), TWO[1:])
     assert (check.state, chosen) == ("warning", [])
+
+
+def test_where_the_data_is_missing_the_advice_is_apart(tmp_path: Path) -> None:
+    gone = tmp_path / "a; b"
+    folder = data_check(config("data.dataset=folder", f"data.path={gone}"))
+    assert folder is not None
+    assert (folder.found, folder.advice) == (
+        f"{gone} does not exist or is no folder",
+        "give the folder of the data",
+    )
+    mnist = data_check(config("data.dataset=mnist", f"data.path={gone}"))
+    assert mnist is not None
+    assert mnist.found.startswith(f"no mnist in {gone}: ")
+    assert mnist.found.endswith(" is missing")
+    assert mnist.advice == "give the folder that holds MNIST/raw, or fetch it with data.download=true"
 
 
 def test_an_all_reduce_is_between_the_chosen_gpus_or_two_ranks_at_least() -> None:

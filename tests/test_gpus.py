@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from conftest import Gputrain
 from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, uuid_of
 
 from engine.distributed.topology import refuse_shared_devices
-from engine.gpus.selection import Device, NotFreeError, devices_of, select
+from engine.gpus.selection import Device, NotFreeError, Obstacle, Unavailable, devices_of, select
 from engine.gpus.snapshot import Snapshot
 from engine.gpus.visible_devices import ask_cuda, visible
 from engine.runs.records import RankDevice
@@ -23,11 +24,13 @@ FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 MIG = ["MIG-11aa", "MIG-22bb"]
 GPUS = [
     Device(0, FREE, "Fake H100", 5 << 20),
-    Device(1, BUSY, "Fake H100", 900 << 20, taken="process 77 of alice computes on it"),
+    Device(
+        1, BUSY, "Fake H100", 900 << 20, unavailable=Unavailable(Obstacle.IN_USE, "process 77 of alice computes on it")
+    ),
     Device(2, LIGHT, "Fake H100", 1 << 20),
 ]
 INSTANCES = [Device(3, uuid, "MIG 1g.10gb", 0, "GPU-cccc4444", f"{place}/0") for place, uuid in enumerate(MIG, 1)]
-LOST = Device(3, "GPU-dddd5555", "Fake H100", None, broken="lost")
+LOST = Device(3, "GPU-dddd5555", "Fake H100", None, unavailable=Unavailable(Obstacle.LOST, "lost"))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,24 @@ def test_what_is_taken_is_waited_for_and_what_is_lost_is_not() -> None:
         select("3", [*GPUS, LOST])
     assert not isinstance(caught.value, NotFreeError)
     assert LOST not in select("auto", [*GPUS, LOST])
+
+
+@pytest.mark.parametrize("selection", ["auto", "all", "free:2", "3"])
+def test_a_gpu_that_does_not_answer_is_waited_for_and_never_taken(selection: str) -> None:
+    stale = replace(LOST, unavailable=Unavailable(Obstacle.STALE, "stale: no answer for 9 s"))
+    with pytest.raises(NotFreeError, match=r"GPU 3.*: stale: no answer for 9 s"):
+        select(selection, [stale, replace(stale, index=2, uuid=LIGHT)], only_free=True)
+    if selection == "auto":
+        assert select(selection, [stale]) == []
+        return
+    with pytest.raises(UsageError) as caught:
+        select(selection, [stale])
+    assert not isinstance(caught.value, NotFreeError)
+
+
+def test_a_device_goes_through_json_with_its_obstacle() -> None:
+    for device in (*GPUS, LOST, *INSTANCES):
+        assert Device.from_dict(json.loads(json.dumps(asdict(device)))) == device
 
 
 def test_only_instances_leave_auto_one_and_all_none() -> None:
@@ -162,13 +183,12 @@ def test_a_gpu_is_free_by_its_processes_and_its_memory(gputrain: Gputrain, host:
         "fault 4 nvmlDeviceGetComputeRunningProcesses_v3 4",
         "fault 4 nvmlDeviceGetMemoryInfo_v2 4",
     )
-    taken = [device.taken for device in devices_of(snapshot_of(gputrain, host))]
-    assert taken == [
+    assert [device.unavailable for device in devices_of(snapshot_of(gputrain, host))] == [
         None,
-        f"process {PHANTOM} of an unknown user computes on it",
-        "8.8 GiB of it are in use, by processes that the driver does not show here",
+        Unavailable(Obstacle.IN_USE, f"process {PHANTOM} of an unknown user computes on it"),
+        Unavailable(Obstacle.IN_USE, "8.8 GiB of it are in use, by processes that the driver does not show here"),
         None,
-        "it is not known who uses it (no permission)",
+        Unavailable(Obstacle.UNKNOWN, "it is not known who uses it (no permission)"),
     ]
 
 

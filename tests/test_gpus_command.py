@@ -32,6 +32,16 @@ def test_eight_gpus_fit_80_columns_and_need_no_colour(gputrain: Gputrain, host: 
     assert "  93%  80%     40%   59.6/79.6  699/700  40°C  power cap, " in rows[3]
 
 
+def test_the_table_says_whether_a_gpu_is_free_in_use_or_unknown(gputrain: Gputrain, host: GpuHost) -> None:
+    host.becomes(
+        [gpu(0, used=100), gpu(1, used=9000), gpu(2, used=100)],
+        "fault 2 nvmlDeviceGetComputeRunningProcesses_v3 4",
+        "fault 2 nvmlDeviceGetMemoryInfo_v2 4",
+    )
+    rows = gputrain("gpus", **host.environment, COLUMNS="90").stdout.splitlines()[2:5]
+    assert [row.split("°C")[1].strip() for row in rows] == ["free", "in use", "unknown"]
+
+
 def test_json_holds_every_reading_with_its_unit_and_time_or_the_reason(gputrain: Gputrain, host: GpuHost) -> None:
     host.becomes(gpu(0, busy=50, corrected=3), f"process 0 {PHANTOM} -1 compute")
     before = time.time()

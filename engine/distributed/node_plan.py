@@ -57,18 +57,16 @@ def plan(config: Config, gpus: Sequence[Device], local_ranks: int | None = None)
     if gpus:
         ranks = local_ranks or len(gpus)
         if 1 < len(gpus) < ranks:
-            raise UsageError.one(
-                "device.gpus", f"{ranks} ranks on this host need a GPU each, and there are {len(gpus)}; start fewer"
-            )
+            reason = f"{ranks} ranks on this host need a GPU each, and there are {len(gpus)}"
+            raise UsageError.one("device.gpus", reason, "start fewer")
         devices = tuple(gpu.uuid for gpu in gpus[:ranks])
         parents = tuple(gpu.parent for gpu in gpus[:ranks])
         return Plan(devices, parents, ranks, max(1, cores() // ranks), workers, backend)
     ranks = local_ranks or config.device.ranks
     most = RANKS_PER_CORE * cores()
     if ranks > most:
-        raise UsageError.one(
-            "device.ranks", f"{ranks} ranks are too many for {cores()} cores; give {most} or fewer (4 a core)"
-        )
+        reason = f"{ranks} ranks are too many for {cores()} cores"
+        raise UsageError.one("device.ranks", reason, f"give {most} or fewer (4 a core)")
     return Plan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, cores() // ranks), workers, backend)
 
 
@@ -76,16 +74,15 @@ def _problems(config: Config, gpus: Sequence[Device], *, launched: bool) -> list
     """What the devices that there are make impossible."""
     device, problems = config.device, []
     if device.backend == "nccl" and not gpus:
-        problems.append(Problem("device.backend", "nccl joins GPUs, and this run is on the CPU; give gloo or auto"))
+        problems.append(Problem("device.backend", "nccl joins GPUs, and this run is on the CPU", "give gloo or auto"))
     if device.parallel == "dp":
-        why = None
         if launched:
-            why = "is one process for all GPUs, and torchrun and srun start one for each; start gputrain without them"
+            reason = "dp is one process for all GPUs, and torchrun and srun start one for each"
+            problems.append(Problem("device.parallel", reason, "start gputrain without them, or take ddp"))
         elif len(gpus) < 2:
             what = "one GPU" if gpus else "the CPU"
-            why = f"divides each batch among several GPUs, and this run is on {what}; give more with --gpus"
-        if why is not None:
-            problems.append(Problem("device.parallel", f"dp {why}, or take ddp"))
+            reason = f"dp divides each batch among several GPUs, and this run is on {what}"
+            problems.append(Problem("device.parallel", reason, "give more with --gpus, or take ddp"))
     return problems
 
 

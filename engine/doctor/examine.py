@@ -80,8 +80,8 @@ class _Look:
             self._devices = visible(there, os.environ)
             checks += hidden_check(os.environ, len(there), len(self._devices))
         except UsageError as error:
-            found, _, advice = str(error.problems[0]).partition("; ")
-            checks.append(Check("GPUs", "visible", "problem", found, advice))
+            problem = error.problems[0]
+            checks.append(Check("GPUs", "visible", "problem", f"{problem.label}: {problem.reason}", problem.advice))
         if recorded:
             self._broken = "GPUTRAIN_NVML plays a recording"
         return checks

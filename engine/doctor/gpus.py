@@ -112,7 +112,7 @@ def _holders(gpu: Gpu, held: Sequence[Held]) -> Iterator[Check]:
     if not runs and not processes and not gpu.divided and (use := use_of(gpu)) is not None:
         unknown = gpu.processes.value is None
         advice = "`nvidia-smi` on the host, outside of containers, may show who"
-        yield Check("GPUs", name, "unknown" if unknown else "warning", use, advice)
+        yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice)
 
 
 def _process_check(name: str, one: Process, me: str) -> Check:

@@ -14,7 +14,7 @@ from engine.data.sources.builtin import IMAGE_SETS, check_image_set
 from engine.data.sources.formats import likely_format
 from engine.distributed.node_plan import plan
 from engine.doctor.check import Check, short_of
-from engine.gpus.selection import WAIT_HINT, Device, NotFreeError, select, why_not_free
+from engine.gpus.selection import Device, NotFreeError, select, why_not_free
 from engine.training.disk import checkpoint_bytes, checkpoint_files, disk_space
 from engine.utils.errors import UsageError
 from engine.utils.files import expand
@@ -39,10 +39,9 @@ def device_check(config: Config, devices: Sequence[Device]) -> tuple[Check, list
         chosen = select(selection, devices)
         ranks = plan(config, chosen).ranks
     except UsageError as error:
-        found, _, advice = error.problems[0].what.removesuffix(WAIT_HINT).partition("; ")
-        if isinstance(error, NotFreeError):
-            found, advice = error.problems[0].what.removesuffix(WAIT_HINT), OTHERS_ADVICE
-        return Check("run", name, "problem", found, advice), []
+        problem = error.problems[0]
+        advice = OTHERS_ADVICE if isinstance(error, NotFreeError) else problem.advice
+        return Check("run", name, "problem", problem.reason, advice), []
     if not chosen and devices and selection == "auto":
         found = f"no GPU is free, so a run trains on the CPU ({why_not_free(devices)})"
         return Check("run", name, "warning", found, "name some with --gpus, or wait for one with --wait"), []
@@ -60,20 +59,19 @@ def data_check(config: Config) -> Check | None:
     data = config.data
     if data.path is None:
         return None
-    try:
-        if data.dataset in IMAGE_SETS:
+    where, name = expand(data.path), "data"
+    if data.dataset in IMAGE_SETS:
+        try:
             check_image_set(data)
-        elif is_own(data.dataset):
-            if not expand(data.path).exists():
-                raise UsageError.one("data.path", f"{data.path} does not exist; give the path of the data")
-        elif not expand(data.path).is_dir():
-            raise UsageError.one(
-                "data.path", f"{data.path} does not exist or is no folder; give the folder of the data"
-            )
-    except UsageError as error:
-        found, _, advice = error.problems[0].what.partition("; ")
-        return Check("run", "data", "problem", found, advice or "give another data.path")
-    return Check("run", "data", "ok", f"{data.dataset} in {data.path}")
+        except UsageError as error:
+            return Check("run", name, "problem", error.problems[0].reason, error.problems[0].advice)
+    elif is_own(data.dataset):
+        if not where.exists():
+            return Check("run", name, "problem", f"{data.path} does not exist", "give the path of the data")
+    elif not where.is_dir():
+        found = f"{data.path} does not exist or is no folder"
+        return Check("run", name, "problem", found, "give the folder of the data")
+    return Check("run", name, "ok", f"{data.dataset} in {data.path}")
 
 
 def loading_checks(config: Config, ranks: int) -> Iterator[Check]:

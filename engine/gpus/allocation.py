@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 
 from engine.gpus.monitor import DriverMonitor, Monitor, recording_path
 from engine.gpus.reservation import Held, Reservation, all_held, choosing
-from engine.gpus.selection import WAIT_HINT, Device, NotFreeError, devices_of, named, select, why_not_free
+from engine.gpus.selection import (
+    Device,
+    NotFreeError,
+    Obstacle,
+    Unavailable,
+    devices_of,
+    named,
+    select,
+    why_not_free,
+)
 from engine.gpus.snapshot import Snapshot, Wants
 from engine.gpus.visible_devices import visible
 from engine.utils.errors import UsageError
@@ -94,7 +103,7 @@ class _Turn:
         shown = [device.uuid for device in visible(devices_of(snapshot), os.environ)]
         try:
             # While it is waited the driver may go, and come back.
-            while (reason := snapshot.error or self._try(choice, snapshot, shown)) is not None:
+            while (reason := snapshot.error or self._try_allocate(choice, snapshot, shown)) is not None:
                 waiting(reason)
                 snapshot = monitor.read(WAIT_SECONDS) or monitor.latest() or snapshot
             return choice
@@ -102,31 +111,27 @@ class _Turn:
             choice.reservation.release()
             raise
 
-    def _try(self, choice: Choice, snapshot: Snapshot, shown: Sequence[str]) -> str | None:
-        """Fill the choice in, or stand in line and say for what it has to wait."""
+    def _try_allocate(self, allocation: Choice, snapshot: Snapshot, visible_uuids: Sequence[str]) -> str | None:
+        """Fill the allocation in, or join the queue and return what this run waits for."""
+        reservation = allocation.reservation
         with choosing():
-            devices = _as_it_stands(snapshot, shown, choice.reservation)
-            if self.wait:
-                if shown and not devices:
-                    return "the driver shows no GPU now"
-                devices = [
-                    replace(one, taken=one.broken, broken=None) if (one.broken or "").startswith("stale") else one
-                    for one in devices
-                ]
+            devices = _as_it_stands(snapshot, visible_uuids, reservation)
+            if self.wait and visible_uuids and not devices:
+                return "the driver shows no GPU now"
             try:
-                choice.devices = select(self.selection, devices, only_free=self.wait, ranks=self.ranks)
+                chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks)
             except NotFreeError as error:
                 if not self.wait:
                     raise
-                choice.reservation.enter(self.selection, shown, self.run)
-                return error.problems[0].what.removesuffix(WAIT_HINT)
-            choice.warnings = _warnings(devices, choice.devices)
-            if choice.devices:
-                choice.reservation.enter(self.selection, shown, self.run)
-                choice.reservation.hold([device.uuid for device in choice.devices])
+                reservation.enter(self.selection, visible_uuids, self.run)
+                return error.problems[0].reason
+            if chosen:
+                reservation.enter(self.selection, visible_uuids, self.run)
+                reservation.hold([device.uuid for device in chosen])
             else:
-                choice.reservation.release()
-            return None
+                reservation.release()
+        allocation.devices, allocation.warnings = chosen, _warnings(devices, chosen)
+        return None
 
 
 def _as_it_stands(snapshot: Snapshot, shown: Sequence[str], mine: Reservation) -> list[Device]:
@@ -149,8 +154,8 @@ def _put_aside(waiter: Held, by_uuid: dict[str, Device]) -> None:
             free = named(waiter.wants, free)
         except UsageError:
             free = [device for device in free if str(device.index) in waiter.wants.split(",")]
-    for device in free:
-        by_uuid[device.uuid] = replace(device, taken=f"{waiter.run} of {waiter.user} waits for it and came first")
+    queued = Unavailable(Obstacle.QUEUED, f"{waiter.run} of {waiter.user} waits for it and came first")
+    by_uuid |= {device.uuid: replace(device, unavailable=queued) for device in free}
 
 
 def _warnings(devices: Sequence[Device], chosen: Sequence[Device]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 from engine.gpus.reservation import Held
 from engine.gpus.snapshot import Gpu, Instance, Snapshot
@@ -13,19 +15,42 @@ from engine.utils.text import counted
 
 # More than an idle driver context, less than any training: held by no process that is shown, someone else holds it.
 UNEXPLAINED_BYTES = 1 << 30
-WAIT_HINT = "; --wait waits for them"
-NCCL_AND_MIG = "NCCL does not join MIG instances, and CUDA shows a process only one; name one instance, or whole GPUs"
+WAIT_ADVICE = "--wait waits for them"
+NCCL_AND_MIG = "NCCL does not join MIG instances, and CUDA shows a process only one"
+MIG_ADVICE = "name one instance, or whole GPUs"
+CPU_ADVICE = "train on the CPU with --gpus cpu"
 
 
 class NotFreeError(UsageError):
     """What is wanted exists and is taken: waiting may help."""
 
 
+class Obstacle(StrEnum):
+    """What keeps a device from being free."""
+
+    IN_USE = "in use"
+    RESERVED = "reserved"
+    QUEUED = "queued"
+    """A run that came first waits for it."""
+    UNKNOWN = "unknown"
+    """The driver does not tell who uses it."""
+    STALE = "stale"
+    """It does not answer now."""
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why a device is not free; the `message` names who has it."""
+
+    obstacle: Obstacle
+    message: str
+
+
 @dataclass(frozen=True)
 class Device:
     """What CUDA can be given: a GPU, or a MIG instance of one, which then has a `parent` and a `place` in it (GPU and
-    compute instance). `index` is the GPU's in PCI order. `taken` says why it is not free, `broken` why it cannot be
-    used at all."""
+    compute instance). `index` is the GPU's in PCI order. `unavailable` says why it is not free."""
 
     index: int
     uuid: str
@@ -33,12 +58,22 @@ class Device:
     memory_used: int | None
     parent: str | None = None
     place: str | None = None
-    taken: str | None = None
-    broken: str | None = None
+    unavailable: Unavailable | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Device:
+        why = values["unavailable"]
+        unavailable = None if why is None else Unavailable(Obstacle(why["obstacle"]), why["message"])
+        return cls(**values | {"unavailable": unavailable})
 
     @property
     def free(self) -> bool:
-        return self.taken is None and self.broken is None
+        return self.unavailable is None
+
+    def usable(self, *, wait: bool) -> bool:
+        """Whether a run can have it, be it shared; with `wait` a device that does not answer now counts too."""
+        broken = (Obstacle.LOST,) if wait else (Obstacle.LOST, Obstacle.STALE)
+        return self.unavailable is None or self.unavailable.obstacle not in broken
 
     def __str__(self) -> str:
         return f"{self.index} ({self.name}, {self.uuid})"
@@ -53,72 +88,83 @@ def devices_of(snapshot: Snapshot, held: Sequence[Held] = ()) -> list[Device]:
         if gpu.divided and gpu.instances:
             found += [_instance(gpu, one, held) for one in gpu.instances]
         else:
-            taken = _claimed(gpu.uuid, held) or use_of(gpu)
-            broken = None if gpu.state == "ok" else str(gpu["busy"].reason)
-            found.append(Device(gpu.index, gpu.uuid, _name(gpu), gpu.value("memory_used"), None, None, taken, broken))
+            unavailable = _silent(gpu) or _claimed(gpu.uuid, held) or use_of(gpu)
+            found.append(Device(gpu.index, gpu.uuid, _name(gpu), gpu.value("memory_used"), unavailable=unavailable))
     return found
 
 
 def _instance(gpu: Gpu, one: Instance, held: Sequence[Held]) -> Device:
-    taken = _claimed(one.uuid, held) or use_of(gpu, one)
+    unavailable = _silent(gpu) or _claimed(one.uuid, held) or use_of(gpu, one)
     place = f"{one.gpu_instance}/{one.compute_instance}"
-    broken = None if gpu.state == "ok" else str(one.memory_used.reason)
     name = one.name.value or f"MIG of {_name(gpu)}"
-    return Device(gpu.index, one.uuid, name, one.memory_used.value, gpu.uuid, place, taken, broken)
+    return Device(gpu.index, one.uuid, name, one.memory_used.value, gpu.uuid, place, unavailable)
 
 
 def _name(gpu: Gpu) -> str:
     return gpu.value("name") or "GPU of unknown name"
 
 
-def _claimed(uuid: str, held: Sequence[Held]) -> str | None:
+def _silent(gpu: Gpu) -> Unavailable | None:
+    """Why nothing can run on a GPU, nor on a part of it."""
+    if gpu.state == "ok":
+        return None
+    obstacle = Obstacle.STALE if gpu.state == "stale" else Obstacle.LOST
+    return Unavailable(obstacle, gpu["busy"].reason or gpu.state)
+
+
+def _claimed(uuid: str, held: Sequence[Held]) -> Unavailable | None:
     holder = next((one for one in held if uuid in one.gpus), None)
-    return None if holder is None else f"{holder.run} of {holder.user} has it"
+    if holder is None:
+        return None
+    return Unavailable(Obstacle.RESERVED, f"{holder.run} of {holder.user} has it")
 
 
-def use_of(gpu: Gpu, instance: Instance | None = None) -> str | None:
+def use_of(gpu: Gpu, instance: Instance | None = None) -> Unavailable | None:
     """Who computes on a GPU or a part of it, as far as the driver tells; None where nobody does. What is not known is
     not taken for nothing."""
     if gpu.processes.value is None and gpu["memory_used"].value is None:
-        return f"it is not known who uses it ({gpu.processes.reason})"
+        return Unavailable(Obstacle.UNKNOWN, f"it is not known who uses it ({gpu.processes.reason})")
     part = None if instance is None else instance.gpu_instance
     here = [one for one in gpu.processes.value or () if instance is None or one.instance in (part, None)]
     computing = [one for one in here if one.kind == "compute"]
     if computing:
         first = computing[0]
-        return f"{first.run or 'process ' + str(first.pid)} of {first.user.value or 'an unknown user'} computes on it"
+        who = f"{first.run or 'process ' + str(first.pid)} of {first.user.value or 'an unknown user'}"
+        return Unavailable(Obstacle.IN_USE, f"{who} computes on it")
     used = gpu["memory_used"] if instance is None else instance.memory_used
     shown = sum(one.gpu_memory.value or 0 for one in here)
     if used.value is not None and used.value - shown > UNEXPLAINED_BYTES:
-        return f"{used.value / 2**30:.1f} GiB of it are in use, by processes that the driver does not show here"
+        gibibytes = f"{used.value / 2**30:.1f} GiB"
+        message = f"{gibibytes} of it are in use, by processes that the driver does not show here"
+        return Unavailable(Obstacle.IN_USE, message)
     return None
 
 
 def select(
     selection: str, devices: Sequence[Device], *, only_free: bool = False, ranks: int | None = None
 ) -> list[Device]:
-    """The devices that `device.gpus` means; none means the CPU. `only_free` holds also for those that are named. A
-    launcher that started `ranks` ranks has counted on as many for auto: free ones first, then others. Raises
-    UsageError, NotFreeError where waiting may help."""
+    """The devices that `device.gpus` means; none means the CPU. `only_free` is for who waits: it holds also for those
+    that are named, and one that does not answer may do so again. A launcher that started `ranks` ranks has counted on
+    as many for auto: free ones first, then others. Raises UsageError, NotFreeError where waiting may help."""
     if selection == "cpu":
         return []
     if selection == "auto" and ranks is not None and devices:
-        usable = sorted(_usable(devices), key=lambda device: (not device.free, device.index))
+        usable = sorted(_usable(devices, only_free), key=lambda device: (not device.free, device.index))
         return _check(sorted(usable[:ranks], key=lambda device: device.index), only_free)
     if selection == "auto":
-        return _pick_all(_usable(devices), devices, only_free)
+        return _pick_all(_usable(devices, only_free), devices, only_free)
     if selection == "all":
         if not devices:
-            raise UsageError.one("device.gpus", "all, but there is no GPU here; train on the CPU with --gpus cpu")
+            raise UsageError.one("device.gpus", "all, but there is no GPU here", CPU_ADVICE)
         whole = [device for device in devices if device.place is None]
         return _check(whole or list(devices), only_free)
     if match := re.fullmatch(r"free:(\d+)", selection):
-        return _pick(int(match[1]), devices)
+        return _pick(int(match[1]), devices, only_free)
     return _check(named(selection, devices), only_free)
 
 
-def _usable(devices: Sequence[Device]) -> list[Device]:
-    return [device for device in devices if device.broken is None]
+def _usable(devices: Sequence[Device], wait: bool) -> list[Device]:
+    return [device for device in devices if device.usable(wait=wait)]
 
 
 def _pick_all(usable: Sequence[Device], devices: Sequence[Device], wait: bool) -> list[Device]:
@@ -130,24 +176,20 @@ def _pick_all(usable: Sequence[Device], devices: Sequence[Device], wait: bool) -
     return chosen
 
 
-def _pick(wanted: int, devices: Sequence[Device]) -> list[Device]:
+def _pick(wanted: int, devices: Sequence[Device], wait: bool) -> list[Device]:
     """The least used that are free, whole ones first."""
     if wanted == 0:
-        raise UsageError.one("device.gpus", "free:0 asks for no GPU; train on the CPU with --gpus cpu")
-    fit = [device for device in _usable(devices) if device.place is None or wanted == 1]
+        raise UsageError.one("device.gpus", "free:0 asks for no GPU", CPU_ADVICE)
+    fit = [device for device in _usable(devices, wait) if device.place is None or wanted == 1]
     if wanted > len(fit):
+        reason = f"{counted(wanted, 'free GPU')} wanted, and no more than {len(fit)} can be had"
         instances = any(device.place is not None for device in devices)
-        raise UsageError.one(
-            "device.gpus",
-            f"{counted(wanted, 'free GPU')} wanted, and no more than {len(fit)} can be had; {_there(devices)}"
-            + (f"; {NCCL_AND_MIG}" if instances else ""),
-        )
+        advice = [_there(devices), *([NCCL_AND_MIG, MIG_ADVICE] if instances else [])]
+        raise UsageError.one("device.gpus", reason, "; ".join(advice))
     free = [device for device in fit if device.free]
     if wanted > len(free):
-        raise NotFreeError.one(
-            "device.gpus",
-            f"{counted(wanted, 'free GPU')} wanted, {len(free)} there: {why_not_free(devices)}{WAIT_HINT}",
-        )
+        reason = f"{counted(wanted, 'free GPU')} wanted, {len(free)} there: {why_not_free(devices)}"
+        raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE)
     free.sort(key=lambda device: (device.place is not None, device.memory_used or 0, device.index))
     return sorted(free[:wanted], key=lambda device: device.index)
 
@@ -163,14 +205,15 @@ def named(selection: str, devices: Sequence[Device]) -> list[Device]:
         ]
         if divided:
             there = ", ".join(device.uuid for device in divided)
-            raise UsageError.one("device.gpus", f"GPU {part!r} is divided into MIG instances; name one: {there}")
+            raise UsageError.one("device.gpus", f"GPU {part!r} is divided into MIG instances", f"name one: {there}")
         if not found:
             raise UsageError.one(
                 "device.gpus",
-                f"there is no GPU {part!r}; {_there(devices)}; give auto, all, cpu, free:N, indices or UUIDs",
+                f"there is no GPU {part!r}",
+                f"{_there(devices)}; give auto, all, cpu, free:N, indices or UUIDs",
             )
         if len(found) > 1:
-            raise UsageError.one("device.gpus", f"{part!r} could be several GPUs; {_there(devices)}")
+            raise UsageError.one("device.gpus", f"{part!r} could be several GPUs", _there(devices))
         if found[0] in chosen:
             raise UsageError.one("device.gpus", f"GPU {found[0]} is named twice in {selection!r}")
         chosen += found
@@ -183,10 +226,11 @@ def _begins(part: str, uuid: str) -> bool:
 
 def _check(chosen: list[Device], only_free: bool) -> list[Device]:
     for device in chosen:
-        if device.broken is not None:
-            raise UsageError.one("device.gpus", f"GPU {device} cannot be used: {device.broken}")
+        if device.unavailable is not None and not device.usable(wait=only_free):
+            raise UsageError.one("device.gpus", f"GPU {device} cannot be used: {device.unavailable.message}")
     if len(chosen) > 1 and any(device.place is not None for device in chosen):
-        raise UsageError.one("device.gpus", f"{len(chosen)} devices with MIG instances among them: {NCCL_AND_MIG}")
+        reason = f"{len(chosen)} devices with MIG instances among them: {NCCL_AND_MIG}"
+        raise UsageError.one("device.gpus", reason, MIG_ADVICE)
     if only_free and any(not device.free for device in chosen):
         raise NotFreeError.one("device.gpus", f"not all of these are free: {why_not_free(chosen)}")
     return chosen
@@ -200,6 +244,6 @@ def why_not_free(devices: Sequence[Device]) -> str:
     """Each reason with the GPUs that it keeps from being free."""
     reasons: dict[str, list[str]] = {}
     for one in devices:
-        if reason := one.broken or one.taken:
-            reasons.setdefault(reason, []).append(str(one.index))
+        if one.unavailable is not None:
+            reasons.setdefault(one.unavailable.message, []).append(str(one.index))
     return "; ".join(f"GPU {', '.join(indices)}: {reason}" for reason, indices in reasons.items())

@@ -66,8 +66,8 @@ def ask_cuda(environ: Mapping[str, str]) -> list[str]:
     except (OSError, HelperError) as error:
         raise UsageError.one(
             "CUDA_VISIBLE_DEVICES",
-            f"{environ.get('CUDA_VISIBLE_DEVICES')!r} names GPUs by CUDA's order, which the driver does not tell; name "
-            "them by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            f"{environ.get('CUDA_VISIBLE_DEVICES')!r} names GPUs by CUDA's order, which the driver does not tell",
+            "name them by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
         ) from error
 
 

@@ -43,7 +43,7 @@ def choose_on_host(order: Order, seat: Seat, store: Store, flag: StopFlag, waiti
         if news.get("problems"):
             raise UsageError([Problem(where, what) for where, what in news["problems"]])
         if not news["each"]:
-            return Choice([Device(**one) for one in news["devices"]])
+            return Choice([Device.from_dict(one) for one in news["devices"]])
         # The GPU that this rank is shown may be that of the first rank, which holds it for all: no waiting for it.
         return choose(device.gpus, run, wait=False, waiting=wait, ranks=1)
     try:

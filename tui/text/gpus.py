@@ -103,8 +103,8 @@ def who_uses(gpu: Gpu) -> Cell:
     names = dict.fromkeys(one.user.value or f"pid {one.pid}?" for one in others)
     if runs or names:
         return Cell(printable(", ".join([*runs, *names])))
-    if (use := use_of(gpu)) is not None:
-        return Cell("unknown" if gpu.processes.value is None else "in use" if "GiB" in use else use)
+    if use_of(gpu) is not None:
+        return Cell("unknown" if gpu.processes.value is None else "in use")
     return Cell("free", MUTED)
 
 

@@ -80,7 +80,7 @@ def check_image_set(data: Data) -> None:
     if missing:
         raise UsageError.one(
             "data.path",
-            f"no {data.dataset} in {root}: {root / image_set.folder / missing[0]} is missing; "
+            f"no {data.dataset} in {root}: {root / image_set.folder / missing[0]} is missing",
             f"give the folder that holds {image_set.folder}, or fetch it with data.download=true",
         )
 
