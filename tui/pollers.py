@@ -190,10 +190,8 @@ class RunFeed(Feed):
         self.now = RunNow(
             describe_run(self._watch, look=False),
             history.started,
-            history.epochs[-1] if history.epochs else None,
             latest.gpus if latest else (),
             latest.time if latest else 0.0,
-            history.failures[-1] if history.failures else None,
             self._log.lines(),
             not self.folder.path.is_dir(),
         )

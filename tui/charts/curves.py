@@ -83,7 +83,6 @@ class Curves:
                 *("ema_val_loss", "ema_val_accuracy"),
             )
         }
-        self._began: float | None = None
         self._sitting = 0.0
         """Added to a time to make it one of training: the run did not train between two sittings."""
 

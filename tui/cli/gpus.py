@@ -23,14 +23,12 @@ from engine.utils.errors import UsageError
 from engine.utils.files import expand
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
 # The sampler says after two seconds that a GPU does not answer; it may take longer to start.
 FIRST_SECONDS = 10.0
 KEY_SECONDS = 0.2
-PLAIN_COLUMNS = 120
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,9 @@ class _Output:
         if not self._view.json and not self._quiet:
             from rich.live import Live
 
-            self._console = _console()
+            from tui.text.tables import table_console
+
+            self._console = table_console()
             self._live = Live(console=self._console, auto_refresh=False) if self._in_place else None
             if self._live is not None:
                 self._live.start()
@@ -146,14 +146,6 @@ class _Output:
             from rich.console import Group
 
             self._live.update(Group(*lines), refresh=True)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console(highlight=False)
-    return Console(highlight=False, width=PLAIN_COLUMNS)
 
 
 def _lines(snapshot: Snapshot, view: GpuView, width: int) -> list[Text]:

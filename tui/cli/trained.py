@@ -188,6 +188,7 @@ def evaluation_json(measured: Measured, saved: Saved, run: RunFolder, part: str)
 
 def evaluation_lines(measured: Measured, saved: Saved, part: str) -> list[str]:
     from tui.text.confusion import matrix_lines
+    from tui.text.tables import NONE
 
     found, data = measured.evaluation, measured.config.data
     where = data.dataset if data.path is None else f"{data.dataset} in {data.path}"
@@ -200,7 +201,7 @@ def evaluation_lines(measured: Measured, saved: Saved, part: str) -> list[str]:
         f"{'class':<{name}}  images  accuracy",
     ]
     for one, images, accuracy in zip(saved.classes, measured.images, found.per_class, strict=True):
-        lines.append(f"{padded(one, name)}  {images:>6}  " + ("–" if accuracy is None else f"{accuracy:.4f}"))
+        lines.append(f"{padded(one, name)}  {images:>6}  " + (NONE if accuracy is None else f"{accuracy:.4f}"))
     if len(saved.classes) <= MATRIX_CLASSES:
         lines += ["", "which class (row) was taken for which (column)"]
         lines += matrix_lines([padded(one, 0) for one in saved.classes], found.confusion)

@@ -28,6 +28,7 @@ from tui.screens.base import CockpitScreen, Filter
 from tui.screens.dialogs import Question, Reader, Several, problem_lines
 from tui.text.gpus import gpu_lines
 from tui.text.palette import BAD, MUTED
+from tui.text.tables import NONE
 from tui.widgets.chart import Chart
 from tui.widgets.field import Chooser, Field
 from tui.widgets.lines import Row
@@ -266,7 +267,7 @@ class FormScreen(CockpitScreen):
             strange = [str(problem) for problem in self._problems if problem.where not in keys]
             told = Text(printable("\n".join(strange)), BAD) if strange else Text("told when nothing is wrong", MUTED)
             self.query_one("#plan", Static).update(told)
-            self.query_one("#command", Static).update(Text("–", MUTED))
+            self.query_one("#command", Static).update(Text(NONE, MUTED))
             return
         steps = checked.shares.steps_per_epoch if checked and checked.shares else GUESSED_STEPS
         if steps > 0:

@@ -14,8 +14,8 @@ from rich.text import Text
 from engine.utils.text import counted, printable
 from tui.charts.axis import Series
 from tui.charts.plot import Curve, Window, plot
-from tui.text.model_summary import table
 from tui.text.palette import BLUE, MUTED
+from tui.text.tables import NONE, table
 
 if TYPE_CHECKING:
     from engine.bench.report import Run, Speed
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 HEADER = ("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
 LIMIT_HEADER = ("RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA WAIT", "MFU")
-UNKNOWN = "–"
 MOST_CHART_COLUMNS, CHART_LINES = 72, 14
 BLUE_CODE, GREY_CODE = 75, 245
 POINT = "●"
@@ -55,13 +54,13 @@ def bench_lines(speeds: Sequence[Speed]) -> Iterator[str]:
         (
             str(speed.ranks),
             known(speed.global_batch, "{:,}"),
-            UNKNOWN if speed.seconds_per_epoch is None else seconds_in_words(speed.seconds_per_epoch),
+            NONE if speed.seconds_per_epoch is None else seconds_in_words(speed.seconds_per_epoch),
             known(speed.images_per_second, "{:,.0f}"),
             known(speed.spread, "±{:.0%}"),
             known(speed.speed_up, "{:.2f}"),
             known(speed.efficiency, "{:.0%}"),
-            UNKNOWN if speed.first_epoch_seconds is None else seconds_in_words(speed.first_epoch_seconds),
-            UNKNOWN if speed.startup_seconds is None else seconds_in_words(speed.startup_seconds),
+            NONE if speed.first_epoch_seconds is None else seconds_in_words(speed.first_epoch_seconds),
+            NONE if speed.startup_seconds is None else seconds_in_words(speed.startup_seconds),
         )
         for speed in speeds
     ]
@@ -93,7 +92,7 @@ def limit_lines(speeds: Sequence[Speed]) -> Iterator[str]:
 
 
 def known(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else form.format(value)
+    return NONE if value is None else form.format(value)
 
 
 def seconds_in_words(seconds: float) -> str:

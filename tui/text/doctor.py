@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -11,12 +10,12 @@ from dataclasses import replace
 from textwrap import wrap
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from engine.doctor.check import Check, State
 from engine.utils.text import counted, printable
 from tui.text.palette import BAD, GOOD, MUTED, STRONG, WARNING
+from tui.text.tables import table_console
 
 DOCTOR_FORMAT = 1
 STYLES: dict[State, str] = {"ok": GOOD, "warning": WARNING, "problem": BAD, "unknown": MUTED}
@@ -25,7 +24,6 @@ NAME_COLUMNS = len("shared memory")
 GAP = "  "
 TEXT_AT = STATE_COLUMNS + NAME_COLUMNS + 2 * len(GAP)
 LEAST_TEXT_COLUMNS = 30
-PLAIN_COLUMNS = 120
 
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
@@ -36,7 +34,7 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
         typer.echo(json.dumps({"format": DOCTOR_FORMAT, "checks": [check.to_dict() for check in told]}, indent=2))
     else:
         plain = not sys.stdout.isatty()
-        console = Console(highlight=False, width=PLAIN_COLUMNS if plain and "COLUMNS" not in os.environ else None)
+        console = table_console()
         with nullcontext() if plain else console.status("looking further"):
             for area in areas:
                 told += area

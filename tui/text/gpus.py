@@ -13,8 +13,8 @@ from engine.gpus.selection import use_of
 from engine.gpus.snapshot import Gpu, Process, Reading, Snapshot
 from engine.utils.text import counted, printable
 from tui.text.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
+from tui.text.tables import NONE
 
-NONE = "–"
 GIB = 2**30
 GAP = "  "
 NAME_COLUMNS = 12

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from engine.utils.host import in_bytes
-from engine.utils.text import printable
+from tui.text.tables import COLUMN_GAP, NONE, table
 
 if TYPE_CHECKING:
     from engine.models.summary import Layer, Shape, Summary
 
 LAYER_HEADER = ("LAYER", "TYPE", "OUTPUT", "PARAMETERS", "MULT-ADDS")
 FEATURE_HEADER = ("FEATURES OF", "OUTPUT", "STRIDE")
-GAP = "  "
 
 
 def layer_lines(summary: Summary, depth: int) -> Iterator[str]:
@@ -25,8 +24,8 @@ def layer_lines(summary: Summary, depth: int) -> Iterator[str]:
             "  " * layer.depth + (layer.path.rpartition(".")[2] or summary.model),
             layer.kind,
             shape_in_words(layer.output),
-            f"{layer.parameters:,}" if layer.parameters else "–",
-            in_large_units(layer.multiply_adds) if layer.multiply_adds else "–",
+            f"{layer.parameters:,}" if layer.parameters else NONE,
+            in_large_units(layer.multiply_adds) if layer.multiply_adds else NONE,
             *([training_in_words(layer)] if some_frozen else []),
         )
         for layer in shown
@@ -54,30 +53,19 @@ def total_lines(summary: Summary) -> Iterator[str]:
     }
     width = max(map(len, rows))
     for name, value in rows.items():
-        yield f"{name:<{width}}{GAP}{value}"
+        yield f"{name:<{width}}{COLUMN_GAP}{value}"
 
 
 def feature_lines(summary: Summary) -> Iterator[str]:
     rows = [
-        (feature.path, shape_in_words(feature.output), "–" if feature.stride is None else f"{feature.stride:.3g}")
+        (feature.path, shape_in_words(feature.output), NONE if feature.stride is None else f"{feature.stride:.3g}")
         for feature in summary.features
     ]
     return table([FEATURE_HEADER, *rows], right=(2,))
 
 
-def table(rows: Sequence[Sequence[str]], right: Sequence[int]) -> Iterator[str]:
-    """`right` are the columns that are aligned there."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield printable(GAP.join(cells).rstrip())
-
-
 def shape_in_words(shape: Shape | None) -> str:
-    return "–" if shape is None else "x".join(map(str, shape))
+    return NONE if shape is None else "x".join(map(str, shape))
 
 
 def in_large_units(number: int) -> str:

@@ -17,6 +17,7 @@ from engine.models.catalog import (
 )
 from engine.utils.errors import not_installed
 from engine.utils.text import printable
+from tui.text.tables import NONE
 
 HEADER = ("SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS")
 PARAMETER_COLUMNS = len("1,000,000,000")
@@ -58,15 +59,15 @@ def print_models(found: Sequence[KnownModel], counted: Iterable[KnownModel]) -> 
 
     echo(*HEADER)
     for model in counted:
-        parameters = "–" if model.parameters is None else f"{model.parameters:,}"
-        top1 = "–" if model.top1 is None else f"{model.top1:.1f}"
+        parameters = NONE if model.parameters is None else f"{model.parameters:,}"
+        top1 = NONE if model.top1 is None else f"{model.top1:.1f}"
         echo(model.source, model.name, parameters, top1, weights_in_words(model.weights))
 
 
 def weights_in_words(weights: Sequence[str]) -> str:
     """The library's choice, and how many there are besides."""
     if not weights:
-        return "–"
+        return NONE
     # timm leaves the tag of some weights empty.
     first = weights[0] or "yes"
     return first if len(weights) == 1 else f"{first} (+{len(weights) - 1})"

@@ -9,6 +9,7 @@ from engine.runs.folder import State
 from engine.utils.text import printable
 from tui.text.palette import BAD, GOOD, MUTED, WARNING
 from tui.text.runs import RunRow, accuracy_in_words, clock, in_words
+from tui.text.tables import NONE
 
 # A sign and a style for each state; the state's own name stands beside it.
 SIGNS = {
@@ -62,8 +63,8 @@ def table_head(name_width: int, width: int) -> Text:
 def table_line(row: RunRow, name_width: int, width: int) -> Text:
     """A row below `table_head`; what a run said at its end only where there is room for it."""
     sign, style = sign_of(row.state)
-    loss = "–" if row.val_loss is None else f"{row.val_loss:.4f}"
-    rate = "–" if row.images_per_second is None else f"{row.images_per_second:,.0f}"
+    loss = NONE if row.val_loss is None else f"{row.val_loss:.4f}"
+    rate = NONE if row.images_per_second is None else f"{row.images_per_second:,.0f}"
     when = f"{in_words(row.age_seconds)} ago"
     if row.live:
         when = "" if row.eta_seconds is None else f"in {clock(row.eta_seconds)}"

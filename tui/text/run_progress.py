@@ -10,10 +10,11 @@ from engine.runs.bottleneck import figures_in_words
 from engine.runs.folder import State
 from engine.runs.records import GpuSample
 from engine.utils.text import printable
-from tui.text.gpus import GIB, NONE
+from tui.text.gpus import GIB
 from tui.text.palette import MUTED, STRONG
 from tui.text.run_lines import sign_of
 from tui.text.runs import RunNow, RunRow, clock
+from tui.text.tables import NONE
 
 WORDS = {State.RUNNING: "training"}
 LEAST_BAR, MOST_BAR = 8, 40

@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from engine.runs.events import Epoch, RankFailed, RunFinished, RunStarted
+from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder, State
 from engine.runs.history import Summary
 from engine.runs.records import GpuSample
 from engine.runs.watcher import RunWatch
 from engine.utils.files import read_json
 from engine.utils.text import printable
+from tui.text.tables import NONE
 
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 
@@ -109,7 +110,7 @@ def cells_of(row: RunRow) -> tuple[str, ...]:
 
 
 def accuracy_in_words(accuracy: float | None) -> str:
-    return "–" if accuracy is None else f"{accuracy:.4f}"
+    return NONE if accuracy is None else f"{accuracy:.4f}"
 
 
 def as_table(rows: Sequence[RunRow]) -> str:
@@ -142,9 +143,7 @@ class RunNow:
 
     row: RunRow
     started: RunStarted | None
-    epoch: Epoch | None
     gpus: Sequence[GpuSample] = ()
     gpus_time: float = 0.0
-    failure: RankFailed | None = None
     log: tuple[str, ...] = ()
     gone: bool = False

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tui.charts.axis import short_number
 from tui.charts.plot import Curve, Plot, Window, plot
+from tui.text.tables import NONE
 from tui.widgets.lines import Lines
 
 SIGNS = {"braille": "⣀"}
@@ -63,7 +64,7 @@ class Chart(Lines):
         words = [self._title]
         for curve in self.curves:
             value = curve.series.latest() if self._place is None else curve.series.at(self._place)
-            shown = "–" if value is None else short_number(value, 3)
+            shown = NONE if value is None else short_number(value, 3)
             words.append(f"{SIGNS.get(curve.marker, curve.marker)}{curve.label} {shown}")
         return "  ".join(words)
 

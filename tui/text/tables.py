@@ -1,0 +1,37 @@
+"""What the tables of the command line share: aligned columns, the sign for an unknown value, the console's width."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from engine.utils.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NONE = "–"
+"""Stands for a value that is not known."""
+NON_TTY_COLUMNS = 120
+COLUMN_GAP = "  "
+
+
+def table_console() -> Console:
+    """Return a console for tables; where the output is no terminal it has 120 columns, or as many as `COLUMNS` says."""
+    from rich.console import Console
+
+    width_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if width_known else NON_TTY_COLUMNS)
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int]) -> Iterator[str]:
+    """`right` are the columns that are aligned there."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield printable(COLUMN_GAP.join(cells).rstrip())
