@@ -132,3 +132,11 @@ def test_a_start_waits_for_its_own_run(tmp_path: Path) -> None:
     found = began.folder()
     assert found is not None and found.name == "mine"
     output.close()
+
+
+def test_launched_run_lines_leaves_the_offset_that_the_child_writes_at(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+b") as output:
+        launched = Started(None, output, tmp_path, None, 0.0)  # type: ignore[arg-type]
+        (tmp_path / "out").write_text("first\nsecond\n")
+        assert launched.lines() == ["first", "second"]
+        assert output.tell() == 0

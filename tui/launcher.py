@@ -38,8 +38,9 @@ class Started:
     """Unix seconds."""
 
     def lines(self) -> list[str]:
-        self.output.seek(0)
-        return self.output.read().decode(errors="replace").splitlines()
+        # By its place in the file: a seek would move the offset that the process writes at.
+        handle = self.output.fileno()
+        return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace").splitlines()
 
     def folder(self) -> RunFolder | None:
         """The run's folder, once its journal has begun or gone on: what is refused before leaves no trace there."""
