@@ -180,6 +180,16 @@ def test_nothing_is_asked_of_a_run_that_is_over(runs: Path) -> None:
     drive(made_up_app(runs, run=DONE), act)
 
 
+def test_resume_before_the_first_poll_says_that_the_run_is_not_read_yet(runs: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        app: Any = pilot.app
+        app.resume_run(RunFolder(runs / DONE), None)
+        await pilot.pause()
+        assert [one.message for one in app._notifications] == [f"{DONE} is not read yet"]
+
+    drive(made_up_app(runs), act)
+
+
 def test_leaving_asks_for_nothing(runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "escape")

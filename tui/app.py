@@ -210,8 +210,11 @@ class CockpitApp(App[None]):
 
     def resume_run(self, folder: RunFolder, state: State | None) -> None:
         """Go on with a run that is over, from its last checkpoint."""
-        if state is None or state.live or not folder.resumable:
-            why = "has no checkpoint to go on from" if state is not None and not state.live else f"is {state}"
+        if state is None:
+            self.tell(f"{folder.name} is not read yet", warning=True)
+            return
+        if state.live or not folder.resumable:
+            why = f"is {state}" if state.live else "has no checkpoint to go on from"
             self.tell(f"{folder.name} {why}", warning=True)
             return
         self.start(["resume", "--headless", str(folder.path)], folder.path.parent)
