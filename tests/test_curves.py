@@ -58,12 +58,12 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint() -> None:
 
 
 def test_averaged_weights_have_a_curve_of_their_own() -> None:
-    plain = View(curves(started(), epoch(1, 0.5)))
-    assert [curve.label for curve in plain.curves_of("accuracy")] == ["train", "val"]
-    averaged = View(curves(started(), replace(epoch(1, 0.5), ema_val_accuracy=0.75)))
-    *_, ema = averaged.curves_of("accuracy")
+    plain = curves(started(), epoch(1, 0.5))
+    assert [curve.label for curve in View().curves_of(plain, "accuracy")] == ["train", "val"]
+    averaged = curves(started(), replace(epoch(1, 0.5), ema_val_accuracy=0.75))
+    *_, ema = View().curves_of(averaged, "accuracy")
     assert (ema.label, ema.series.y.tolist()) == ("ema", [0.75])
-    assert averaged.curves.unreadable == 0
+    assert averaged.unreadable == 0
 
 
 def test_the_axes_are_steps_epochs_and_hours_of_training() -> None:
@@ -76,37 +76,37 @@ def test_the_axes_are_steps_epochs_and_hours_of_training() -> None:
 
 def test_what_is_not_there_has_no_points() -> None:
     assert len(Curves().train_loss("hours").y) == 0
-    assert View().window("loss").high > 0
+    assert View().window(Curves(), "loss").high > 0
 
 
-def seen(view: View) -> tuple[float, float]:
-    low, high = view.limits
+def seen(view: View, data: Curves) -> tuple[float, float]:
+    low, high = view.limits(data)
     return round(low, 6), round(high, 6)
 
 
 def test_zooming_keeps_the_latest_point_in_view_and_goes_on_with_it() -> None:
-    view = View(curves(started(), steps(40, [1.0] * 40, 10.0)))
-    assert seen(view) == (0, 4)
-    near = view.zoom(0.5)
-    assert seen(near) == (2, 4)
-    near.take([steps(80, [1.0] * 40, 20.0)])
-    assert seen(near) == (6, 8)
-    assert seen(near.pan(-0.5)) == (5, 7)
-    assert seen(near.pan(-9.0)) == (0, 2)
-    assert seen(near.pan(-9.0).zoom(2.0)) == (0, 4)
-    assert seen(near.whole()) == (0, 8)
+    data = curves(started(), steps(40, [1.0] * 40, 10.0))
+    assert seen(View(), data) == (0, 4)
+    near = View().zoom(data, 0.5)
+    assert seen(near, data) == (2, 4)
+    data.add_events([steps(80, [1.0] * 40, 20.0)])
+    assert seen(near, data) == (6, 8)
+    assert seen(near.pan(data, -0.5), data) == (5, 7)
+    assert seen(near.pan(data, -9.0), data) == (0, 2)
+    assert seen(near.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
+    assert seen(near.whole(), data) == (0, 8)
 
 
 def test_the_cursor_stays_in_the_window_and_reads_the_nearest_point() -> None:
-    view = View(curves(started(), steps(40, [float(n) for n in range(40)], 10.0)), axis="step")
-    assert view.move_cursor(1).cursor == 40
-    moved = view.move_cursor(1).move_cursor(-50)
+    data, view = curves(started(), steps(40, [float(n) for n in range(40)], 10.0)), View("step")
+    assert view.move_cursor(data, 1).cursor == 40
+    moved = view.move_cursor(data, 1).move_cursor(data, -50)
     assert moved.cursor == 20
-    assert moved.curves_of("loss")[0].series.at(20) == 19
-    assert moved.move_cursor(-500).cursor == 0
+    assert moved.curves_of(data, "loss")[0].series.at(20) == 19
+    assert moved.move_cursor(data, -500).cursor == 0
 
 
 def test_a_journal_that_began_anew_is_forgotten() -> None:
-    view = View(curves(started(), steps(40, [1.0] * 40, 10.0)))
-    view.take(None)
-    assert view.curves.last_step == 0
+    data = curves(started(), steps(40, [1.0] * 40, 10.0))
+    data.add_events(None)
+    assert data.last_step == 0

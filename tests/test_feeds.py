@@ -16,6 +16,7 @@ from test_runs import make_run
 from engine.runs.events import Event, RunFinished
 from engine.runs.journal import to_line
 from engine.runs.watcher import RunWatch
+from tui.charts.curves import Curves
 from tui.charts.view import View
 from tui.launcher import Started
 from tui.pollers import RunFeed, RunsFeed
@@ -56,10 +57,10 @@ def test_one_strange_file_harms_neither_its_run_nor_the_others(tmp_path: Path, n
     one.look()
     assert one.now is not None
     device_lines(one.now, 80)
-    view = View()
+    data = Curves()
     while not one.events.empty():
-        view.take(one.events.get())
-    assert view.limits[1] > 0
+        data.add_events(one.events.get())
+    assert View().limits(data)[1] > 0
 
 
 def test_a_thread_that_fails_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

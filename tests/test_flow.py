@@ -62,10 +62,10 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
             await pilot.press("ctrl+s")
             await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), PATIENCE)
             assert [type(screen) for screen in pilot.app.screen_stack] == [MonitorScreen, RunScreen]
-            await until(pilot, lambda: len(run_screen(pilot).view.curves.of_epochs("val_loss", "step").y) > 3, PATIENCE)
+            await until(pilot, lambda: len(run_screen(pilot).data.of_epochs("val_loss", "step").y) > 3, PATIENCE)
             await until(pilot, lambda: "● training" in text_of(pilot, "#progress"))
-            before = run_screen(pilot).view.curves.last_step
-            await until(pilot, lambda: run_screen(pilot).view.curves.last_step > before)
+            before = run_screen(pilot).data.last_step
+            await until(pilot, lambda: run_screen(pilot).data.last_step > before)
             await until(pilot, lambda: "val 0" in text_of(pilot, "#accuracy"))
             await pilot.press("q")
 
@@ -76,8 +76,8 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
     async def come_back() -> None:
         async with app("mine").run_test(size=(100, 30)) as pilot:
             await until(pilot, lambda: run_screen(pilot).state is State.RUNNING)
-            await until(pilot, lambda: len(run_screen(pilot).view.curves.train_loss("step").y) > 0)
-            assert run_screen(pilot).view.curves.train_loss("step").y[0] > 0, "the history from its first step"
+            await until(pilot, lambda: len(run_screen(pilot).data.train_loss("step").y) > 0)
+            assert run_screen(pilot).data.train_loss("step").y[0] > 0, "the history from its first step"
             await pilot.press("p")
             await until(pilot, lambda: run_screen(pilot).state is State.PAUSED, PATIENCE)
             await pilot.press("s", "down", "enter")
@@ -86,7 +86,7 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
             await pilot.press("u")
             await until(pilot, lambda: isinstance(pilot.app.screen, StartingScreen))
             await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), PATIENCE)
-            await until(pilot, lambda: run_screen(pilot).view.curves.last_step > stopped_at + 100, PATIENCE)
+            await until(pilot, lambda: run_screen(pilot).data.last_step > stopped_at + 100, PATIENCE)
             assert len(pilot.app.screen_stack) == 2
             await pilot.press("q")
 

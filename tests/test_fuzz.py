@@ -31,6 +31,7 @@ from engine.runs.journal import JournalReader, from_line, to_line
 from engine.runs.records import GpuSample
 from engine.runs.watcher import RunWatch
 from engine.utils.errors import UsageError
+from tui.charts.curves import Curves
 from tui.charts.plot import plot
 from tui.charts.view import View
 from tui.pollers import RunFeed
@@ -238,11 +239,11 @@ def look_at(path: Path) -> None:
     feed.look()
     assert feed.now is not None and feed.caught_up
     device_lines(feed.now, 80)
-    view = View()
+    data, view = Curves(), View()
     while not feed.events.empty():
-        view.take(feed.events.get())
+        data.add_events(feed.events.get())
     for curve in ("loss", "accuracy", "lr"):
-        plot(view.curves_of(curve), view.window(curve), 40, 8)
+        plot(view.curves_of(data, curve), view.window(data, curve), 40, 8)
 
 
 @fuzz

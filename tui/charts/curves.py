@@ -1,8 +1,10 @@
-"""What the curves of a run are drawn from: its events, folded into arrays as they come."""
+"""What the curves of a run are drawn from: its events, folded into arrays as they come. `tui.charts.view` says which
+part of them is visible."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -86,6 +88,13 @@ class Curves:
         self._sitting = 0.0
         """Added to a time to make it one of training: the run did not train between two sittings."""
 
+    def add_events(self, events: Iterable[Event] | None) -> None:
+        """Add events in the journal's order; None says that the journal began anew."""
+        if events is None:
+            self.forget()
+        for event in events or ():
+            self.add(event)
+
     def add(self, event: Event) -> None:
         """Events in the journal's order."""
         match event:
@@ -132,6 +141,11 @@ class Curves:
     def last_step(self) -> int:
         last = self._epochs["step"].values[-1] if self._epochs["step"].length else 0
         return max(self._losses.length, int(last))
+
+    def last_x(self, axis: XAxis) -> float:
+        """Where the latest step lies on an axis; 1 where there is none yet."""
+        place = float(self.place(np.array([float(max(self.last_step, 1))]), axis)[0])
+        return place if place > 0 else 1.0
 
     def train_loss(self, axis: XAxis) -> Series:
         places, length = self._places.setdefault(axis, Growing()), self._losses.length

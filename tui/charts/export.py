@@ -7,15 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from engine.utils.text import printable
 from tui.charts.axis import Series, above_zero, log_ticks, padded, reduce_to_columns, smooth, tick_labels, ticks
 from tui.charts.plot import Curve, Window
-
-if TYPE_CHECKING:
-    from tui.widgets.chart import Chart
 
 Scale = Callable[[float], float]
 
@@ -25,22 +21,26 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 COLOURS = ("#0072B2", "#E69F00", "#009E73")
 
 
-def export_chart(chart: Chart, name: str, axis: str, folder: Path) -> list[Path]:
-    """Write `name.svg` and `name.csv`, numbered where there are such files. Raises OSError."""
+def export_chart(
+    run_name: str, chart_id: str, curves: Sequence[Curve], window: Window, x_label: str, folder: Path
+) -> list[Path]:
+    """Write the window as SVG and all points as CSV, to files named after run and chart, numbered where those exist.
+    Raises OSError."""
+    name = f"{run_name}-{chart_id}"
     for number in count(1):
         stem = name if number == 1 else f"{name}-{number}"
         paths = [folder / f"{stem}.svg", folder / f"{stem}.csv"]
         if not any(path.exists() for path in paths):
             break
-    svg = to_svg(chart.curves, chart.window, printable(name), axis)
+    svg = to_svg(curves, window, printable(name), x_label)
     with paths[0].open("x", encoding="utf-8") as file:
         file.write(svg)
     with paths[1].open("x", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["curve", axis, "value"])
-        for curve in chart.curves:
+        writer.writerow(["curve", x_label, "value"])
+        for curve in curves:
             for x, y in zip(curve.series.x.tolist(), curve.series.y.tolist(), strict=True):
-                writer.writerow([curve.label or chart.id, x, "" if math.isnan(y) else y])
+                writer.writerow([curve.label or chart_id, x, "" if math.isnan(y) else y])
     return paths
 
 

@@ -18,6 +18,7 @@ from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, State
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
+from tui.charts.curves import Curves
 from tui.charts.view import View
 from tui.keymap import RUN, Command
 from tui.pollers import RunFeed
@@ -46,6 +47,7 @@ class RunScreen(CockpitScreen):
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
         self.folder = folder
+        self.data = Curves()
         self.view = View()
         self._feed = RunFeed(folder)
         self._drawn = -1
@@ -91,17 +93,17 @@ class RunScreen(CockpitScreen):
                 batch = self._feed.events.get_nowait()
             except queue.Empty:
                 break
-            self.view.take(batch)
+            self.data.add_events(batch)
         if self._feed.caught_up and self._shown:
             self._rest_until = now + REST_SECONDS
         due = now >= self._draw_at if self._feed.caught_up and self._feed.events.empty() else now >= self._draw_at + 1.0
-        if due and self.view.curves.version != self._drawn:
+        if due and self.data.version != self._drawn:
             self._draw()
 
     def _draw(self) -> None:
         """The charts one after the other, the one that has the focus first, so that no key waits for all of them."""
         self._draw_at = time.monotonic() + (self.cockpit.pace.charts if self._drawn >= 0 else 0.5)
-        self._drawn = self.view.curves.version
+        self._drawn = self.data.version
         self._left = sorted(self.query(Chart), key=lambda chart: chart is not self.chart)
         self._draw_next()
 
@@ -109,8 +111,9 @@ class RunScreen(CockpitScreen):
         while self._left:
             chart = self._left.pop(0)
             if chart.display and chart.id is not None:
-                view = self.view
-                chart.draw(view.curves_of(chart.id), view.window(chart.id), view.note(chart.id), view.cursor)
+                data, view = self.data, self.view
+                curves, window = view.curves_of(data, chart.id), view.window(data, chart.id)
+                chart.draw(curves, window, view.note(data, chart.id), view.cursor)
                 self.call_after_refresh(self._draw_next)
                 return
 
@@ -144,7 +147,7 @@ class RunScreen(CockpitScreen):
         elif now.row.state == State.STARTING:
             line.append(" its ranks are being set up", MUTED)
         elif not self._feed.caught_up:
-            line.append(f" reading its history: {self.view.curves.last_step:,} steps so far", WARNING)
+            line.append(f" reading its history: {self.data.last_step:,} steps so far", WARNING)
         self.query_one("#message").display = bool(line.plain)
         self.show_line("#message", line)
 
@@ -205,23 +208,23 @@ class RunScreen(CockpitScreen):
         self._see(replace(self.view, log=not self.view.log))
 
     def action_zoom(self, factor: float) -> None:
-        self._see(self.view.zoom(factor))
+        self._see(self.view.zoom(self.data, factor))
 
     def action_zoom_all(self) -> None:
         self._see(self.view.whole())
 
     def action_pan(self, share: float) -> None:
-        self._see(self.view.pan(share))
+        self._see(self.view.pan(self.data, share))
 
     def action_cursor(self, columns: int) -> None:
-        self.view = self.view.move_cursor(columns)
-        self.chart.point(self.view.cursor, self.view.note(str(self.chart.id)))
+        self.view = self.view.move_cursor(self.data, columns)
+        self.chart.point(self.view.cursor, self.view.note(self.data, str(self.chart.id)))
         self.call_after_refresh(self._point_others)
 
     def _point_others(self) -> None:
         for chart in self.query(Chart):
             if chart is not self.chart:
-                chart.point(self.view.cursor, self.view.note(str(chart.id)))
+                chart.point(self.view.cursor, self.view.note(self.data, str(chart.id)))
 
     @property
     def chart(self) -> Chart:
@@ -245,7 +248,9 @@ class RunScreen(CockpitScreen):
             self.cockpit.tell("there is nothing to export yet", warning=True)
             return
         try:
-            paths = export_chart(chart, f"{self.folder.name}-{chart.id}", self.view.axis, Path.cwd())
+            paths = export_chart(
+                self.folder.name, str(chart.id), chart.curves, chart.window, self.view.axis, Path.cwd()
+            )
         except OSError as error:
             self.cockpit.tell(f"cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
             return
