@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from test_journal import epoch, resumed, started, step
 from test_runs import make_run
 
 from engine.runs.events import Event, RunFinished
-from engine.runs.journal import to_line
+from engine.runs.journal import from_line, to_line
 from engine.runs.watcher import RunWatch
 from tui.charts.curves import Curves
 from tui.charts.view import View
@@ -81,6 +83,47 @@ def test_a_journal_that_is_gone_or_unreadable_ends_no_look(tmp_path: Path) -> No
     feed = RunFeed(folder)
     feed.look()
     assert feed.caught_up
+
+
+def test_run_feed_parses_each_line_of_a_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path, "a", started(), step(5), epoch(1, 0.5))
+    parsed: list[str] = []
+    monkeypatch.setattr("engine.runs.journal.from_line", lambda line: (parsed.append(line), from_line(line))[1])
+    feed = RunFeed(folder)
+    for count in (3, 4):
+        feed.look()
+        assert feed.now is not None and len(parsed) == count
+        append(folder, to_line(epoch(count - 1, 0.75)) + "\n")
+    assert (feed.now.row.epoch, feed.now.row.val_accuracy) == (2, 0.75)
+    assert sum(len(feed.events.get() or ()) for _ in range(feed.events.qsize())) == 4
+
+
+def test_run_feed_shows_the_newest_state_of_a_long_journal_before_it_is_read(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "long", started(), epoch(1, 0.95))
+    append(folder, lines(30_000))
+    append(folder, to_line(RunFinished(state="finished")) + "\n")
+    feed = RunFeed(folder)
+    feed.start()
+    # Nobody takes events from the queue, so the reader waits near the beginning.
+    wait_for(lambda: feed.now is not None, "the newest state", 5)
+    assert feed.now is not None and not feed.caught_up
+    assert (feed.now.row.state, feed.now.row.step) == ("finished", 300_000)
+    while not feed.caught_up:
+        with suppress(queue.Empty):
+            feed.events.get(timeout=0.1)
+    assert (feed.now.row.step, feed.now.row.best_val_accuracy) == (300_000, 0.95)
+    feed.close()
+
+
+def test_run_feed_starts_over_where_the_journal_became_shorter(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a", started(), epoch(1, 0.5))
+    feed = RunFeed(folder)
+    feed.look()
+    folder.journal.write_text(to_line(started()) + "\n")
+    feed.look()
+    assert feed.now is not None and feed.now.row.epoch == 0
+    batches = [feed.events.get() for _ in range(feed.events.qsize())]
+    assert [batch and len(batch) for batch in batches] == [2, None, 1]
 
 
 def test_the_best_and_the_plan_of_a_long_resumed_run_are_true(tmp_path: Path) -> None:

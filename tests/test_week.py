@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import Gputrain
+from conftest import Gputrain, wait_for
 from test_journal import epoch, started
 from test_runs import make_run
 from typer.testing import CliRunner
@@ -167,8 +167,10 @@ def test_a_week(gputrain: Gputrain) -> None:
     assert (row["step"], row["epoch"]) == ((WEEK - 1) * STEPS, 1007)
     feed = RunFeed(folder)
     began = time.monotonic()
-    feed._look_at_state()
+    feed.start()
+    wait_for(lambda: feed.now is not None, "the newest state", 5)
     newest = time.monotonic() - began
+    feed.close()
     print(f"the feed's newest state: {newest:.3f} s")
     assert feed.now is not None and feed.now.row.step == row["step"]
     assert newest < 1.0

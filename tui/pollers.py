@@ -13,18 +13,19 @@ from engine.gpus.monitor import Monitor, open_monitor
 from engine.gpus.snapshot import Snapshot, Wants
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder, all_runs
+from engine.runs.history import History
 from engine.runs.journal import JournalReader
-from engine.runs.watcher import RunWatch
+from engine.runs.watcher import SHORT_BYTES, RunWatch
 from engine.utils.errors import UsageError
 from engine.utils.files import open_to_read
-from tui.text.runs import RunNow, RunRow, age_of, describe_run, unreadable_row
+from tui.text.runs import RunNow, RunRow, age_of, describe_run, row_of_history, unreadable_row
 
 PERIOD_SECONDS = 1.0
 RUN_PERIOD_SECONDS = 0.5
 # A batch of events is handed on at a time, so that a screen that reads a long journal goes on answering keys.
 BATCH_EVENTS = 400
 BATCHES = 8
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = SHORT_BYTES
 LOG_BYTES = 1 << 16
 LOG_LINES = 2000
 
@@ -154,7 +155,7 @@ class RunsFeed(Feed):
         marks = _marks(watch.folder)
         marked, row = self._known.get(watch.folder.path, (None, None))
         if row is not None and not row.live and marked == marks:
-            return replace(row, age_seconds=age_of(watch))
+            return replace(row, age_seconds=age_of(watch.folder))
         try:
             row = describe_run(watch)
         except Exception as error:
@@ -164,7 +165,8 @@ class RunsFeed(Feed):
 
 
 class RunFeed(Feed):
-    """One run: its newest state at once, and all its events, oldest first, in a queue."""
+    """One run: its newest state at once, and all its events, oldest first, in a queue. One reader feeds both. Until it
+    has read all of a long journal, the newest state comes from the two ends of that."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__("run", RUN_PERIOD_SECONDS)
@@ -173,50 +175,62 @@ class RunFeed(Feed):
         self.events: queue.Queue[list[Event] | None] = queue.Queue(BATCHES)
         """Batches of events; None means that the journal began anew, and what was told no longer holds."""
         self.caught_up = False
-        self._watch = RunWatch(folder)
-        self._reader = JournalReader(folder.journal)
         self._log = LogTail(folder.log)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = JournalReader(self.folder.journal)
+        self._history = History()
+        self._ends: RunWatch | None = None
 
     def look(self) -> None:
-        self._look_at_state()
-        self._read_on()
-
-    def _look_at_state(self) -> None:
         if self.now is not None and not self.folder.path.is_dir():
             self.now = replace(self.now, gone=True)
+            self.caught_up = True
             return
-        history = self._watch.look()
+        try:
+            size = self.folder.journal.stat().st_size
+        except OSError:
+            # What was read is still true.
+            size = self._reader.offset
+        if size < self._reader.offset:
+            self._begin()
+            self._hand_on(None)
+        if size - self._reader.offset > CHUNK_BYTES:
+            self._ends = RunWatch(self.folder)
+            self._look_at_state()
+        while self._read_chunk(size) and not self._ended.is_set():
+            pass
+        self.caught_up = True
+
+    def _read_chunk(self, size: int) -> bool:
+        """Read on, publish the newest state and hand the events on. Return whether there is more, up to this size in
+        bytes."""
+        before = self._reader.offset
+        events = list(self._reader.poll(CHUNK_BYTES))
+        for event in events:
+            self._history.add(event)
+        # Without progress the journal is gone, or may not be read.
+        more = before < self._reader.offset < size
+        if not more:
+            self._ends = None
+        self._look_at_state()
+        for start in range(0, len(events), BATCH_EVENTS):
+            self._hand_on(events[start : start + BATCH_EVENTS])
+        return more
+
+    def _look_at_state(self) -> None:
+        """Publish the newest state."""
+        history = self._history if self._ends is None else self._ends.look()
         latest = history.latest_gpus
         self.now = RunNow(
-            describe_run(self._watch, look=False),
+            row_of_history(self.folder, history, partial=self._ends is not None and self._ends.partial),
             history.started,
             latest.gpus if latest else (),
             latest.time if latest else 0.0,
             self._log.lines(),
             not self.folder.path.is_dir(),
         )
-
-    def _read_on(self) -> None:
-        try:
-            size = self.folder.journal.stat().st_size
-        except OSError:
-            # What was read is still true.
-            self.caught_up = True
-            return
-        if size < self._reader.offset:
-            self._reader = JournalReader(self.folder.journal)
-            self._hand_on(None)
-        while self._reader.offset < size and not self._ended.is_set():
-            before = self._reader.offset
-            batch = list(self._reader.poll(CHUNK_BYTES))
-            if self._reader.offset == before:
-                # It is gone, or may not be read.
-                break
-            for start in range(0, len(batch), BATCH_EVENTS):
-                self._hand_on(batch[start : start + BATCH_EVENTS])
-            if self._reader.offset < size:
-                self._look_at_state()
-        self.caught_up = True
 
     def _hand_on(self, batch: list[Event] | None) -> None:
         while not self._ended.is_set():

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder, State
-from engine.runs.history import Summary
+from engine.runs.history import History, Summary
 from engine.runs.records import GpuSample
 from engine.runs.watcher import RunWatch
 from engine.utils.files import read_json
@@ -50,17 +50,21 @@ class RunRow:
         return State(self.state).live
 
 
-def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
-    """A run as it is by now; without `look` as it was when it was last looked at."""
-    folder = watch.folder
-    history = watch.look() if look else watch.history
-    stored = Summary.from_dict((read_json(folder.summary) or {}) if watch.partial else {})
+def describe_run(watch: RunWatch) -> RunRow:
+    """A run as it is by now."""
+    history = watch.look()
+    return row_of_history(watch.folder, history, partial=watch.partial)
+
+
+def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> RunRow:
+    """A run as its history tells; of a `partial` one the summary tells the rest."""
+    stored = Summary.from_dict((read_json(folder.summary) or {}) if partial else {})
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
     known = (best.kept_accuracy if best else None, stored.best_val_accuracy)
     bests = [float(value) for value in known if value is not None]
     state = folder.state(history)
     # The end of a long journal does not say since when a GPU is slowed down.
-    verdict = stored.verdict if watch.partial else history.verdict
+    verdict = stored.verdict if partial else history.verdict
     rate = history.step.images_per_second if history.step else epoch.images_per_second if epoch else None
     return RunRow(
         folder.name,
@@ -68,7 +72,7 @@ def describe_run(watch: RunWatch, *, look: bool = True) -> RunRow:
         epoch.epoch if epoch else stored.epochs,
         started.epochs if started else None,
         max(bests, default=None),
-        age_of(watch),
+        age_of(folder),
         str(folder.path),
         epoch.val_accuracy if epoch else stored.val_accuracy,
         epoch.val_loss if epoch else stored.val_loss,
@@ -93,9 +97,9 @@ def message_of(finished: RunFinished | None, state: State) -> str:
     return finished.message if finished is not None and not state.live else ""
 
 
-def age_of(watch: RunWatch) -> float:
+def age_of(folder: RunFolder) -> float:
     signs = []
-    for path in (watch.folder.journal, watch.folder.lock):
+    for path in (folder.journal, folder.lock):
         try:
             signs.append(path.stat().st_mtime)
         except OSError:
