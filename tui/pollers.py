@@ -8,6 +8,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.gpus.monitor import Monitor, open_monitor
 from engine.gpus.snapshot import Snapshot, Wants
@@ -19,6 +20,9 @@ from engine.runs.watcher import SHORT_BYTES, RunWatch
 from engine.utils.errors import UsageError
 from engine.utils.files import open_to_read
 from tui.text.runs import RunNow, RunRow, age_of, describe_run, row_of_history, unreadable_row
+
+if TYPE_CHECKING:
+    from tui.text.confusion import Evaluations
 
 PERIOD_SECONDS = 1.0
 RUN_PERIOD_SECONDS = 0.5
@@ -237,6 +241,36 @@ class RunFeed(Feed):
             with suppress(queue.Full):
                 self.events.put(batch, timeout=0.2)
                 return
+
+
+class EvaluationFeed(Feed):
+    """The evaluations of a run, read again when their file has changed; `problem` is why they cannot be."""
+
+    def __init__(self, path: Path, period: float = 1.0) -> None:
+        super().__init__("evaluation", period)
+        self._path = path
+        self._mark: tuple[int, ...] | None = None
+        self.now: Evaluations | None = None
+        self.problem: str | None = None
+        self.looked = False
+
+    def look(self) -> None:
+        # It needs NumPy, which the first screen does without.
+        from tui.text.confusion import read_evaluations
+
+        try:
+            status = self._path.stat()
+            mark = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if mark != self._mark:
+                self.now, self.problem = read_evaluations(self._path), None
+                self._mark = mark
+        except FileNotFoundError:
+            self.now, self.problem, self._mark = None, None, None
+        except OSError as error:
+            self.problem = f"{self._path.name} cannot be read: {error.strerror}"
+        except ValueError as error:
+            self.problem, self._mark = f"{self._path.name} cannot be read: {error}", mark
+        self.looked = True
 
 
 class LogTail:

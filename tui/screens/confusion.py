@@ -14,8 +14,8 @@ from textual.widgets import Static
 
 from engine.runs.folder import RunFolder
 from engine.utils.text import counted, printable
-from tui.evaluation_poller import EvaluationFeed
 from tui.keymap import CONFUSION, Command
+from tui.pollers import EvaluationFeed
 from tui.screens.base import CockpitScreen
 from tui.text.confusion import Evaluated, Evaluations, Mistake, cut, mistakes, percent, worst_first
 from tui.text.palette import BAD, MUTED, STRONG
