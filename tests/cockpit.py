@@ -88,7 +88,7 @@ async def settled(pilot: Pilot[None]) -> None:
     """Until the screen has taken in and drawn all there is."""
     app = pilot.app
     assert isinstance(app, CockpitApp)
-    await until(pilot, lambda: app.runs.rows is not None or not getattr(app.screen, "SHOWS_RUNS", False))
+    await until(pilot, lambda: app.run_list_poller.rows is not None or not getattr(app.screen, "SHOWS_RUNS", False))
     feed = getattr(app.screen, "_feed", None)
     if feed is not None:
         await until(pilot, lambda: feed.caught_up and feed.events.empty() and feed.now is not None)

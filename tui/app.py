@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +20,7 @@ from textual.theme import Theme
 
 from engine.utils.text import printable
 from tui.keymap import EVERYWHERE, CommandProvider, bindings_of
-from tui.pollers import GpuFeed, RunsFeed
+from tui.pollers import GpuFeed, Pace, RunsFeed
 from tui.screens.monitor import MonitorScreen
 
 if TYPE_CHECKING:
@@ -69,17 +68,6 @@ THEME = Theme(
 )
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds between two looks, and the least between two drawings of the charts."""
-
-    look: float = 1.0
-    charts: float = 3.0
-
-
-SLOW = Pace(5.0, 15.0)
-
-
 class CockpitApp(App[None]):
     TITLE = "gputrain"
     CSS_PATH = "app.tcss"
@@ -106,28 +94,24 @@ class CockpitApp(App[None]):
         self.register_theme(THEME)
         self.theme = THEME.name
         self.animation_level = "none"
-        self.pace = pace or Pace()
-        self.root, self.demo = root, demo
+        self.intervals = pace or Pace()
+        self.runs_dir, self.demo_notice = root, demo
         self._first, self._started = run, started
-        self.gpus = gpus or GpuFeed(self.pace.look)
-        self.runs = RunsFeed(root, self.pace.look)
+        self.gpu_poller = gpus or GpuFeed(self.intervals.look)
+        self.run_list_poller = RunsFeed(root, self.intervals.look)
         self._suspended = False
-        self.pending: Started | None = None
+        self.pending_run: Started | None = None
         """A run that was started here and has not begun."""
-        self.picked: set[str] = set()
+        self.picked_gpu_uuids: set[str] = set()
         """UUIDs of the GPUs for the next run."""
 
-    @property
-    def period(self) -> float:
-        return self.pace.look
-
-    def notice(self) -> str | None:
+    def source_notice(self) -> str | None:
         """What must be said on every screen of where all this comes from."""
-        snapshot = self.gpus.snapshot
-        return self.demo or (snapshot.source.notice if snapshot is not None else None)
+        snapshot = self.gpu_poller.snapshot
+        return self.demo_notice or (snapshot.source.notice if snapshot is not None else None)
 
     def get_default_screen(self) -> Screen[Any]:
-        return MonitorScreen()
+        return MonitorScreen(self)
 
     def on_mount(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self.is_headless:
@@ -139,16 +123,18 @@ class CockpitApp(App[None]):
         self.call_after_refresh(self._start_feeds)
 
     def _start_feeds(self) -> None:
-        self.gpus.start()
-        self.runs.start()
+        self.gpu_poller.start()
+        self.run_list_poller.start()
 
-    def tell(self, message: str, *, warning: bool = False, seconds: float = 5.0) -> None:
+    def show_toast(self, message: str, *, warning: bool = False, timeout_s: float = 5.0) -> None:
         """A note at the corner of the screen. What comes from outside can do nothing to the terminal."""
-        self.notify(printable(message), severity="warning" if warning else "information", timeout=seconds, markup=False)
+        self.notify(
+            printable(message), severity="warning" if warning else "information", timeout=timeout_s, markup=False
+        )
 
     def on_unmount(self) -> None:
-        self.gpus.close()
-        self.runs.close()
+        self.gpu_poller.close()
+        self.run_list_poller.close()
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -187,55 +173,55 @@ class CockpitApp(App[None]):
         from engine.runs.folder import RunFolder
         from tui.screens.run import RunScreen
 
-        self.push_screen(RunScreen(RunFolder(Path(folder))))
+        self.push_screen(RunScreen(self, RunFolder(Path(folder))))
 
     def wait_for_start(self, started: Started) -> None:
         from tui.screens.starting import StartingScreen
 
-        self.pending = started
-        self.push_screen(StartingScreen(started))
+        self.pending_run = started
+        self.push_screen(StartingScreen(self, started))
 
-    def start(self, arguments: Sequence[str], root: Path | None = None) -> None:
+    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> None:
         """Start a run with these arguments of `gputrain`, and wait for it on the screen."""
         from engine.utils.errors import UsageError
         from tui.launcher import start_run
 
-        if self.demo:
-            self.tell("this is a demonstration: nothing is started here", warning=True)
+        if self.demo_notice:
+            self.show_toast("this is a demonstration: nothing is started here", warning=True)
             return
         try:
-            self.wait_for_start(start_run(arguments, root or self.root))
+            self.wait_for_start(start_run(arguments, runs_dir or self.runs_dir))
         except UsageError as error:
-            self.tell(str(error), warning=True)
+            self.show_toast(str(error), warning=True)
 
     def resume_run(self, folder: RunFolder, state: State | None) -> None:
         """Go on with a run that is over, from its last checkpoint."""
         if state is None:
-            self.tell(f"{folder.name} is not read yet", warning=True)
+            self.show_toast(f"{folder.name} is not read yet", warning=True)
             return
         if state.live or not folder.resumable:
             why = f"is {state}" if state.live else "has no checkpoint to go on from"
-            self.tell(f"{folder.name} {why}", warning=True)
+            self.show_toast(f"{folder.name} {why}", warning=True)
             return
-        self.start(["resume", "--headless", str(folder.path)], folder.path.parent)
+        self.launch(["resume", "--headless", str(folder.path)], folder.path.parent)
 
-    def run_began(self, folder: RunFolder) -> None:
+    def switch_to_run(self, folder: RunFolder) -> None:
         """To the run's screen, past those that led to its start."""
         from tui.screens.form import FormScreen
         from tui.screens.run import RunScreen
         from tui.screens.starting import StartingScreen
 
-        self.pending = None
+        self.pending_run = None
         while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
             self.pop_screen()
         if not (isinstance(self.screen, RunScreen) and self.screen.folder == folder):
             self.open_run(str(folder.path))
 
-    def open_form(self, folder: Path | None = None) -> None:
-        """The form of a run, filled from another run where one is given."""
+    def open_form(self, run_config: Path | None = None) -> None:
+        """The form of a run, filled from the config of another where one is given."""
         from tui.screens.form import FormScreen
 
-        self.push_screen(FormScreen(folder))
+        self.push_screen(FormScreen(self, run_config))
 
     def action_new_run(self) -> None:
         self.open_form()
@@ -243,7 +229,7 @@ class CockpitApp(App[None]):
     def action_runs(self) -> None:
         from tui.screens.runs import RunsScreen
 
-        self.push_screen(RunsScreen())
+        self.push_screen(RunsScreen(self))
 
     async def action_back(self) -> None:
         if len(self.screen_stack) > 1:

@@ -34,6 +34,17 @@ LOG_BYTES = 1 << 16
 LOG_LINES = 2000
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Seconds between two looks of the pollers, and the least between two drawings of the charts."""
+
+    look: float = 1.0
+    charts: float = 3.0
+
+
+SLOW = Pace(5.0, 15.0)
+
+
 class Feed:
     """A thread that looks again and again. `start` once; `close` asks it to end, and does not wait."""
 

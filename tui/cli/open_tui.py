@@ -6,8 +6,9 @@ import sys
 
 from engine.runs.folder import RunFolder, find_run, runs_root
 from engine.utils.errors import UsageError
-from tui.app import SLOW, CockpitApp, Pace
+from tui.app import CockpitApp
 from tui.launcher import Started
+from tui.pollers import SLOW, Pace
 
 
 def open_screen(
@@ -53,11 +54,11 @@ def leave(app: CockpitApp) -> None:
     code = app.return_code or 0
     if code == 1:
         print("The screen failed; runs go on. `gputrain attach last` shows the latest again.", file=sys.stderr)
-    if app.pending is not None:
+    if app.pending_run is not None:
         # It has not begun, so it has no folder that could tell.
-        for line in app.pending.lines():
+        for line in app.pending_run.lines():
             print(line, file=sys.stderr)
-        if app.pending.code is None:
+        if app.pending_run.code is None:
             print("The run is still being set up; `gputrain runs` shows it when it has begun.", file=sys.stderr)
-        code = code or app.pending.code or 0
+        code = code or app.pending_run.code or 0
     sys.exit(code)

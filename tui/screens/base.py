@@ -4,7 +4,8 @@ instead of all that where the terminal is too small."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 from rich.text import Text
 from textual import events, on
@@ -14,13 +15,13 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
+from engine.runs.folder import RunFolder, State
 from tui.keymap import EVERYWHERE, Command, bindings_of
+from tui.launcher import Started
+from tui.pollers import GpuFeed, Pace, RunsFeed
 from tui.text.palette import NOTICE, STRONG
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
-
-if TYPE_CHECKING:
-    from tui.app import CockpitApp
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 
@@ -59,6 +60,37 @@ class Filter(Entry):
             self.screen.focus_next()
 
 
+class AppServices(Protocol):
+    """What screens need of the app: its settings, what its pollers found, and the way to other screens."""
+
+    runs_dir: Path
+    demo_notice: str | None
+    """Shown on every screen of a demonstration, in which nothing is started; None outside of one."""
+    intervals: Pace
+    gpu_poller: GpuFeed
+    run_list_poller: RunsFeed
+    picked_gpu_uuids: set[str]
+    """GPUs for the next run."""
+    pending_run: Started | None
+    """A run that was started here and has not begun."""
+
+    def source_notice(self) -> str | None: ...
+
+    def show_toast(self, message: str, *, warning: bool = False, timeout_s: float = 5.0) -> None: ...
+
+    def open_run(self, folder: str) -> None: ...
+
+    def open_form(self, run_config: Path | None = None) -> None: ...
+
+    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> None: ...
+
+    def resume_run(self, folder: RunFolder, state: State | None) -> None: ...
+
+    def switch_to_run(self, folder: RunFolder) -> None: ...
+
+    async def action_back(self) -> None: ...
+
+
 class CockpitScreen(Screen[None]):
     """`COMMANDS_HERE` are its own; `tick` is called while it is shown, once a period and when it comes up."""
 
@@ -71,8 +103,9 @@ class CockpitScreen(Screen[None]):
         super().__init_subclass__()
         cls.COMMAND_TABLE = (*cls.COMMANDS_HERE, *cls.COMMANDS_EVERYWHERE)
 
-    def __init__(self) -> None:
+    def __init__(self, app: AppServices) -> None:
         super().__init__()
+        self.cockpit = app
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
         for binding in bindings_of(self.COMMANDS_HERE):
@@ -81,10 +114,6 @@ class CockpitScreen(Screen[None]):
     def bind_command(self, binding: Binding) -> None:
         for key in binding.key.split(","):
             self._bindings.bind(key, binding.action, binding.description, show=False)
-
-    @property
-    def cockpit(self) -> CockpitApp:
-        return cast("CockpitApp", self.app)
 
     def compose(self) -> ComposeResult:
         yield Static("", id="title", markup=False)
@@ -102,13 +131,13 @@ class CockpitScreen(Screen[None]):
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        self.set_interval(self.cockpit.period, self._tick_where_shown)
+        self.set_interval(self.cockpit.intervals.look, self._tick_where_shown)
         # What comes first need not wait for the first of those.
         for seconds in (0.1, 0.3, 0.6):
             self.set_timer(seconds, self._tick_where_shown)
 
     def on_screen_resume(self) -> None:
-        self.cockpit.runs.wanted = self.SHOWS_RUNS
+        self.cockpit.run_list_poller.wanted = self.SHOWS_RUNS
         # By then it may have been left again.
         self.call_after_refresh(self._tick_where_shown)
 
@@ -136,7 +165,7 @@ class CockpitScreen(Screen[None]):
         """What this is at the left, what goes on at the right, and what is made up in between."""
         line = Text(no_wrap=True, end="", overflow="ellipsis")
         line.append(" gputrain ", STRONG)
-        notice = self.cockpit.notice()
+        notice = self.cockpit.source_notice()
         told = Text(f" {left}", no_wrap=True)
         # What is made up is said before all else.
         told.truncate(

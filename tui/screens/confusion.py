@@ -16,7 +16,7 @@ from engine.runs.folder import RunFolder
 from engine.utils.text import counted, printable
 from tui.keymap import CONFUSION, Command
 from tui.pollers import EvaluationFeed
-from tui.screens.base import CockpitScreen
+from tui.screens.base import AppServices, CockpitScreen
 from tui.text.confusion import Evaluated, Evaluations, Mistake, cut, mistakes, percent, worst_first
 from tui.text.palette import BAD, MUTED, STRONG
 from tui.text.run_progress import bar
@@ -33,8 +33,8 @@ BETWEEN = " taken for "
 class ConfusionScreen(CockpitScreen):
     COMMANDS_HERE: ClassVar[Sequence[Command]] = CONFUSION
 
-    def __init__(self, folder: RunFolder) -> None:
-        super().__init__()
+    def __init__(self, app: AppServices, folder: RunFolder) -> None:
+        super().__init__(app)
         self.folder = folder
         self.evaluation_feed = EvaluationFeed(folder.evaluation)
         self._shows_best = True

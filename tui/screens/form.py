@@ -24,7 +24,7 @@ from tui.charts.view import LR_COLOUR
 from tui.form.checks import Checked, Checker
 from tui.form.model import Form, form_fields, form_of_run, hints, lr_curve, matters, problems_of, remember, remembered
 from tui.keymap import FORM, WHILE_TYPING, Command
-from tui.screens.base import CockpitScreen, Filter
+from tui.screens.base import AppServices, CockpitScreen, Filter
 from tui.screens.dialogs import Question, Reader, Several, problem_lines
 from tui.text.gpus import gpu_lines
 from tui.text.palette import BAD, MUTED
@@ -44,9 +44,9 @@ class FormScreen(CockpitScreen):
     COMMANDS_EVERYWHERE: ClassVar[Sequence[Command]] = WHILE_TYPING
     AUTO_FOCUS = "#preset"
 
-    def __init__(self, run_config: Path | None = None) -> None:
+    def __init__(self, app: AppServices, run_config: Path | None = None) -> None:
         """Filled from the config of a run where one is given, else with the last choices."""
-        super().__init__()
+        super().__init__(app)
         self._run_config = run_config
         self.form = Form()
         self._fields = form_fields()
@@ -60,7 +60,7 @@ class FormScreen(CockpitScreen):
             self.form = form_of_run(self._run_config)
         else:
             # What is tried in a demonstration is not what is wanted next time.
-            self.form = remembered() if self.cockpit.demo is None else Form("digits")
+            self.form = remembered() if self.cockpit.demo_notice is None else Form("digits")
         self._take_picks()
         values = self.form.values()
         with Container(id="form"):
@@ -98,7 +98,7 @@ class FormScreen(CockpitScreen):
 
     def _take_picks(self) -> None:
         """The GPUs that were picked on the first screen."""
-        snapshot, picked = self.cockpit.gpus.snapshot, self.cockpit.picked
+        snapshot, picked = self.cockpit.gpu_poller.snapshot, self.cockpit.picked_gpu_uuids
         if snapshot is not None and picked:
             indices = [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
             self.form.type("device.gpus", ",".join(indices))
@@ -122,7 +122,7 @@ class FormScreen(CockpitScreen):
     def _show_fields(self) -> None:
         """Those that matter beside what is chosen, or that are searched for."""
         values, wanted = self.form.values(), self.query_one("#search", Input).value.strip().lower()
-        snapshot = self.cockpit.gpus.snapshot
+        snapshot = self.cockpit.gpu_poller.snapshot
         no_gpu = snapshot is None or not snapshot.gpus
         self.query_one(".preset").display = not wanted
         empty = hints(values)
@@ -157,7 +157,7 @@ class FormScreen(CockpitScreen):
         self._check()
 
     def on_field_entered(self, event: Field.Entered) -> None:
-        snapshot = self.cockpit.gpus.snapshot
+        snapshot = self.cockpit.gpu_poller.snapshot
         if event.key == "device.gpus" and snapshot is not None and snapshot.gpus:
             self._pick_gpus()
         else:
@@ -174,7 +174,7 @@ class FormScreen(CockpitScreen):
         self.app.push_screen(Question(info.key, "", info.description), answer)
 
     def _pick_gpus(self) -> None:
-        snapshot = self.cockpit.gpus.snapshot
+        snapshot = self.cockpit.gpu_poller.snapshot
         if snapshot is None:
             return
         lines = gpu_lines(snapshot, 70)[1:]
@@ -234,7 +234,7 @@ class FormScreen(CockpitScreen):
     @work(thread=True, exclusive=True, group="look", exit_on_error=False)
     def _look(self, config: Config) -> None:
         try:
-            checked = self._checker.check(config, self.cockpit.gpus.snapshot)
+            checked = self._checker.check(config, self.cockpit.gpu_poller.snapshot)
         except Exception as error:
             # Whatever a machine does to a look, it ends no screen.
             checked = Checked(problems=[Problem("", f"this machine could not be looked at: {error}")])
@@ -278,7 +278,7 @@ class FormScreen(CockpitScreen):
 
     def _arguments(self) -> list[str]:
         arguments = self.form.arguments()
-        root = self.cockpit.root
+        root = self.cockpit.runs_dir
         try:
             usual = root.absolute() == runs_root()
         except UsageError:
@@ -299,7 +299,7 @@ class FormScreen(CockpitScreen):
             self.app.push_screen(Reader(f"not started: {counted(len(problems), 'thing')} to mend", wrapped))
             return
         remember(self.form)
-        self.cockpit.start([*self._arguments(), "--headless"])
+        self.cockpit.launch([*self._arguments(), "--headless"])
 
     async def action_search(self) -> None:
         # First: what is typed meanwhile is for it.
@@ -320,10 +320,10 @@ class FormScreen(CockpitScreen):
 
     def action_copy(self) -> None:
         if self._problems:
-            self.cockpit.tell("there is no command while something is wrong", warning=True)
+            self.cockpit.show_toast("there is no command while something is wrong", warning=True)
             return
         self.app.copy_to_clipboard(self._command())
-        self.cockpit.tell("copied")
+        self.cockpit.show_toast("copied")
 
     def action_save_preset(self) -> None:
         def answer(name: str | None) -> None:
@@ -332,9 +332,9 @@ class FormScreen(CockpitScreen):
             try:
                 path = self.form.save_preset(name)
             except UsageError as error:
-                self.cockpit.tell(str(error), warning=True)
+                self.cockpit.show_toast(str(error), warning=True)
                 return
-            self.cockpit.tell(f"saved as {path}; `gputrain run {path.stem}` starts it", seconds=8)
+            self.cockpit.show_toast(f"saved as {path}; `gputrain run {path.stem}` starts it", timeout_s=8)
 
         note = "A name, by which `gputrain run NAME` finds it, or the path of a YAML file."
         self.app.push_screen(Question("save these choices as a preset", "", note), answer)

@@ -16,7 +16,7 @@ from engine.gpus.snapshot import Gpu, Process, Snapshot
 from engine.utils.text import counted, printable
 from tui.keymap import MONITOR, Command
 from tui.pollers import HostLoad
-from tui.screens.base import CockpitScreen
+from tui.screens.base import AppServices, CockpitScreen
 from tui.screens.dialogs import Choice
 from tui.text.gpus import GIB, Marks, gpu_lines, no_driver, process_lines, processes_of, sparkline, title_words
 from tui.text.palette import BAD, MUTED
@@ -39,8 +39,8 @@ class MonitorScreen(CockpitScreen):
     COMMANDS_HERE: ClassVar[Sequence[Command]] = MONITOR
     SHOWS_RUNS = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, app: AppServices) -> None:
+        super().__init__(app)
         self._busy: dict[str, deque[float | None]] = {}
         self._load: deque[float | None] = deque(maxlen=KEPT_LOOKS)
         self._drawn: Snapshot | None = None
@@ -62,14 +62,14 @@ class MonitorScreen(CockpitScreen):
             yield runs
 
     def tick(self) -> None:
-        snapshot = self.cockpit.gpus.snapshot
+        snapshot = self.cockpit.gpu_poller.snapshot
         self._remember(snapshot)
         self._show_gpus(snapshot)
         self._show_processes(snapshot)
-        rows = self.cockpit.runs.rows
+        rows = self.cockpit.run_list_poller.rows
         self._show_runs(rows)
         live = sum(row.live for row in rows or [])
-        right = f"{counted(live, 'run')} live   {1 / self.cockpit.period:g} Hz " if rows is not None else ""
+        right = f"{counted(live, 'run')} live   {1 / self.cockpit.intervals.look:g} Hz " if rows is not None else ""
         self.show_title(title_words(snapshot) if snapshot is not None else "", right)
 
     def _remember(self, snapshot: Snapshot | None) -> None:
@@ -79,16 +79,16 @@ class MonitorScreen(CockpitScreen):
         for gpu in snapshot.gpus:
             if gpu.uuid is not None:
                 self._busy.setdefault(gpu.uuid, deque(maxlen=KEPT_LOOKS)).append(gpu.value("busy"))
-        if (load := self.cockpit.gpus.host) is not None:
+        if (load := self.cockpit.gpu_poller.host) is not None:
             self._load.append(load.cpu)
 
     def _show_gpus(self, snapshot: Snapshot | None) -> None:
         lines = self.query_one("#gpus", Lines)
-        problem = self.cockpit.gpus.problem or self.cockpit.gpus.fault
+        problem = self.cockpit.gpu_poller.problem or self.cockpit.gpu_poller.fault
         if problem is not None:
             lines.show_texts([Text(printable(problem), BAD)])
         elif snapshot is not None and snapshot.gpus:
-            marks = Marks(self.cockpit.picked, {uuid: list(values) for uuid, values in self._busy.items()})
+            marks = Marks(self.cockpit.picked_gpu_uuids, {uuid: list(values) for uuid, values in self._busy.items()})
             head, *texts = gpu_lines(snapshot, lines.size.width, marks)
             rows = [Row(gpu.uuid or f"#{gpu.index}", text) for gpu, text in zip(snapshot.gpus, texts, strict=True)]
             lines.show(rows, [head])
@@ -100,7 +100,7 @@ class MonitorScreen(CockpitScreen):
 
     def _without_gpu(self, snapshot: Snapshot, width: int) -> list[Text]:
         texts = [Text(line) for line in _wrapped(no_driver(snapshot), width)]
-        load = self.cockpit.gpus.host
+        load = self.cockpit.gpu_poller.host
         return [*texts, host_line(load, list(self._load))] if load is not None else texts
 
     def _show_processes(self, snapshot: Snapshot | None) -> None:
@@ -119,7 +119,7 @@ class MonitorScreen(CockpitScreen):
 
     def _show_runs(self, rows: list[RunRow] | None) -> None:
         panel = self.query_one("#runs", Lines)
-        problem = printable(self.cockpit.runs.problem or self.cockpit.runs.fault or "")
+        problem = printable(self.cockpit.run_list_poller.problem or self.cockpit.run_list_poller.fault or "")
         none = "no run holds this text" if self.filter_text else "no runs yet; n starts one"
         empty = Text(problem or none if rows is not None else "looking …", MUTED)
         wanted = self.filter_text
@@ -129,11 +129,11 @@ class MonitorScreen(CockpitScreen):
 
     def action_pick(self) -> None:
         lines = self.query_one("#gpus", Lines)
-        snapshot = self.cockpit.gpus.snapshot
+        snapshot = self.cockpit.gpu_poller.snapshot
         if lines.key is None or snapshot is None or not snapshot.gpus:
-            self.cockpit.tell("there is no GPU to pick: training uses the CPU")
+            self.cockpit.show_toast("there is no GPU to pick: training uses the CPU")
             return
-        self.cockpit.picked ^= {lines.key}
+        self.cockpit.picked_gpu_uuids ^= {lines.key}
         self._show_gpus(snapshot)
 
     def action_open(self) -> None:
@@ -152,10 +152,10 @@ class MonitorScreen(CockpitScreen):
         panel = self.query_one("#processes", Lines)
         one = self._processes.get(panel.key or "")
         if one is None:
-            self.cockpit.tell("there is no process to send a signal to")
+            self.cockpit.show_toast("there is no process to send a signal to")
             return
-        if self.cockpit.demo:
-            self.cockpit.tell("this process is made up")
+        if self.cockpit.demo_notice:
+            self.cockpit.show_toast("this process is made up")
             return
         what = printable(f"{one.pid}  {one.user.value or '?'}  {one.command.value or '?'}")
         note = (
@@ -174,14 +174,14 @@ class MonitorScreen(CockpitScreen):
         name = signal.Signals(number).name
         # Between the question and the answer the number can have become another process's.
         if began is None or _start_of(pid) != began:
-            self.cockpit.tell(f"process {pid} is not here any more, or runs in another container", warning=True)
+            self.cockpit.show_toast(f"process {pid} is not here any more, or runs in another container", warning=True)
             return
         try:
             os.kill(pid, number)
         except OSError as error:
-            self.cockpit.tell(f"{name} to process {pid}: {error.strerror}", warning=True)
+            self.cockpit.show_toast(f"{name} to process {pid}: {error.strerror}", warning=True)
             return
-        self.cockpit.tell(f"{name} sent to process {pid}")
+        self.cockpit.show_toast(f"{name} sent to process {pid}")
 
 
 def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:

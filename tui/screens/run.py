@@ -22,7 +22,7 @@ from tui.charts.curves import Curves
 from tui.charts.view import View
 from tui.keymap import RUN, Command
 from tui.pollers import RunFeed
-from tui.screens.base import CockpitScreen
+from tui.screens.base import AppServices, CockpitScreen
 from tui.screens.dialogs import Reader, stop_question
 from tui.text.palette import BAD, MUTED, STRONG, WARNING
 from tui.text.run_progress import device_lines, limit_line, progress_line
@@ -44,8 +44,8 @@ QUESTION = {
 class RunScreen(CockpitScreen):
     COMMANDS_HERE: ClassVar[Sequence[Command]] = RUN
 
-    def __init__(self, folder: RunFolder) -> None:
-        super().__init__()
+    def __init__(self, app: AppServices, folder: RunFolder) -> None:
+        super().__init__(app)
         self.folder = folder
         self.data = Curves()
         self.view = View()
@@ -102,7 +102,7 @@ class RunScreen(CockpitScreen):
 
     def _draw(self) -> None:
         """The charts one after the other, the one that has the focus first, so that no key waits for all of them."""
-        self._draw_at = time.monotonic() + (self.cockpit.pace.charts if self._drawn >= 0 else 0.5)
+        self._draw_at = time.monotonic() + (self.cockpit.intervals.charts if self._drawn >= 0 else 0.5)
         self._drawn = self.data.version
         self._left = sorted(self.query(Chart), key=lambda chart: chart is not self.chart)
         self._draw_next()
@@ -159,14 +159,14 @@ class RunScreen(CockpitScreen):
 
     def _ask(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
-            self.cockpit.tell(f"this run is over: it is {self.state or 'not read yet'}", warning=True)
+            self.cockpit.show_toast(f"this run is over: it is {self.state or 'not read yet'}", warning=True)
             return
         try:
             send_request(self.folder.control, request)
         except UsageError as error:
-            self.cockpit.tell(str(error), warning=True)
+            self.cockpit.show_toast(str(error), warning=True)
             return
-        self.cockpit.tell(f"asked to {request}; the log says when it has")
+        self.cockpit.show_toast(f"asked to {request}; the log says when it has")
 
     def action_stop(self) -> None:
         question = QUESTION.get(self.state) if self.state is not None else None
@@ -245,27 +245,27 @@ class RunScreen(CockpitScreen):
 
         chart = self.chart
         if not any(len(curve.series.y) for curve in chart.curves):
-            self.cockpit.tell("there is nothing to export yet", warning=True)
+            self.cockpit.show_toast("there is nothing to export yet", warning=True)
             return
         try:
             paths = export_chart(
                 self.folder.name, str(chart.id), chart.curves, chart.window, self.view.axis, Path.cwd()
             )
         except OSError as error:
-            self.cockpit.tell(f"cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
+            self.cockpit.show_toast(f"cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
             return
-        self.cockpit.tell(f"saved {' and '.join(map(str, paths))}", seconds=8)
+        self.cockpit.show_toast(f"saved {' and '.join(map(str, paths))}", timeout_s=8)
 
     def action_confusion(self) -> None:
         from tui.screens.confusion import ConfusionScreen
 
-        self.app.push_screen(ConfusionScreen(self.folder))
+        self.app.push_screen(ConfusionScreen(self.cockpit, self.folder))
 
     def action_config(self) -> None:
         try:
             text = self.folder.config.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            self.cockpit.tell(f"the config cannot be read: {error.strerror}", warning=True)
+            self.cockpit.show_toast(f"the config cannot be read: {error.strerror}", warning=True)
             return
         self.app.push_screen(Reader("config", [Text(printable(line)) for line in text.splitlines()]))
 

@@ -32,9 +32,9 @@ class RunsScreen(CockpitScreen):
 
     def tick(self) -> None:
         lines = self.query_one("#all-runs", Lines)
-        rows, wanted = self.cockpit.runs.rows, self.filter_text
+        rows, wanted = self.cockpit.run_list_poller.rows, self.filter_text
         empty = Text(
-            printable(self.cockpit.runs.problem or self.cockpit.runs.fault or "")
+            printable(self.cockpit.run_list_poller.problem or self.cockpit.run_list_poller.fault or "")
             or ("looking …" if rows is None else "no run holds this text" if wanted else "no runs yet; n starts one"),
             MUTED,
         )
@@ -42,11 +42,11 @@ class RunsScreen(CockpitScreen):
         room = lines.size.width
         width = name_columns(shown, room)
         lines.show([Row(row.folder, table_line(row, width, room)) for row in shown], [table_head(width, room)], empty)
-        self.show_title(f"runs in {self.cockpit.root}", f"{counted(len(shown), 'run')} ")
+        self.show_title(f"runs in {self.cockpit.runs_dir}", f"{counted(len(shown), 'run')} ")
 
     def _chosen(self) -> tuple[RunFolder, State] | None:
         key = self.query_one("#all-runs", Lines).key
-        found = [row for row in self.cockpit.runs.rows or [] if row.folder == key]
+        found = [row for row in self.cockpit.run_list_poller.rows or [] if row.folder == key]
         return (RunFolder(Path(found[0].folder)), State(found[0].state)) if found else None
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
@@ -61,7 +61,7 @@ class RunsScreen(CockpitScreen):
             return
         folder, state = chosen
         if not state.live:
-            self.cockpit.tell(f"{folder.name} is not running, it is {state}", warning=True)
+            self.cockpit.show_toast(f"{folder.name} is not running, it is {state}", warning=True)
             return
 
         def answer(key: str | None) -> None:
@@ -69,9 +69,9 @@ class RunsScreen(CockpitScreen):
                 return
             try:
                 send_request(folder.control, "stop")
-                self.cockpit.tell(f"{folder.name} is asked to stop")
+                self.cockpit.show_toast(f"{folder.name} is asked to stop")
             except UsageError as error:
-                self.cockpit.tell(str(error), warning=True)
+                self.cockpit.show_toast(str(error), warning=True)
 
         self.app.push_screen(stop_question(f"Stop {printable(folder.name)}? It saves a checkpoint."), answer)
 

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from engine.utils.text import printable
 from tui.keymap import STARTING, Command
 from tui.launcher import Started
-from tui.screens.base import CockpitScreen
+from tui.screens.base import AppServices, CockpitScreen
 from tui.text.palette import BAD, MUTED, WARNING
 from tui.widgets.lines import Lines
 
@@ -24,8 +24,8 @@ class StartingScreen(CockpitScreen):
 
     COMMANDS_HERE: ClassVar[Sequence[Command]] = STARTING
 
-    def __init__(self, started: Started) -> None:
-        super().__init__()
+    def __init__(self, app: AppServices, started: Started) -> None:
+        super().__init__(app)
         self._started = started
 
     def body(self) -> ComposeResult:
@@ -42,8 +42,8 @@ class StartingScreen(CockpitScreen):
         folder = self._started.folder()
         if folder is not None:
             if self._started.warning is not None:
-                self.cockpit.tell(self._started.warning, warning=True, seconds=15)
-            self.cockpit.run_began(folder)
+                self.cockpit.show_toast(self._started.warning, warning=True, timeout_s=15)
+            self.cockpit.switch_to_run(folder)
             return
         self.tick()
 
@@ -68,10 +68,10 @@ class StartingScreen(CockpitScreen):
     async def action_back(self) -> None:
         if self._started.code is not None:
             # It was read here.
-            self.cockpit.pending = None
+            self.cockpit.pending_run = None
         await super().action_back()
 
     def action_stop(self) -> None:
         if self._started.code is None:
             self._started.process.terminate()
-            self.cockpit.tell("asked to stop")
+            self.cockpit.show_toast("asked to stop")
