@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from textual.pilot import Pilot
 from textual.widget import Widget
 
+from engine.gpus.recording import moved
 from engine.gpus.snapshot import Reading, Snapshot
-from engine.runs.events import RunFinished
+from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from tui.app import CockpitApp
-from tui.demo.server import (
-    DONE,
-    DONE_EPOCHS,
-    LIVE,
-    NOTICE,
-    SECONDS_A_STEP,
-    STEPS,
-    demo_events,
-    demo_snapshot,
-    write_run,
-)
+from tui.demo.server import DONE, LIVE, NOTICE, ReplayedRun, recorded, recorded_events
 from tui.pollers import GpuFeed, HostLoad
 
 BEGAN = 1_760_000_000.0
-NOW = BEGAN + 18.6 * STEPS * SECONDS_A_STEP
+# The live run is in the middle of its 19th epoch.
+NOW = BEGAN + 698.0
 NO_GPU = "nvml shared library not found"
 
 
@@ -69,18 +62,26 @@ def pattern() -> tempfile.TemporaryDirectory[str]:
     """Those runs, written once, in a folder that goes with this process."""
     folder = tempfile.TemporaryDirectory(prefix="gputrain-test-")
     root = Path(folder.name)
-    write_run(root, DONE, demo_events(DONE, BEGAN - 9000, DONE_EPOCHS, 100, seed=3), NOW)
+    ReplayedRun(RunFolder(root / DONE), DONE, recorded_events(DONE, BEGAN - 9000)).close()
     failed = RunFinished(time=NOW - 100, state="failed", message="rank 1 on GPU-1: CUDA out of memory")
-    few = itertools.takewhile(lambda event: event.time < BEGAN - 5900, demo_events("cifar-4", BEGAN - 6000, 20, 400, 5))
-    write_run(root, "cifar-4", itertools.chain(few, [failed]), NOW)
-    write_run(root, LIVE, demo_events(LIVE, BEGAN), NOW)
+    few = [event for event in recorded_events(LIVE, BEGAN - 6000) if event.time < BEGAN - 5880]
+    few = [replace(event, name="cifar-4", epochs=20) if isinstance(event, RunStarted) else event for event in few]
+    ReplayedRun(RunFolder(root / "cifar-4"), LIVE, [*few, failed]).close()
+    past = [event for event in recorded_events(LIVE, BEGAN) if event.time <= NOW]
+    ReplayedRun(RunFolder(root / LIVE), LIVE, past).close()
     return folder
+
+
+def demo_snapshot(time: float) -> Snapshot:
+    """The first snapshot of the demo's recording, as if taken at this time, in Unix seconds."""
+    values = json.loads(recorded("gpus.jsonl").partition("\n")[0])
+    return Snapshot.from_dict(moved(values, time - values["time"]))
 
 
 def made_up_app(
     root: Path, gpus: GpuFeed | None = None, demo: str | None = NOTICE, run: str | None = None
 ) -> CockpitApp:
-    feed = gpus or StillFeed(demo_snapshot(NOW, 11))
+    feed = gpus or StillFeed(demo_snapshot(NOW))
     return CockpitApp(root, gpus=feed, demo=demo, run=root / run if run else None)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cockpit import demo_snapshot
 from conftest import Gputrain, clean_environment
 
 from engine.config.loader import Resolved, presets, resolve
@@ -17,7 +18,6 @@ from engine.gpus.snapshot import Snapshot
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
 from tui.cli.main import app
-from tui.demo.server import demo_snapshot
 from tui.flags import run_arguments
 from tui.form.checks import Checker
 from tui.form.model import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
@@ -167,13 +167,13 @@ def test_the_plan_counts_the_ranks_and_the_images() -> None:
     checked = checker.check(Form("digits").config(), None)
     assert checked.shares is not None
     assert (checked.ranks, checked.shares.steps_per_epoch, checked.shares.train_images) == (2, 22, 1438)
-    assert check(demo_snapshot(0.0, 1), device__gpus="2,3") == (2, [])
+    assert check(demo_snapshot(0.0), device__gpus="2,3") == (2, [])
 
 
 def test_what_this_machine_cannot_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The models' names are asked for once for all tests.
     monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
-    snapshot = demo_snapshot(0.0, 1)
+    snapshot = demo_snapshot(0.0)
     assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]
     assert "did you mean cnn?" in check(model__name="cnnn")[1][0]
     assert "take 4000 a step" in check(data__batch_size="2000")[1][0]

@@ -457,19 +457,20 @@ def test_nothing_that_waits_to_be_typed_blinks(runs: Path) -> None:
 
 
 def test_the_demonstration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tui.app import Pace
-    from tui.demo.server import Demo
+    from tui.cli.open_tui import demo_app
+    from tui.demo.server import DemoServer
+    from tui.pollers import Pace
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Demo() as demo:
+    with DemoServer() as server:
 
         async def act(pilot: Pilot[None]) -> None:
             await press(pilot, "tab", "tab", "enter", "p")
             await until(pilot, lambda: "paused" in text_of(pilot, "#progress"))
             assert "MADE UP" in text_of(pilot)
 
-        drive(demo.app(Pace()), act)
+        drive(demo_app(server, Pace()), act)
         assert list(tmp_path.glob("gputrain-demo-*"))
     assert not list(tmp_path.glob("gputrain-demo-*"))
 

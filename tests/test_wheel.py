@@ -58,3 +58,16 @@ def test_the_screen_opens_from_the_wheel(installed: Path, tmp_path: Path) -> Non
         [installed / "python", "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert done.stdout == "FormScreen\n"
+
+
+def test_the_demo_travels_with_the_wheel(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "from tui.demo.server import DemoServer\n"
+        "with DemoServer() as server:\n"
+        "    print(*sorted(path.name for path in server.runs_dir.iterdir()))\n"
+        "    print(len(server.gpu_monitor(1.0).read(1.0).gpus), 'GPUs')"
+    )
+    done = subprocess.run(
+        [installed / "python", "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "digits-3 fashion-17\n8 GPUs\n"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from engine.runs.folder import RunFolder, find_run, runs_root
 from engine.utils.errors import UsageError
 from tui.app import CockpitApp
 from tui.launcher import Started
-from tui.pollers import SLOW, Pace
+from tui.pollers import SLOW, GpuFeed, Pace
+
+if TYPE_CHECKING:
+    from tui.demo.server import DemoServer
 
 
 def open_screen(
@@ -34,12 +38,19 @@ def open_screen(
 def open_demo(low_bandwidth: bool = False) -> None:
     """Raises UsageError where there is no terminal."""
     refuse_without_terminal()
-    from tui.demo.server import Demo
+    from tui.demo.server import DemoServer
 
-    with Demo() as demo:
-        app = demo.app(SLOW if low_bandwidth else Pace())
+    with DemoServer() as server:
+        app = demo_app(server, SLOW if low_bandwidth else Pace())
         app.run()
     leave(app)
+
+
+def demo_app(server: DemoServer, pace: Pace) -> CockpitApp:
+    """The screen over a replayed server."""
+    from tui.demo.server import NOTICE
+
+    return CockpitApp(server.runs_dir, pace=pace, gpus=GpuFeed(pace.look, server.gpu_monitor(pace.look)), demo=NOTICE)
 
 
 def refuse_without_terminal() -> None:

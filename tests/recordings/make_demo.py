@@ -1,0 +1,190 @@
+"""Generates the recordings that `gputrain-tui --demo` replays (`tui/demo/data/`): the GPUs of a server that does not
+exist, and two runs on it. Run it again after a change of a format: `python tests/recordings/make_demo.py`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from make_eight_gpus import GIB, gpu, known, process, values
+
+from engine.config.loader import check
+from engine.config.schema import Config, as_dict
+from engine.config.yaml_io import to_yaml
+from engine.gpus.snapshot import Gpu, Snapshot, Source
+from engine.optim.lr_schedule import lr_factor
+from engine.runs.events import CheckpointSaved, Epoch, Event, Gpus, RunFinished, RunStarted, Step
+from engine.runs.journal import to_line
+
+DATA = Path(__file__).parents[2] / "tui" / "demo" / "data"
+HOST = "demo-server"
+LOG_EVERY, GPUS_EVERY = 10, 60  # steps
+SECONDS_PER_STEP, GLOBAL_BATCH_SIZE, PEAK_LR = 0.08, 512, 0.2
+IMAGES_PER_CLASS = 1000
+# How much harder than others a class is, and which classes it is taken for most.
+CLASS_DIFFICULTY = (1.5, 0.2, 1.4, 0.9, 1.5, 0.3, 2.9, 0.5, 0.3, 0.5)
+CONFUSED_WITH = ((6, 3), (3, 0), (6, 4), (0, 4), (6, 2), (7, 9), (0, 4), (9, 5), (6, 0), (7, 5))
+FIRST_PID = 41200
+RECORDED_SECONDS = 19  # one period of the load
+# Index, busy on average (%), memory (GiB), power (W), temperature, user, command, run.
+GPU_TABLE = (
+    (0, 97, 61.2, 612.0, 64, "alice", "python", "fashion-17"),
+    (1, 96, 61.0, 605.0, 63, "alice", "python", "fashion-17"),
+    (2, 0, 0.5, 71.0, 33, None, None, None),
+    (3, 0, 0.5, 70.0, 32, None, None, None),
+    (4, 72, 40.1, 455.0, 58, "bob", "python train.py --config big.yaml", None),
+    (5, 74, 40.1, 460.0, 88, "bob", "python train.py --config big.yaml", None),
+    (6, 12, 11.0, 140.0, 41, "carol", "jupyter-lab", None),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    name: str
+    epochs: int
+    steps_per_epoch: int
+    seed: int
+    classes: tuple[str, ...]
+
+    @property
+    def config(self) -> Config:
+        return check(
+            {
+                "run": {"name": self.name, "epochs": self.epochs},
+                "device": {"gpus": "0,1"},
+                "data": {"dataset": "folder", "path": f"/data/{self.name.partition('-')[0]}", "batch_size": 256},
+                "model": {"name": "resnet50"},
+                "optim": {"lr": PEAK_LR, "weight_decay": 5e-4},
+                "schedule": {"name": "cosine", "warmup_epochs": 2},
+                "precision": {"amp": "bf16"},
+            }
+        )
+
+
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+RUNS = (
+    Training("fashion-17", epochs=30, steps_per_epoch=469, seed=7, classes=CLOTHES),
+    Training("digits-3", epochs=6, steps_per_epoch=100, seed=3, classes=tuple("0123456789")),
+)
+
+
+def gpu_uuid(index: int) -> str:
+    return f"GPU-{index}de0{index}de0-0000-4000-8000-{index:012d}"
+
+
+def events(run: Training) -> Iterator[Event]:
+    """The events of a run that began at time 0."""
+    rng = random.Random(run.seed)  # noqa: S311 (nothing is kept secret by it)
+    schedule, total, losses = run.config.schedule, run.epochs * run.steps_per_epoch, []
+    ranks = [{"rank": rank, "host": HOST, "pid": FIRST_PID + rank, "device": gpu_uuid(rank)} for rank in (0, 1)]
+    yield RunStarted(
+        time=0.0, name=run.name, host=HOST, world_size=2, devices=[gpu_uuid(0), gpu_uuid(1)], backend="nccl",
+        epochs=run.epochs, global_batch=GLOBAL_BATCH_SIZE, steps_per_epoch=run.steps_per_epoch,
+        train_images=run.steps_per_epoch * GLOBAL_BATCH_SIZE, val_images=IMAGES_PER_CLASS * len(run.classes),
+        classes=len(run.classes), parameters=23_528_522, workers=8, versions={"torch": "0"}, ranks=ranks,
+        batch_size=GLOBAL_BATCH_SIZE // 2, cores=16, least_step=0.0085, least_images=2, flops=24.5e9,
+        peak_tflops=2 * 989.4,
+    )  # fmt: skip
+    rate = GLOBAL_BATCH_SIZE / SECONDS_PER_STEP
+    for step in range(1, total + 1):
+        now, share, epoch = step * SECONDS_PER_STEP, step / total, (step - 1) // run.steps_per_epoch + 1
+        lr = round(PEAK_LR * lr_factor(schedule, step, run.steps_per_epoch, run.epochs), 6)
+        noise = rng.gauss(0.03, 0.01 + 0.05 * lr)
+        losses.append(round(abs(2.3 * math.exp(-9 * share) + 0.18 * (1 - share) + noise), 5))
+        if step % LOG_EVERY == 0 or step == total:
+            yield Step(
+                time=now, step=step, epoch=epoch, losses=losses, lr=lr,
+                images_per_second=round(rate + rng.gauss(0, 50), 1), data_wait=0.01,
+            )  # fmt: skip
+            losses = []
+        if step % GPUS_EVERY == 0:
+            yield Gpus(time=now, gpus=[gpu_use(rank, 96 + rng.randrange(3)) for rank in (0, 1)])
+        if step % run.steps_per_epoch == 0:
+            done = epoch / run.epochs
+            yield Epoch(
+                time=now, epoch=epoch, step=step,
+                train_loss=round(2.1 * math.exp(-9 * done) + 0.17 * (1 - done) + 0.02, 5),
+                train_accuracy=round(1 - 0.75 * math.exp(-7 * done) - 0.06 * (1 - done), 5),
+                val_loss=round(1.9 * math.exp(-9 * done) + 0.24 + rng.gauss(0, 0.008), 5),
+                val_accuracy=round(0.932 - 0.66 * math.exp(-8 * done) + rng.gauss(0, 0.004), 5),
+                lr=lr, seconds=run.steps_per_epoch * SECONDS_PER_STEP, images_per_second=rate, data_wait=0.01,
+            )  # fmt: skip
+            yield CheckpointSaved(time=now, path=f"checkpoints/step-{step:08d}.pt", step=step, epoch=epoch + 1)
+    yield RunFinished(time=total * SECONDS_PER_STEP, state="finished", message="made up")
+
+
+def gpu_use(rank: int, busy: int) -> dict[str, object]:
+    return {
+        "uuid": gpu_uuid(rank), "host": HOST, "state": "ok", "busy": busy, "sm_active": 81.0 + rank,
+        "tensor_active": 43.0, "memory_used": int(61.2 * GIB), "temperature": 64, "power": 612.0, "sm_clock": 1980,
+        "max_sm_clock": 1980, "throttle": [],
+    }  # fmt: skip
+
+
+def evaluation(epoch: Epoch, num_classes: int) -> dict[str, Any]:
+    """What the evaluation of an epoch finds: as many images are right as the epoch tells."""
+    rng = random.Random(epoch.epoch)  # noqa: S311 (nothing is kept secret by it)
+    images = IMAGES_PER_CLASS * num_classes
+    wrong = round((1 - epoch.val_accuracy) * images)
+    counts = [[IMAGES_PER_CLASS * (taken == true) for taken in range(num_classes)] for true in range(num_classes)]
+    for _ in range(wrong):
+        weights = [hard * (counts[true][true] > 0) for true, hard in enumerate(CLASS_DIFFICULTY)]
+        true = rng.choices(range(num_classes), weights)[0]
+        alike = CONFUSED_WITH[true]
+        taken = rng.choice([*alike, *alike, alike[0], rng.choice(range(num_classes))])
+        taken = taken if taken != true else alike[0]
+        counts[true][true] -= 1
+        counts[true][taken] += 1
+    return {
+        "epoch": epoch.epoch,
+        "loss": epoch.val_loss,
+        "top1": 1 - wrong / images,
+        "top5": 1 - wrong / 20 / images,
+        "images": images,
+        "per_class": [row[number] / IMAGES_PER_CLASS for number, row in enumerate(counts)],
+        "confusion": counts,
+    }
+
+
+def snapshot(second: int) -> Snapshot:
+    """What the driver tells at one second; the last GPU has not answered for some."""
+    now = float(second)
+    gpus = []
+    for index, busy, memory, power, temperature, user, command, run in GPU_TABLE:
+        wave = round(6 * math.sin((second + 11) / 3 + index)) if busy else 0
+        readings = values(
+            index, now, min(max(busy + wave, 0), 100), memory_used=int(memory * GIB), temperature=temperature,
+            power=power, throttle=["thermal"] if temperature > 85 else [],
+        )  # fmt: skip
+        processes = []
+        if user is not None and command is not None:
+            more = {"run": run, "rank": index if run else None, "cpu": 100.0 + wave}
+            processes.append(process(now, FIRST_PID + index, user, command, memory, **more))
+        gpus.append(gpu(index, now, readings, *processes, runs=(run,) if run else ()))
+    gpus.append(gpu(7, -4.0, values(7, -4.0, 0)).silent(4.0 + second))
+    named: list[Gpu] = [replace(one, uuid=gpu_uuid(one.index)) for one in gpus]
+    source = Source("recording", made_up=True)
+    return Snapshot(now, HOST, known("580.95", now), known("13.0", now), tuple(named), None, source)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Compressed, without the time at which it was."""
+    path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    for run in RUNS:
+        folder = DATA / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(to_yaml(as_dict(run.config)))
+        recorded = list(events(run))
+        write_lines(folder / "events.jsonl.gz", map(to_line, recorded))
+        found = [evaluation(event, len(run.classes)) for event in recorded if isinstance(event, Epoch)]
+        write_lines(folder / "evaluations.json.gz", [json.dumps({"classes": run.classes, "epochs": found})])
+    write_lines(DATA / "gpus.jsonl.gz", (snapshot(second).to_line() for second in range(RECORDED_SECONDS)))
