@@ -322,6 +322,7 @@ def test_what_may_come_of_an_all_reduce() -> None:
 
 
 def test_the_same_of_several_gpus_is_said_once() -> None:
-    checks = [Check("GPUs", f"GPU {index}", "ok", "free") for index in (0, 1, 2, 5)]
-    other = Check("GPUs", "GPU 3", "warning", "hot")
+    checks = [Check("GPUs", f"GPU {index}", "ok", "free", gpu=index) for index in (0, 1, 2, 5)]
+    other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3)
     assert [check.name for check in together([*checks, other])] == ["GPU 0-2,5", "GPU 3"]
+    assert other.to_dict() == {"area": "GPUs", "name": "GPU 3", "state": "warning", "found": "hot", "advice": ""}

@@ -14,16 +14,18 @@ State = Literal["ok", "warning", "problem", "unknown"]
 @dataclass(frozen=True)
 class Check:
     """What was `found`, and where that is not well the `advice`: a problem keeps runs from training as they should, a
-    warning may."""
+    warning may. `gpu` is the index of the GPU that it is about."""
 
     area: Area
     name: str
     state: State
     found: str
     advice: str = ""
+    gpu: int | None = None
 
     def to_dict(self) -> dict[str, str]:
-        return asdict(self)
+        """The check as JSON, in which the name tells the GPU."""
+        return {key: value for key, value in asdict(self).items() if key != "gpu"}
 
 
 def short_of(area: Area, name: str, shortage: Shortage | None, enough: str) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from engine.doctor.check import Check
@@ -75,7 +76,8 @@ def gpu_checks(gpus: Sequence[Gpu], held: Sequence[Held]) -> Iterator[Check]:
         found = list(_gpu_checks(gpu, held))
         name = str(gpu.value("name") or "GPU of unknown name")
         divided = f", divided into {counted(len(gpu.instances), 'MIG instance')}" if gpu.divided else ", free"
-        yield from found or [Check("GPUs", f"GPU {gpu.index}", "ok", name + divided)]
+        for check in found or [Check("GPUs", f"GPU {gpu.index}", "ok", name + divided)]:
+            yield replace(check, gpu=gpu.index)
 
 
 def _gpu_checks(gpu: Gpu, held: Sequence[Held]) -> Iterator[Check]:

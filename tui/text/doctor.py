@@ -63,14 +63,13 @@ def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
 
 def together(checks: Sequence[Check]) -> list[Check]:
     """What is the same of several GPUs is said once."""
-    found: dict[Check, list[str]] = {}
+    found: dict[Check, list[int]] = {}
     for check in checks:
-        kind, _, number = check.name.partition(" ")
-        if kind == "GPU" and number.isdigit():
-            found.setdefault(replace(check, name=kind), []).append(number)
-        else:
+        if check.gpu is None:
             found.setdefault(check, [])
-    return [replace(check, name=_named(check.name, list(map(int, numbers)))) for check, numbers in found.items()]
+        else:
+            found.setdefault(replace(check, name="GPU", gpu=None), []).append(check.gpu)
+    return [replace(check, name=_named(check.name, numbers)) for check, numbers in found.items()]
 
 
 def _named(name: str, numbers: Sequence[int]) -> str:
