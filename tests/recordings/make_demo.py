@@ -21,6 +21,7 @@ from engine.gpus.snapshot import Gpu, Snapshot, Source
 from engine.optim.lr_schedule import lr_factor
 from engine.runs.events import CheckpointSaved, Epoch, Event, Gpus, RunFinished, RunStarted, Step
 from engine.runs.journal import to_line
+from engine.runs.records import GpuSample, RankDevice
 
 DATA = Path(__file__).parents[2] / "tui" / "demo" / "data"
 HOST = "demo-server"
@@ -82,7 +83,7 @@ def events(run: Training) -> Iterator[Event]:
     """The events of a run that began at time 0."""
     rng = random.Random(run.seed)  # noqa: S311 (nothing is kept secret by it)
     schedule, total, losses = run.config.schedule, run.epochs * run.steps_per_epoch, []
-    ranks = [{"rank": rank, "host": HOST, "pid": FIRST_PID + rank, "device": gpu_uuid(rank)} for rank in (0, 1)]
+    ranks = [RankDevice(rank, HOST, FIRST_PID + rank, gpu_uuid(rank)) for rank in (0, 1)]
     yield RunStarted(
         time=0.0, name=run.name, host=HOST, world_size=2, devices=[gpu_uuid(0), gpu_uuid(1)], backend="nccl",
         epochs=run.epochs, global_batch=GLOBAL_BATCH_SIZE, steps_per_epoch=run.steps_per_epoch,
@@ -119,12 +120,11 @@ def events(run: Training) -> Iterator[Event]:
     yield RunFinished(time=total * SECONDS_PER_STEP, state="finished", message="made up")
 
 
-def gpu_use(rank: int, busy: int) -> dict[str, object]:
-    return {
-        "uuid": gpu_uuid(rank), "host": HOST, "state": "ok", "busy": busy, "sm_active": 81.0 + rank,
-        "tensor_active": 43.0, "memory_used": int(61.2 * GIB), "temperature": 64, "power": 612.0, "sm_clock": 1980,
-        "max_sm_clock": 1980, "throttle": [],
-    }  # fmt: skip
+def gpu_use(rank: int, busy: int) -> GpuSample:
+    return GpuSample(
+        gpu_uuid(rank), HOST, "ok", busy=busy, sm_active=81.0 + rank, tensor_active=43.0, memory_used=int(61.2 * GIB),
+        temperature=64, power=612.0, sm_clock=1980, max_sm_clock=1980, throttle=[],
+    )  # fmt: skip
 
 
 def evaluation(epoch: Epoch, num_classes: int) -> dict[str, Any]:
