@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -41,6 +42,19 @@ def test_steps_and_evaluations_leave_no_tensor_to_the_collector(recipe: tuple[st
 
 def tensors() -> int:
     return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+
+def test_a_run_is_freed_with_its_last_reference() -> None:
+    """A process group that only the collector frees could be freed in a forked loader process, and hang it."""
+    gc.disable()
+    try:
+        with one_rank() as fit:
+            assert not fit._handle_requests()
+            freed = [weakref.ref(fit), weakref.ref(fit.trainer), weakref.ref(fit.trainer.model)]
+        del fit
+        assert [one() for one in freed] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_the_collector_runs_when_it_is_told_to_and_as_before_afterwards() -> None:

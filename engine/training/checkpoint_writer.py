@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from engine.distributed.watchdog import Place
 from engine.runs.control import Asked
-from engine.runs.events import CheckpointSaved, Event, Warned
+from engine.runs.events import CheckpointSaved, Warned
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import save_checkpoint
 from engine.training.loop import share_buffers
@@ -24,7 +24,7 @@ SAVE_WARNING_INTERVAL_SECONDS = 600.0
 
 class CheckpointWriter:
     """Writes the checkpoints of a run, as one of its ranks. All ranks call it at the same step with the same requests,
-    so all write at the same step. Without a folder nothing is written; `emit` sends an event, on rank 0."""
+    so all write at the same step. Without a folder nothing is written."""
 
     def __init__(
         self,
@@ -32,10 +32,8 @@ class CheckpointWriter:
         classes: Sequence[str],
         folder: RunFolder | None,
         cpu_group: dist.ProcessGroup,
-        emit: Callable[[Event], None],
     ) -> None:
-        self._state, self._classes, self._folder = state, classes, folder
-        self._cpu_group, self._emit = cpu_group, emit
+        self._state, self._classes, self._folder, self._cpu_group = state, classes, folder, cpu_group
         self._config = state.config.checkpoint
         self._best_epoch, self._best_accuracy = 0, -1.0
         self._served_requests, self._served_timer = 0, 0
@@ -114,13 +112,15 @@ class CheckpointWriter:
             return reason
         self._last_save_warning = None
         relative = str(path.relative_to(self._folder.path))
-        self._emit(CheckpointSaved(path=relative, step=position.step, epoch=position.epoch, best=best, asked=requested))
+        state.channel.send(
+            CheckpointSaved(path=relative, step=position.step, epoch=position.epoch, best=best, asked=requested)
+        )
         return None
 
     def _warn_unsaved(self, reason: str, *, always: bool) -> None:
-        """Not again and again, but `always` where someone waits for the checkpoint."""
+        """On rank 0, which writes. Not again and again, but `always` where someone waits for the checkpoint."""
         now, last = time.monotonic(), self._last_save_warning
         if always or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
             self._last_save_warning = now
             step = self._state.position.step
-            self._emit(Warned(message=f"the checkpoint of step {step} could not be written: {reason}"))
+            self._state.channel.send(Warned(message=f"the checkpoint of step {step} could not be written: {reason}"))

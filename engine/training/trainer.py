@@ -63,7 +63,7 @@ class Fit:
     ) -> None:
         self.config, self.job, self.seat, self.trainer, self.source = job.config, job, seat, trainer, source
         self.hosts, self.ranks, self.notes, self.choice, self.tried = hosts, ranks, notes, choice, tried
-        self._checkpoint_writer = CheckpointWriter(trainer, source.classes, job.folder, hosts, self._tell)
+        self._checkpoint_writer = CheckpointWriter(trainer, source.classes, job.folder, hosts)
         self._epoch_clock = Stopwatch()
         self._collect_garbage: Callable[[], None] = lambda: None
 
