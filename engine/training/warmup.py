@@ -50,7 +50,7 @@ def warm_up(t: Trainer, hosts: dist.ProcessGroup) -> Tried:
     would differ from an uninterrupted one if the first real step were the first of all.
     """
     buffers = {name: buffer.clone() for name, buffer in t.model.named_buffers()}
-    state = rng_state(t.device)
+    rng_before = rng_state(t.device)
     set_training(t.model, t.frozen)
     count = images_to_try(t.shares)
     try:
@@ -78,7 +78,7 @@ def warm_up(t: Trainer, hosts: dist.ProcessGroup) -> Tried:
     with torch.no_grad():
         for name, buffer in t.model.named_buffers():
             buffer.copy_(buffers[name])
-    set_rng_state(state, t.device)
+    set_rng_state(rng_before, t.device)
     return Tried(seconds, count, flops, peak)
 
 
