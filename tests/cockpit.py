@@ -15,14 +15,14 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from engine.gpus.recording import moved
+from engine.gpus.recording import shift_times
 from engine.gpus.snapshot import Reading, Snapshot
 from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from tui.app import CockpitApp
-from tui.demo.server import DONE, LIVE, NOTICE, ReplayedRun, recorded, recorded_events
-from tui.pollers import GpuFeed, HostLoad
+from tui.app import GputrainApp
+from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
+from tui.pollers import GpuPoller, HostLoad
 
 BEGAN = 1_760_000_000.0
 # The live run is in the middle of its 19th epoch.
@@ -30,15 +30,15 @@ NOW = BEGAN + 698.0
 NO_GPU = "nvml shared library not found"
 
 
-class StillFeed(GpuFeed):
+class StillFeed(GpuPoller):
     """One snapshot, for ever."""
 
     def __init__(self, snapshot: Snapshot, host: HostLoad | None = None) -> None:
         super().__init__()
-        self.snapshot, self.host = snapshot, host
+        self.snapshot, self.host_load = snapshot, host
 
-    def look(self) -> None:
-        self._ended.wait(0.2)
+    def poll(self) -> None:
+        self._stop_event.wait(0.2)
 
 
 def without_gpu() -> StillFeed:
@@ -50,11 +50,11 @@ def without_gpu() -> StillFeed:
 def made_up_runs(root: Path) -> list[Ownership]:
     """One run in the middle of its training, one that is over, one that failed; the owners of those that live."""
     shutil.copytree(pattern().name, root)
-    for name, seconds in ((LIVE, 0), (DONE, 9000), ("cifar-4", 200_000)):
+    for name, seconds in ((LIVE_RUN, 0), (FINISHED_RUN, 9000), ("cifar-4", 200_000)):
         run = RunFolder(root / name)
         for path in (run.journal, run.lock, run.config):
             os.utime(path, (time.time() - seconds, time.time() - seconds))
-    return [Ownership(RunFolder(root / LIVE))]
+    return [Ownership(RunFolder(root / LIVE_RUN))]
 
 
 @cache
@@ -62,39 +62,39 @@ def pattern() -> tempfile.TemporaryDirectory[str]:
     """Those runs, written once, in a folder that goes with this process."""
     folder = tempfile.TemporaryDirectory(prefix="gputrain-test-")
     root = Path(folder.name)
-    ReplayedRun(RunFolder(root / DONE), DONE, recorded_events(DONE, BEGAN - 9000)).close()
+    ReplayedRun(RunFolder(root / FINISHED_RUN), FINISHED_RUN, recorded_events(FINISHED_RUN, BEGAN - 9000)).close()
     failed = RunFinished(time=NOW - 100, state="failed", message="rank 1 on GPU-1: CUDA out of memory")
-    few = [event for event in recorded_events(LIVE, BEGAN - 6000) if event.time < BEGAN - 5880]
+    few = [event for event in recorded_events(LIVE_RUN, BEGAN - 6000) if event.time < BEGAN - 5880]
     few = [replace(event, name="cifar-4", epochs=20) if isinstance(event, RunStarted) else event for event in few]
-    ReplayedRun(RunFolder(root / "cifar-4"), LIVE, [*few, failed]).close()
-    past = [event for event in recorded_events(LIVE, BEGAN) if event.time <= NOW]
-    ReplayedRun(RunFolder(root / LIVE), LIVE, past).close()
+    ReplayedRun(RunFolder(root / "cifar-4"), LIVE_RUN, [*few, failed]).close()
+    past = [event for event in recorded_events(LIVE_RUN, BEGAN) if event.time <= NOW]
+    ReplayedRun(RunFolder(root / LIVE_RUN), LIVE_RUN, past).close()
     return folder
 
 
 def demo_snapshot(time: float) -> Snapshot:
     """The first snapshot of the demo's recording, as if taken at this time, in Unix seconds."""
     values = json.loads(recorded("gpus.jsonl").partition("\n")[0])
-    return Snapshot.from_dict(moved(values, time - values["time"]))
+    return Snapshot.from_dict(shift_times(values, time - values["time"]))
 
 
 def made_up_app(
-    root: Path, gpus: GpuFeed | None = None, demo: str | None = NOTICE, run: str | None = None
-) -> CockpitApp:
+    root: Path, gpus: GpuPoller | None = None, demo: str | None = DEMO_NOTICE, run: str | None = None
+) -> GputrainApp:
     feed = gpus or StillFeed(demo_snapshot(NOW))
-    return CockpitApp(root, gpus=feed, demo=demo, run=root / run if run else None)
+    return GputrainApp(root, gpu_poller=feed, demo_notice=demo, initial_run=root / run if run else None)
 
 
 async def settled(pilot: Pilot[None]) -> None:
     """Until the screen has taken in and drawn all there is."""
     app = pilot.app
-    assert isinstance(app, CockpitApp)
+    assert isinstance(app, GputrainApp)
     await until(pilot, lambda: app.run_list_poller.rows is not None or not getattr(app.screen, "SHOWS_RUNS", False))
-    feed = getattr(app.screen, "_feed", None)
+    feed = getattr(app.screen, "_poller", None)
     if feed is not None:
-        await until(pilot, lambda: feed.caught_up and feed.events.empty() and feed.now is not None)
+        await until(pilot, lambda: feed.caught_up and feed.events.empty() and feed.latest is not None)
     await pilot.pause()
-    for name in ("_draw", "tick"):
+    for name in ("_draw", "update_content"):
         act: Callable[[], None] | None = getattr(app.screen, name, None)
         if act is not None:
             act()

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.sources.base import Source
+from engine.data.sources.base import ImageSource
 from engine.data.sources.open import open_source
 
 VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.batch_size=16"]
@@ -25,7 +25,7 @@ def make_photos(root: Path) -> Path:
     return root
 
 
-def folder(photos: Path, *overrides: str) -> tuple[Config, Source]:
+def folder(photos: Path, *overrides: str) -> tuple[Config, ImageSource]:
     data = ["data.dataset=folder", f"data.path={photos}", "data.image_size=16", "data.batch_size=4"]
-    config = resolve(None, [*data, *VARIED[:3], *overrides]).config
+    config = resolve_config(None, [*data, *VARIED[:3], *overrides]).config
     return config, open_source(config)

@@ -9,24 +9,24 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from engine.config.loader import resolve
-from engine.data.batching import shares_of
+from engine.config.loader import resolve_config
+from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import choose_pipeline
-from engine.data.pipelines.input_pipeline import Feed
-from engine.data.sources.formats import image_format
+from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.channel import DirectChannel, StopFlag
-from engine.distributed.node_plan import Plan, plan
-from engine.distributed.rank_env import Seat
-from engine.distributed.watchdog import Beats, Marker
-from engine.runs.control import Asked
-from engine.runs.events import Epoch, Event
+from engine.distributed.node_plan import NodePlan, plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.runs.control import RequestCounters
+from engine.runs.events import EpochEvent, Event
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.device import cuda_uuid
 from engine.training.job import Job
 from engine.training.train import TrainingData, build_trainer, resume_position
-from engine.training.trainer import Fit
+from engine.training.trainer import Trainer
 
 
 @contextmanager
@@ -37,27 +37,27 @@ def one_rank(
     checkpoint: Path | None = None,
     base: str | None = "digits",
     on_gpu: bool = False,
-) -> Iterator[Fit]:
+) -> Iterator[Trainer]:
     """Set up on the digits and ready, to go on from a checkpoint where one is given; on the CPU or on the first GPU."""
-    config = resolve(base, ["device.ranks=1", "device.gpus=cpu", *overrides]).config
-    seat, source = Seat(0, 1, 0, 1), open_source(config)
-    shares, images = shares_of(config, source, 1), image_format(config, source)
+    config = resolve_config(base, ["device.ranks=1", "device.gpus=cpu", *overrides]).config
+    rank_info, source = RankInfo(0, 1, 0, 1), open_source(config)
+    shares, images = build_sampler(config, source, 1), model_input_format(config, source)
     saved = load_checkpoint(checkpoint) if checkpoint is not None else None
     begin = resume_position(saved, shares)
-    requests = shares.run(config.run.epochs, begin.epoch, begin.batch)
-    feed = Feed(choose_pipeline(config, source, 1), source, config, images, requests)
+    requests = shares.requests(config.run.epochs, begin.epoch, begin.batch)
+    feed = InputPipeline(choose_pipeline(config, source, 1), source, config, images, requests)
     heard: list[Event] = [] if events is None else events
-    channel = DirectChannel(heard.append, StopFlag(), Asked(), Marker(Beats(1), 0))
-    chosen = plan(config, [])
+    channel = DirectChannel(heard.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    chosen = plan_node(config, [])
     if on_gpu:
-        chosen = Plan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "nccl")
+        chosen = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "nccl")
     job = Job(config, chosen, RunFolder(folder) if folder else None, False, source)
     threads = torch.get_num_threads()
     # More would only wait for each other beside other tests.
     torch.set_num_threads(1)
     try:
         data = TrainingData(source, shares, images, feed)
-        fit = build_trainer(job, seat, dist.HashStore(), channel, data, saved)
+        fit = build_trainer(job, rank_info, dist.HashStore(), channel, data, saved)
         if saved is not None:
             fit.restore(saved, [])
         yield fit
@@ -67,10 +67,10 @@ def one_rank(
         torch.set_num_threads(threads)
 
 
-def train(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[Epoch]:
+def train(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[EpochEvent]:
     """The `epoch` events of a run, which lies in `folder`."""
     events: list[Event] = []
     folder.mkdir(exist_ok=True)
     with one_rank(*overrides, folder=folder, events=events, checkpoint=checkpoint) as fit:
         assert fit.run([]) == "finished"
-    return [event for event in events if isinstance(event, Epoch)]
+    return [event for event in events if isinstance(event, EpochEvent)]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from engine.distributed.agreement import MOST_CALLS, SECONDS, Agreement
-from engine.runs.control import Asked
+from engine.distributed.agreement import MAX_POLL_INTERVAL_STEPS, POLL_INTERVAL_SECONDS, Agreement
+from engine.runs.control import RequestCounters
 
 
 @pytest.fixture
@@ -24,20 +24,20 @@ class Rank:
     """Knows what was asked of it, and how often it was asked for that."""
 
     def __init__(self) -> None:
-        self.asked, self.count = Asked(), 0
+        self.asked, self.count = RequestCounters(), 0
 
-    def __call__(self) -> Asked:
+    def __call__(self) -> RequestCounters:
         self.count += 1
         return self.asked
 
 
 def test_quick_steps_are_not_all_asked_and_learn_of_a_request_in_time(agree: Agreement) -> None:
     rank, steps, began = Rank(), 0, time.monotonic()
-    while time.monotonic() - began < 4 * SECONDS:
+    while time.monotonic() - began < 4 * POLL_INTERVAL_SECONDS:
         assert not agree(rank).stop
         steps += 1
         time.sleep(0.001)
-    assert steps / MOST_CALLS <= rank.count < steps / 8
+    assert steps / MAX_POLL_INTERVAL_STEPS <= rank.count < steps / 8
     rank.asked.stop = True
     began = time.monotonic()
     while not agree(rank).stop:
@@ -49,7 +49,7 @@ def test_long_steps_are_all_asked(agree: Agreement) -> None:
     rank = Rank()
     for _ in range(3):
         agree(rank)
-        time.sleep(1.5 * SECONDS)
+        time.sleep(1.5 * POLL_INTERVAL_SECONDS)
     assert rank.count == 3
     rank.asked.checkpoints = 1
     assert agree(rank).checkpoints == 0
@@ -60,11 +60,11 @@ def test_a_run_that_holds_asks_each_time_whether_to_go_on(agree: Agreement) -> N
     rank = Rank()
     for _ in range(200):
         agree(rank)
-    rank.asked.take("pause")
+    rank.asked.apply("pause")
     while not agree(rank).paused:
         continue
     before = rank.count
-    rank.asked.take("continue")
+    rank.asked.apply("continue")
     agree(rank)
     assert rank.count == before + 1
     assert not agree(rank).paused

@@ -80,10 +80,10 @@ def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain)
 
 
 def test_the_flags_of_run_are_described_by_the_config(gputrain: Gputrain) -> None:
-    from engine.config.schema import describe
-    from tui.flags import FLAGS
+    from engine.config.schema import describe_key
+    from tui.flags import FLAG_TO_KEY
 
     shown = " ".join(gputrain("run", "--help").stdout.split())
-    for flag, key in FLAGS.items():
+    for flag, key in FLAG_TO_KEY.items():
         assert f"--{flag.replace('_', '-')} " in shown
-        assert f"{describe(key)} ({key})" in shown
+        assert f"{describe_key(key)} ({key})" in shown

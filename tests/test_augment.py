@@ -14,10 +14,10 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as reference
 
-from engine.config.loader import resolve
-from engine.data.augment.augmentation import Augmentation, OwnTransformError
-from engine.data.augment.mixup import Mixer
-from engine.data.sampler import Stream, random_bits
+from engine.config.loader import resolve_config
+from engine.data.augment.augmentation import Augmentation, UserTransformError
+from engine.data.augment.mixup import MixupCutmix
+from engine.data.sampler import RandomStream, random_bits
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
@@ -30,10 +30,10 @@ BILINEAR = InterpolationMode.BILINEAR
 
 
 def augmentation(*overrides: str, images: ImageFormat = COLOUR) -> Augmentation:
-    return Augmentation(resolve(None, [f"augment.{override}" for override in overrides]).config, images)
+    return Augmentation(resolve_config(None, [f"augment.{override}" for override in overrides]).config, images)
 
 
-def drawn_by_hand(transform: v2.Transform, stream: Stream, images: Tensor, epoch: int) -> Tensor:
+def drawn_by_hand(transform: v2.Transform, stream: RandomStream, images: Tensor, epoch: int) -> Tensor:
     """The transform called with one image after another, torch seeded for each."""
     bits = random_bits(0, stream, epoch, np.arange(len(images)))
     made = []
@@ -46,22 +46,22 @@ def drawn_by_hand(transform: v2.Transform, stream: Stream, images: Tensor, epoch
 @pytest.mark.parametrize(
     ("overrides", "stream", "transform"),
     [
-        (("policy=randaugment",), Stream.POLICY, v2.RandAugment(interpolation=BILINEAR)),
+        (("policy=randaugment",), RandomStream.POLICY, v2.RandAugment(interpolation=BILINEAR)),
         (
             ("policy=randaugment", "policy_ops=3", "policy_magnitude=15"),
-            Stream.POLICY,
+            RandomStream.POLICY,
             v2.RandAugment(3, 15, interpolation=BILINEAR),
         ),
-        (("policy=trivialaugment",), Stream.POLICY, v2.TrivialAugmentWide(interpolation=BILINEAR)),
+        (("policy=trivialaugment",), RandomStream.POLICY, v2.TrivialAugmentWide(interpolation=BILINEAR)),
         (
             ("brightness=0.4", "contrast=0.3", "saturation=0.2", "hue=0.1"),
-            Stream.JITTER,
+            RandomStream.COLOR_JITTER,
             v2.ColorJitter(0.4, 0.3, 0.2, 0.1),
         ),
     ],
 )
 def test_each_change_is_torchvisions_seeded_for_each_image(
-    overrides: tuple[str, ...], stream: Stream, transform: v2.Transform
+    overrides: tuple[str, ...], stream: RandomStream, transform: v2.Transform
 ) -> None:
     made = augmentation(*overrides)(IMAGES, 3, ALL)
     assert torch.equal(made, drawn_by_hand(transform, stream, IMAGES, 3))
@@ -89,7 +89,7 @@ def test_an_image_is_changed_alike_in_any_batch_and_otherwise_in_another_epoch()
 
 def test_images_that_are_left_alone_are_not_even_copied() -> None:
     assert augmentation("mixup=0.2")(IMAGES, 1, ALL) is IMAGES
-    assert augmentation("mixup=0.2").crop(1) is None
+    assert augmentation("mixup=0.2").crop_spec(1) is None
 
 
 def test_the_number_of_threads_changes_no_pixel() -> None:
@@ -129,10 +129,12 @@ def test_a_policy_changes_grey_images_too(policy: str) -> None:
 
 
 def test_a_resized_crop_resamples_as_torchvision_does() -> None:
-    config = resolve(None, ["data.dataset=fake", "augment.resized_crop=true", "augment.crop_scale=[0.3, 0.6]"]).config
+    config = resolve_config(
+        None, ["data.dataset=fake", "augment.resized_crop=true", "augment.crop_scale=[0.3, 0.6]"]
+    ).config
     source = open_source(config)
     whole = torch.from_numpy(source.load("train", ALL)[0])
-    crop = Augmentation(config, source.format).crop(2)
+    crop = Augmentation(config, source.format).crop_spec(2)
     assert crop is not None
     made = torch.from_numpy(source.load("train", ALL, crop)[0])
     for index in ALL:
@@ -142,9 +144,9 @@ def test_a_resized_crop_resamples_as_torchvision_does() -> None:
 
 
 def test_images_in_memory_are_cut_and_brought_to_the_models_size_at_once() -> None:
-    config = resolve(None, ["augment.resized_crop=true", "data.image_size=24"]).config
+    config = resolve_config(None, ["augment.resized_crop=true", "data.image_size=24"]).config
     source = open_source(config)
-    crop = Augmentation(config, ImageFormat(24, 1, (0.5,), (0.5,))).crop(1)
+    crop = Augmentation(config, ImageFormat(24, 1, (0.5,), (0.5,))).crop_spec(1)
     images, labels = source.load("train", ALL, crop)
     assert images.shape == (8, 1, 24, 24)
     assert labels.tolist() == source.load("train", ALL)[1].tolist()
@@ -169,12 +171,12 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_photo_is_cut_out_of_the_whole_file_and_not_out_of_its_middle(photos: Path) -> None:
     overrides = [f"data.path={photos}", "data.dataset=folder", "data.image_size=32", "data.val_split=0.01"]
-    config = resolve(None, [*overrides, "augment.resized_crop=true", "augment.crop_scale=[0.1, 0.4]"]).config
+    config = resolve_config(None, [*overrides, "augment.resized_crop=true", "augment.crop_scale=[0.1, 0.4]"]).config
     source = open_source(config)
-    crop = Augmentation(config, source.format).crop(1)
+    crop = Augmentation(config, source.format).crop_spec(1)
     assert crop is not None
     upright = torch.from_numpy(np.asarray(Image.open(photos / "a" / "0.png")).copy()).permute(2, 0, 1)
-    for index in range(source.count("train")):
+    for index in range(source.num_images("train")):
         left, top, right, bottom = crop.box(index, 480, 640)
         wanted = reference.resized_crop(upright, top, left, bottom - top, right - left, [32, 32], antialias=True)
         made = torch.from_numpy(source.load("train", np.array([index]), crop)[0][0])
@@ -189,7 +191,9 @@ def own(folder: Path, text: str, name: str = "change") -> Augmentation:
     module = f"own_{next(NUMBERS)}"
     (folder / f"{module}.py").write_text(f"import random\nimport numpy as np\nimport torch\n\n{text}\n")
     return Augmentation(
-        resolve(None, [f"augment.transform={module}:{name}", f"run.code={folder}", "augment.erasing=0.5"]).config,
+        resolve_config(
+            None, [f"augment.transform={module}:{name}", f"run.code={folder}", "augment.erasing=0.5"]
+        ).config,
         COLOUR,
     )
 
@@ -236,7 +240,7 @@ def test_a_transform_made_of_torchvisions_own_parts_is_called(tmp_path: Path) ->
 )
 def test_a_transform_that_fails_or_gives_no_such_image_is_named(tmp_path: Path, body: str, told: str) -> None:
     changed = own(tmp_path, f"def change(image):\n    {body}")
-    with pytest.raises(OwnTransformError, match=rf"^augment\.transform own_\d+:change {told}"):
+    with pytest.raises(UserTransformError, match=rf"^augment\.transform own_\d+:change {told}"):
         changed(IMAGES, 1, ALL)
 
 
@@ -251,8 +255,10 @@ LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
 FLOATS = IMAGES.float() / 255
 
 
-def mixer(*overrides: str) -> Mixer:
-    return Mixer(resolve(None, [f"augment.{override}" for override in overrides]).config.augment, 5, seed=0)
+def mixer(*overrides: str) -> MixupCutmix:
+    return MixupCutmix(
+        resolve_config(None, [f"augment.{override}" for override in overrides]).config.augment, 5, seed=0
+    )
 
 
 def test_mixup_blends_images_and_labels_by_one_share() -> None:
@@ -300,7 +306,7 @@ def test_a_batch_of_one_image_is_mixed_with_itself(which: str) -> None:
 
 
 def test_without_either_nothing_is_mixed() -> None:
-    assert not mixer("flip=true").mixes
+    assert not mixer("flip=true").enabled
     images, targets = mixer("flip=true")(FLOATS, LABELS, 1, 0, 0)
     assert images is FLOATS
     assert targets.argmax(1).tolist() == LABELS.tolist()

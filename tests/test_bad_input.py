@@ -9,7 +9,7 @@ import pytest
 from conftest import DoneRun, Gputrain
 from typer.testing import CliRunner
 
-from engine.runs.ownership import claim
+from engine.runs.ownership import claim_run
 from tui.cli.main import app
 
 # By the config alone.
@@ -97,7 +97,7 @@ def test_stopping_a_run_that_is_over_says_so(short: DoneRun, shared_gputrain: Gp
 
 
 def test_a_run_that_another_process_owns_is_refused(gputrain: Gputrain) -> None:
-    claimed = claim(gputrain.runs, "mine", "x", resume=False)
+    claimed = claim_run(gputrain.runs, "mine", "x", resume=False)
     done = gputrain("run", "--headless", "digits", "--name", "mine", "--resume")
     assert done.returncode == 2
     assert f"mine: is being run by process {os.getpid()}" in done.stderr

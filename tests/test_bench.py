@@ -13,32 +13,40 @@ import pytest
 from conftest import Gputrain, wait_for
 from typer.testing import CliRunner
 
-from engine.bench import runner as bench
-from engine.bench.report import Run, measured, speeds_of
-from engine.bench.runner import Bench, batch_of, config_for, cores_for, doubling, plan_bench, why_failed
-from engine.config.data_sections import Data
-from engine.config.loader import check
-from engine.config.run_sections import Device
-from engine.config.run_sections import Run as RunSection
+from engine.bench import runner
+from engine.bench.report import BenchRun, bench_run_from_history, scaling_results
+from engine.bench.runner import (
+    BenchPlan,
+    batch_size_for,
+    bench_run_config,
+    cpu_affinity_for,
+    default_rank_counts,
+    failure_message,
+    plan_bench,
+)
+from engine.config.data_sections import DataConfig
+from engine.config.loader import validate_config
+from engine.config.run_sections import DeviceConfig
+from engine.config.run_sections import RunConfig as RunSection
 from engine.config.schema import Config, as_dict
-from engine.config.training_sections import Schedule
-from engine.gpus.allocation import Choice
-from engine.gpus.selection import Device as Gpu
+from engine.config.training_sections import ScheduleConfig
+from engine.gpus.allocation import GpuAllocation
+from engine.gpus.selection import CudaDevice as Gpu
 from engine.gpus.selection import Obstacle, Unavailable
-from engine.runs.events import Epoch, RunFinished, RunStarted
-from engine.runs.history import History, history_of
+from engine.runs.events import EpochEvent, RunFinished, RunStarted
+from engine.runs.history import History, history_from_events
 from engine.utils.errors import UsageError
-from engine.utils.host import cores
+from engine.utils.host import available_cores
 from tui.cli.bench import app
-from tui.text.bench import bench_lines, chart_lines, plan_in_words, run_in_words
+from tui.text.bench import bench_lines, chart_lines, describe_bench_plan, describe_bench_run
 
 
 def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:
     """Of a run whose epochs took so many seconds at so many images a second."""
-    return history_of(events_of_journal(*epochs, started=started))
+    return history_from_events(events_of_journal(*epochs, started=started))
 
 
-def events_of_journal(*epochs: tuple[float, float], started: float = 105.0) -> list[RunStarted | Epoch]:
+def events_of_journal(*epochs: tuple[float, float], started: float = 105.0) -> list[RunStarted | EpochEvent]:
     begun = RunStarted(
         time=started, name="a", host="h", world_size=2, devices=["cpu"] * 2, backend="gloo", epochs=len(epochs),
         global_batch=64, steps_per_epoch=5, train_images=320, val_images=80, classes=10, parameters=7, workers=0,
@@ -46,20 +54,22 @@ def events_of_journal(*epochs: tuple[float, float], started: float = 105.0) -> l
     )  # fmt: skip
     rest = {"train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.5, "lr": 0.1}
     told = [
-        Epoch(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **rest)  # type: ignore[arg-type]
+        EpochEvent(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **rest)  # type: ignore[arg-type]
         for number, (seconds, rate) in enumerate(epochs, 1)
     ]
     return [begun, *told]
 
 
-def run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> Run:
+def run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
     """A first epoch of 9 s, then one for each rate."""
-    return Run(ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates)))
+    return BenchRun(
+        ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates))
+    )
 
 
-def work(**keys: Any) -> Bench:
-    options: dict[str, Any] = {"config": Config(), "counts": (1, 2), "epochs": 3, "repeats": 1, "strong": False}
-    return Bench(**options | {"on_gpus": False} | keys)
+def work(**keys: Any) -> BenchPlan:
+    options: dict[str, Any] = {"config": Config(), "rank_counts": (1, 2), "epochs": 3, "repeats": 1, "strong": False}
+    return BenchPlan(**options | {"on_gpu": False} | keys)
 
 
 def gpu(index: int, taken: str | None = None) -> Gpu:
@@ -68,31 +78,33 @@ def gpu(index: int, taken: str | None = None) -> Gpu:
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
-    monkeypatch.setattr(bench, "choose", lambda *_, **__: Choice(list(gpus)))
+    monkeypatch.setattr(runner, "allocate_devices", lambda *_, **__: GpuAllocation(list(gpus)))
 
 
 def test_a_journal_is_read_into_epochs_and_the_seconds_until_training_begins() -> None:
-    found = measured(journal_of((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)), ranks=2, repeat=1, began=100.5)
-    assert found == Run(2, 1, "", 64, 4.5, ((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)))
+    found = bench_run_from_history(
+        journal_of((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)), ranks=2, repeat=1, launched_at=100.5
+    )
+    assert found == BenchRun(2, 1, "", 64, 4.5, ((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)))
 
 
 def test_a_journal_without_a_second_epoch_is_no_measurement() -> None:
-    assert "too short" in measured(journal_of((9.0, 40.0)), 2, 1, 100.0).message
-    assert "too short" in measured(History(), 2, 1, 100.0).message
+    assert "too short" in bench_run_from_history(journal_of((9.0, 40.0)), 2, 1, 100.0).message
+    assert "too short" in bench_run_from_history(History(), 2, 1, 100.0).message
     # What was no number is null in a journal.
     nothing: Any = None
-    assert "too short" in measured(journal_of((9.0, 40.0), (4.0, nothing)), 2, 1, 100.0).message
+    assert "too short" in bench_run_from_history(journal_of((9.0, 40.0), (4.0, nothing)), 2, 1, 100.0).message
 
 
 def test_the_first_epoch_does_not_count() -> None:
-    (speed,) = speeds_of([run(1, 100, 200, 400)])
+    (speed,) = scaling_results([run(1, 100, 200, 400)])
     assert (speed.images_per_second, speed.seconds_per_epoch) == (200, 5.0)
     assert (speed.first_epoch_seconds, speed.startup_seconds) == (9.0, 5.0)
     assert speed.spread == (400 - 100) / 2 / 200
 
 
 def test_speed_up_and_efficiency_are_of_images_a_second() -> None:
-    speeds = speeds_of([run(4, 300), run(1, 100), run(2, 180)])
+    speeds = scaling_results([run(4, 300), run(1, 100), run(2, 180)])
     assert [speed.ranks for speed in speeds] == [1, 2, 4]
     assert [speed.speed_up for speed in speeds] == [1, 1.8, 3]
     assert [speed.efficiency for speed in speeds] == [1, 0.9, 0.75]
@@ -100,18 +112,18 @@ def test_speed_up_and_efficiency_are_of_images_a_second() -> None:
 
 
 def test_repeats_are_taken_together() -> None:
-    speeds = speeds_of([run(1, 100, 110), run(2, 200), run(1, 120, 130, repeat=2), run(2, 240, repeat=2)])
+    speeds = scaling_results([run(1, 100, 110), run(2, 200), run(1, 120, 130, repeat=2), run(2, 240, repeat=2)])
     assert [speed.images_per_second for speed in speeds] == [115, 220]
     assert speeds[1].spread == pytest.approx(20 / 220)
 
 
-def beside(ranks: int, *rates: float, repeat: int = 1) -> Run:
+def beside(ranks: int, *rates: float, repeat: int = 1) -> BenchRun:
     return replace(run(ranks, *rates, repeat=repeat), limit=True)
 
 
 def test_a_run_is_compared_with_the_one_beside_it() -> None:
     runs = [run(1, 90, repeat=1), beside(1, 100, repeat=1), run(1, 30, repeat=2), beside(1, 40, repeat=2)]
-    [speed] = speeds_of([*runs, run(1, 50, repeat=3), beside(1, 100, repeat=3)])
+    [speed] = scaling_results([*runs, run(1, 50, repeat=3), beside(1, 100, repeat=3)])
     assert speed.images_per_second == 50
     assert speed.limit_images_per_second == 100
     assert speed.limit_share == pytest.approx(0.75), "of 0.9, 0.75 and 0.5"
@@ -119,7 +131,9 @@ def test_a_run_is_compared_with_the_one_beside_it() -> None:
 
 
 def test_of_runs_without_one_beside_them_no_limit_is_known() -> None:
-    one, two = speeds_of([run(1, 90), beside(2, 100), run(2, 80, repeat=2), Run(2, 1, "no memory", limit=True)])
+    one, two = scaling_results(
+        [run(1, 90), beside(2, 100), run(2, 80, repeat=2), BenchRun(2, 1, "no memory", limit=True)]
+    )
     assert (one.limit_images_per_second, one.limit_share) == (None, None)
     assert (two.limit_images_per_second, two.limit_share) == (100, None)
     assert two.failures == ["on a fixed batch: no memory"]
@@ -131,39 +145,39 @@ def test_waiting_and_utilization_are_those_of_the_epochs_that_count() -> None:
         for event in events_of_journal((9.0, 40.0), (4.0, 100.0), (3.0, 300.0))
     ]
     waits = [replace(epoch, data_wait=wait) for epoch, wait in zip(epochs, (0.9, 0.2, 0.4), strict=True)]  # type: ignore[call-arg]
-    found = measured(history_of([begun, *waits]), 2, 1, 100.0)
+    found = bench_run_from_history(history_from_events([begun, *waits]), 2, 1, 100.0)
     assert (found.data_wait, found.mfu) == (pytest.approx(0.3), pytest.approx(0.2))
     assert (run(1, 100).data_wait, run(1, 100).mfu) == (None, None)
 
 
 def test_the_table_of_limits_has_what_is_achieved_and_what_could_be() -> None:
     one = replace(run(1, 2510), data_wait=0.34, mfu=0.123)
-    lines = list(bench_lines(speeds_of([one, beside(1, 5020), run(2, 3000), beside(2, 6000)])))
+    lines = list(bench_lines(scaling_results([one, beside(1, 5020), run(2, 3000), beside(2, 6000)])))
     assert [line.split() for line in lines[-3:]] == [
         ["RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA", "WAIT", "MFU"],
         ["1", "2,510", "5,020", "50%", "34%", "12%"],
         ["2", "3,000", "6,000", "50%", "–", "–"],
     ]
-    assert not any("LIMIT" in line for line in bench_lines(speeds_of([one])))
+    assert not any("LIMIT" in line for line in bench_lines(scaling_results([one])))
 
 
 def test_the_limit_is_the_same_work_on_one_batch() -> None:
-    config = Config(data=Data(workers=3, prefetch=9, batch_size=48))
-    ours, limit = (config_for(work(config=config), 2, "x", limit=limit) for limit in (False, True))
+    config = Config(data=DataConfig(workers=3, prefetch=9, batch_size=48))
+    ours, limit = (bench_run_config(work(config=config), 2, "x", limit=limit) for limit in (False, True))
     assert (ours.data.pipeline, ours.data.workers) == ("auto", 3)
     assert limit.model_copy(update={"data": ours.data}) == ours
-    assert limit.data == Data(pipeline="fixed", batch_size=48), "it has no loader processes"
-    assert check(as_dict(limit)) == limit
+    assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no loader processes"
+    assert validate_config(as_dict(limit)) == limit
 
 
 def test_with_a_limit_each_run_has_one_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[tuple[int, int, bool]] = []
 
-    def fake(plan: Bench, ranks: int, repeat: int, *_: Any, limit: bool = False) -> Run:
+    def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any, limit: bool = False) -> BenchRun:
         turns.append((ranks, repeat, limit))
         return run(ranks, 200.0 if limit else 150.0, repeat=repeat)
 
-    monkeypatch.setattr(bench, "_run", fake)
+    monkeypatch.setattr(runner, "_run_once", fake)
     arguments = ["digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--limit"]
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert turns == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
@@ -176,13 +190,13 @@ def test_with_a_limit_each_run_has_one_beside_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_one_rank_the_fewest_are_the_measure() -> None:
-    speeds = speeds_of([run(2, 200), run(4, 300)])
+    speeds = scaling_results([run(2, 200), run(4, 300)])
     assert [speed.speed_up for speed in speeds] == [2, 3]
     assert "One rank was not measured: the speed-up of 2 is taken to be 2." in list(bench_lines(speeds))
 
 
 def test_a_run_that_fails_does_not_lose_the_others() -> None:
-    speeds = speeds_of([run(1, 100), Run(2, 1, "out of memory"), run(4, 380), Run(4, 2, "out of luck")])
+    speeds = scaling_results([run(1, 100), BenchRun(2, 1, "out of memory"), run(4, 380), BenchRun(4, 2, "out of luck")])
     assert [speed.speed_up for speed in speeds] == [1, None, 3.8]
     assert [speed.failures for speed in speeds] == [[], ["out of memory"], ["out of luck"]]
     lines = list(bench_lines(speeds))
@@ -191,95 +205,95 @@ def test_a_run_that_fails_does_not_lose_the_others() -> None:
 
 
 def test_why_a_run_failed_is_said_by_its_journal_or_by_itself() -> None:
-    failed = history_of([RunFinished(state="failed", message="rank 1 (cpu) failed: no memory")])
-    assert why_failed(failed, ["noise"], 1) == "rank 1 (cpu) failed: no memory"
+    failed = history_from_events([RunFinished(state="failed", message="rank 1 (cpu) failed: no memory")])
+    assert failure_message(failed, ["noise"], 1) == "rank 1 (cpu) failed: no memory"
     said = ["error: data.path: is no folder", "error: optim.lr: is too high", ""]
-    assert why_failed(History(), said, 2) == "data.path: is no folder; optim.lr: is too high"
-    assert why_failed(History(), ["Traceback", "ImportError: no libgomp", " "], 1) == "ImportError: no libgomp"
-    assert why_failed(History(), [], -9) == "it ended with exit code -9"
+    assert failure_message(History(), said, 2) == "data.path: is no folder; optim.lr: is too high"
+    assert failure_message(History(), ["Traceback", "ImportError: no libgomp", " "], 1) == "ImportError: no libgomp"
+    assert failure_message(History(), [], -9) == "it ended with exit code -9"
 
 
 @pytest.mark.parametrize(("most", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
 def test_counts_double_up_to_all(most: int, counts: tuple[int, ...]) -> None:
-    assert doubling(most) == counts
+    assert default_rank_counts(most) == counts
 
 
 def test_the_batch_of_a_rank_stays_or_that_of_all() -> None:
-    config = Config(data=Data(batch_size=48))
-    assert [batch_of(work(config=config), ranks) for ranks in (1, 2, 4)] == [48, 48, 48]
-    assert [batch_of(work(config=config, strong=True), ranks) for ranks in (1, 2, 4)] == [48, 24, 12]
-    assert batch_of(work(config=Config(data=Data(batch_size="auto"))), 2) == "auto"
+    config = Config(data=DataConfig(batch_size=48))
+    assert [batch_size_for(work(config=config), ranks) for ranks in (1, 2, 4)] == [48, 48, 48]
+    assert [batch_size_for(work(config=config, strong=True), ranks) for ranks in (1, 2, 4)] == [48, 24, 12]
+    assert batch_size_for(work(config=Config(data=DataConfig(batch_size="auto"))), 2) == "auto"
 
 
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"counts": [1, 5], "strong": True}, r"data.batch_size: --strong divides it by 5, and 64 does not"),
-        ({"counts": [1], "epochs": 1}, r"run.epochs: 1 is too few"),
-        ({"counts": [0]}, r"--ranks-list: 0 ranks cannot be measured"),
+        ({"rank_counts": [1, 5], "strong": True}, r"data.batch_size: --strong divides it by 5, and 64 does not"),
+        ({"rank_counts": [1], "epochs": 1}, r"run.epochs: 1 is too few"),
+        ({"rank_counts": [0]}, r"--ranks-list: 0 ranks cannot be measured"),
         (
-            {"counts": [1, 4 * cores() + 1]},
-            rf"--ranks-list: {4 * cores() + 1} ranks cannot.*take {4 * cores()} at most",
+            {"rank_counts": [1, 4 * available_cores() + 1]},
+            rf"--ranks-list: {4 * available_cores() + 1} ranks cannot.*take {4 * available_cores()} at most",
         ),
     ],
     ids=str,
 )
 def test_what_cannot_be_measured_is_refused(keys: dict[str, Any], says: str) -> None:
-    config = Config(device=Device(gpus="cpu"))
+    config = Config(device=DeviceConfig(gpus="cpu"))
     with pytest.raises(UsageError, match=says):
         plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False} | keys)
     with pytest.raises(UsageError, match="auto is no batch that --strong could divide"):
-        plan_bench(config.model_copy(update={"data": Data(batch_size="auto")}), [1], 3, 1, strong=True)
+        plan_bench(config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True)
 
 
 def test_on_the_cpu_up_to_all_cores_are_measured() -> None:
-    planned = plan_bench(Config(device=Device(gpus="cpu")), [], 3, 1, strong=False)
-    assert (planned.counts, planned.on_gpus) == (doubling(cores()), False)
+    planned = plan_bench(Config(device=DeviceConfig(gpus="cpu")), [], 3, 1, strong=False)
+    assert (planned.rank_counts, planned.on_gpu) == (default_rank_counts(available_cores()), False)
 
 
 def test_only_free_gpus_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpus(monkeypatch, gpu(0), gpu(1, taken="someone computes on it"), gpu(2), gpu(3))
-    planned = plan_bench(Config(device=Device(gpus="all")), [], 3, 1, strong=False)
-    assert (planned.counts, planned.on_gpus) == ((1, 2, 3), True)
-    assert config_for(planned, 2, "x").device.gpus == "free:2"
+    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, strong=False)
+    assert (planned.rank_counts, planned.on_gpu) == ((1, 2, 3), True)
+    assert bench_run_config(planned, 2, "x").device.gpus == "free:2"
     with pytest.raises(UsageError, match="4 ranks cannot be measured: free GPUs here are 3"):
-        plan_bench(Config(device=Device(gpus="all")), [4], 3, 1, strong=False)
+        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, strong=False)
 
 
 def test_gpus_that_are_named_are_taken_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpus(monkeypatch, gpu(5), gpu(2))
-    planned = plan_bench(Config(device=Device(gpus="5,2")), [], 3, 1, strong=False)
-    assert [config_for(planned, ranks, "x").device.gpus for ranks in planned.counts] == ["5", "5,2"]
+    planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
+    assert [bench_run_config(planned, ranks, "x").device.gpus for ranks in planned.rank_counts] == ["5", "5,2"]
     on_gpus(monkeypatch, gpu(5), gpu(2, taken="someone computes on it"))
     with pytest.raises(UsageError, match="only free GPUs can be measured: GPU 2: someone computes on it"):
-        plan_bench(Config(device=Device(gpus="5,2")), [], 3, 1, strong=False)
+        plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
 
 
 def test_a_run_is_the_work_and_nothing_besides() -> None:
     config = Config(
         run=RunSection(name="mine", epochs=90, resume=True, requeue=True, max_restarts=3),
-        device=Device(launcher="slurm", ranks=7),
-        schedule=Schedule(name="multistep", milestones=(30, 60), warmup_epochs=5),
+        device=DeviceConfig(launcher="slurm", ranks=7),
+        schedule=ScheduleConfig(name="multistep", milestones=(30, 60), warmup_epochs=5),
     )
-    ours = config_for(work(config=config, strong=True), 2, "ranks-2-1")
+    ours = bench_run_config(work(config=config, strong=True), 2, "ranks-2-1")
     assert (ours.run.name, ours.run.epochs, ours.run.resume, ours.run.requeue) == ("ranks-2-1", 3, False, False)
     assert (ours.device.gpus, ours.device.ranks, ours.device.launcher) == ("cpu", 2, "spawn")
-    assert (ours.data.batch_size, ours.schedule) == (32, Schedule())
+    assert (ours.data.batch_size, ours.schedule) == (32, ScheduleConfig())
     assert (ours.checkpoint.every_minutes, ours.checkpoint.every_steps) == (0, 0)
-    assert check(as_dict(ours)) == ours, "as it is written for the run, it is a config without a fault"
+    assert validate_config(as_dict(ours)) == ours, "as it is written for the run, it is a config without a fault"
 
 
 def test_on_the_cpu_each_rank_has_the_same_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(100, 108)))
-    monkeypatch.setattr(bench, "cores", lambda: 8)
-    shares = {ranks: cores_for(work(counts=(1, 2, 4)), ranks) for ranks in (1, 2, 4)}
+    monkeypatch.setattr(runner, "available_cores", lambda: 8)
+    shares = {ranks: cpu_affinity_for(work(rank_counts=(1, 2, 4)), ranks) for ranks in (1, 2, 4)}
     assert shares == {1: [100, 101], 2: [100, 101, 102, 103], 4: list(range(100, 108))}
-    assert [len(cores_for(work(counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
-    assert len(cores_for(work(counts=(1, 2, 4), on_gpus=True), 1)) == 8
+    assert [len(cpu_affinity_for(work(rank_counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
+    assert len(cpu_affinity_for(work(rank_counts=(1, 2, 4), on_gpu=True), 1)) == 8
 
 
 def test_the_table_fits_80_columns() -> None:
-    speeds = speeds_of([run(1, 2510, images=50_000), run(64, 123_456, 120_000, images=50_000)])
+    speeds = scaling_results([run(1, 2510, images=50_000), run(64, 123_456, 120_000, images=50_000)])
     lines = list(bench_lines(speeds))
     assert lines[0].split() == [
         *("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
@@ -290,7 +304,7 @@ def test_the_table_fits_80_columns() -> None:
 
 
 def test_the_chart_has_a_point_for_each_number_of_ranks_below_the_ideal_line() -> None:
-    lines = [line.plain for line in chart_lines(speeds_of([run(1, 100), run(2, 150), run(4, 200)]), 80)]
+    lines = [line.plain for line in chart_lines(scaling_results([run(1, 100), run(2, 150), run(4, 200)]), 80)]
     body = lines[2:-2]
     points = [(row, column) for row, line in enumerate(body) for column, sign in enumerate(line) if sign == "●"]
     assert len(points) == 3
@@ -298,24 +312,26 @@ def test_the_chart_has_a_point_for_each_number_of_ranks_below_the_ideal_line() -
     # The ideal line ends at the top, the last point lies half-way up.
     top = next(row for row, line in enumerate(body) if line.split("┤")[-1].split("│")[-1].strip())
     assert min(row for row, _ in points) > top + 3
-    assert chart_lines(speeds_of([run(1, 100)]), 80) == []
+    assert chart_lines(scaling_results([run(1, 100)]), 80) == []
 
 
 def test_what_is_done_is_said() -> None:
-    words = plan_in_words(work(counts=(1, 2, 4), repeats=2))
+    words = describe_bench_plan(work(rank_counts=(1, 2, 4), repeats=2))
     assert words == "cnn on digits, batch 64 a rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times in turn"
-    assert run_in_words(run(2, 100, 200, 400)) == "2 ranks: 5.00 s an epoch, 200 images/s"
-    assert run_in_words(Run(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
+    assert describe_bench_run(run(2, 100, 200, 400)) == "2 ranks: 5.00 s an epoch, 200 images/s"
+    assert describe_bench_run(BenchRun(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
 
 
 def test_repeats_take_turns_and_json_has_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[tuple[int, int]] = []
 
-    def fake(plan: Bench, ranks: int, repeat: int, *_: Any) -> Run:
+    def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any) -> BenchRun:
         turns.append((ranks, repeat))
-        return Run(2, repeat, "no memory") if (ranks, repeat) == (2, 2) else run(ranks, 100.0 * ranks, repeat=repeat)
+        return (
+            BenchRun(2, repeat, "no memory") if (ranks, repeat) == (2, 2) else run(ranks, 100.0 * ranks, repeat=repeat)
+        )
 
-    monkeypatch.setattr(bench, "_run", fake)
+    monkeypatch.setattr(runner, "_run_once", fake)
     result = CliRunner().invoke(app, ["digits", "--ranks-list", "2,1", "--repeats", "2", "--gpus", "cpu", "--json"])
     assert turns == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert result.exit_code == 1, "one failed"
@@ -330,7 +346,7 @@ TINY = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=16", "data.bat
 
 
 def left_of(gputrain: Gputrain) -> list[Path]:
-    return list((gputrain.folder / "tmp").glob(f"{bench.FOLDER_PREFIX}*"))
+    return list((gputrain.folder / "tmp").glob(f"{runner.TEMP_FOLDER_PREFIX}*"))
 
 
 def test_a_bench_really_trains_and_leaves_nothing(gputrain: Gputrain) -> None:

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from engine.config.training_sections import BUILTIN_MODELS, Model
-from engine.models import catalog as catalogue
-from engine.models.catalog import check_model_name, library_models, matching, stored_counts, with_parameters
+from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
+from engine.models import catalog
+from engine.models.catalog import (
+    cached_parameter_counts,
+    check_model_name,
+    filter_models,
+    library_models,
+    with_parameter_counts,
+)
 from engine.utils.errors import UsageError
 from tui.cli.models import app
 
@@ -40,7 +46,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_in_place_of_the_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     (folder / "catalog_stub.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setattr(catalogue, "_HELPER_MODULE", "catalog_stub")
+    monkeypatch.setattr(catalog, "_HELPER_MODULE", "catalog_stub")
 
 
 def found(*arguments: str, code: int = 0) -> str:
@@ -73,7 +79,7 @@ def test_a_library_is_asked_once_for_each_version(no_process: None) -> None:
 
 def test_a_damaged_cache_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = tmp_path / "gputrain" / f"models-torchvision-{catalogue.library_version('torchvision')}.json"
+    path = tmp_path / "gputrain" / f"models-torchvision-{catalog.library_version('torchvision')}.json"
     path.parent.mkdir()
     for damaged in ('{"known": [{"name": "resnet18"}]}', '{"known": 3}', "{"):
         path.write_text(damaged)
@@ -93,7 +99,7 @@ def test_a_damaged_cache_is_written_anew(tmp_path: Path, monkeypatch: pytest.Mon
     ids=str,
 )
 def test_no_process_is_started_for_our_own_models_and_the_users(model: dict[str, str], no_process: None) -> None:
-    check_model_name(Model(**model))  # type: ignore[arg-type]
+    check_model_name(ModelConfig(**model))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,7 @@ def test_no_process_is_started_for_our_own_models_and_the_users(model: dict[str,
     ],
 )
 def test_a_model_is_known_under_its_source(name: str, source: Any) -> None:
-    check_model_name(Model(name=name, source=source))
+    check_model_name(ModelConfig(name=name, source=source))
 
 
 @pytest.mark.parametrize(
@@ -121,37 +127,37 @@ def test_a_model_is_known_under_its_source(name: str, source: Any) -> None:
 )
 def test_an_unknown_model_is_told_the_nearest(name: str, source: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        check_model_name(Model(name=name, source=source))
+        check_model_name(ModelConfig(name=name, source=source))
 
 
 def test_without_timm_it_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = catalogue.library_version
-    monkeypatch.setattr(catalogue, "library_version", lambda name: None if name == "timm" else installed(name))
+    installed = catalog.library_version
+    monkeypatch.setattr(catalog, "library_version", lambda name: None if name == "timm" else installed(name))
     with pytest.raises(UsageError, match=r"model.source: timm is not installed: pip install timm"):
-        check_model_name(Model(name="resnet50d", source="timm"))
+        check_model_name(ModelConfig(name="resnet50d", source="timm"))
     with pytest.raises(UsageError, match=r"model.name: no model is called 'resnet50d'"):
-        check_model_name(Model(name="resnet50d"))
+        check_model_name(ModelConfig(name="resnet50d"))
 
 
 def test_a_library_that_does_not_work_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run_in_place_of_the_catalog(tmp_path, monkeypatch, "raise ImportError('no libjpeg')")
     with pytest.raises(UsageError, match="the models of torchvision cannot be listed: ImportError: no libjpeg"):
-        check_model_name(Model(name="resnet50"))
+        check_model_name(ModelConfig(name="resnet50"))
 
 
 def test_the_built_in_names_are_those_of_the_networks() -> None:
-    from engine.models.builtin import BUILTIN
+    from engine.models.builtin import BUILTIN_BUILDERS
 
-    assert set(BUILTIN_MODELS) == set(BUILTIN)
+    assert set(BUILTIN_MODELS) == set(BUILTIN_BUILDERS)
 
 
 def test_a_filter_is_a_part_of_the_name_or_a_pattern() -> None:
     models = library_models("torchvision")
-    assert [model.name for model in matching(models, "VIT_B")] == ["vit_b_16", "vit_b_32"]
-    assert [model.name for model in matching(models, "resnet?8")] == ["resnet18"]
-    assert [model.name for model in matching(models, "*_[hl]_*")] == ["vit_h_14", "vit_l_16", "vit_l_32"]
-    assert matching(models, None) == models
+    assert [model.name for model in filter_models(models, "VIT_B")] == ["vit_b_16", "vit_b_32"]
+    assert [model.name for model in filter_models(models, "resnet?8")] == ["resnet18"]
+    assert [model.name for model in filter_models(models, "*_[hl]_*")] == ["vit_h_14", "vit_l_16", "vit_l_32"]
+    assert filter_models(models, None) == models
 
 
 def test_parameters_are_counted_as_the_library_builds_the_model_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,22 +166,24 @@ def test_parameters_are_counted_as_the_library_builds_the_model_and_kept(monkeyp
     names = ("levit_128s", "mobilenetv4_conv_small", "test_vit")
     wanted = [model for model in library_models("timm") if model.name in names]
     missing: list[tuple[str, int]] = []
-    counted = {model.name: model.parameters for model in with_parameters(wanted, lambda *told: missing.append(told))}
+    counted = {
+        model.name: model.parameters for model in with_parameter_counts(wanted, lambda *told: missing.append(told))
+    }
     assert counted == {name: sum(p.numel() for p in timm.create_model(name).parameters()) for name in names}
     assert ("timm", 3) in missing
-    assert stored_counts("timm").items() >= counted.items()
+    assert cached_parameter_counts("timm").items() >= counted.items()
     monkeypatch.setattr(subprocess, "Popen", None)
-    assert {model.name: model.parameters for model in with_parameters(wanted, lambda *_: None)} == counted
+    assert {model.name: model.parameters for model in with_parameter_counts(wanted, lambda *_: None)} == counted
 
 
 def test_what_was_counted_before_an_interruption_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     program = "import time\ndef main(parent):\n    parent.send(7)\n    time.sleep(60)\n"
     run_in_place_of_the_catalog(tmp_path, monkeypatch, program)
-    counts = catalogue.count_models("timm", ["a", "b"])
+    counts = catalog.count_model_parameters("timm", ["a", "b"])
     assert next(counts) == 7
     counts.close()
-    assert stored_counts("timm") == {"a": 7}
+    assert cached_parameter_counts("timm") == {"a": 7}
 
 
 def test_models_lists_names_parameters_and_weights() -> None:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.runs.checkpoint_files import FIELDS, DamagedCheckpointError
+from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
 from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import UsageError
@@ -30,7 +30,7 @@ def names(folder: Path) -> list[str]:
 
 
 def save(folder: Path, step: int, *, best: bool = False, keep: int = 3, **more: Any) -> Path:
-    state = dict.fromkeys(FIELDS) | {"step": step, "model": {"w": torch.arange(1000.0) + step}} | more
+    state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": step, "model": {"w": torch.arange(1000.0) + step}} | more
     return save_checkpoint(state, folder, best=best, keep=keep)
 
 
@@ -105,11 +105,11 @@ def test_no_bytes_bring_another_error_than_that_of_damage(tmp_path: Path, data: 
 
 
 @bounded
-@given(st.dictionaries(st.sampled_from([*FIELDS, "format"]), st.none() | st.integers() | st.text()))
+@given(st.dictionaries(st.sampled_from([*CHECKPOINT_KEYS, "format"]), st.none() | st.integers() | st.text()))
 def test_a_checksum_makes_no_checkpoint_of_other_things(tmp_path: Path, values: dict[str, Any]) -> None:
     path = save_checkpoint(values | {"step": 1}, tmp_path, best=False, keep=1)
     with suppress(DamagedCheckpointError, UsageError):
-        assert load_checkpoint(path).keys() >= FIELDS
+        assert load_checkpoint(path).keys() >= CHECKPOINT_KEYS
 
 
 def test_after_damage_the_one_before_is_taken_and_the_damaged_one_set_aside(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from in_process import one_rank
 
-from engine.config.loader import resolve
-from engine.runs.events import Event, Warned
+from engine.config.loader import resolve_config
+from engine.runs.events import Event, WarningEvent
 from engine.training.checkpoint import load_checkpoint
 from engine.utils.errors import UsageError
 
@@ -27,16 +27,18 @@ def test_it_learns_the_same_under_the_same_names(tmp_path: Path) -> None:
         folder, events = tmp_path / str(len(found)), list[Event]()
         folder.mkdir()
         with one_rank(*SMALL, *options, folder=folder, events=events) as fit:
-            told = [one.message for one in events if isinstance(one, Warned)]
+            told = [one.message for one in events if isinstance(one, WarningEvent)]
             fit.run([])
-            found.append((fit.trainer.log.skipped_so_far(), load_checkpoint(folder / "checkpoints" / "last.pt"), told))
+            found.append(
+                (fit.state.step_log.total_skipped(), load_checkpoint(folder / "checkpoints" / "last.pt"), told)
+            )
     (_, plain, silent), (_, compiled, told) = found
     assert (silent, len(told)) == ([], 1)
     assert "compiling linear (model.compile_mode default), which can take minutes" in told[0]
     assert list(plain["model"]) == list(compiled["model"]) == list(compiled["ema"])
     assert all(torch.allclose(plain["model"][key], value, atol=1e-5) for key, value in compiled["model"].items())
     with one_rank(*SMALL, checkpoint=tmp_path / "1" / "checkpoints" / "last.pt") as fit:
-        assert all(torch.equal(value, compiled["model"][key]) for key, value in fit.trainer.model.state_dict().items())
+        assert all(torch.equal(value, compiled["model"][key]) for key, value in fit.state.model.state_dict().items())
 
 
 def test_what_cannot_be_compiled_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,5 +70,5 @@ def test_what_cannot_be_compiled_is_said_in_one_sentence(monkeypatch: pytest.Mon
 )
 def test_what_cannot_go_with_it_is_refused(recipe: tuple[str, ...], told: str) -> None:
     with pytest.raises(UsageError) as refused:
-        resolve("digits", ("model.compile=true", *recipe))
+        resolve_config("digits", ("model.compile=true", *recipe))
     assert told in str(refused.value)

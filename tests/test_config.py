@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Gputrain
 
-from engine.config.loader import presets, resolve
+from engine.config.loader import presets, resolve_config
 from engine.config.schema import Config, as_dict, fields
 from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.utils.errors import UsageError
@@ -16,7 +16,7 @@ from engine.utils.errors import UsageError
 
 def problems(*overrides: str, file: str | None = None) -> list[str]:
     with pytest.raises(UsageError) as caught:
-        resolve(file, overrides)
+        resolve_config(file, overrides)
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -35,18 +35,18 @@ def test_every_field_is_described_in_one_line() -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.yaml")))
 def test_every_preset_is_a_valid_config(name: str) -> None:
     given = ["data.path=/data"] if name in ("flowers", "imagenet") else []
-    config = resolve(name, given).config
+    config = resolve_config(name, given).config
     assert config.data.dataset != "folder" or config.data.path == "/data"
     assert presets()[name].read_text().startswith("# ")
 
 
 def test_another_optimizer_begins_with_parameters_of_its_own() -> None:
-    before = resolve("cifar10-fast").config.optim
+    before = resolve_config("cifar10-fast").config.optim
     assert (before.momentum, before.nesterov) == (0.9, True)
-    after = resolve("cifar10-fast", ["optim.betas=[0.8, 0.9]", "optim.name=adamw"]).config.optim
+    after = resolve_config("cifar10-fast", ["optim.betas=[0.8, 0.9]", "optim.name=adamw"]).config.optim
     assert (after.momentum, after.nesterov, after.betas) == (None, None, (0.8, 0.9))
     assert (after.lr, after.weight_decay) == (before.lr, before.weight_decay)
-    assert resolve("cifar10-fast", ["optim.name=sgd"]).config.optim == before
+    assert resolve_config("cifar10-fast", ["optim.name=sgd"]).config.optim == before
     assert "optim.momentum" in problems("optim.name=adamw", "optim.momentum=0.5")[0]
 
 
@@ -97,14 +97,14 @@ def test_a_value_that_looks_like_a_file_is_not_named_as_one() -> None:
 
 def test_a_config_knows_which_keys_were_typed(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", "run: {epochs: 2}")
-    assert resolve(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)}).typed == {"optim.lr", "run.seed"}
+    assert resolve_config(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)}).typed == {"optim.lr", "run.seed"}
 
 
 def test_later_layers_win(tmp_path: Path) -> None:
     write(tmp_path / "grand.yaml", "run: {epochs: 1, seed: 1}\noptim: {lr: 0.1}")
     write(tmp_path / "base.yaml", "base: grand.yaml\nrun: {epochs: 2}")
     file = write(tmp_path / "own.yaml", "base: [base.yaml]\nrun: {log_every: 3}")
-    resolved = resolve(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)})
+    resolved = resolve_config(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)})
     run, optim = resolved.config.run, resolved.config.optim
     assert (run.epochs, run.seed, run.log_every, optim.lr) == (2, 4, 3, 0.3)
     assert resolved.sources["run.epochs"].endswith("base.yaml")
@@ -117,7 +117,7 @@ def test_later_layers_win(tmp_path: Path) -> None:
 def test_of_two_bases_the_later_wins(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "run: {epochs: 1, seed: 1}")
     write(tmp_path / "b.yaml", "run: {epochs: 2}")
-    config = resolve(write(tmp_path / "own.yaml", "base: [a.yaml, b.yaml]")).config
+    config = resolve_config(write(tmp_path / "own.yaml", "base: [a.yaml, b.yaml]")).config
     assert (config.run.epochs, config.run.seed) == (2, 1)
 
 
@@ -171,8 +171,8 @@ def test_impossible_pairs_are_refused_together() -> None:
 
 def test_two_values_for_one_key_are_refused() -> None:
     with pytest.raises(UsageError, match=r"given twice with two values, by --lr 0\.1 and optim\.lr=0\.2"):
-        resolve(None, ["optim.lr=0.2"], {"optim.lr": ("--lr 0.1", 0.1)})
-    assert resolve(None, ["optim.lr=0.1"], {"optim.lr": ("--lr 0.1", 0.1)}).config.optim.lr == 0.1
+        resolve_config(None, ["optim.lr=0.2"], {"optim.lr": ("--lr 0.1", 0.1)})
+    assert resolve_config(None, ["optim.lr=0.1"], {"optim.lr": ("--lr 0.1", 0.1)}).config.optim.lr == 0.1
 
 
 @pytest.mark.parametrize(
@@ -212,24 +212,24 @@ def test_a_name_that_looks_like_a_number_is_written_so_that_it_stays_a_name(name
 
 
 def test_the_printed_config_reads_back_as_itself() -> None:
-    config = resolve("digits", ["schedule.milestones=[3, 5]", "data.mean=[0.5]", "run.name=2024"]).config
+    config = resolve_config("digits", ["schedule.milestones=[3, 5]", "data.mean=[0.5]", "run.name=2024"]).config
     assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))) == config
 
 
 def test_a_name_may_be_a_number_and_gpus_a_list() -> None:
-    config = resolve(None, ["run.name=2024", "device.gpus=[0, 2]"]).config
+    config = resolve_config(None, ["run.name=2024", "device.gpus=[0, 2]"]).config
     assert (config.run.name, config.device.gpus) == ("2024", "0,2")
 
 
 @pytest.mark.parametrize("text", ["007", "1.10", "off", "a #b", "[x]"])
 def test_a_name_or_path_is_taken_as_it_was_typed(text: str) -> None:
-    assert resolve(None, [], {"data.path": (f"--data-path {text}", f"/{text}")}).config.data.path == f"/{text}"
-    assert resolve(None, [f"model.name={text}"]).config.model.name == text
+    assert resolve_config(None, [], {"data.path": (f"--data-path {text}", f"/{text}")}).config.data.path == f"/{text}"
+    assert resolve_config(None, [f"model.name={text}"]).config.model.name == text
 
 
 def test_null_takes_a_name_or_path_back(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", "data: {path: /somewhere}")
-    assert resolve(file, ["data.path=null"]).config.data.path is None
+    assert resolve_config(file, ["data.path=null"]).config.data.path is None
 
 
 def test_config_prints_yaml_differences_sources_and_json(gputrain: Gputrain) -> None:

@@ -18,10 +18,18 @@ from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
 from engine.utils.files import write_json
-from tui.demo.server import LIVE
+from tui.demo.server import LIVE_RUN
 from tui.screens.confusion import ConfusionScreen
-from tui.text.confusion import cut, matrix_lines, mistakes, percent, read_evaluations, shortened, worst_first
-from tui.widgets.matrix import RIGHT, WRONG, Matrix, shade
+from tui.text.confusion import (
+    format_percent,
+    matrix_lines,
+    mistakes,
+    read_evaluations,
+    shorten_names,
+    truncate_cells,
+    worst_first,
+)
+from tui.widgets.matrix import CORRECT_STYLES, WRONG_STYLES, Matrix, cell_style
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
 
@@ -60,7 +68,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunFolder]:
     owners = made_up_runs(tmp_path / "runs")
-    yield RunFolder(tmp_path / "runs" / LIVE)
+    yield RunFolder(tmp_path / "runs" / LIVE_RUN)
     for owner in owners:
         owner.release()
 
@@ -80,7 +88,7 @@ async def opened(pilot: Pilot[None]) -> ConfusionScreen:
     await pilot.press("v")
     screen = pilot.app.screen
     assert isinstance(screen, ConfusionScreen)
-    await until(pilot, lambda: screen.evaluation_feed.looked)
+    await until(pilot, lambda: screen.evaluation_poller.has_polled)
     await drawn(pilot)
     return screen
 
@@ -91,7 +99,7 @@ async def drawn(pilot: Pilot[None], *keys: str) -> None:
     for _ in range(2):
         screen = pilot.app.screen
         assert isinstance(screen, ConfusionScreen)
-        screen.tick()
+        screen.update_content()
         await pilot.pause()
 
 
@@ -135,12 +143,12 @@ def test_a_malformed_file_is_told_in_one_sentence(tmp_path: Path, content: Any, 
 
 
 def test_the_worst_mistakes_come_first() -> None:
-    assert [(one.true, one.taken, one.images, one.share) for one in mistakes(np.array(BEST))] == [
+    assert [(one.true_class, one.predicted_class, one.images, one.share) for one in mistakes(np.array(BEST))] == [
         (2, 0, 5, 0.5),
         (0, 1, 2, 0.2),
         (1, 2, 1, 0.1),
     ]
-    assert len(mistakes(np.array(BEST), most=2)) == 2
+    assert len(mistakes(np.array(BEST), max_pairs=2)) == 2
     assert mistakes(np.eye(3, dtype=np.int64)) == []
 
 
@@ -149,15 +157,15 @@ def test_the_worst_classes_come_first_and_those_without_an_image_last() -> None:
 
 
 def test_names_are_shortened_to_what_tells_them_apart() -> None:
-    assert shortened(["cat", "dog"], 3) == ["cat", "dog"]
-    assert shortened(["class-07", "class-18"], 4) == ["07", "18"]
-    assert shortened(["golden retriever", "cat"], 6) == ["golde…", "cat"]
-    assert shortened(["ab", "abcdef"], 4) == ["ab", "cdef"]
-    assert cut("犬犬犬", 5) == "犬犬…"
+    assert shorten_names(["cat", "dog"], 3) == ["cat", "dog"]
+    assert shorten_names(["class-07", "class-18"], 4) == ["07", "18"]
+    assert shorten_names(["golden retriever", "cat"], 6) == ["golde…", "cat"]
+    assert shorten_names(["ab", "abcdef"], 4) == ["ab", "cdef"]
+    assert truncate_cells("犬犬犬", 5) == "犬犬…"
 
 
 def test_a_share_is_never_rounded_to_all_or_nothing() -> None:
-    assert [percent(share) for share in (0, 0.001, 0.12, 0.999, 1)] == ["0%", "<1%", "12%", ">99%", "100%"]
+    assert [format_percent(share) for share in (0, 0.001, 0.12, 0.999, 1)] == ["0%", "<1%", "12%", ">99%", "100%"]
 
 
 def test_the_matrix_as_text_has_a_row_and_a_column_for_each_class() -> None:
@@ -168,8 +176,8 @@ def test_the_matrix_as_text_has_a_row_and_a_column_for_each_class() -> None:
 
 
 def test_more_is_never_a_lighter_shade_and_every_shade_can_be_read_in_16_colours() -> None:
-    for shades, right in ((RIGHT, True), (WRONG, False)):
-        levels = [str(shade(share, right=right)) for share in np.linspace(0, 1, 401)]
+    for shades, right in ((CORRECT_STYLES, True), (WRONG_STYLES, False)):
+        levels = [str(cell_style(share, correct=right)) for share in np.linspace(0, 1, 401)]
         assert list(dict.fromkeys(levels))[-5:] == list(shades)
         for one in map(Style.parse, shades):
             assert one.color is not None
@@ -253,17 +261,17 @@ def test_it_follows_the_file_and_says_what_is_wrong_with_it(run: RunFolder) -> N
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         assert "no evaluation yet" in text_of(pilot, "#scores")
         write_json(run.evaluation, evaluation(best=found(BEST, 4)))
-        await until(pilot, lambda: screen.evaluation_feed.now is not None)
+        await until(pilot, lambda: screen.evaluation_poller.latest is not None)
         await drawn(pilot)
         assert "best epoch 4" in text_of(pilot, "#scores")
         assert screen.query_one(Matrix).has_focus
         run.evaluation.write_text('{"format": 1, "classes": 7}')
-        await until(pilot, lambda: screen.evaluation_feed.problem is not None)
+        await until(pilot, lambda: screen.evaluation_poller.problem is not None)
         await drawn(pilot)
         assert "evaluation.json cannot be read: its classes are no list of names" in text_of(pilot, "#scores")
         assert "owl" in text_of(pilot, "#matrix")
         write_json(run.evaluation, evaluation(best=found(BEST, 5)))
-        await until(pilot, lambda: screen.evaluation_feed.problem is None)
+        await until(pilot, lambda: screen.evaluation_poller.problem is None)
         await drawn(pilot)
         assert "best epoch 5" in text_of(pilot, "#scores")
 

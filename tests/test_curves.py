@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 from test_journal import epoch, resumed, started
 
-from engine.runs.events import Event, Step
-from tui.charts.curves import Curves
-from tui.charts.view import View
+from engine.runs.events import Event, StepEvent
+from tui.charts.curves import CurveData
+from tui.charts.view import ChartView
 
 
-def steps(last: int, losses: list[float | None], time: float, lr: float = 0.1) -> Step:
-    return Step(
+def steps(last: int, losses: list[float | None], time: float, lr: float = 0.1) -> StepEvent:
+    return StepEvent(
         time=time,
         step=last,
         epoch=1,
@@ -25,8 +25,8 @@ def steps(last: int, losses: list[float | None], time: float, lr: float = 0.1) -
     )
 
 
-def curves(*events: Event) -> Curves:
-    found = Curves()
+def curves(*events: Event) -> CurveData:
+    found = CurveData()
     for event in events:
         found.add(event)
     return found
@@ -45,7 +45,7 @@ def test_what_a_torn_line_took_is_a_gap() -> None:
 
 def test_what_is_no_number_is_counted_and_a_gap() -> None:
     found = curves(started(), steps(3, [1.0, None, math.inf], 10.0))
-    assert found.unreadable == 2
+    assert found.nonfinite_count == 2
     assert np.array_equal(found.train_loss("step").y, [1, math.nan, math.nan], equal_nan=True)
 
 
@@ -54,16 +54,16 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint() -> None:
     found = curves(*first, resumed(10, 100.0), steps(12, [2.0, 2.0], 102.0))
     assert found.train_loss("step").y.tolist() == [1.0] * 10 + [2.0] * 2
     assert found.lr("step").x.tolist() == [10, 12]
-    assert found.of_epochs("val_accuracy", "step").y.tolist() == [0.5]
+    assert found.epoch_metric("val_accuracy", "step").y.tolist() == [0.5]
 
 
 def test_averaged_weights_have_a_curve_of_their_own() -> None:
     plain = curves(started(), epoch(1, 0.5))
-    assert [curve.label for curve in View().curves_of(plain, "accuracy")] == ["train", "val"]
+    assert [curve.label for curve in ChartView().curves_for(plain, "accuracy")] == ["train", "val"]
     averaged = curves(started(), replace(epoch(1, 0.5), ema_val_accuracy=0.75))
-    *_, ema = View().curves_of(averaged, "accuracy")
+    *_, ema = ChartView().curves_for(averaged, "accuracy")
     assert (ema.label, ema.series.y.tolist()) == ("ema", [0.75])
-    assert averaged.unreadable == 0
+    assert averaged.nonfinite_count == 0
 
 
 def test_the_axes_are_steps_epochs_and_hours_of_training() -> None:
@@ -75,34 +75,34 @@ def test_the_axes_are_steps_epochs_and_hours_of_training() -> None:
 
 
 def test_what_is_not_there_has_no_points() -> None:
-    assert len(Curves().train_loss("hours").y) == 0
-    assert View().window(Curves(), "loss").high > 0
+    assert len(CurveData().train_loss("hours").y) == 0
+    assert ChartView().window(CurveData(), "loss").high > 0
 
 
-def seen(view: View, data: Curves) -> tuple[float, float]:
-    low, high = view.limits(data)
+def seen(view: ChartView, data: CurveData) -> tuple[float, float]:
+    low, high = view.x_limits(data)
     return round(low, 6), round(high, 6)
 
 
 def test_zooming_keeps_the_latest_point_in_view_and_goes_on_with_it() -> None:
     data = curves(started(), steps(40, [1.0] * 40, 10.0))
-    assert seen(View(), data) == (0, 4)
-    near = View().zoom(data, 0.5)
+    assert seen(ChartView(), data) == (0, 4)
+    near = ChartView().zoom(data, 0.5)
     assert seen(near, data) == (2, 4)
     data.add_events([steps(80, [1.0] * 40, 20.0)])
     assert seen(near, data) == (6, 8)
     assert seen(near.pan(data, -0.5), data) == (5, 7)
     assert seen(near.pan(data, -9.0), data) == (0, 2)
     assert seen(near.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
-    assert seen(near.whole(), data) == (0, 8)
+    assert seen(near.reset_zoom(), data) == (0, 8)
 
 
 def test_the_cursor_stays_in_the_window_and_reads_the_nearest_point() -> None:
-    data, view = curves(started(), steps(40, [float(n) for n in range(40)], 10.0)), View("step")
+    data, view = curves(started(), steps(40, [float(n) for n in range(40)], 10.0)), ChartView("step")
     assert view.move_cursor(data, 1).cursor == 40
     moved = view.move_cursor(data, 1).move_cursor(data, -50)
     assert moved.cursor == 20
-    assert moved.curves_of(data, "loss")[0].series.at(20) == 19
+    assert moved.curves_for(data, "loss")[0].series.value_at(20) == 19
     assert moved.move_cursor(data, -500).cursor == 0
 
 

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.batching import check_source, shares_of
+from engine.data.batching import build_sampler, check_source
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.formats import image_format
-from engine.data.sources.open import open_early, open_source
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source, open_source_for_preflight
 from engine.utils.errors import UsageError
 
 Pixels = np.ndarray
 
 
 def config(*overrides: str) -> Config:
-    return resolve(None, overrides).config
+    return resolve_config(None, overrides).config
 
 
 def picture(path: Path, size: tuple[int, int] = (40, 30), colour: object = (200, 30, 30), mode: str = "RGB") -> Path:
@@ -58,16 +58,18 @@ def refusal(root: Path, *overrides: str) -> str:
 
 def test_the_digits_are_1797_images_of_ten_classes() -> None:
     source = open_source(config())
-    assert source.count("train") + source.count("val") == 1797
+    assert source.num_images("train") + source.num_images("val") == 1797
     assert source.classes == tuple("0123456789")
-    images, labels = source.load("val", np.arange(source.count("val")))
+    images, labels = source.load("val", np.arange(source.num_images("val")))
     assert (images.shape[1:], images.dtype, images.max()) == ((1, 8, 8), np.uint8, 255)
     assert np.bincount(labels).min() > 30
 
 
 def test_the_stated_mean_and_deviation_are_those_of_the_digits() -> None:
     source = open_source(config())
-    images = np.concatenate([source.load(part, np.arange(source.count(part)))[0] for part in ("train", "val")]) / 255
+    images = (
+        np.concatenate([source.load(part, np.arange(source.num_images(part)))[0] for part in ("train", "val")]) / 255
+    )
     assert images.mean() == pytest.approx(source.format.mean[0], abs=0.002)
     assert images.std() == pytest.approx(source.format.std[0], abs=0.002)
 
@@ -86,9 +88,9 @@ def test_mnist_is_read_from_its_idx_files(tmp_path: Path, name: str, folder: str
         write_idx(tmp_path / folder / "raw" / f"{part}-images-idx3-ubyte", images[:count])
         write_idx(tmp_path / folder / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count))
     wanted = config(f"data.dataset={name}", f"data.path={tmp_path}")
-    assert open_early(wanted) is None
+    assert open_source_for_preflight(wanted) is None
     source = open_source(wanted)
-    assert (source.count("train"), source.count("val"), len(source.classes)) == (6, 4, 10)
+    assert (source.num_images("train"), source.num_images("val"), len(source.classes)) == (6, 4, 10)
     pixels, labels = source.load("train", np.array([5, 0]))
     assert (pixels[:, 0] == images[[5, 0]]).all()
     assert labels.tolist() == [5, 0]
@@ -107,7 +109,7 @@ def test_cifar10_is_read_from_its_batches(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr(datasets.cifar, "check_integrity", lambda *_: True)
     source = open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
-    assert (source.count("train"), source.count("val"), source.classes[3]) == (10, 2, "c3")
+    assert (source.num_images("train"), source.num_images("val"), source.classes[3]) == (10, 2, "c3")
     pixels, labels = source.load("val", np.array([1]))
     assert (pixels[0] == flat[1].reshape(3, 32, 32)).all()
     assert labels.tolist() == [4]
@@ -126,7 +128,7 @@ def test_fake_images_are_as_many_and_as_large_as_asked_for() -> None:
     wanted = config("data.dataset=fake", "data.image_size=20", "data.num_classes=4", "data.fake_train=50")
     source = open_source(wanted)
     images, labels = source.load("train", np.arange(8))
-    assert (images.shape, source.count("train"), labels.tolist()) == ((8, 3, 20, 20), 50, [0, 1, 2, 3, 0, 1, 2, 3])
+    assert (images.shape, source.num_images("train"), labels.tolist()) == ((8, 3, 20, 20), 50, [0, 1, 2, 3, 0, 1, 2, 3])
     assert (images == open_source(wanted).load("train", np.arange(8))[0]).all()
     assert (images != open_source(wanted).load("val", np.arange(8))[0]).any()
 
@@ -134,7 +136,7 @@ def test_fake_images_are_as_many_and_as_large_as_asked_for() -> None:
 def test_a_folder_is_split_by_class_and_brought_to_its_size(animals: Path) -> None:
     source = open_folder(animals)
     assert source.classes == ("cat", "dog")
-    assert (source.count("train"), source.count("val")) == (16, 4)
+    assert (source.num_images("train"), source.num_images("val")) == (16, 4)
     images, labels = source.load("val", np.arange(4))
     assert (images.shape, labels.tolist()) == ((4, 3, 16, 16), [0, 0, 1, 1])
     assert images[0, :, 8, 8].tolist() == [250, 0, 0]
@@ -146,7 +148,7 @@ def test_a_folder_with_train_and_val_is_taken_as_it_is(tmp_path: Path) -> None:
             for number in range(count):
                 picture(tmp_path / part / name / f"{number}.jpg")
     source = open_folder(tmp_path)
-    assert (source.count("train"), source.count("val")) == (6, 4)
+    assert (source.num_images("train"), source.num_images("val")) == (6, 4)
 
 
 def test_a_class_that_only_val_has_is_refused(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_broken_and_foreign_files_are_left_out_by_name(animals: Path) -> None:
     (animals / "dog" / "notes.txt").write_text("not a picture")
     (animals / "dog" / ".hidden").write_text("passed over in silence")
     source = open_folder(animals)
-    assert source.count("train") + source.count("val") == 20
+    assert source.num_images("train") + source.num_images("val") == 20
     assert [line.split(" ")[0] for line in source.skipped] == [
         "cat/cut.jpg",
         "dog/cut.png",
@@ -179,7 +181,7 @@ def test_bytes_after_a_jpegs_end_do_no_harm(animals: Path) -> None:
     path = picture(animals / "cat" / "extra.jpg")
     path.write_bytes(path.read_bytes() + b"camera notes")
     source = open_folder(animals)
-    assert (source.count("train") + source.count("val"), source.skipped) == (21, ())
+    assert (source.num_images("train") + source.num_images("val"), source.skipped) == (21, ())
 
 
 def test_an_empty_class_is_refused(animals: Path) -> None:
@@ -217,7 +219,7 @@ def test_a_link_that_leads_back_multiplies_no_image(animals: Path) -> None:
     (animals / "dog" / "elsewhere").symlink_to(animals.parent / "more")
     picture(animals.parent / "more" / "extra.png")
     source = open_folder(animals)
-    assert source.count("train") + source.count("val") == 21
+    assert source.num_images("train") + source.num_images("val") == 21
 
 
 def test_parts_under_other_names_are_not_taken_for_classes(tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ def test_an_image_that_vanishes_is_named(animals: Path) -> None:
 
 def test_size_and_channels_of_the_config_replace_the_datasets_own() -> None:
     wanted = config("data.image_size=12", "data.channels=3")
-    made = image_format(wanted, open_source(wanted))
+    made = model_input_format(wanted, open_source(wanted))
     assert (made.size, made.channels, len(made.mean), len(made.std)) == (12, 3, 3, 3)
 
 
@@ -298,5 +300,9 @@ def test_data_and_config_that_do_not_go_together_are_refused_together() -> None:
     wanted = config("data.num_classes=3", "data.batch_size=2000", "data.mean=[0.1, 0.2]")
     source = open_source(wanted)
     with pytest.raises(UsageError) as caught:
-        check_source(wanted, source, shares_of(wanted, source, 1))
-    assert [problem.where for problem in caught.value.problems] == ["data.num_classes", "data.batch_size", "data.mean"]
+        check_source(wanted, source, build_sampler(wanted, source, 1))
+    assert [problem.location for problem in caught.value.problems] == [
+        "data.num_classes",
+        "data.batch_size",
+        "data.mean",
+    ]

@@ -11,10 +11,10 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-from engine.data.augment.crops import cut_box, cut_rectangles
+from engine.data.augment.crops import random_resized_crop_box, random_resized_crop_boxes
 from engine.data.sources import jpeg
 from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
-from engine.data.sources.image import middle, read_image
+from engine.data.sources.image import center_box, read_image
 
 SIZE = 224
 
@@ -37,7 +37,7 @@ def test_a_jpeg_of_which_all_pixels_are_needed_is_as_pillow_reads_it(
 ) -> None:
     path, image_format = photo(tmp_path / "photo.jpg", stored), ImageFormat(SIZE, channels, (), ())
     assert jpeg.decode(path.read_bytes(), mode) is not None
-    for cut in (middle, lambda height, width: (30, 20, width - 11, height - 3)):
+    for cut in (center_box, lambda height, width: (30, 20, width - 11, height - 3)):
         made, wanted = read_image(path, image_format, cut), by_pillow(path, mode, cut(260, 300))
         assert np.abs(made.astype(int) - wanted).max() <= 1 + (stored != mode)
 
@@ -47,7 +47,7 @@ def test_a_jpeg_that_is_large_enough_is_decoded_at_half_its_size(
 ) -> None:
     monkeypatch.setattr(jpeg, "decode", lambda *_: pytest.fail("it was decoded whole"))
     path = photo(tmp_path / "photo.jpg", size=(640, 480))
-    made, wanted = read_image(path, ImageFormat(SIZE, 3, (), ())), by_pillow(path, "RGB", middle(480, 640))
+    made, wanted = read_image(path, ImageFormat(SIZE, 3, (), ())), by_pillow(path, "RGB", center_box(480, 640))
     assert np.abs(made.astype(int) - wanted).mean() < 2
 
 
@@ -87,5 +87,7 @@ print("torchvision" in sys.modules)
 def test_the_box_of_one_image_is_that_of_many(height: int, width: int) -> None:
     indices = np.arange(500)
     for scale, ratio in (((0.08, 1.0), (0.75, 4 / 3)), ((0.9, 1.0), (1.0, 1.0)), ((0.3, 0.6), (0.2, 0.9))):
-        many = cut_rectangles(scale, ratio, height, width, 7, 3, indices)
-        assert many.tolist() == [list(cut_box(scale, ratio, height, width, 7, 3, index)) for index in range(500)]
+        many = random_resized_crop_boxes(scale, ratio, height, width, 7, 3, indices)
+        assert many.tolist() == [
+            list(random_resized_crop_box(scale, ratio, height, width, 7, 3, index)) for index in range(500)
+        ]

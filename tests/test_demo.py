@@ -8,12 +8,12 @@ import pytest
 from conftest import wait_for
 
 from engine.runs.events import RunFinished, RunStarted
-from engine.runs.folder import RunFolder, State
-from engine.runs.watcher import RunWatch
-from tui.demo.server import DATA, DONE, LIVE, DemoServer, recorded, recorded_events
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.watcher import RunWatcher
+from tui.demo.server import DATA, FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
 
 
-@pytest.mark.parametrize("name", [LIVE, DONE])
+@pytest.mark.parametrize("name", [LIVE_RUN, FINISHED_RUN])
 def test_every_line_of_a_demo_journal_is_an_event(name: str) -> None:
     events = recorded_events(name, 1000.0)
     assert len(events) == len(recorded(f"{name}/events.jsonl").splitlines())
@@ -27,11 +27,11 @@ def test_demo_recordings_are_small() -> None:
 
 def test_demo_server_shows_a_finished_run_and_continues_a_live_one() -> None:
     with DemoServer() as server:
-        finished, live = (RunWatch(RunFolder(server.runs_dir / name)) for name in (DONE, LIVE))
-        assert finished.folder.state(finished.look()) is State.FINISHED
-        wait_for(lambda: live.folder.state(live.look()) is State.RUNNING, "the live run's owner", 10)
-        before = live.history.done
-        wait_for(lambda: live.look().done > before, "another step", 10)
+        finished, live = (RunWatcher(RunFolder(server.runs_dir / name)) for name in (FINISHED_RUN, LIVE_RUN))
+        assert finished.folder.state(finished.poll()) is RunState.FINISHED
+        wait_for(lambda: live.folder.state(live.poll()) is RunState.RUNNING, "the live run's owner", 10)
+        before = live.history.steps_done
+        wait_for(lambda: live.poll().steps_done > before, "another step", 10)
         assert live.history.started is not None and live.history.started.time < time.time()
 
 

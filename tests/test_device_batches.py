@@ -9,27 +9,27 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.config.loader import resolve
-from engine.data.pipelines.device import Ahead, DeviceBatch, StreamedBatches
-from engine.data.pipelines.loader import Batch, Batches
-from engine.data.sampler import Shares
-from engine.data.sources.formats import image_format
+from engine.config.loader import resolve_config
+from engine.data.pipelines.device import DeviceBatch, PrefetchIterator, StreamingLoader
+from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 
 VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.channels=3"]
 
 
 def batches(device: str, workers: int, *overrides: str) -> list[DeviceBatch]:
-    config = resolve(None, [*VARIED, *overrides]).config
+    config = resolve_config(None, [*VARIED, *overrides]).config
     source = open_source(config)
-    images = image_format(config, source)
-    made = Batches(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(2), workers)
-    return list(iter(StreamedBatches(made, images, torch.device(device)).__next__, None))
+    images = model_input_format(config, source)
+    made = BatchLoader(source, config, images, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(2), workers)
+    return list(iter(StreamingLoader(made, images, torch.device(device)).__next__, None))
 
 
 def read(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
     """What comes, and what ends it."""
-    ahead, came = Ahead(items), []
+    ahead, came = PrefetchIterator(items), []
     try:
         came.extend(ahead)
     except ValueError as error:
@@ -67,7 +67,7 @@ def test_no_more_than_one_item_is_made_ahead_and_by_another_thread() -> None:
                 two.set()
             yield number
 
-    ahead = Ahead(making())
+    ahead = PrefetchIterator(making())
     assert made == []
     assert [next(ahead), next(ahead)] == [0, 1]
     assert two.wait(5)
@@ -94,17 +94,17 @@ def test_on_a_gpu_batches_are_those_of_the_cpu(workers: int) -> None:
         # In float32 a GPU may divide by multiplying, which differs in the last bit.
         torch.testing.assert_close(one.images.cpu(), other.images, rtol=1e-6, atol=1e-6)
         assert torch.equal(one.labels.cpu(), other.labels)
-        assert (one.weight, one.ends_step) == (other.weight, other.ends_step)
+        assert (one.loss_weight, one.ends_step) == (other.loss_weight, other.ends_step)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_a_batch_keeps_its_numbers_while_it_is_computed_on() -> None:
-    config = resolve(None, VARIED).config
+    config = resolve_config(None, VARIED).config
     source = open_source(config)
-    images = image_format(config, source)
-    made = Batches(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(2), 2)
-    streamed = StreamedBatches(made, images, torch.device("cuda"))
+    images = model_input_format(config, source)
+    made = BatchLoader(source, config, images, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(2), 2)
+    streamed = StreamingLoader(made, images, torch.device("cuda"))
     busy = torch.rand(4096, 4096, device="cuda")
     sums = []
     for _ in range(18):
@@ -121,11 +121,11 @@ def test_on_a_gpu_a_batch_keeps_its_numbers_while_it_is_computed_on() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_the_host_waits_for_no_batch() -> None:
-    config = resolve(None, VARIED).config
+    config = resolve_config(None, VARIED).config
     source = open_source(config)
-    images = image_format(config, source)
-    made = Batches(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(1), 1)
-    streamed = StreamedBatches(made, images, torch.device("cuda"))
+    images = model_input_format(config, source)
+    made = BatchLoader(source, config, images, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1), 1)
+    streamed = StreamingLoader(made, images, torch.device("cuda"))
     next(streamed)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -137,17 +137,17 @@ def test_on_a_gpu_the_host_waits_for_no_batch() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 def test_batches_for_the_second_gpu_are_made_by_a_thread_whose_current_device_it_is() -> None:
-    config = resolve(None, VARIED).config
+    config = resolve_config(None, VARIED).config
     source = open_source(config)
-    images = image_format(config, source)
+    images = model_input_format(config, source)
     current = list[int]()
 
-    class Watched(Batches):
+    class Watched(BatchLoader):
         def __next__(self) -> Batch:
             current.append(torch.cuda.current_device())
             return super().__next__()
 
-    made = Watched(source, config, images, Shares(96, 37, 16, 0, 1, True, 0).run(1), 1)
+    made = Watched(source, config, images, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1), 1)
     with torch.cuda.device(1):
-        assert next(StreamedBatches(made, images, torch.device("cuda", 1))).images.device.index == 1
+        assert next(StreamingLoader(made, images, torch.device("cuda", 1))).images.device.index == 1
     assert set(current) == {1}

@@ -14,32 +14,32 @@ from conftest import Gputrain, wait_for
 from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, load_here, uuid_of
 from rich.cells import cell_len
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.doctor import examine as examining
 from engine.doctor import gpus as doctor_gpus
 from engine.doctor.check import Check
-from engine.doctor.gpus import driver_check, gpu_checks, hidden_check, no_driver_check, nvidia_cards
-from engine.doctor.machine import memory, runs_folder, variables
-from engine.doctor.run import bus_bandwidth, data_check, device_check, reduce_check, reduce_devices
-from engine.doctor.software import cuda_check, kernel_checks, runs_on, torch_checks
-from engine.gpus.reservation import Held
-from engine.gpus.selection import Device, Obstacle, Unavailable
+from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
+from engine.doctor.machine import environment_checks, memory_check, runs_folder_check
+from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, data_check, device_check
+from engine.doctor.software import arch_checks, cuda_check, supports_capability, torch_checks
+from engine.gpus.reservation import ReservationInfo
+from engine.gpus.selection import CudaDevice, Obstacle, Unavailable
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.utils.process import user_name
-from tui.text.doctor import together
+from tui.text.doctor import merge_gpus
 
 RECORDING = Path(__file__).parent / "recordings" / "eight-gpus.jsonl"
 NOBODY = 65534
 OUTCOME = {"right": True, "seconds": 0.001, "bytes": 64 << 20}
 TWO = [
-    Device(0, uuid_of(0), "Fake H100", 0),
-    Device(1, uuid_of(1), "Fake H100", 0, unavailable=Unavailable(Obstacle.IN_USE, "process 7 of alice is on it")),
+    CudaDevice(0, uuid_of(0), "Fake H100", 0),
+    CudaDevice(1, uuid_of(1), "Fake H100", 0, unavailable=Unavailable(Obstacle.IN_USE, "process 7 of alice is on it")),
 ]
 
 
 def config(*overrides: str) -> Config:
-    return resolve(None, list(overrides)).config
+    return resolve_config(None, list(overrides)).config
 
 
 def recorded() -> Snapshot:
@@ -53,8 +53,8 @@ def idle() -> Gpu:
     return replace(one, readings=dict(one.readings) | nothing, processes=replace(one.processes, value=()), runs=())
 
 
-def held_by(user: str, uuid: str | None) -> Held:
-    return Held("big", user, 1, 0.0, "all", (), (uuid or "",), ())
+def held_by(user: str, uuid: str | None) -> ReservationInfo:
+    return ReservationInfo("big", user, 1, 0.0, "all", (), (uuid or "",), ())
 
 
 def stub(folder: Path, package: str, program: str) -> str:
@@ -126,8 +126,8 @@ def test_what_hangs_is_told_and_holds_up_nothing(
     for name, value in host.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", stub(tmp_path, "torch", "import time; time.sleep(1000)"))
-    monkeypatch.setattr(examining, "DRIVER_SECONDS", 1.0)
-    monkeypatch.setattr(examining, "IMPORT_SECONDS", 1.0)
+    monkeypatch.setattr(examining, "DRIVER_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(examining, "IMPORT_TIMEOUT_SECONDS", 1.0)
     before = set(psutil.Process().children(recursive=True))
     areas = examining.examine(config(), tmp_path)
     assert [check.area for check in next(areas)][:3] == ["machine"] * 3
@@ -158,19 +158,19 @@ def test_bad_usage_is_refused_before_anything_is_looked_at(gputrain: Gputrain) -
 
 
 def test_little_memory_is_a_warning() -> None:
-    assert memory(2 << 30, 8 << 30) == Check("machine", "memory", "ok", "2 GiB of 8 GiB free")
-    assert memory(512 << 20, 8 << 30).state == "warning"
+    assert memory_check(2 << 30, 8 << 30) == Check("machine", "memory", "ok", "2 GiB of 8 GiB free")
+    assert memory_check(512 << 20, 8 << 30).state == "warning"
 
 
 def test_a_runs_folder_that_cannot_be_one_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert runs_folder(tmp_path / "not" / "there" / "yet").state == "ok"
-    check = runs_folder(tmp_path / "file" / "runs")
+    assert runs_folder_check(tmp_path / "not" / "there" / "yet").state == "ok"
+    check = runs_folder_check(tmp_path / "file" / "runs")
     assert (check.state, check.advice) == ("problem", "let runs lie elsewhere: --runs-dir or GPUTRAIN_RUNS")
 
 
 def test_forgotten_variables_that_slow_runs_down_are_named() -> None:
-    [check] = variables({"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "0"})
+    [check] = environment_checks({"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "0"})
     assert check.found == "CUDA_LAUNCH_BLOCKING=1 makes every step wait for every kernel"
 
 
@@ -184,8 +184,8 @@ def test_a_card_without_a_driver_is_a_problem_and_no_card_is_none(
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(f"{vendor}\n")
         (tmp_path / name / "class").write_text(f"{kind}\n")
-    monkeypatch.setattr(doctor_gpus, "PCI", tmp_path)
-    assert nvidia_cards() == 1
+    monkeypatch.setattr(doctor_gpus, "PCI_DEVICES", tmp_path)
+    assert count_nvidia_cards() == 1
     assert no_driver_check("no library", 0).state == "ok"
     check = no_driver_check("no library", 1)
     assert (check.state, check.found) == ("problem", "no library, and there is 1 NVIDIA card in this machine")
@@ -197,7 +197,7 @@ def test_a_recording_is_never_taken_for_the_gpus() -> None:
 
 
 def test_a_gpu_that_is_silent_is_a_problem_and_one_that_idles_is_free() -> None:
-    [check] = gpu_checks([idle().silent(4.0)], [])
+    [check] = gpu_checks([idle().as_stale(4.0)], [])
     assert (check.state, check.found) == ("problem", "it has not answered for 4 s")
     [check] = gpu_checks([idle()], [])
     assert (check.state, check.found) == ("ok", "NVIDIA H100 80GB HBM3, free")
@@ -212,9 +212,9 @@ def test_a_run_of_ones_own_is_well_and_anothers_is_a_warning() -> None:
 
 
 def test_hidden_gpus_are_told_of() -> None:
-    [check] = hidden_check({"CUDA_VISIBLE_DEVICES": "1"}, 8, 1)
+    [check] = visible_devices_check({"CUDA_VISIBLE_DEVICES": "1"}, 8, 1)
     assert check.found == "CUDA_VISIBLE_DEVICES='1' shows 1 of 8 GPUs"
-    assert not list(hidden_check({}, 8, 8))
+    assert not list(visible_devices_check({}, 8, 8))
 
 
 # ---- torch and its fit ----
@@ -250,8 +250,8 @@ def test_a_driver_serves_its_own_major_version_of_cuda_and_those_before(
     ],
 )
 def test_which_gpus_torch_has_code_for(capability: tuple[int, int], kernels: list[str], runs: bool) -> None:
-    assert runs_on(capability, kernels) is runs
-    checks = list(kernel_checks([{"name": "X", "capability": list(capability)}], kernels))
+    assert supports_capability(capability, kernels) is runs
+    checks = list(arch_checks([{"name": "X", "capability": list(capability)}], kernels))
     assert [check.state for check in checks] == ([] if runs else ["problem"])
 
 
@@ -299,9 +299,9 @@ def test_where_the_data_is_missing_the_advice_is_apart(tmp_path: Path) -> None:
 
 
 def test_an_all_reduce_is_between_the_chosen_gpus_or_two_ranks_at_least() -> None:
-    assert reduce_devices(config(), TWO) == [uuid_of(0), uuid_of(1)]
-    assert reduce_devices(config(), []) == ["cpu", "cpu"]
-    assert reduce_devices(config("device.ranks=3"), []) == ["cpu"] * 3
+    assert all_reduce_devices(config(), TWO) == [uuid_of(0), uuid_of(1)]
+    assert all_reduce_devices(config(), []) == ["cpu", "cpu"]
+    assert all_reduce_devices(config("device.ranks=3"), []) == ["cpu"] * 3
 
 
 def test_the_bandwidth_is_that_of_nccl_tests() -> None:
@@ -311,18 +311,18 @@ def test_the_bandwidth_is_that_of_nccl_tests() -> None:
 
 def test_what_may_come_of_an_all_reduce() -> None:
     gpus = [uuid_of(0), uuid_of(1)]
-    fast = reduce_check(gpus, OUTCOME)
+    fast = all_reduce_check(gpus, OUTCOME)
     assert (fast.state, fast.found) == ("ok", "64 MiB between 2 GPUs with NCCL: 67.1 GB/s on the bus")
-    assert reduce_check(gpus, OUTCOME | {"seconds": 1.0}).state == "warning"
-    assert reduce_check(["cpu", "cpu"], OUTCOME | {"seconds": 1.0}).state == "ok"
-    assert "gave a wrong sum" in reduce_check(gpus, OUTCOME | {"right": False}).found
-    failed = reduce_check(gpus, {"error": "no answer within 60 s"})
+    assert all_reduce_check(gpus, OUTCOME | {"seconds": 1.0}).state == "warning"
+    assert all_reduce_check(["cpu", "cpu"], OUTCOME | {"seconds": 1.0}).state == "ok"
+    assert "gave a wrong sum" in all_reduce_check(gpus, OUTCOME | {"right": False}).found
+    failed = all_reduce_check(gpus, {"error": "no answer within 60 s"})
     assert (failed.state, "NCCL_P2P_DISABLE=1" in failed.advice) == ("problem", True)
-    assert "nothing to reduce" in reduce_check(gpus[:1], OUTCOME).found
+    assert "nothing to reduce" in all_reduce_check(gpus[:1], OUTCOME).found
 
 
 def test_the_same_of_several_gpus_is_said_once() -> None:
     checks = [Check("GPUs", f"GPU {index}", "ok", "free", gpu=index) for index in (0, 1, 2, 5)]
     other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3)
-    assert [check.name for check in together([*checks, other])] == ["GPU 0-2,5", "GPU 3"]
+    assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0-2,5", "GPU 3"]
     assert other.to_dict() == {"area": "GPUs", "name": "GPU 3", "state": "warning", "found": "hot", "advice": ""}

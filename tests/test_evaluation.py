@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from in_process import train
 
-from engine.training.metrics import MOST_CLASSES, Evaluation, Tally
+from engine.training.metrics import MAX_CONFUSION_CLASSES, Evaluation, EvaluationAccumulator
 
 CPU = torch.device("cpu")
 
 
 def tally_of(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> Evaluation:
-    tally = Tally(CPU, classes)
+    tally = EvaluationAccumulator(CPU, classes)
     for part in (slice(0, 7), slice(7, None)):
         tally.add(F.cross_entropy(logits[part], labels[part]), logits[part], labels[part])
-    return tally.alone()
+    return tally.local_evaluation()
 
 
 def test_loss_hits_and_the_confusion_matrix_are_those_of_all_batches_together() -> None:
@@ -27,8 +27,8 @@ def test_loss_hits_and_the_confusion_matrix_are_those_of_all_batches_together() 
     logits = torch.randn(40, 7, generator=generator)
     labels = torch.randint(0, 6, (40,), generator=generator)
     found, guesses = tally_of(logits, labels, 7), logits.argmax(1)
-    assert found.sums.loss == pytest.approx(F.cross_entropy(logits, labels).item())
-    assert found.sums.accuracy == (guesses == labels).sum().item() / 40
+    assert found.metrics.loss == pytest.approx(F.cross_entropy(logits, labels).item())
+    assert found.metrics.accuracy == (guesses == labels).sum().item() / 40
     in_five = (logits.argsort(1, descending=True)[:, :5] == labels[:, None]).any(1)
     assert found.top5 == in_five.sum().item() / 40
     by_hand = [[int(((labels == true) & (guesses == taken)).sum()) for taken in range(7)] for true in range(7)]
@@ -38,7 +38,7 @@ def test_loss_hits_and_the_confusion_matrix_are_those_of_all_batches_together() 
 
 
 def test_of_very_many_classes_only_the_hits_are_kept() -> None:
-    classes = MOST_CLASSES + 1
+    classes = MAX_CONFUSION_CLASSES + 1
     labels = torch.tensor([0, 0, 5])
     logits = F.one_hot(torch.tensor([0, 1, 5]), classes).float()
     found = tally_of(logits, labels, classes)

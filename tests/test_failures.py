@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from engine.distributed.failures import failure_of, lost_peer, root_cause
+from engine.distributed.failures import lost_peer, rank_failure, root_cause
 from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
 
@@ -27,7 +27,7 @@ GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed b
 )
 def test_lost_peer_is_true_for_errors_of_communication(error: Exception) -> None:
     assert lost_peer(error)
-    assert failure_of(1, "cpu", error).lost_peer
+    assert rank_failure(1, "cpu", error).lost_peer
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_lost_peer_is_false_for_a_ranks_own_errors(error: Exception) -> None:
 
 
 def test_root_cause_prefers_a_ranks_own_failure_over_an_earlier_lost_peer() -> None:
-    lost, own = failure_of(0, "cpu", RuntimeError(GLOO)), failure_of(1, "cpu", ValueError("a socket timed out"))
+    lost, own = rank_failure(0, "cpu", RuntimeError(GLOO)), rank_failure(1, "cpu", ValueError("a socket timed out"))
     assert root_cause([replace(lost, time=1.0), replace(own, time=2.0)]).rank == 1
 
 

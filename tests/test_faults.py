@@ -18,9 +18,9 @@ from conftest import DoneRun, Gputrain, events_of, ranks_of, wait_for, weights_o
 from test_journal import started
 from test_runs import make_run
 
-from engine.config.loader import resolve
-from engine.distributed.watchdog import Beat, Place, behind
-from engine.launch.lifecycle import Order, take_folder
+from engine.config.loader import resolve_config
+from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
+from engine.launch.lifecycle import RunRequest, claim_if_unfinished
 from engine.launch.slurm import requeue
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest
@@ -71,9 +71,9 @@ def test_a_rank_that_makes_no_step_is_named_by_the_watchdog(gputrain: Gputrain, 
 
 
 def test_of_ranks_that_have_come_as_far_those_that_live_are_named() -> None:
-    beats = {0: Beat(7, 2, Place.BACKWARD), 2: Beat(7, 1, Place.FORWARD)}
-    assert behind(beats) == [2]
-    assert behind({0: beats[0], 1: beats[0]}) == [0, 1]
+    beats = {0: Heartbeat(7, 2, Phase.BACKWARD), 2: Heartbeat(7, 1, Phase.FORWARD)}
+    assert lagging_ranks(beats) == [2]
+    assert lagging_ranks({0: beats[0], 1: beats[0]}) == [0, 1]
 
 
 @pytest.mark.soak
@@ -136,9 +136,9 @@ def test_steps_that_are_not_finite_on_one_rank_are_left_out_on_all(gputrain: Gpu
 
 
 def test_too_many_steps_in_a_row_that_are_left_out_are_too_many() -> None:
-    skipped = SkippedSteps(limit=2)
+    skipped = SkippedSteps(max_consecutive=2)
     assert [skipped.add(bad) for bad in (True, True, False, True, True, True)] == [False] * 5 + [True]
-    assert (skipped.total, skipped.in_row) == (5, 3)
+    assert (skipped.total, skipped.consecutive) == (5, 3)
 
 
 def images(folder: Path, count: int) -> None:
@@ -272,11 +272,11 @@ def test_the_warning_of_slurm_stops_the_run_and_puts_its_job_back(gputrain: Gput
 
 def test_a_job_that_was_put_back_goes_on_with_its_run(tmp_path: Path) -> None:
     make_run(tmp_path, "a", started())
-    order = Order(resolve(None, ["run.name=a", "run.requeue=true"]).config, tmp_path, "a")
-    claimed = take_folder(order)
+    order = RunRequest(resolve_config(None, ["run.name=a", "run.requeue=true"]).config, tmp_path, "a")
+    claimed = claim_if_unfinished(order)
     assert claimed is not None
     claimed.ownership.release()
-    assert not claimed.fresh
+    assert not claimed.is_new
 
 
 def test_a_job_that_slurm_does_not_take_back_is_told_of(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:

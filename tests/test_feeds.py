@@ -17,14 +17,14 @@ from test_runs import make_run
 
 from engine.runs.events import Event, RunFinished
 from engine.runs.journal import from_line, to_line
-from engine.runs.watcher import RunWatch
-from tui.charts.curves import Curves
-from tui.charts.view import View
-from tui.launcher import Started
-from tui.pollers import RunFeed, RunsFeed
+from engine.runs.watcher import RunWatcher
+from tui.charts.curves import CurveData
+from tui.charts.view import ChartView
+from tui.launcher import LaunchedRun
+from tui.pollers import RunListPoller, RunPoller
 from tui.text.run_lines import run_line, table_line
 from tui.text.run_progress import device_lines, progress_line
-from tui.text.runs import describe_run
+from tui.text.runs import make_run_row
 
 STRANGE = {
     "a state that is not known": ("events.jsonl", to_line(RunFinished(state="cancelled"))),
@@ -47,32 +47,32 @@ def test_one_strange_file_harms_neither_its_run_nor_the_others(tmp_path: Path, n
     odd = make_run(tmp_path, "odd", started(), step(5))
     with (odd.path / name).open("a") as file:
         file.write(text + "\n")
-    feed = RunsFeed(tmp_path)
-    feed.look()
-    assert feed.rows is not None and feed.fault is None
+    feed = RunListPoller(tmp_path)
+    feed.poll()
+    assert feed.rows is not None and feed.unexpected_error is None
     for row in feed.rows:
         run_line(row, 10)
         table_line(row, 10, 200)
         progress_line(row, 100)
     assert sorted((row.name, row.state) for row in feed.rows)[0] == ("good", "finished")
-    one = RunFeed(odd)
-    one.look()
-    assert one.now is not None
-    device_lines(one.now, 80)
-    data = Curves()
+    one = RunPoller(odd)
+    one.poll()
+    assert one.latest is not None
+    device_lines(one.latest, 80)
+    data = CurveData()
     while not one.events.empty():
         data.add_events(one.events.get())
-    assert View().limits(data)[1] > 0
+    assert ChartView().x_limits(data)[1] > 0
 
 
 def test_a_thread_that_fails_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = RunsFeed(tmp_path, 0.05)
-    monkeypatch.setattr(feed, "look", lambda: 1 / 0)
+    feed = RunListPoller(tmp_path, 0.05)
+    monkeypatch.setattr(feed, "poll", lambda: 1 / 0)
     feed.start()
-    wait_for(lambda: feed.fault is not None, "the fault", 5)
-    assert "ZeroDivisionError" in str(feed.fault)
+    wait_for(lambda: feed.unexpected_error is not None, "the fault", 5)
+    assert "ZeroDivisionError" in str(feed.unexpected_error)
     monkeypatch.undo()
-    wait_for(lambda: feed.fault is None and feed.rows == [], "the next look", 5)
+    wait_for(lambda: feed.unexpected_error is None and feed.rows == [], "the next look", 5)
     feed.close()
 
 
@@ -80,8 +80,8 @@ def test_a_journal_that_is_gone_or_unreadable_ends_no_look(tmp_path: Path) -> No
     folder = make_run(tmp_path, "a", started())
     folder.journal.unlink()
     folder.journal.mkdir()
-    feed = RunFeed(folder)
-    feed.look()
+    feed = RunPoller(folder)
+    feed.poll()
     assert feed.caught_up
 
 
@@ -94,12 +94,12 @@ def test_run_feed_parses_each_line_of_a_journal_once(tmp_path: Path, monkeypatch
         return from_line(line)
 
     monkeypatch.setattr("engine.runs.journal.from_line", counted)
-    feed = RunFeed(folder)
-    feed.look()
+    feed = RunPoller(folder)
+    feed.poll()
     append(folder, to_line(epoch(2, 0.75)) + "\n")
-    feed.look()
+    feed.poll()
     assert len(parsed) == 4
-    assert feed.now is not None and (feed.now.row.epoch, feed.now.row.val_accuracy) == (2, 0.75)
+    assert feed.latest is not None and (feed.latest.row.epoch, feed.latest.row.val_accuracy) == (2, 0.75)
     assert sum(len(feed.events.get() or ()) for _ in range(feed.events.qsize())) == 4
 
 
@@ -107,26 +107,26 @@ def test_run_feed_shows_the_newest_state_of_a_long_journal_before_it_is_read(tmp
     folder = make_run(tmp_path, "long", started(), epoch(1, 0.95))
     append(folder, lines(30_000))
     append(folder, to_line(RunFinished(state="finished")) + "\n")
-    feed = RunFeed(folder)
+    feed = RunPoller(folder)
     feed.start()
     # Nobody takes events from the queue, so the reader waits near the beginning.
-    wait_for(lambda: feed.now is not None, "the newest state", 5)
-    assert feed.now is not None and not feed.caught_up
-    assert (feed.now.row.state, feed.now.row.step) == ("finished", 300_000)
+    wait_for(lambda: feed.latest is not None, "the newest state", 5)
+    assert feed.latest is not None and not feed.caught_up
+    assert (feed.latest.row.state, feed.latest.row.step) == ("finished", 300_000)
     while not feed.caught_up:
         with suppress(queue.Empty):
             feed.events.get(timeout=0.1)
-    assert (feed.now.row.step, feed.now.row.best_val_accuracy) == (300_000, 0.95)
+    assert (feed.latest.row.step, feed.latest.row.best_val_accuracy) == (300_000, 0.95)
     feed.close()
 
 
 def test_run_feed_starts_over_where_the_journal_became_shorter(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a", started(), epoch(1, 0.5))
-    feed = RunFeed(folder)
-    feed.look()
+    feed = RunPoller(folder)
+    feed.poll()
     folder.journal.write_text(to_line(started()) + "\n")
-    feed.look()
-    assert feed.now is not None and feed.now.row.epoch == 0
+    feed.poll()
+    assert feed.latest is not None and feed.latest.row.epoch == 0
     batches = [feed.events.get() for _ in range(feed.events.qsize())]
     assert [batch and len(batch) for batch in batches] == [2, None, 1]
 
@@ -138,24 +138,24 @@ def test_the_best_and_the_plan_of_a_long_resumed_run_are_true(tmp_path: Path) ->
     append(folder, lines(12_000))
     append(folder, to_line(epoch(12_000, 0.5)) + "\n")
     (folder.path / "summary.json").write_text(json.dumps({"best_val_accuracy": 0.95, "epochs": 12_000}))
-    watch = RunWatch(folder)
-    row = describe_run(watch)
+    watch = RunWatcher(folder)
+    row = make_run_row(watch)
     assert watch.partial
     assert (row.epochs, row.epoch, row.best_val_accuracy, row.val_accuracy) == (20_000, 12_000, 0.95, 0.5)
 
 
 def test_a_run_that_is_over_is_not_read_again_until_it_changes(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a", started(), RunFinished(state="stopped"))
-    feed = RunsFeed(tmp_path)
-    feed.look()
+    feed = RunListPoller(tmp_path)
+    feed.poll()
     before = feed.rows
     folder.journal.rename(folder.journal.with_suffix(".away"))
     folder.journal.with_suffix(".away").rename(folder.journal)
-    feed.look()
+    feed.poll()
     assert before is not None and feed.rows is not None
     assert feed.rows[0].state == before[0].state == "stopped"
     append(folder, to_line(resumed(0, 5.0)) + "\n")
-    feed.look()
+    feed.poll()
     assert feed.rows[0].state == "crashed"
 
 
@@ -172,20 +172,20 @@ def test_a_start_waits_for_its_own_run(tmp_path: Path) -> None:
 
     host = os.uname().nodename
     output = (tmp_path / "out").open("w+b")
-    began = Started(Process(), output, tmp_path / "runs", None, time.time() - 5)  # type: ignore[arg-type]
+    began = LaunchedRun(Process(), output, tmp_path / "runs", None, time.time() - 5)  # type: ignore[arg-type]
     owned_by(tmp_path / "runs", "old", {"pid": 4242, "host": host}, started(), age=100)
     owned_by(tmp_path / "runs", "elsewhere", {"pid": 4242, "host": "other"}, started())
     owned_by(tmp_path / "runs", "another", {"pid": 4243, "host": host}, started())
-    assert began.folder() is None
+    assert began.find_folder() is None
     owned_by(tmp_path / "runs", "mine", {"pid": 4242, "host": host}, started())
-    found = began.folder()
+    found = began.find_folder()
     assert found is not None and found.name == "mine"
     output.close()
 
 
 def test_launched_run_lines_leaves_the_offset_that_the_child_writes_at(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w+b") as output:
-        launched = Started(None, output, tmp_path, None, 0.0)  # type: ignore[arg-type]
+        launched = LaunchedRun(None, output, tmp_path, None, 0.0)  # type: ignore[arg-type]
         (tmp_path / "out").write_text("first\nsecond\n")
-        assert launched.lines() == ["first", "second"]
+        assert launched.output_lines() == ["first", "second"]
         assert output.tell() == 0

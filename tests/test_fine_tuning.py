@@ -11,12 +11,12 @@ from in_process import train
 HALVES = """
 import numpy as np
 from engine.data.sources.builtin import open_digits
-from engine.config.data_sections import Data
+from engine.config.data_sections import DataConfig
 
 class Half:
     def __init__(self, part, first):
-        digits = open_digits(Data(), 0)
-        labels = digits.labels_of(part)
+        digits = open_digits(DataConfig(), 0)
+        labels = digits.get_labels(part)
         chosen = np.flatnonzero((labels >= first) & (labels < first + 5))
         self.images = digits.load(part, chosen)[0][:, 0]
         self.targets = (labels[chosen] - first).tolist()

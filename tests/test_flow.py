@@ -12,8 +12,8 @@ from cockpit import text_of, until, without_gpu
 from conftest import Gputrain, events_of
 from textual.pilot import Pilot
 
-from engine.runs.folder import State
-from tui.app import CockpitApp
+from engine.runs.folder import RunState
+from tui.app import GputrainApp
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 from tui.screens.starting import StartingScreen
@@ -47,8 +47,8 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
     for name, value in gputrain.environment.items():
         monkeypatch.setenv(name, value)
 
-    def app(run: str | None = None) -> CockpitApp:
-        return CockpitApp(gputrain.runs, gpus=without_gpu(), run=gputrain.runs / run if run else None)
+    def app(run: str | None = None) -> GputrainApp:
+        return GputrainApp(gputrain.runs, gpu_poller=without_gpu(), initial_run=gputrain.runs / run if run else None)
 
     async def start() -> None:
         async with app().run_test(size=(100, 30)) as pilot:
@@ -62,7 +62,7 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
             await pilot.press("ctrl+s")
             await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), PATIENCE)
             assert [type(screen) for screen in pilot.app.screen_stack] == [MonitorScreen, RunScreen]
-            await until(pilot, lambda: len(run_screen(pilot).data.of_epochs("val_loss", "step").y) > 3, PATIENCE)
+            await until(pilot, lambda: len(run_screen(pilot).data.epoch_metric("val_loss", "step").y) > 3, PATIENCE)
             await until(pilot, lambda: "● training" in text_of(pilot, "#progress"))
             before = run_screen(pilot).data.last_step
             await until(pilot, lambda: run_screen(pilot).data.last_step > before)
@@ -75,13 +75,13 @@ def test_choose_start_watch_leave_come_back_stop_and_go_on(gputrain: Gputrain, m
 
     async def come_back() -> None:
         async with app("mine").run_test(size=(100, 30)) as pilot:
-            await until(pilot, lambda: run_screen(pilot).state is State.RUNNING)
+            await until(pilot, lambda: run_screen(pilot).state is RunState.RUNNING)
             await until(pilot, lambda: len(run_screen(pilot).data.train_loss("step").y) > 0)
             assert run_screen(pilot).data.train_loss("step").y[0] > 0, "the history from its first step"
             await pilot.press("p")
-            await until(pilot, lambda: run_screen(pilot).state is State.PAUSED, PATIENCE)
+            await until(pilot, lambda: run_screen(pilot).state is RunState.PAUSED, PATIENCE)
             await pilot.press("s", "down", "enter")
-            await until(pilot, lambda: run_screen(pilot).state is State.STOPPED, PATIENCE)
+            await until(pilot, lambda: run_screen(pilot).state is RunState.STOPPED, PATIENCE)
             stopped_at = events_of(gputrain.runs / "mine")[-2]["step"]
             await pilot.press("u")
             await until(pilot, lambda: isinstance(pilot.app.screen, StartingScreen))
@@ -102,7 +102,7 @@ def test_a_run_that_is_refused_brings_the_choices_back(gputrain: Gputrain, monke
     (gputrain.runs / "taken").mkdir(parents=True)
 
     async def drive() -> None:
-        app = CockpitApp(gputrain.runs, gpus=without_gpu())
+        app = GputrainApp(gputrain.runs, gpu_poller=without_gpu())
         async with app.run_test(size=(100, 30)) as pilot:
             await pilot.pause()
             await pilot.press("n")

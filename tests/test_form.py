@@ -11,16 +11,25 @@ import pytest
 from cockpit import demo_snapshot
 from conftest import Gputrain, clean_environment
 
-from engine.config.loader import Resolved, presets, resolve
-from engine.config.rules import ONLY_WITH
+from engine.config.loader import ResolvedConfig, presets, resolve_config
+from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
 from engine.gpus.snapshot import Snapshot
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
 from tui.cli.main import app
 from tui.flags import run_arguments
-from tui.form.checks import Checker
-from tui.form.model import Form, form_fields, form_of_run, lr_curve, matters, problems_of, remember, remembered
+from tui.form.checks import FormChecker
+from tui.form.model import (
+    Form,
+    form_fields,
+    form_from_run,
+    form_problems,
+    is_relevant,
+    load_last_form,
+    lr_curve,
+    save_last_form,
+)
 
 TYPED = {
     "device.ranks": "3",
@@ -58,11 +67,11 @@ def config_of_run(arguments: list[str]) -> Config:
     """What `gputrain run` makes of these arguments."""
     found: list[Config] = []
 
-    def keep(resolved: Resolved, *_: object, **__: object) -> None:
+    def keep(resolved: ResolvedConfig, *_: object, **__: object) -> None:
         found.append(resolved.config)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tui.cli.main.start", keep)
+        patch.setattr("tui.cli.main.run_headless", keep)
         app([*arguments, "--headless"], standalone_mode=False)
     return found[0]
 
@@ -75,44 +84,44 @@ def test_every_field_has_a_description_and_every_key_a_field() -> None:
 
 def test_fields_that_matter_only_beside_others_are_keys_themselves() -> None:
     known = {key for key, _ in fields()}
-    assert set(ONLY_WITH) <= known
-    assert {other for other, _ in ONLY_WITH.values()} <= known
+    assert set(DEPENDS_ON) <= known
+    assert {other for other, _ in DEPENDS_ON.values()} <= known
     values = Form("digits").values()
-    assert matters("optim.momentum", values)
-    assert not matters("optim.betas", values)
+    assert is_relevant("optim.momentum", values)
+    assert not is_relevant("optim.betas", values)
 
 
 def test_what_is_wrong_is_told_for_each_key() -> None:
     form = Form("digits", {"run.epochs": "many", "optim.lr": "-1", "data.dataset": "cifar"})
-    assert {problem.where for problem in problems_of(form)} == {"run.epochs", "optim.lr", "data.dataset"}
+    assert {problem.location for problem in form_problems(form)} == {"run.epochs", "optim.lr", "data.dataset"}
 
 
 def test_what_the_base_says_already_is_no_change() -> None:
     form = Form("digits")
-    form.type("optim.lr", "0.2")
-    form.type("optim.lr", "0.1")
+    form.set_value("optim.lr", "0.2")
+    form.set_value("optim.lr", "0.1")
     assert form.arguments() == ["run", "digits"]
 
 
 def test_the_curve_is_the_learning_rate_of_training() -> None:
     config = Form("digits", {"run.epochs": "4", "optim.lr_scaling": "linear"}).config()
-    epochs, rates = lr_curve(config, ranks=2, steps_per_epoch=11, points=1000)
+    epochs, rates = lr_curve(config, ranks=2, steps_per_epoch=11, max_points=1000)
     wanted = [0.2 * lr_factor(config.schedule, step, 11, 4) for step in range(1, 45)]
     assert np.allclose(rates, wanted)
     assert epochs[-1] == 4.0
 
 
 def test_choices_are_remembered_but_for_the_name() -> None:
-    assert remembered() == Form("digits")
-    remember(Form("digits", {"optim.lr": "0.3", "run.name": "a"}))
-    assert remembered() == Form("digits", {"optim.lr": "0.3"})
+    assert load_last_form() == Form("digits")
+    save_last_form(Form("digits", {"optim.lr": "0.3", "run.name": "a"}))
+    assert load_last_form() == Form("digits", {"optim.lr": "0.3"})
 
 
 def test_a_preset_is_saved_and_found_by_its_name() -> None:
     form = Form("digits", {"optim.lr": "0.3", "run.name": "a"})
     path = form.save_preset("my digits")
     assert presets()["my-digits"] == path
-    saved, typed = resolve("my-digits").config, form.config()
+    saved, typed = resolve_config("my-digits").config, form.config()
     assert as_dict(saved) | {"run": None} == as_dict(typed) | {"run": None}
     assert saved.run.name is None
     with pytest.raises(UsageError, match="exists"):
@@ -122,28 +131,28 @@ def test_a_preset_is_saved_and_found_by_its_name() -> None:
 def test_a_preset_that_wants_for_a_folder_fills_the_form_all_the_same() -> None:
     form = Form("flowers")
     assert form.values()["model.name"] == "resnet34"
-    assert [problem.where for problem in problems_of(form)] == ["data.path"]
-    form.type("data.path", "/data/flowers")
+    assert [problem.location for problem in form_problems(form)] == ["data.path"]
+    form.set_value("data.path", "/data/flowers")
     assert form.arguments() == ["run", "flowers", "--data-path", "/data/flowers"]
 
 
 def test_another_optimizer_takes_what_was_typed_for_the_last_one_away() -> None:
     form = Form("digits", {"optim.momentum": "0.8", "optim.lr": "0.2"})
-    form.type("optim.name", "adamw")
-    assert form.typed == {"optim.lr": "0.2", "optim.name": "adamw"}
-    assert problems_of(form) == []
+    form.set_value("optim.name", "adamw")
+    assert form.overrides == {"optim.lr": "0.2", "optim.name": "adamw"}
+    assert form_problems(form) == []
 
 
 def test_own_data_takes_a_path_too() -> None:
-    assert matters("data.path", {"data.dataset": "mine:build"})
-    assert not matters("data.path", {"data.dataset": "digits"})
+    assert is_relevant("data.path", {"data.dataset": "mine:build"})
+    assert not is_relevant("data.path", {"data.dataset": "digits"})
 
 
 def test_a_key_of_a_few_words_may_take_others_too() -> None:
     kinds = {info.key: info for info in form_fields()}
-    assert kinds["schedule.name"].choices and not kinds["schedule.name"].open
-    assert "adamw" in kinds["optim.name"].choices and kinds["optim.name"].open
-    assert kinds["data.dataset"].open and kinds["loss.name"].open and kinds["model.freeze"].open
+    assert kinds["schedule.name"].choices and not kinds["schedule.name"].allows_other
+    assert "adamw" in kinds["optim.name"].choices and kinds["optim.name"].allows_other
+    assert kinds["data.dataset"].allows_other and kinds["loss.name"].allows_other and kinds["model.freeze"].allows_other
     assert not kinds["data.workers"].choices and not kinds["data.batch_size"].choices
 
 
@@ -151,22 +160,22 @@ def test_a_form_filled_from_a_run_takes_a_name_that_is_free(tmp_path: Path) -> N
     for name in ("a-3", "a-4", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}}}\noptim: {{lr: 0.7}}\n")
-    again = form_of_run(tmp_path / "a-3" / "config.yaml")
+    again = form_from_run(tmp_path / "a-3" / "config.yaml")
     assert (again.config().run.name, again.config().optim.lr) == ("a-5", 0.7)
-    assert form_of_run(tmp_path / "b" / "config.yaml").config().run.name == "b-2"
+    assert form_from_run(tmp_path / "b" / "config.yaml").config().run.name == "b-2"
 
 
 def check(snapshot: Snapshot | None = None, **typed: str) -> tuple[int, list[str]]:
     form = Form("digits", {key.replace("__", "."): text for key, text in typed.items()})
-    checked = Checker().check(form.config(), snapshot)
-    return checked.ranks, [str(problem) for problem in checked.problems]
+    checked = FormChecker().check(form.config(), snapshot)
+    return checked.total_ranks, [str(problem) for problem in checked.problems]
 
 
 def test_the_plan_counts_the_ranks_and_the_images() -> None:
-    checker = Checker()
+    checker = FormChecker()
     checked = checker.check(Form("digits").config(), None)
-    assert checked.shares is not None
-    assert (checked.ranks, checked.shares.steps_per_epoch, checked.shares.train_images) == (2, 22, 1438)
+    assert checked.sampler is not None
+    assert (checked.total_ranks, checked.sampler.steps_per_epoch, checked.sampler.train_images) == (2, 22, 1438)
     assert check(demo_snapshot(0.0), device__gpus="2,3") == (2, [])
 
 
@@ -181,6 +190,6 @@ def test_what_this_machine_cannot_do_is_told(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_key_without_a_flag_is_given_as_key_and_value() -> None:
-    before = resolve("digits").config
-    after = resolve("digits", ["data.mean=[0.5]", "run.epochs=3"]).config
+    before = resolve_config("digits").config
+    after = resolve_config("digits", ["data.mean=[0.5]", "run.epochs=3"]).config
     assert run_arguments("digits", before, after) == ["run", "digits", "--epochs", "3", "data.mean=[0.5]"]

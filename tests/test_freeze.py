@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.config.loader import check
+from engine.config.loader import validate_config
 from engine.config.rules import sync_bn_problems
 from engine.config.schema import Config
 from engine.models.factory import build_model
-from engine.models.freeze import classifier_names, freeze, set_training, sync_batch_norm
+from engine.models.freeze import classifier_paths, convert_to_sync_batch_norm, freeze, set_train_mode
 from engine.optim.optimizers import build_optimizer
 from engine.utils.errors import UsageError
 
@@ -50,7 +50,7 @@ def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
 )
 def test_all_but_the_classifier_is_frozen(name: str, classifier: list[str]) -> None:
     model = build(3, name=name, options={})
-    assert classifier_names(model) == classifier
+    assert classifier_paths(model) == classifier
     freeze(model, config(name=name, freeze="backbone").model)
     trains = {name for name, weights in model.named_parameters() if weights.requires_grad}
     assert trains == {
@@ -68,7 +68,7 @@ def test_names_are_frozen_with_what_lies_below_them_up_to_a_dot() -> None:
     assert frozen == [layers[f"layer1.{name}"] for name in ("0.bn1", "0.bn2", "1.bn1", "1.bn2")] + [
         layers["layer2.0.bn1"]
     ]
-    set_training(model, frozen)
+    set_train_mode(model, frozen)
     off = {name for name, part in layers.items() if not part.training}
     assert off == {"layer1.0.bn1", "layer1.0.bn2", "layer1.1.bn1", "layer1.1.bn2", "layer2.0.bn1"}
 
@@ -107,7 +107,7 @@ def test_running_statistics_of_frozen_layers_without_weights_stay_too() -> None:
     frozen = freeze(model, config(freeze=["body"]).model)
     assert frozen == [model.body[0], model.body[1]]
     before = {name: value.clone() for name, value in model.body.state_dict().items()}
-    set_training(model, frozen)
+    set_train_mode(model, frozen)
     model(torch.rand(3, 1, 4, 4))
     assert same(model.body, before)
     assert model.free.num_batches_tracked == 1
@@ -125,7 +125,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def test_ddp_trains_what_is_not_frozen(alone: None, options: dict[str, bool]) -> None:
     model = build()
     frozen = freeze(model, config(freeze="backbone").model)
-    set_training(model, frozen)
+    set_train_mode(model, frozen)
     before = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith("13.")}
     ddp = DistributedDataParallel(model, **options)
     optimizer = build_optimizer(config().optim, model)
@@ -145,7 +145,7 @@ def test_every_batchnorm_that_trains_becomes_synchronised_and_keeps_its_paramete
     model = build()
     own = list(model.parameters())
     frozen = freeze(model, config(freeze=["1"]).model)
-    model = sync_batch_norm(model, frozen)
+    model = convert_to_sync_batch_norm(model, frozen)
     kinds = [type(part) for part in model.modules() if hasattr(part, "running_mean")]
     assert kinds[0] is nn.BatchNorm2d
     assert set(kinds[1:]) == {nn.SyncBatchNorm}
@@ -158,7 +158,7 @@ def test_timms_layers_keep_the_activation_that_is_part_of_them() -> None:
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         before = model(images)
-        after = sync_batch_norm(model, [])(images)
+        after = convert_to_sync_batch_norm(model, [])(images)
     assert {type(part).__name__ for part in model.modules() if hasattr(part, "running_mean")} == {"SyncBatchNormAct"}
     assert torch.equal(before, after)
 
@@ -170,15 +170,15 @@ class Doubled(nn.BatchNorm2d):
 
 def test_where_nothing_would_be_synchronised_it_is_refused() -> None:
     with pytest.raises(UsageError, match=r"model.sync_bn: the model has no BatchNorm"):
-        sync_batch_norm(build(name="linear", options={}), [])
+        convert_to_sync_batch_norm(build(name="linear", options={}), [])
     model = build()
     frozen = freeze(model, config(freeze="backbone").model)
     with pytest.raises(UsageError, match=r"model.sync_bn: all BatchNorm of the model is frozen"):
-        sync_batch_norm(model, frozen)
+        convert_to_sync_batch_norm(model, frozen)
     with pytest.raises(UsageError, match=r"0 is a Doubled with a forward of its own"):
-        sync_batch_norm(nn.Sequential(Doubled(1)), [])
+        convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
     with pytest.raises(UsageError, match=r"model.sync_bn: needs device.parallel ddp"):
-        check({"model": {"sync_bn": True}, "device": {"parallel": "dp"}})
+        validate_config({"model": {"sync_bn": True}, "device": {"parallel": "dp"}})
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_what_makes_synchronisation_pointless_is_known_before_the_start(
     ranks: int, on_gpu: bool, told: str | None
 ) -> None:
     problems = sync_bn_problems(config(sync_bn=True), ranks, on_gpu=on_gpu)
-    assert [problem.where for problem in problems] == (["model.sync_bn"] if told else [])
-    assert all(told and told in problem.what for problem in problems)
+    assert [problem.location for problem in problems] == (["model.sync_bn"] if told else [])
+    assert all(told and told in problem.message for problem in problems)
     assert sync_bn_problems(config(), ranks, on_gpu=on_gpu) == []
 
 
@@ -198,7 +198,7 @@ def half_a_batch(rank: int, folder: str) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     images = torch.load(f"{folder}/images.pt", weights_only=True).cuda()
-    model = sync_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), []).cuda()
+    model = convert_to_sync_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), []).cuda()
     half = images.chunk(2)[rank].requires_grad_()
     out = model(half)
     out.square().sum().backward()

@@ -19,25 +19,35 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_journal import epoch, resumed, started, step
 from test_runs import make_run
 
-from engine.config.loader import Resolved, resolve
+from engine.config.loader import ResolvedConfig, resolve_config
 from engine.config.schema import Config, as_dict, fields, sections
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.runs import watcher as glimpse
-from engine.runs.event_lines import line_of
-from engine.runs.events import EVENTS, CheckpointSaved, Control, Event, Gpus, Paused, RankFailed, RunFinished, Warned
+from engine.runs import watcher
+from engine.runs.event_lines import event_line
+from engine.runs.events import (
+    EVENT_TYPES,
+    CheckpointSaved,
+    ControlEvent,
+    Event,
+    GpuEvent,
+    RankFailed,
+    RunFinished,
+    RunPaused,
+    WarningEvent,
+)
 from engine.runs.folder import RunFolder
-from engine.runs.history import history_of
+from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader, from_line, to_line
 from engine.runs.records import GpuSample
-from engine.runs.watcher import RunWatch
+from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
-from tui.charts.curves import Curves
+from tui.charts.curves import CurveData
 from tui.charts.plot import plot
-from tui.charts.view import View
-from tui.pollers import RunFeed
+from tui.charts.view import ChartView
+from tui.pollers import RunPoller
 from tui.text.run_lines import run_line, table_line
 from tui.text.run_progress import device_lines, progress_line
-from tui.text.runs import cells_of, describe_run
+from tui.text.runs import make_run_row, row_cells
 
 # What hypothesis keeps even without a database would lie in the checkout.
 home = tempfile.TemporaryDirectory()
@@ -71,10 +81,10 @@ VALUES = st.recursive(
 def check(file: str | None, *overrides: str) -> None:
     """Whatever is read is whole: it can be written and read back. Whatever is refused says why, key by key."""
     try:
-        resolved: Resolved = resolve(file, overrides)
+        resolved: ResolvedConfig = resolve_config(file, overrides)
     except UsageError as error:
         assert error.problems
-        assert all(problem.what for problem in error.problems)
+        assert all(problem.message for problem in error.problems)
         return
     assert Config.model_validate(parse_yaml(to_yaml(as_dict(resolved.config)))) == resolved.config
 
@@ -158,10 +168,14 @@ def test_any_chain_of_bases_is_a_config_or_refused(a: Any, b: Any, c: Any, value
 
 SOME: list[Event] = [
     *(started(), step(1), epoch(1), resumed(3, 5.0), step(4), epoch(2, 0.9)),
-    *(Warned(message="ä"), CheckpointSaved(path="p", step=1, epoch=1), Control(request="stop", by="me", outcome="yes")),
-    Paused(step=4, epoch=2),
+    *(
+        WarningEvent(message="ä"),
+        CheckpointSaved(path="p", step=1, epoch=1),
+        ControlEvent(request="stop", by="me", outcome="yes"),
+    ),
+    RunPaused(step=4, epoch=2),
     RankFailed(rank=0, device="cpu", cause="why"),
-    Gpus(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
+    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
     RunFinished(state="finished"),
 ]
 LINES = [to_line(event) for event in SOME]
@@ -203,8 +217,8 @@ def test_any_line_is_an_event_or_nothing(line: str) -> None:
     event = from_line(line)
     if event is None:
         return
-    assert type(event) is EVENTS[event.type]
-    assert (line_of(event) or "").isprintable()
+    assert type(event) is EVENT_TYPES[event.type]
+    assert (event_line(event) or "").isprintable()
     assert to_line(event).isprintable()
     assert from_line(to_line(event)) is not None
 
@@ -220,8 +234,8 @@ def test_any_journal_has_a_history(data: bytes, most: int) -> None:
         while reader.offset < len(data):
             parts += reader.poll(most)
         assert list(map(to_line, parts)) == list(map(to_line, whole))
-        history = history_of(whole)
-        assert history.done >= 0
+        history = history_from_events(whole)
+        assert history.steps_done >= 0
         json.dumps(history.summary().to_dict())
         look_at(folder.path)
 
@@ -229,31 +243,31 @@ def test_any_journal_has_a_history(data: bytes, most: int) -> None:
 def look_at(path: Path) -> None:
     """As `gputrain runs` and the screen of the run do."""
     folder = RunFolder(path)
-    watch = RunWatch(folder)
-    row = describe_run(watch)
-    cells_of(row)
+    watch = RunWatcher(folder)
+    row = make_run_row(watch)
+    row_cells(row)
     run_line(row, 10)
     table_line(row, 10, 200)
     progress_line(row, 100)
-    feed = RunFeed(folder)
-    feed.look()
-    assert feed.now is not None and feed.caught_up
-    device_lines(feed.now, 80)
-    data, view = Curves(), View()
+    feed = RunPoller(folder)
+    feed.poll()
+    assert feed.latest is not None and feed.caught_up
+    device_lines(feed.latest, 80)
+    data, view = CurveData(), ChartView()
     while not feed.events.empty():
         data.add_events(feed.events.get())
     for curve in ("loss", "accuracy", "lr"):
-        plot(view.curves_of(data, curve), view.window(data, curve), 40, 8)
+        plot(view.curves_for(data, curve), view.window(data, curve), 40, 8)
 
 
 @fuzz
 @given(st.lists(JOURNALS, max_size=4).map(b"\n".join), st.integers(1, 400))
 def test_the_ends_of_any_journal_can_be_looked_at(data: bytes, block: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        for size in ("SHORT_BYTES", "TAIL_BYTES", "HEAD_BYTES", "SCAN_BYTES"):
-            patch.setattr(glimpse, size, block)
+        for size in ("MAX_FULL_READ_BYTES", "INITIAL_TAIL_BYTES", "HEAD_BYTES", "SCAN_BLOCK_BYTES"):
+            patch.setattr(watcher, size, block)
         folder = make_run(Path(name), "a")
         folder.journal.write_bytes(data)
-        watch = RunWatch(folder)
-        describe_run(watch)
+        watch = RunWatcher(folder)
+        make_run_row(watch)
         assert watch.partial == (len(data) > block)

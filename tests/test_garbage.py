@@ -10,7 +10,7 @@ import torch
 from in_process import one_rank
 
 from engine.training.loop import evaluate, train_step
-from engine.training.memory import collecting_between
+from engine.training.memory import manual_gc
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,14 @@ from engine.training.memory import collecting_between
     ],
 )
 def test_steps_and_evaluations_leave_no_tensor_to_the_collector(recipe: tuple[str, ...]) -> None:
-    with one_rank("data.batch_size=8", *recipe) as fit, collecting_between():
+    with one_rank("data.batch_size=8", *recipe) as fit, manual_gc():
         before = 0
         for number in range(50):
-            train_step(fit.trainer)
+            train_step(fit.state)
             if number == 10:
                 before = tensors()
         assert tensors() <= before + 2 * fit.config.run.log_every, "more than the log keeps until it tells"
-        evaluate(fit.trainer, lambda: False)
+        evaluate(fit.state, lambda: False)
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             gc.collect()
@@ -50,7 +50,7 @@ def test_a_run_is_freed_with_its_last_reference() -> None:
     try:
         with one_rank() as fit:
             assert not fit._handle_requests()
-            freed = [weakref.ref(fit), weakref.ref(fit.trainer), weakref.ref(fit.trainer.model)]
+            freed = [weakref.ref(fit), weakref.ref(fit.state), weakref.ref(fit.state.model)]
         del fit
         assert [one() for one in freed] == [None] * 3
     finally:
@@ -59,7 +59,7 @@ def test_a_run_is_freed_with_its_last_reference() -> None:
 
 def test_the_collector_runs_when_it_is_told_to_and_as_before_afterwards() -> None:
     was = gc.isenabled()
-    with pytest.raises(ZeroDivisionError), collecting_between() as collect:
+    with pytest.raises(ZeroDivisionError), manual_gc() as collect:
         assert not gc.isenabled()
         assert gc.get_freeze_count() > 0
         ring: list[object] = [torch.zeros(1)]

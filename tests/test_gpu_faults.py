@@ -17,8 +17,8 @@ import pytest
 from conftest import Gputrain
 from gpu_host import COMPILER, LIBRARY, NO_COMPILER, PHANTOM, GpuHost, build_driver, gpu, gpus_in, uuid_of
 
-from engine.gpus.sampler import GpuWatch, Shared
-from engine.gpus.snapshot import Wants
+from engine.gpus.sampler import GpuThread, SamplerState
+from engine.gpus.snapshot import SamplerOptions
 
 DYNAMIC = ("busy", "memory_used", "power", "temperature", "sm_clock", "throttle")
 
@@ -52,7 +52,7 @@ def test_the_driver_that_has_these_faults_is_a_library_in_c(driver: dict[str, st
 
 def test_gpu_thread_keeps_its_handle_apart_from_that_of_threading() -> None:
     """Since Python 3.13 the state of a thread is in Thread._handle."""
-    assert "_handle" not in vars(GpuWatch(0, Shared(Wants()))).keys() - vars(threading.Thread()).keys()
+    assert "_handle" not in vars(GpuThread(0, SamplerState(SamplerOptions()))).keys() - vars(threading.Thread()).keys()
 
 
 def test_no_driver_library(gputrain: Gputrain, host: GpuHost) -> None:

@@ -16,15 +16,15 @@ from torch.distributed import HashStore
 
 from engine.config.schema import Config
 from engine.distributed.channel import StopFlag
-from engine.distributed.rank_env import Seat
-from engine.gpus.allocation import Choice
-from engine.gpus.reservation import Reservation, all_held
-from engine.launch.gpu_usage import UsageWatch
-from engine.launch.lifecycle import Order
-from engine.launch.node import NodesUsage, choose_on_host, tell_usage
-from engine.runs.bottleneck import Kind
-from engine.runs.events import Gpus
-from engine.runs.history import history_of
+from engine.distributed.rank_env import RankInfo
+from engine.gpus.allocation import GpuAllocation
+from engine.gpus.reservation import Reservation, read_reservations
+from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.lifecycle import RunRequest
+from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
+from engine.runs.bottleneck import BottleneckKind
+from engine.runs.events import GpuEvent
+from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
 from engine.utils.errors import UsageError
 
@@ -39,15 +39,15 @@ def here(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> GpuHost:
     return host
 
 
-def first_event(usage: UsageWatch) -> Gpus:
-    while (event := usage.look()) is None:
+def first_event(usage: GpuUsagePoller) -> GpuEvent:
+    while (event := usage.poll()) is None:
         time.sleep(0.02)
     return event
 
 
 def test_the_gpus_of_a_run_are_watched_and_no_others(here: GpuHost) -> None:
     here.becomes(eight(throttle=5))
-    usage = UsageWatch([uuid_of(2), uuid_of(5)])
+    usage = GpuUsagePoller([uuid_of(2), uuid_of(5)])
     event = first_event(usage)
     usage.close()
     assert [one.uuid for one in event.gpus] == [uuid_of(2), uuid_of(5)]
@@ -57,56 +57,56 @@ def test_the_gpus_of_a_run_are_watched_and_no_others(here: GpuHost) -> None:
 
 
 def test_a_run_whose_gpu_is_held_down_hears_which_and_by_what(here: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.launch.gpu_usage.EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("engine.launch.gpu_usage.USAGE_INTERVAL_SECONDS", 0.2)
     here.becomes([gpu(0), gpu(1, throttle=0x24, sm_clock=1110)])
     ranks = [RankDevice(rank, "h", 1, uuid_of(rank)) for rank in (0, 1)]
     run = begun(devices=[uuid_of(0), uuid_of(1)], ranks=ranks)
-    usage = UsageWatch(run.devices)
+    usage = GpuUsagePoller(run.devices)
     looks = [first_event(usage) for _ in range(3)]
     usage.close()
-    verdict = history_of([run, *looks, trained()]).verdict
+    verdict = history_from_events([run, *looks, trained()]).bottleneck
     assert verdict is not None
-    assert (verdict.kind, verdict.message[-15:]) == (Kind.SLOWED, "now at 1110 MHz")
+    assert (verdict.kind, verdict.message[-15:]) == (BottleneckKind.THROTTLED, "now at 1110 MHz")
     assert verdict.message.startswith(f"{uuid_of(1)[:12]} (rank 1) slowed down by heat since ")
 
 
 def test_a_run_on_the_cpu_watches_nothing() -> None:
-    assert UsageWatch([]).look() is None
+    assert GpuUsagePoller([]).poll() is None
 
 
 def test_the_summary_says_what_each_gpu_did() -> None:
     looks = [
-        Gpus(gpus=[GpuSample("a", "h", busy=90, memory_used=5, throttle=["idle"])]),
-        Gpus(gpus=[GpuSample("a", "h", busy=100, memory_used=7, throttle=["thermal"])]),
-        Gpus(gpus=[GpuSample("a", "h")]),
+        GpuEvent(gpus=[GpuSample("a", "h", busy=90, memory_used=5, throttle=["idle"])]),
+        GpuEvent(gpus=[GpuSample("a", "h", busy=100, memory_used=7, throttle=["thermal"])]),
+        GpuEvent(gpus=[GpuSample("a", "h")]),
     ]
-    [used] = history_of([started(), *looks]).summary().gpus
+    [used] = history_from_events([started(), *looks]).summary().gpus
     assert (used["uuid"], used["busy"], used["most_memory_used"]) == ("a", 95.0, 7)
     assert (used["throttled"], used["power"]) == (["thermal"], None)
 
 
 def test_another_node_tells_rank_0_what_its_gpus_do(here: GpuHost) -> None:
     here.becomes(gpu(0, busy=50))
-    store, there = HashStore(), UsageWatch([uuid_of(0)])
+    store, there = HashStore(), GpuUsagePoller([uuid_of(0)])
     ranks = [RankDevice(rank, host, 1, "cpu") for rank, host in enumerate("aabb")]
-    nodes = NodesUsage(UsageWatch([]), store, Reservation())
-    nodes.begin(replace(started(), ranks=ranks))
-    assert nodes.look() == []
+    nodes = MultiNodeGpuUsage(GpuUsagePoller([]), store, Reservation())
+    nodes.start(replace(started(), ranks=ranks))
+    assert nodes.poll() == []
     while not store.check(["usage/2"]):
-        tell_usage(there, store, Seat(2, 4, 0, 2))
+        publish_gpu_usage(there, store, RankInfo(2, 4, 0, 2))
         time.sleep(0.02)
     there.close()
-    [event] = nodes.look()
+    [event] = nodes.poll()
     assert event.gpus[0].busy == 50
-    assert nodes.look() == []
+    assert nodes.poll() == []
 
 
-def choose_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[Choice]:
+def choose_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[GpuAllocation]:
     store, config = HashStore(), Config.model_validate({"device": device})
-    order = Order(config, tmp_path / "runs", "digits")
+    order = RunRequest(config, tmp_path / "runs", "digits")
 
-    def choose(rank: int) -> Choice:
-        return choose_on_host(order, Seat(rank, ranks, rank, ranks), store, StopFlag(), lambda _: None)
+    def choose(rank: int) -> GpuAllocation:
+        return allocate_node_gpus(order, RankInfo(rank, ranks, rank, ranks), store, StopFlag(), lambda _: None)
 
     with ThreadPoolExecutor(ranks) as pool:
         futures = [pool.submit(choose, rank) for rank in reversed(range(ranks))]
@@ -117,11 +117,11 @@ def test_the_ranks_of_a_host_get_the_same_gpus_and_one_reservation(here: GpuHost
     here.becomes([gpu(0), gpu(1, used=100), gpu(2, used=50)])
     choices = choose_in_threads(tmp_path, 2, gpus="free:2")
     assert [[one.index for one in choice.devices] for choice in choices] == [[1, 2], [1, 2]]
-    [held] = all_held()
+    [held] = read_reservations()
     assert held.gpus == (uuid_of(1), uuid_of(2))
     for choice in choices:
         choice.reservation.release()
-    assert all_held() == []
+    assert read_reservations() == []
 
 
 def test_ranks_that_cannot_have_their_gpus_hear_the_reason(here: GpuHost, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from conftest import Gputrain
 from gpu_host import COMPILER, NO_COMPILER, PHANTOM, GpuHost, gpu, uuid_of
 
-from engine.distributed.topology import refuse_shared_devices
-from engine.gpus.selection import Device, NotFreeError, Obstacle, Unavailable, devices_of, select
+from engine.distributed.topology import check_devices_unique
+from engine.gpus.selection import CudaDevice, NotFreeError, Obstacle, Unavailable, cuda_devices, select
 from engine.gpus.snapshot import Snapshot
-from engine.gpus.visible_devices import ask_cuda, visible
+from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
 from engine.utils.errors import UsageError
@@ -23,14 +23,14 @@ from engine.utils.errors import UsageError
 FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 MIG = ["MIG-11aa", "MIG-22bb"]
 GPUS = [
-    Device(0, FREE, "Fake H100", 5 << 20),
-    Device(
+    CudaDevice(0, FREE, "Fake H100", 5 << 20),
+    CudaDevice(
         1, BUSY, "Fake H100", 900 << 20, unavailable=Unavailable(Obstacle.IN_USE, "process 77 of alice computes on it")
     ),
-    Device(2, LIGHT, "Fake H100", 1 << 20),
+    CudaDevice(2, LIGHT, "Fake H100", 1 << 20),
 ]
-INSTANCES = [Device(3, uuid, "MIG 1g.10gb", 0, "GPU-cccc4444", f"{place}/0") for place, uuid in enumerate(MIG, 1)]
-LOST = Device(3, "GPU-dddd5555", "Fake H100", None, unavailable=Unavailable(Obstacle.LOST, "lost"))
+INSTANCES = [CudaDevice(3, uuid, "MIG 1g.10gb", 0, "GPU-cccc4444", f"{place}/0") for place, uuid in enumerate(MIG, 1)]
+LOST = CudaDevice(3, "GPU-dddd5555", "Fake H100", None, unavailable=Unavailable(Obstacle.LOST, "lost"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_gpu_that_does_not_answer_is_waited_for_and_never_taken(selection: str
 
 def test_a_device_goes_through_json_with_its_obstacle() -> None:
     for device in (*GPUS, LOST, *INSTANCES):
-        assert Device.from_dict(json.loads(json.dumps(asdict(device)))) == device
+        assert CudaDevice.from_dict(json.loads(json.dumps(asdict(device)))) == device
 
 
 def test_only_instances_leave_auto_one_and_all_none() -> None:
@@ -135,16 +135,18 @@ def test_a_launcher_gets_as_many_as_it_started_ranks_free_ones_first() -> None:
 )
 def test_an_inherited_variable_narrows_the_choice(variable: str | None, uuids: list[str]) -> None:
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if variable is None else {"CUDA_VISIBLE_DEVICES": variable})
-    assert [device.uuid for device in visible(GPUS + INSTANCES, environment)] == uuids
+    assert [device.uuid for device in visible_devices(GPUS + INSTANCES, environment)] == uuids
 
 
 def test_indices_of_unequal_cards_are_asked_of_cuda() -> None:
     mixed = [GPUS[0], replace(GPUS[1], name="Fake A100"), GPUS[2]]
     environment = {"CUDA_VISIBLE_DEVICES": "0"}
-    assert visible(GPUS, environment, ask=lambda _: []) == [GPUS[0]]
-    assert visible(mixed, environment, ask=lambda _: [BUSY]) == [mixed[1]]
-    assert visible(mixed, environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ask=lambda _: [BUSY]) == [mixed[0]]
-    assert visible(mixed, {"CUDA_VISIBLE_DEVICES": LIGHT}, ask=lambda _: [BUSY]) == [mixed[2]]
+    assert visible_devices(GPUS, environment, query_cuda=lambda _: []) == [GPUS[0]]
+    assert visible_devices(mixed, environment, query_cuda=lambda _: [BUSY]) == [mixed[1]]
+    assert visible_devices(mixed, environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, query_cuda=lambda _: [BUSY]) == [
+        mixed[0]
+    ]
+    assert visible_devices(mixed, {"CUDA_VISIBLE_DEVICES": LIGHT}, query_cuda=lambda _: [BUSY]) == [mixed[2]]
 
 
 CUDA = r"""
@@ -161,14 +163,14 @@ def test_cuda_is_asked_in_a_child_process(tmp_path: Path) -> None:
     (tmp_path / "cuda.c").write_text(CUDA)
     library = str(tmp_path / "libcuda.so.1")
     subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
-    shown = ask_cuda({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    shown = query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
     assert shown == ["GPU-bbbbbbbb-bbbb-bbbb-bbbb-bbbbbbbbbbbb", "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"]
 
 
 def test_where_cuda_does_not_answer_either_the_way_out_is_named(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("")
     with pytest.raises(UsageError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-        ask_cuda({**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"})
+        query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"})
 
 
 def snapshot_of(gputrain: Gputrain, host: GpuHost) -> Snapshot:
@@ -183,7 +185,7 @@ def test_a_gpu_is_free_by_its_processes_and_its_memory(gputrain: Gputrain, host:
         "fault 4 nvmlDeviceGetComputeRunningProcesses_v3 4",
         "fault 4 nvmlDeviceGetMemoryInfo_v2 4",
     )
-    assert [device.unavailable for device in devices_of(snapshot_of(gputrain, host))] == [
+    assert [device.unavailable for device in cuda_devices(snapshot_of(gputrain, host))] == [
         None,
         Unavailable(Obstacle.IN_USE, f"process {PHANTOM} of an unknown user computes on it"),
         Unavailable(Obstacle.IN_USE, "8.8 GiB of it are in use, by processes that the driver does not show here"),
@@ -199,8 +201,8 @@ def test_the_instances_of_a_divided_gpu_are_devices_of_their_own(gputrain: Gputr
         "instance 0 uuid=MIG-22bb gi=2 ci=0 total=9728 used=2000",
         f"process 0 {PHANTOM} 1900 compute 2",
     )
-    devices = devices_of(snapshot_of(gputrain, host))
-    assert [(one.uuid, one.parent, one.place, one.free) for one in devices] == [
+    devices = cuda_devices(snapshot_of(gputrain, host))
+    assert [(one.uuid, one.parent_uuid, one.mig_ids, one.is_free) for one in devices] == [
         ("MIG-11aa", uuid_of(0), "1/0", True),
         ("MIG-22bb", uuid_of(0), "2/0", False),
     ]
@@ -242,7 +244,7 @@ def test_a_rank_that_cuda_gives_another_gpu_does_not_train() -> None:
 
 
 def test_two_ranks_never_share_a_gpu_but_may_share_a_cpu() -> None:
-    refuse_shared_devices([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
-    refuse_shared_devices([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
+    check_devices_unique([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
+    check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
     with pytest.raises(UsageError, match="ranks 0 and 1 on a both have"):
-        refuse_shared_devices([RankDevice(0, "a", 1, FREE), RankDevice(1, "a", 2, FREE)])
+        check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "a", 2, FREE)])

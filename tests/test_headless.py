@@ -7,16 +7,16 @@ from pathlib import Path
 
 from test_journal import epoch, started
 
-from engine.runs.event_lines import line_of
-from engine.runs.events import RunFinished, Warned
-from tui.cli.progress import InBackground, LastingStream, PlainLines
+from engine.runs.event_lines import event_line
+from engine.runs.events import RunFinished, WarningEvent
+from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter
 
 
 def test_a_stream_whose_reader_has_left_or_that_was_never_there_raises_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as stream:
-        for gone in (LastingStream(stream), LastingStream(None)):
+        for gone in (DisconnectSafeStream(stream), DisconnectSafeStream(None)):
             gone.write("lost")
             gone.flush()
             assert gone.write("lost") == 4
@@ -26,12 +26,12 @@ def test_a_stream_whose_reader_has_left_or_that_was_never_there_raises_nothing()
 def test_events_are_heard_in_order_and_all_before_the_end(tmp_path: Path) -> None:
     heard: list[object] = []
 
-    class Ear(PlainLines):
+    class Ear(PlainPrinter):
         def __call__(self, event: object) -> None:
             heard.append(event)
 
     events = [started(), epoch(1), epoch(2), RunFinished(state="finished")]
-    hear = InBackground(Ear())
+    hear = BackgroundPrinter(Ear())
     for event in events:
         hear(event)
     hear.close()
@@ -39,5 +39,5 @@ def test_events_are_heard_in_order_and_all_before_the_end(tmp_path: Path) -> Non
 
 
 def test_a_name_from_outside_can_do_nothing_to_a_terminal() -> None:
-    line = line_of(Warned(message="left out: \x1b[2J\nname\udcff"))
+    line = event_line(WarningEvent(message="left out: \x1b[2J\nname\udcff"))
     assert line == "warning: left out: \\x1b[2J\\nname\\udcff"

@@ -65,7 +65,7 @@ def test_helper_that_hangs_times_out_and_is_killed_on_exit(start: Start) -> None
     with start("time.sleep(1000)") as helper:
         with pytest.raises(HelperTimeoutError, match="no answer within 0 s"):
             helper.receive(0.1)
-        [child] = psutil.Process().children()
+        child = psutil.Process(helper._process.pid)
     assert not child.is_running()
     assert helper.exit_code() == -signal.SIGKILL
 

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.event_lines import line_of
+from engine.runs.event_lines import event_line
 from engine.runs.events import (
     CheckpointSaved,
-    Control,
-    Epoch,
+    ControlEvent,
+    EpochEvent,
     Event,
-    Gpus,
+    GpuEvent,
     RunFinished,
     RunResumed,
     RunStarted,
-    Step,
-    Warned,
+    StepEvent,
+    WarningEvent,
 )
-from engine.runs.history import history_of
+from engine.runs.history import history_from_events
 from engine.runs.journal import Journal, JournalReader, from_line, to_line
 from engine.runs.records import GpuSample, RankDevice, RankPeakMemory
 
@@ -52,12 +52,12 @@ def resumed(from_step: int, time: float) -> RunResumed:
     return RunResumed(time=time, from_step=from_step, **PLAN)  # type: ignore[arg-type]
 
 
-def step(number: int, epoch: int = 1, time: float = 1.0) -> Step:
-    return Step(time=time, step=number, epoch=epoch, losses=[0.5], lr=0.1, images_per_second=1.0, data_wait=0.0)
+def step(number: int, epoch: int = 1, time: float = 1.0) -> StepEvent:
+    return StepEvent(time=time, step=number, epoch=epoch, losses=[0.5], lr=0.1, images_per_second=1.0, data_wait=0.0)
 
 
-def epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> Epoch:
-    return Epoch(
+def epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> EpochEvent:
+    return EpochEvent(
         time=time,
         epoch=number,
         step=number * 10,
@@ -103,9 +103,9 @@ def test_the_ranks_of_a_run_keep_their_json() -> None:
 def test_a_gpu_record_has_no_value_for_what_is_missing_or_strange() -> None:
     strange = {"uuid": 5, "host": None, "state": [], "busy": "97", "power": 10**400, "throttle": "heat", "new": 1}
     event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, strange]}))
-    assert isinstance(event, Gpus)
+    assert isinstance(event, GpuEvent)
     assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]
-    assert [one["uuid"] for one in history_of([event]).summary().gpus] == ["GPU-1", "None"]
+    assert [one["uuid"] for one in history_from_events([event]).summary().gpus] == ["GPU-1", "None"]
 
 
 def test_an_incomplete_rank_or_memory_record_is_left_out() -> None:
@@ -115,20 +115,20 @@ def test_an_incomplete_rank_or_memory_record_is_left_out() -> None:
     assert read.ranks == [RankDevice(1, "h", 8, "cpu")]
     memory = [{"rank": 0, "allocated": None, "reserved": 1}, {"rank": 1, "allocated": 1, "reserved": 2}]
     done = from_line(json.dumps(json.loads(to_line(epoch(1))) | {"memory": memory}))
-    assert isinstance(done, Epoch)
+    assert isinstance(done, EpochEvent)
     assert done.memory == [RankPeakMemory(1, 1, 2)]
 
 
 @pytest.mark.parametrize("field", ["ranks", "gpus", "memory", "work"])
 def test_an_event_whose_records_are_no_objects_is_passed_over(field: str) -> None:
-    event = {"ranks": started(), "gpus": Gpus(gpus=[])}.get(field, epoch(1))
+    event = {"ranks": started(), "gpus": GpuEvent(gpus=[])}.get(field, epoch(1))
     assert from_line(json.dumps(json.loads(to_line(event)) | {field: [5]})) is None
 
 
 def test_every_event_reads_back_as_itself() -> None:
     some: list[Event] = [
-        *(started(), resumed(3, 1.0), step(1), epoch(1), Warned(message="ä \x1b[31m")),
-        *(CheckpointSaved(path="p", step=1, epoch=1), Control(request="stop", by="me", outcome="yes")),
+        *(started(), resumed(3, 1.0), step(1), epoch(1), WarningEvent(message="ä \x1b[31m")),
+        *(CheckpointSaved(path="p", step=1, epoch=1), ControlEvent(request="stop", by="me", outcome="yes")),
         RunFinished(state="failed", message="why"),
     ]
     for event in some:
@@ -144,7 +144,7 @@ def test_a_line_starts_with_type_and_time() -> None:
 
 def test_numbers_that_json_lacks_are_null() -> None:
     line = to_line(
-        Step(step=1, epoch=1, losses=[math.nan, 1.0, math.inf], lr=0.1, images_per_second=1.0, data_wait=0.0)
+        StepEvent(step=1, epoch=1, losses=[math.nan, 1.0, math.inf], lr=0.1, images_per_second=1.0, data_wait=0.0)
     )
     assert json.loads(line)["losses"] == [None, 1.0, None]
 
@@ -152,7 +152,7 @@ def test_numbers_that_json_lacks_are_null() -> None:
 def test_an_epoch_of_no_numbers_is_still_a_line_of_the_log() -> None:
     read = from_line(to_line(epoch(1, math.nan)))
     assert read is not None
-    assert "val loss 1.1000 acc nan  100 img/s" in str(line_of(read))
+    assert "val loss 1.1000 acc nan  100 img/s" in str(event_line(read))
 
 
 def test_unknown_types_and_fields_are_passed_over() -> None:
@@ -167,10 +167,10 @@ def test_a_torn_last_line_is_no_error_and_comes_when_it_is_whole(tmp_path: Path)
     torn = to_line(step(2))
     path.write_text(whole + torn[:20])
     reader = JournalReader(path)
-    assert [event.step for event in reader.poll() if isinstance(event, Step)] == [1]
+    assert [event.step for event in reader.poll() if isinstance(event, StepEvent)] == [1]
     with path.open("a") as file:
         file.write(torn[20:] + "\n")
-    assert [event.step for event in reader.poll() if isinstance(event, Step)] == [2]
+    assert [event.step for event in reader.poll() if isinstance(event, StepEvent)] == [2]
     assert list(reader.poll()) == []
 
 
@@ -180,7 +180,7 @@ def test_a_line_that_a_crash_left_torn_does_not_take_the_next_one_with_it(tmp_pa
     journal = Journal(path)
     journal.append(step(3))
     journal.close()
-    assert [event.step for event in JournalReader(path).poll() if isinstance(event, Step)] == [1, 3]
+    assert [event.step for event in JournalReader(path).poll() if isinstance(event, StepEvent)] == [1, 3]
 
 
 def test_a_journal_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_a_journal_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_drops_what_was_said_of_later_steps() -> None:
-    history = history_of([started(), epoch(1), epoch(2), step(25, 3), resumed(15, 5.0)])
+    history = history_from_events([started(), epoch(1), epoch(2), step(25, 3), resumed(15, 5.0)])
     assert [entry.epoch for entry in history.epochs] == [1]
-    assert history.step is None
+    assert history.latest_step is None
     history.add(epoch(2, 0.9))
     assert [entry.val_accuracy for entry in history.epochs] == [0.5, 0.9]
 
@@ -203,7 +203,7 @@ def test_the_summary_tells_the_last_and_the_best_epoch() -> None:
         epoch(3, 0.8, time=9.0),
         RunFinished(time=10.0, state="finished"),
     ]
-    summary = history_of(events).summary()
+    summary = history_from_events(events).summary()
     assert (summary.state, summary.epochs, summary.val_accuracy) == ("finished", 3, 0.8)
     assert (summary.best_epoch, summary.best_val_accuracy) == (2, 0.9)
     assert (summary.images_per_second, summary.seconds) == (200.0, 10.0)
@@ -211,7 +211,7 @@ def test_the_summary_tells_the_last_and_the_best_epoch() -> None:
 
 def test_the_seconds_of_a_run_leave_out_the_time_between_its_sittings() -> None:
     events = [started(0.0), epoch(1, time=10.0), resumed(10, 100.0), epoch(2, time=105.0)]
-    assert history_of(events).summary().seconds == 15.0
+    assert history_from_events(events).summary().seconds == 15.0
 
 
 def test_a_line_with_a_field_of_another_type_is_passed_over() -> None:

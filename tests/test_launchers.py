@@ -16,7 +16,7 @@ import pytest
 from conftest import COMMAND, Gputrain, clockless, events_of, wait_for
 from torch.distributed import HashStore, TCPStore
 
-from engine.distributed.rank_env import step_port
+from engine.distributed.rank_env import slurm_step_port
 from engine.launch.handshake import exit_code_of_rank_0, share_exit_code
 from engine.training.job import ExitCode
 
@@ -34,7 +34,7 @@ def job_with_a_free_port() -> str:
     """The number of a SLURM job whose tasks would meet at a port that is free."""
     for job in range(1, 100):
         with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0"})))
+            free.bind(("127.0.0.1", slurm_step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0"})))
             return str(job)
     raise AssertionError("no port is free")
 
@@ -177,5 +177,5 @@ def test_exit_code_of_rank_0_is_a_refusal_once_its_store_is_gone() -> None:
     mine = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = TCPStore("127.0.0.1", mine.port, is_master=False)
     del mine
-    assert exit_code_of_rank_0(store) == ExitCode.REFUSED
+    assert exit_code_of_rank_0(store) == ExitCode.USAGE_ERROR
     share_exit_code(store, ExitCode.STOPPED)

@@ -10,11 +10,11 @@ from conftest import weights_of
 from in_process import one_rank, train
 from torch import Tensor
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.models.factory import build_model
-from engine.models.memory_format import memory_format
-from engine.runs.events import Epoch
+from engine.models.memory_format import resolve_memory_format
+from engine.runs.events import EpochEvent
 from engine.training.loop import train_step
 from engine.utils.errors import UsageError
 
@@ -22,7 +22,7 @@ SMALL = ("data.dataset=fake", "data.fake_train=96", "data.fake_val=48", "data.im
 SMALL += ("checkpoint.every_steps=4",)
 
 
-def losses(epochs: list[Epoch]) -> list[tuple[float, float]]:
+def losses(epochs: list[EpochEvent]) -> list[tuple[float, float]]:
     return [(one.train_loss, one.val_loss) for one in epochs]
 
 
@@ -47,25 +47,25 @@ def test_optimizer_state_lies_as_the_weights_it_belongs_to(tmp_path: Path) -> No
     train(tmp_path / "run", *SMALL, "run.epochs=1", "model.channels_last=off")
     last = tmp_path / "run" / "checkpoints" / "last.pt"
     with one_rank(*SMALL, "run.epochs=2", "model.channels_last=on", checkpoint=last) as fit:
-        state = fit.trainer.optimizer.state
-        strides = {(one.stride(), state[one]["momentum_buffer"].stride()) for one in fit.trainer.model.parameters()}
+        state = fit.state.optimizer.state
+        strides = {(one.stride(), state[one]["momentum_buffer"].stride()) for one in fit.state.model.parameters()}
         assert all(own == kept for own, kept in strides)
         saved = torch.load(last, weights_only=True)["optimizer"]["state"]
-        kept: list[Tensor] = [state[one]["momentum_buffer"] for one in fit.trainer.model.parameters()]
+        kept: list[Tensor] = [state[one]["momentum_buffer"] for one in fit.state.model.parameters()]
         assert all(torch.equal(one, saved[number]["momentum_buffer"]) for number, one in enumerate(kept))
 
 
 def test_images_and_what_is_made_of_them_lie_as_the_weights_do() -> None:
     with one_rank(*SMALL, "model.channels_last=on") as fit:
         seen: list[bool] = []
-        for part in fit.trainer.model.modules():
+        for part in fit.state.model.modules():
             if isinstance(part, torch.nn.Conv2d):
                 part.register_forward_hook(
                     lambda part, images, out: seen.extend(
                         one.is_contiguous(memory_format=torch.channels_last) for one in (images[0], out, part.weight)
                     )
                 )
-        train_step(fit.trainer)
+        train_step(fit.state)
         assert len(seen) == 6
         assert all(seen)
 
@@ -83,8 +83,8 @@ def test_images_and_what_is_made_of_them_lie_as_the_weights_do() -> None:
     ],
 )
 def test_by_itself_only_where_it_is_faster(recipe: tuple[str, ...], device: str, last: bool) -> None:
-    config: Config = resolve("digits", recipe).config
-    chosen = memory_format(config, build_model(config, 1, 10, 8), torch.device(device))
+    config: Config = resolve_config("digits", recipe).config
+    chosen = resolve_memory_format(config, build_model(config, 1, 10, 8), torch.device(device))
     assert chosen == (torch.channels_last if last else torch.contiguous_format)
 
 
@@ -106,7 +106,7 @@ def test_a_model_of_ones_own_is_left_as_it_is_unless_asked_for(tmp_path: Path) -
     (tmp_path / "viewing.py").write_text(NET)
     own = (*SMALL, "model.name=viewing:Viewing", f"run.code={tmp_path}")
     with one_rank(*own) as fit:
-        train_step(fit.trainer)
+        train_step(fit.state)
     with (
         pytest.raises(UsageError, match=r"model\.channels_last: viewing:Viewing cannot take such images: view size"),
         one_rank(*own, "model.channels_last=on"),

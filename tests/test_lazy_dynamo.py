@@ -26,17 +26,17 @@ from tempfile import mkdtemp
 import torch
 import torch.distributed as dist
 from in_process import one_rank, train
-from engine.config.run_sections import Device
-from engine.distributed.parallel import wrap
+from engine.config.run_sections import DeviceConfig
+from engine.distributed.parallel import wrap_model
 from engine.optim import lazy_dynamo
 from engine.optim.lazy_dynamo import dynamo_stub
 
 def steps_of_ddp():
     with one_rank() as fit:
-        wrapped = wrap(fit.trainer.model, Device(), torch.device("cpu"), 1, 2)
+        wrapped = wrap_model(fit.state.model, DeviceConfig(), torch.device("cpu"), 1, 2)
         assert type(wrapped).__name__ == "DistributedDataParallel"
         wrapped(torch.rand(2, 1, 8, 8)).sum().backward()
-        fit.trainer.optimizer.step()
+        fit.state.optimizer.step()
 
 def losses():
     return [epoch.train_loss for epoch in train(Path(mkdtemp()), "run.epochs=1")]

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from conftest import Gputrain
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.limits import Loading, open_files, shared_memory
-from engine.training.disk import checkpoint_bytes, checkpoint_files, disk_space, disk_warnings
-from engine.utils.host import existing, in_bytes
+from engine.data.limits import LoaderFootprint, open_files_shortage, shm_shortage
+from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
+from engine.utils.host import format_bytes, nearest_existing
 
-LOADING = Loading(ranks=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
+LOADING = LoaderFootprint(local_world_size=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
 
 
 def config(*overrides: str) -> Config:
-    return resolve(None, list(overrides)).config
+    return resolve_config(None, list(overrides)).config
 
 
 def test_shared_memory_must_hold_what_all_loader_processes_prepare_ahead() -> None:
-    assert shared_memory(LOADING, 400 << 20) is None
-    assert str(shared_memory(LOADING, 64 << 20)) == (
+    assert shm_shortage(LOADING, 400 << 20) is None
+    assert str(shm_shortage(LOADING, 64 << 20)) == (
         "/dev/shm has 64 MiB free, and the loader processes can hold 400 MiB of batches (2 ranks x 4 workers x 4 "
         "batches of 12.5 MiB); give fewer data.workers or a smaller data.prefetch, or more shared memory (docker run "
         "--shm-size=1g)"
@@ -33,22 +33,22 @@ def test_shared_memory_must_hold_what_all_loader_processes_prepare_ahead() -> No
 
 
 def test_a_rank_without_loader_processes_needs_neither_shared_memory_nor_files() -> None:
-    loading = Loading(ranks=2, workers=0, prefetch=4, batch_bytes=1 << 40)
-    assert shared_memory(loading, 0) is None
-    assert open_files(loading, 10) is None
+    loading = LoaderFootprint(local_world_size=2, workers=0, prefetch=4, batch_bytes=1 << 40)
+    assert shm_shortage(loading, 0) is None
+    assert open_files_shortage(loading, 10) is None
 
 
 def test_a_file_is_open_for_each_batch_on_its_way() -> None:
-    assert open_files(LOADING, 80) is None
-    assert open_files(LOADING, None) is None
-    assert "a process may have 79 files open, and a rank can need 80" in str(open_files(LOADING, 79))
+    assert open_files_shortage(LOADING, 80) is None
+    assert open_files_shortage(LOADING, None) is None
+    assert "a process may have 79 files open, and a rank can need 80" in str(open_files_shortage(LOADING, 79))
 
 
 def test_the_disk_must_hold_the_kept_the_best_and_the_one_being_written(tmp_path: Path) -> None:
     kept = config("checkpoint.keep=3", "run.epochs=10")
-    assert checkpoint_files(kept) == 5
-    assert disk_space(tmp_path, 5 << 20, 1 << 20, checkpoint_files(kept)) is None
-    assert str(disk_space(tmp_path, (5 << 20) - 1, 1 << 20, 5)).startswith(
+    assert max_new_checkpoints(kept) == 5
+    assert disk_shortage(tmp_path, 5 << 20, 1 << 20, max_new_checkpoints(kept)) is None
+    assert str(disk_shortage(tmp_path, (5 << 20) - 1, 1 << 20, 5)).startswith(
         f"{tmp_path} has 5 MiB free, and the checkpoints can take 5 MiB (5 files of 1 MiB)"
     )
     [warning] = disk_warnings(kept, tmp_path / "runs" / "new" / "checkpoints", 1 << 60)
@@ -59,8 +59,8 @@ def test_checkpoints_that_are_there_already_need_no_room_again(tmp_path: Path) -
     (tmp_path / "epoch-0001.pt").touch()
     (tmp_path / "best.pt").touch()
     (tmp_path / "last.pt").hardlink_to(tmp_path / "best.pt")
-    assert checkpoint_files(config("checkpoint.keep=3", "run.epochs=10"), tmp_path) == 3
-    assert checkpoint_files(config("checkpoint.keep=1", "run.epochs=1"), tmp_path) == 1
+    assert max_new_checkpoints(config("checkpoint.keep=3", "run.epochs=10"), tmp_path) == 3
+    assert max_new_checkpoints(config("checkpoint.keep=1", "run.epochs=1"), tmp_path) == 1
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,19 @@ def test_a_checkpoint_holds_the_weights_and_the_optimizers_copies(overrides: lis
 
 
 def test_free_space_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
-    assert existing(tmp_path / "no" / "such") == tmp_path
+    assert nearest_existing(tmp_path / "no" / "such") == tmp_path
 
 
 def test_sizes_are_told_in_the_largest_unit_that_they_fill() -> None:
     sizes = [0, 1023, 1024, 1536 << 10, 3 << 30, 1 << 50]
-    assert [in_bytes(size) for size in sizes] == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "3 GiB", "1024 TiB"]
+    assert [format_bytes(size) for size in sizes] == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "3 GiB", "1024 TiB"]
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed_for_children_too() -> None:
-    program = "import os; from engine.utils.host import raise_open_files; raise_open_files(); os.system('ulimit -Sn')"
+    program = (
+        "import os; from engine.utils.host import raise_open_files_limit; raise_open_files_limit(); "
+        "os.system('ulimit -Sn')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

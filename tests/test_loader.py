@@ -10,13 +10,13 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as reference
 
-from engine.config.loader import resolve
-from engine.data.augment.augmentation import vary
-from engine.data.augment.batch_ops import crop, fit, flip, normalise
-from engine.data.pipelines.loader import Batch, Batches
-from engine.data.sampler import Shares, epoch_order
+from engine.config.loader import resolve_config
+from engine.data.augment.augmentation import apply_batch_params
+from engine.data.augment.batch_ops import convert_to_format, horizontal_flip, normalize, pad_and_crop
+from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.sampler import DistributedBatchSampler, epoch_permutation
 from engine.data.sources.base import ImageFormat
-from engine.data.sources.formats import image_format
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 
 # All that draws random numbers.
@@ -26,11 +26,16 @@ CROPS = {"padded": "augment.crop_padding=2", "resized": "augment.resized_crop=tr
 
 
 def batches(workers: int, how: str, first_batch: int = 0, batch_size: int = 16) -> list[Batch]:
-    config = resolve(None, [*DRAWING, CROPS[how]]).config
+    config = resolve_config(None, [*DRAWING, CROPS[how]]).config
     source = open_source(config)
-    shares = Shares(96, 37, batch_size, 0, 1, True, config.run.seed)
-    made = Batches(source, config, image_format(config, source), shares.run(2, 1, first_batch), workers)
-    return [batch if batch.draws is None else replace(batch, images=vary(batch.images, batch.draws)) for batch in made]
+    shares = DistributedBatchSampler(96, 37, batch_size, 0, 1, True, config.run.seed)
+    made = BatchLoader(source, config, model_input_format(config, source), shares.requests(2, 1, first_batch), workers)
+    return [
+        batch
+        if batch.augment_params is None
+        else replace(batch, images=apply_batch_params(batch.images, batch.augment_params))
+        for batch in made
+    ]
 
 
 @pytest.fixture(scope="module", params=CROPS)
@@ -62,33 +67,35 @@ def test_images_are_the_same_in_larger_batches(alone: tuple[str, list[Batch]]) -
 
 def test_images_change_from_epoch_to_epoch_and_validation_images_never(alone: tuple[str, list[Batch]]) -> None:
     how, made = alone
-    config = resolve(None, ["data.channels=3"]).config
+    config = resolve_config(None, ["data.channels=3"]).config
     source = open_source(config)
-    plain = fit(torch.from_numpy(source.load("val", np.arange(37))[0]), image_format(config, source))
+    plain = convert_to_format(
+        torch.from_numpy(source.load("val", np.arange(37))[0]), model_input_format(config, source)
+    )
     for first in (6, 15):
         assert torch.equal(torch.cat([batch.images for batch in made[first : first + 3]]), plain), how
     epochs = [torch.cat([batch.images.flatten(1) for batch in made[first : first + 6]]) for first in (0, 9)]
-    orders = [np.argsort(epoch_order(96, config.run.seed, epoch)) for epoch in (1, 2)]
+    orders = [np.argsort(epoch_permutation(96, config.run.seed, epoch)) for epoch in (1, 2)]
     same = (epochs[0][orders[0]] == epochs[1][orders[1]]).all(1)
     assert same.float().mean() < 0.05
 
 
 def test_a_batch_on_its_way_takes_one_open_file() -> None:
-    config = resolve(None, ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=1"]).config
+    config = resolve_config(None, ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=1"]).config
     source = open_source(config)
-    shares = Shares(96, 37, 16, 0, 1, True, 0)
-    made, held = Batches(source, config, image_format(config, source), shares.run(2), 1), list[Batch]()
+    shares = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
+    made, held = BatchLoader(source, config, model_input_format(config, source), shares.requests(2), 1), list[Batch]()
     opened = []
     for _ in range(6):
         held.append(next(made))
         opened.append(len(list(Path("/proc/self/fd").iterdir())))
-    assert held[-1].draws is not None
+    assert held[-1].augment_params is not None
     assert opened[-1] - opened[1] == 4
 
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:
     images = torch.randint(0, 256, (3, 2, 5, 5), dtype=torch.uint8)
-    cropped = crop(images, 2, torch.tensor([[0, 4], [2, 2], [4, 1]]))
+    cropped = pad_and_crop(images, 2, torch.tensor([[0, 4], [2, 2], [4, 1]]))
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
     for row, (top, left) in enumerate([(0, 4), (2, 2), (4, 1)]):
         assert torch.equal(cropped[row], padded[row, :, top : top + 5, left : left + 5])
@@ -97,7 +104,7 @@ def test_a_crop_is_a_window_of_the_padded_image() -> None:
 
 def test_a_flip_mirrors_the_chosen_images() -> None:
     images = torch.arange(12, dtype=torch.uint8).view(2, 1, 2, 3)
-    flipped = flip(images, torch.tensor([False, True]))
+    flipped = horizontal_flip(images, torch.tensor([False, True]))
     assert torch.equal(flipped[0], images[0])
     assert torch.equal(flipped[1], reference.horizontal_flip(images[1]))
 
@@ -106,19 +113,19 @@ def test_normalising_agrees_with_torchvision() -> None:
     images = torch.randint(0, 256, (4, 3, 6, 6), dtype=torch.uint8)
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
     expected = reference.normalize(reference.to_dtype(images, torch.float32, scale=True), mean.tolist(), std.tolist())
-    torch.testing.assert_close(normalise(images, mean.view(1, 3, 1, 1), std.view(1, 3, 1, 1)), expected)
+    torch.testing.assert_close(normalize(images, mean.view(1, 3, 1, 1), std.view(1, 3, 1, 1)), expected)
 
 
 def test_resizing_agrees_with_torchvision() -> None:
     images = torch.randint(0, 256, (4, 3, 20, 20), dtype=torch.uint8)
     expected = reference.resize(images, [12, 12], antialias=True)
-    made = fit(images, ImageFormat(12, 3, (0.5,), (0.5,)))
+    made = convert_to_format(images, ImageFormat(12, 3, (0.5,), (0.5,)))
     assert (made.int() - expected.int()).abs().max() <= 1
 
 
 def test_channels_are_copied_or_weighed() -> None:
     grey = torch.full((1, 1, 4, 4), 77, dtype=torch.uint8)
-    assert torch.equal(fit(grey, ImageFormat(4, 3, (0.5,), (0.5,))), grey.expand(1, 3, 4, 4))
+    assert torch.equal(convert_to_format(grey, ImageFormat(4, 3, (0.5,), (0.5,))), grey.expand(1, 3, 4, 4))
     colour = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
-    made = fit(colour, ImageFormat(4, 1, (0.5,), (0.5,)))
+    made = convert_to_format(colour, ImageFormat(4, 1, (0.5,), (0.5,)))
     assert (made.int() - reference.rgb_to_grayscale(colour).int()).abs().max() <= 1

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.config.loader import resolve
-from engine.training.losses import balanced_weights, build_loss
+from engine.config.loader import resolve_config
+from engine.training.losses import balanced_class_weights, build_loss
 from engine.utils.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ ONE_HOT = F.one_hot(LABELS, 3).float()
 
 
 def loss(*overrides: str, logits: Tensor = LOGITS, targets: Tensor = LABELS) -> Tensor:
-    return build_loss(resolve(None, overrides).config, 3, lambda: COUNTS, CPU)(logits, targets)
+    return build_loss(resolve_config(None, overrides).config, 3, lambda: COUNTS, CPU)(logits, targets)
 
 
 def test_cross_entropy_is_torchs_with_its_label_smoothing() -> None:
@@ -43,7 +43,7 @@ def test_smoothed_labels_are_shares_of_classes(name: str) -> None:
 
 
 def test_balanced_weights_make_every_class_count_alike() -> None:
-    weights = balanced_weights(COUNTS)
+    weights = balanced_class_weights(COUNTS)
     assert np.allclose(weights * COUNTS, weights[0] * COUNTS[0])
     assert np.isclose((weights * COUNTS).sum() / COUNTS.sum(), 1.0)
 
@@ -54,14 +54,14 @@ def test_weighed_means_of_two_halves_are_that_of_the_whole(name: str) -> None:
     halves = [loss(*options, logits=LOGITS[part], targets=LABELS[part]) for part in (slice(2), slice(2, 4))]
     assert torch.allclose(loss(*options), (halves[0] + halves[1]) / 2)
     each = torch.stack([loss(f"loss.name={name}", logits=LOGITS[[n]], targets=LABELS[[n]]) for n in range(4)])
-    weights = torch.tensor(balanced_weights(COUNTS)[LABELS.numpy()], dtype=torch.float32)
+    weights = torch.tensor(balanced_class_weights(COUNTS)[LABELS.numpy()], dtype=torch.float32)
     assert torch.allclose(loss(*options), (each * weights).mean())
 
 
 def test_rare_classes_weigh_as_much_under_autocast() -> None:
     counts = np.array([1, 300_000, 300_000])
     criterion = build_loss(
-        resolve(None, ["loss.name=mse", "loss.class_weights=balanced"]).config, 3, lambda: counts, CPU
+        resolve_config(None, ["loss.name=mse", "loss.class_weights=balanced"]).config, 3, lambda: counts, CPU
     )
     wanted = criterion(LOGITS, LABELS)
     for dtype in (torch.float16, torch.bfloat16):
@@ -116,7 +116,9 @@ def test_a_loss_of_ones_own_is_a_function_or_a_class(own: str) -> None:
 
 def test_a_module_of_ones_own_is_brought_to_the_device(own: str) -> None:
     device = torch.device("meta")
-    criterion = build_loss(resolve(None, ["loss.name=their_losses:Focal", own]).config, 3, lambda: COUNTS, device)
+    criterion = build_loss(
+        resolve_config(None, ["loss.name=their_losses:Focal", own]).config, 3, lambda: COUNTS, device
+    )
     assert criterion(LOGITS.to(device), LABELS.to(device)).device == device
     assert torch.allclose(
         loss("loss.name=their_losses:Focal", own), F.cross_entropy(LOGITS, LABELS, torch.tensor([1.0, 2.0, 3.0]))

@@ -11,7 +11,7 @@ import yaml
 from conftest import DoneRun, Gputrain, clockless, events_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 
 
 def test_it_finishes_and_learns(digits: DoneRun) -> None:
@@ -60,8 +60,8 @@ def test_the_summary_agrees_with_the_journal(digits: DoneRun) -> None:
 
 
 def test_the_saved_config_repeats_the_run(digits: DoneRun) -> None:
-    again = resolve(str(digits.path / "config.yaml")).config
-    first = resolve("digits", ["run.name=digits"]).config
+    again = resolve_config(str(digits.path / "config.yaml")).config
+    first = resolve_config("digits", ["run.name=digits"]).config
     assert again == first
 
 

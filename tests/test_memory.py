@@ -12,17 +12,24 @@ import torch.distributed as dist
 import yaml
 from conftest import Gputrain, events_of
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.sources.formats import image_format
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.distributed.failures import cause_of, failure_in_words, failure_of, out_of_memory
-from engine.distributed.node_plan import plan
-from engine.launch.batch_size import SHARE, Found, batch_before, find_batch
-from engine.launch.batch_size_process import Outcome, Trials, made_up, peak, reset_peak, search
+from engine.distributed.failures import describe_cause, describe_failure, oom_location, rank_failure
+from engine.distributed.node_plan import plan_node
+from engine.launch.batch_size import MAX_MEMORY_SHARE, BatchSizeResult, find_batch_size, previous_batch_size
+from engine.launch.batch_size_process import (
+    BatchSizeTrials,
+    TrialOutcome,
+    peak_rss_bytes,
+    reset_peak_rss,
+    search_batch_size,
+    synthetic_source,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.records import RankPeakMemory
-from engine.training.memory import gather_peaks, give_back, peaks, reset_peaks
+from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
 from engine.utils.errors import UsageError
 
 # As torch 2.15 says it.
@@ -34,12 +41,12 @@ FULL = (
 
 
 def config(*overrides: str) -> Config:
-    return resolve(None, list(overrides)).config
+    return resolve_config(None, list(overrides)).config
 
 
 def test_a_full_gpu_is_told_with_the_batch_and_what_to_try() -> None:
     error = torch.OutOfMemoryError(FULL.format(others=""))
-    assert cause_of(error, config("data.batch_size=256")) == (
+    assert describe_cause(error, config("data.batch_size=256")) == (
         "the GPU's memory is full (79.1 of 79.2 GiB in use) at 256 images a rank: try data.batch_size=128 with "
         "optim.accumulate=2, precision.amp=bf16, or --batch-size auto"
     )
@@ -47,7 +54,7 @@ def test_a_full_gpu_is_told_with_the_batch_and_what_to_try() -> None:
 
 def test_what_others_have_of_a_full_gpu_is_told() -> None:
     error = torch.OutOfMemoryError(FULL.format(others="Process 77 has 9.00 GiB memory in use. "))
-    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of them by other processes)" in cause_of(error, config())
+    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of them by other processes)" in describe_cause(error, config())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ def test_what_others_have_of_a_full_gpu_is_told() -> None:
     ],
 )
 def test_what_to_try_is_what_the_config_leaves_to_try(overrides: list[str], advice: str) -> None:
-    assert advice in cause_of(torch.OutOfMemoryError(FULL.format(others="")), config(*overrides))
+    assert advice in describe_cause(torch.OutOfMemoryError(FULL.format(others="")), config(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_what_to_try_is_what_the_config_leaves_to_try(overrides: list[str], advi
     ["CUDA error: out of memory\nCUDA kernel errors might", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"],
 )
 def test_a_full_gpu_has_many_words(text: str) -> None:
-    assert cause_of(RuntimeError(text), config()).startswith("the GPU's memory is full at 64 images a rank: try ")
+    assert describe_cause(RuntimeError(text), config()).startswith("the GPU's memory is full at 64 images a rank: try ")
 
 
 def fill_by_torch() -> None:
@@ -86,7 +93,7 @@ def test_a_full_machine_is_told_with_the_rank_the_batch_and_what_to_try(fill: ob
     try:
         fill()
     except (RuntimeError, MemoryError) as error:
-        told = failure_in_words(failure_of(1, "cpu", error, config("device.ranks=2")))
+        told = describe_failure(rank_failure(1, "cpu", error, config("device.ranks=2")))
     assert told.startswith(
         "rank 1 (cpu) failed: the machine's memory is full at 64 images a rank: try data.batch_size=32 with "
         "optim.accumulate=2, fewer data.workers, fewer device.ranks, or --batch-size auto ("
@@ -96,15 +103,15 @@ def test_a_full_machine_is_told_with_the_rank_the_batch_and_what_to_try(fill: ob
 
 def test_other_errors_are_not_taken_for_a_full_memory() -> None:
     for error in (RuntimeError("shapes cannot be multiplied"), ValueError("out of range"), OSError("No space left")):
-        assert out_of_memory(error) is None
+        assert oom_location(error) is None
 
 
 def test_the_cpu_has_no_peaks_and_asks_no_other_rank_for_them() -> None:
     cpu = torch.device("cpu")
-    reset_peaks(cpu)
-    give_back(cpu)
-    assert peaks(cpu) == {}
-    assert gather_peaks(cpu, 0, dist.GroupMember.NON_GROUP_MEMBER) == []  # type: ignore[arg-type]
+    reset_peak_memory(cpu)
+    empty_cache(cpu)
+    assert peak_memory(cpu) == {}
+    assert gather_peak_memory(cpu, 0, dist.GroupMember.NON_GROUP_MEMBER) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
@@ -112,77 +119,79 @@ def test_the_cpu_has_no_peaks_and_asks_no_other_rank_for_them() -> None:
 def test_the_peak_of_a_gpu_is_what_was_taken_at_its_most() -> None:
     gpu = torch.device("cuda", 0)
     torch.zeros(1, device=gpu)
-    reset_peaks(gpu)
-    before = peaks(gpu)["allocated"]
+    reset_peak_memory(gpu)
+    before = peak_memory(gpu)["allocated"]
     torch.zeros(64 << 20, dtype=torch.uint8, device=gpu)
-    assert peaks(gpu)["allocated"] == before + (64 << 20)
-    assert peaks(gpu)["reserved"] >= peaks(gpu)["allocated"]
+    assert peak_memory(gpu)["allocated"] == before + (64 << 20)
+    assert peak_memory(gpu)["reserved"] >= peak_memory(gpu)["allocated"]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert gather_peaks(gpu, 0, dist.group.WORLD) == [RankPeakMemory(0, **peaks(gpu))]  # type: ignore[arg-type]
+    assert gather_peak_memory(gpu, 0, dist.group.WORLD) == [RankPeakMemory(0, **peak_memory(gpu))]  # type: ignore[arg-type]
     dist.destroy_process_group()
-    give_back(gpu)
-    reset_peaks(gpu)
-    assert peaks(gpu)["reserved"] < 64 << 20
+    empty_cache(gpu)
+    reset_peak_memory(gpu)
+    assert peak_memory(gpu)["reserved"] < 64 << 20
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 7, 23, 31, 40, 100, 257, 1000, 1437, 5000])
 def test_the_search_ends_near_the_most_that_fit_and_tries_little_more(room: int) -> None:
     tried: list[int] = []
 
-    def trial(images: int) -> Outcome:
+    def trial(images: int) -> TrialOutcome:
         tried.append(images)
         return "fits" if images <= room else "full"
 
-    best = list(search(trial, 10**6, "data"))[-1]
-    assert best.limit == "memory"
-    assert best.images <= room < best.images + max(best.images // 8, 8 if best.images >= 32 else 1)
-    assert best.images < 32 or best.images % 8 == 0
+    best = list(search_batch_size(trial, 10**6, "data"))[-1]
+    assert best.limited_by == "memory"
+    assert best.batch_size <= room < best.batch_size + max(best.batch_size // 8, 8 if best.batch_size >= 32 else 1)
+    assert best.batch_size < 32 or best.batch_size % 8 == 0
     assert max(tried) <= 2 * room
     assert len(tried) <= 20
 
 
 def test_the_search_goes_no_further_than_the_data_and_the_clock() -> None:
-    assert list(search(lambda images: "fits", 719, "data"))[-1] == Found(719, "data")
-    assert list(search(lambda images: "fits", 1, "data"))[-1] == Found(1, "data")
-    assert list(search(lambda images: "slow" if images > 64 else "fits", 719, "data"))[-1] == Found(64, "time")
-    assert list(search(lambda images: "slow", 719, "data"))[-1] == Found(2, "time")
-    assert list(search(lambda images: "full", 719, "data")) == []
+    assert list(search_batch_size(lambda images: "fits", 719, "data"))[-1] == BatchSizeResult(719, "data")
+    assert list(search_batch_size(lambda images: "fits", 1, "data"))[-1] == BatchSizeResult(1, "data")
+    assert list(search_batch_size(lambda images: "slow" if images > 64 else "fits", 719, "data"))[
+        -1
+    ] == BatchSizeResult(64, "time")
+    assert list(search_batch_size(lambda images: "slow", 719, "data"))[-1] == BatchSizeResult(2, "time")
+    assert list(search_batch_size(lambda images: "full", 719, "data")) == []
 
 
 @pytest.fixture
-def trials() -> Iterator[Trials]:
+def trials() -> Iterator[BatchSizeTrials]:
     """With 60 MiB more than this process has once it has trained."""
     wanted = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
     source = open_source(wanted)
-    about = {"format": vars(image_format(wanted, source)), "classes": 10, "train": 10_000}
-    shared, images = plan(wanted, []), made_up(about)
-    assert Trials(wanted, shared, images, 1 << 60)(2) == "fits"
+    about = {"format": vars(model_input_format(wanted, source)), "classes": 10, "train": 10_000}
+    shared, images = plan_node(wanted, []), synthetic_source(about)
+    assert BatchSizeTrials(wanted, shared, images, 1 << 60)(2) == "fits"
     dist.destroy_process_group()
-    reset_peak()
-    yield Trials(wanted, shared, images, int((peak() + (60 << 20)) / SHARE))
+    reset_peak_rss()
+    yield BatchSizeTrials(wanted, shared, images, int((peak_rss_bytes() + (60 << 20)) / MAX_MEMORY_SHARE))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def test_the_trials_train_for_real_until_a_rank_would_take_more_than_its_share(trials: Trials) -> None:
-    best = list(search(trials, 4096, "time"))[-1]
-    assert best.limit == "memory"
+def test_the_trials_train_for_real_until_a_rank_would_take_more_than_its_share(trials: BatchSizeTrials) -> None:
+    best = list(search_batch_size(trials, 4096, "time"))[-1]
+    assert best.limited_by == "memory"
     # Of an image the two convolutions, their norms and their activations keep about 0.8 MB for the way back.
-    assert 8 <= best.images <= 256
-    assert trials(best.images // 2) == "fits"
-    assert trials(4 * best.images) == "full"
+    assert 8 <= best.batch_size <= 256
+    assert trials(best.batch_size // 2) == "fits"
+    assert trials(4 * best.batch_size) == "full"
 
 
-def test_after_a_real_want_of_memory_the_trials_go_on(trials: Trials) -> None:
+def test_after_a_real_want_of_memory_the_trials_go_on(trials: BatchSizeTrials) -> None:
     assert trials(2) == "fits"
-    assert trials._seconds(1 << 50) is None
+    assert trials._step_seconds(1 << 50) is None
     assert trials(4) == "fits"
 
 
 def test_where_not_one_image_fits_that_is_said() -> None:
     wanted = config("device.ranks=2", "data.dataset=fake")
     with pytest.raises(UsageError) as caught:
-        find_batch(wanted, plan(wanted, []), 2, open_source(wanted), memory=64 << 20)
+        find_batch_size(wanted, plan_node(wanted, []), 2, open_source(wanted), memory_bytes=64 << 20)
     assert str(caught.value) == (
         "data.batch_size: auto: not even one image fits into the 64 MiB that a rank may take; give another model.name "
         "or data.image_size, or fewer device.ranks"
@@ -191,11 +200,11 @@ def test_where_not_one_image_fits_that_is_said() -> None:
 
 def test_a_run_that_goes_on_keeps_the_batch_size_that_was_found(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert batch_before(folder) is None
+    assert previous_batch_size(folder) is None
     folder.config.write_text("data: {batch_size: auto}\n")
-    assert batch_before(folder) is None
+    assert previous_batch_size(folder) is None
     folder.config.write_text("data: {batch_size: 48}\n")
-    assert batch_before(folder) == 48
+    assert previous_batch_size(folder) == 48
 
 
 def test_a_run_finds_its_batch_size_and_keeps_it_in_its_config(gputrain: Gputrain) -> None:

@@ -24,26 +24,26 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
-from engine.config.loader import resolve
-from engine.config.pipeline import Pipeline
+from engine.config.loader import resolve_config
+from engine.config.pipeline import PipelineName
 from engine.config.schema import Config
-from engine.data.augment.augmentation import Augmentation, vary
-from engine.data.augment.batch_ops import cut, erase
-from engine.data.augment.crops import cut_rectangles, erased_rectangles
-from engine.data.batching import shares_of
+from engine.data.augment.augmentation import Augmentation, apply_batch_params
+from engine.data.augment.batch_ops import erase, resized_crop
+from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_boxes
+from engine.data.batching import build_sampler
 from engine.data.pipelines import memory
-from engine.data.pipelines.choose import Choice
+from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.device import DeviceBatch
-from engine.data.pipelines.in_memory_images import held_bytes, hold
-from engine.data.pipelines.input_pipeline import Feed
-from engine.data.pipelines.memory import MemoryBatches
-from engine.data.sampler import Shares
-from engine.data.sources import decoded_cache as decoded
-from engine.data.sources.base import ImageFormat, Source, UnreadableImageError
-from engine.data.sources.decoded_cache import Fresh, kept_or_decoded, key_of
-from engine.data.sources.formats import image_format
+from engine.data.pipelines.in_memory_images import in_memory_bytes, load_in_memory
+from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.pipelines.memory import InMemoryLoader
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources import decoded_cache
+from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
+from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.launch.batch_size import about
+from engine.launch.batch_size import image_metadata
 from engine.utils.files import cache_folder
 
 CPU = torch.device("cpu")
@@ -56,24 +56,26 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def batches(
-    pipeline: Pipeline,
+    pipeline: PipelineName,
     config: Config,
-    source: Source,
-    shares: Shares | None = None,
+    source: ImageSource,
+    shares: DistributedBatchSampler | None = None,
     first: tuple[int, int] = (1, 0),
     device: torch.device = CPU,
 ) -> list[DeviceBatch]:
     """Those of two epochs."""
-    shares = shares or shares_of(config, source, 1)
-    choice = Choice(pipeline, "")
-    feed = Feed(choice, source, config, image_format(config, source), shares.run(2, *first)).on(device)
-    return [next(feed) for _ in shares.run(2, *first)]
+    shares = shares or build_sampler(config, source, 1)
+    choice = PipelineChoice(pipeline, "")
+    feed = InputPipeline(
+        choice, source, config, model_input_format(config, source), shares.requests(2, *first)
+    ).device_loader(device)
+    return [next(feed) for _ in shares.requests(2, *first)]
 
 
 def assert_the_same(some: list[DeviceBatch], others: list[DeviceBatch], within: float = 0.0) -> None:
     assert len(some) == len(others) > 0
     for one, other in zip(some, others, strict=True):
-        assert (one.weight, one.ends_step, one.unread) == (other.weight, other.ends_step, other.unread)
+        assert (one.loss_weight, one.ends_step, one.unread) == (other.loss_weight, other.ends_step, other.unread)
         assert torch.equal(one.labels, other.labels)
         assert one.images.shape == other.images.shape
         assert one.images.dtype == other.images.dtype == torch.float32
@@ -82,25 +84,25 @@ def assert_the_same(some: list[DeviceBatch], others: list[DeviceBatch], within: 
 
 @pytest.mark.parametrize("data", [(), ("data.channels=3",), ("data.dataset=fake", "data.image_size=24")])
 def test_both_pipelines_give_the_same_batches_bit_for_bit(data: tuple[str, ...]) -> None:
-    config = resolve(None, [*VARIED, *data]).config
+    config = resolve_config(None, [*VARIED, *data]).config
     source = open_source(config)
     streamed = batches("stream", config, source)
     assert_the_same(batches("memory", config, source), streamed)
-    plain = resolve(None, ["data.batch_size=16", *data]).config
+    plain = resolve_config(None, ["data.batch_size=16", *data]).config
     assert not torch.equal(streamed[0].images, batches("stream", plain, source)[0].images)
 
 
 def test_images_are_brought_to_another_size_alike_in_both() -> None:
-    config = resolve(None, [*VARIED, "data.image_size=14", "data.channels=3"]).config
+    config = resolve_config(None, [*VARIED, "data.image_size=14", "data.channels=3"]).config
     source = open_source(config)
     assert_the_same(batches("memory", config, source), batches("stream", config, source))
 
 
 def test_what_is_done_to_one_image_after_another_is_the_same_too() -> None:
     overrides = [*VARIED, "augment.policy=trivialaugment", "augment.contrast=0.4", "data.channels=3"]
-    config = resolve(None, overrides).config
+    config = resolve_config(None, overrides).config
     source = open_source(config)
-    shares = Shares(48, 20, 16, 0, 1, True, 0)
+    shares = DistributedBatchSampler(48, 20, 16, 0, 1, True, 0)
     assert_the_same(batches("memory", config, source, shares), batches("stream", config, source, shares))
 
 
@@ -109,9 +111,9 @@ def test_what_is_done_to_one_image_after_another_is_the_same_too() -> None:
 def test_each_rank_gets_its_share_with_partial_batches_accumulated_steps_and_after_a_resume(
     first: tuple[int, int], rank: int
 ) -> None:
-    config = resolve(None, VARIED).config
+    config = resolve_config(None, VARIED).config
     source = open_source(config)
-    shares = Shares(203, 37, 8, rank, 3, False, 0, accumulate=2)
+    shares = DistributedBatchSampler(203, 37, 8, rank, 3, False, 0, accumulate=2)
     made = batches("memory", config, source, shares, first)
     assert_the_same(made, batches("stream", config, source, shares, first))
     assert {batch.ends_step for batch in made} == {True, False}
@@ -121,10 +123,10 @@ def test_each_rank_gets_its_share_with_partial_batches_accumulated_steps_and_aft
 @pytest.mark.parametrize("size", [12, 32, 50])
 def test_parts_that_are_cut_out_agree_with_the_streams_within_two_of_255(size: int) -> None:
     overrides = ["augment.resized_crop=true", "augment.flip=true", "data.dataset=fake", "data.batch_size=16"]
-    config = resolve(None, [*overrides, "data.mean=[0,0,0]", "data.std=[1,1,1]"]).config
+    config = resolve_config(None, [*overrides, "data.mean=[0,0,0]", "data.std=[1,1,1]"]).config
     source = open_source(config)
     config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": size})})
-    shares = Shares(96, 37, 16, 0, 1, True, 0)
+    shares = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
     streamed, held = (batches(pipeline, config, source, shares) for pipeline in ("stream", "memory"))
     assert_the_same(held, streamed, within=2.01 / 255)
     assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(held, streamed, strict=True)) < 0.02
@@ -133,11 +135,11 @@ def test_parts_that_are_cut_out_agree_with_the_streams_within_two_of_255(size: i
 def test_a_gpu_prepares_as_many_batches_at_once_as_have_room_at_the_size_that_parts_are_cut_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = resolve(None, ["augment.resized_crop=true", "data.dataset=fake", "data.batch_size=16"]).config
+    config = resolve_config(None, ["augment.resized_crop=true", "data.dataset=fake", "data.batch_size=16"]).config
     source, small = open_source(config), ImageFormat(8, 3, (0.5,) * 3, (0.5,) * 3)
-    requests = list(Shares(96, 32, 16, 0, 1, True, 0).run(1))
-    made = MemoryBatches(hold(source, config, small), config, small, requests, CPU)
-    monkeypatch.setattr(memory, "AHEAD_BYTES", 2 * 16 * 3 * 32**2 * 4)
+    requests = list(DistributedBatchSampler(96, 32, 16, 0, 1, True, 0).requests(1))
+    made = InMemoryLoader(load_in_memory(source, config, small), config, small, requests, CPU)
+    monkeypatch.setattr(memory, "MAX_PREPARED_BYTES", 2 * 16 * 3 * 32**2 * 4)
     train, val = requests[:6], requests[6:]
     for some, together in ((train, [2, 2, 2]), (val, [2])):
         pairs = [(request, ()) for request in some]
@@ -146,15 +148,15 @@ def test_a_gpu_prepares_as_many_batches_at_once_as_have_room_at_the_size_that_pa
 
 def test_a_part_that_is_cut_out_is_resampled_as_torchvision_does_it() -> None:
     images = torch.randint(0, 256, (40, 3, 30, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    boxes = torch.from_numpy(cut_rectangles((0.08, 1.0), (0.75, 1.33), 30, 30, 0, 1, np.arange(40)))
-    made = cut(images, boxes, 16)
+    boxes = torch.from_numpy(random_resized_crop_boxes((0.08, 1.0), (0.75, 1.33), 30, 30, 0, 1, np.arange(40)))
+    made = resized_crop(images, boxes, 16)
     for image, (left, top, right, bottom), one in zip(images, boxes.tolist(), made, strict=True):
         wanted = reference.resized_crop(image, top, left, bottom - top, right - left, [16, 16], antialias=True)
         assert (one.int() - wanted.int()).abs().max() <= 2
 
 
 def test_what_is_erased_has_torchvisions_shapes_and_probability() -> None:
-    found = erased_rectangles(0.3, 32, 7, 2, np.arange(20_000))
+    found = random_erasing_boxes(0.3, 32, 7, 2, np.arange(20_000))
     left, top, right, bottom = found.T
     width, height = right - left, bottom - top
     drawn = width > 0
@@ -178,7 +180,7 @@ def test_erasing_has_the_distribution_of_torchvision() -> None:
     torch.manual_seed(0)
     theirs = v2.RandomErasing(1.0)
     drawn = [theirs.make_params([torch.empty(1, 24, 24)]) for _ in range(3000)]
-    ours = erased_rectangles(1.0, 24, 1, 1, np.arange(30_000))
+    ours = random_erasing_boxes(1.0, 24, 1, 1, np.arange(30_000))
     width, height = ours[:, 2] - ours[:, 0], ours[:, 3] - ours[:, 1]
     for mine, wanted in (
         (width, [one["w"] for one in drawn]),
@@ -199,21 +201,27 @@ def test_erasing_takes_the_mean_colour_within_the_rectangle_and_nothing_else() -
 
 def test_what_is_cut_out_has_torchvisions_shapes_and_the_middle_where_none_fits() -> None:
     wide, indices = np.full(4000, 60), np.arange(4000)
-    left, top, right, bottom = cut_rectangles((0.2, 0.5), (0.5, 2.0), np.full(4000, 40), wide, 0, 1, indices).T
+    left, top, right, bottom = random_resized_crop_boxes(
+        (0.2, 0.5), (0.5, 2.0), np.full(4000, 40), wide, 0, 1, indices
+    ).T
     area, ratio = (right - left) * (bottom - top) / 2400, (right - left) / (bottom - top)
     assert (left >= 0).all() and (right <= 60).all() and (top >= 0).all() and (bottom <= 40).all()
     assert area.min() > 0.18 and area.max() < 0.53 and ratio.min() > 0.47 and ratio.max() < 2.15
-    assert cut_rectangles((0.9, 1.0), (1.0, 1.0), 10, 40, 0, 1, np.arange(2)).tolist() == [[15, 0, 25, 10]] * 2
-    assert cut_rectangles((0.9, 1.0), (2.0, 2.0), 40, 10, 0, 1, np.arange(1)).tolist() == [[0, 17, 10, 22]]
+    assert (
+        random_resized_crop_boxes((0.9, 1.0), (1.0, 1.0), 10, 40, 0, 1, np.arange(2)).tolist() == [[15, 0, 25, 10]] * 2
+    )
+    assert random_resized_crop_boxes((0.9, 1.0), (2.0, 2.0), 40, 10, 0, 1, np.arange(1)).tolist() == [[0, 17, 10, 22]]
 
 
 def test_a_batch_is_varied_by_slices_of_what_was_drawn_for_an_epoch() -> None:
-    config = resolve(None, VARIED).config
+    config = resolve_config(None, VARIED).config
     images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     augmentation = Augmentation(config, ImageFormat(8, 1, (0.3,), (0.3,)))
-    whole = vary(images, augmentation.draws(3, np.arange(40)))
-    draws = augmentation.draws(3, np.arange(40))
-    assert torch.equal(torch.cat([vary(images[n : n + 7], draws[n : n + 7]) for n in range(0, 40, 7)]), whole)
+    whole = apply_batch_params(images, augmentation.draw_batch_params(3, np.arange(40)))
+    draws = augmentation.draw_batch_params(3, np.arange(40))
+    assert torch.equal(
+        torch.cat([apply_batch_params(images[n : n + 7], draws[n : n + 7]) for n in range(0, 40, 7)]), whole
+    )
 
 
 # The cache.
@@ -276,14 +284,14 @@ def test_a_torn_or_foreign_file_in_the_cache_is_made_anew(harm: object, photos: 
 
 
 def test_of_processes_that_ask_at_once_one_decodes_and_the_others_wait(tmp_path: Path) -> None:
-    def decode() -> Fresh:
+    def decode() -> DecodedChunks:
         (tmp_path / f"decoded-by-{os.getpid()}").touch()
         time.sleep(0.3)
-        return Fresh((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], {"n": 1})
+        return DecodedChunks((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], {"n": 1})
 
     def ask() -> None:
-        found = kept_or_decoded("k", decode)
-        if (int(found.images.sum()), found.about, found.problem) == (56, {"n": 1}, None):
+        found = load_or_decode("k", decode)
+        if (int(found.images.sum()), found.metadata, found.warning) == (56, {"n": 1}, None):
             (tmp_path / f"found-by-{os.getpid()}").touch()
 
     processes = [multiprocessing.get_context("fork").Process(target=ask) for _ in range(3)]
@@ -301,8 +309,8 @@ def test_a_writer_that_died_leaves_nothing_that_is_taken(cache: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kept_or_decoded("k", lambda: Fresh((2, 1, 2, 2), dies()))
-    made = kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+        load_or_decode("k", lambda: DecodedChunks((2, 1, 2, 2), dies()))
+    made = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert int(made.images.sum()) == 4
 
 
@@ -313,12 +321,12 @@ def test_what_a_killed_writer_left_behind_is_removed_by_the_next_and_that_of_ano
 
     fork = multiprocessing.get_context("fork")
     for key in ("k", "other"):
-        writer = fork.Process(target=kept_or_decoded, args=(key, lambda: Fresh((2, 1, 2, 2), pieces())))
+        writer = fork.Process(target=load_or_decode, args=(key, lambda: DecodedChunks((2, 1, 2, 2), pieces())))
         writer.start()
         writer.join(20)
         assert writer.exitcode == -signal.SIGKILL
     assert len(list(cache.glob(".k.npy.*.tmp"))) == 1
-    kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert [path.name.split(".")[1] for path in cache.glob(".*.tmp")] == ["other"]
 
 
@@ -337,19 +345,19 @@ def test_where_there_is_no_room_nothing_is_decoded_before_that_is_known_nor_whil
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        made = kept_or_decoded("k", lambda: Fresh((1, 1, 99, 99), pieces()))
+        made = load_or_decode("k", lambda: DecodedChunks((1, 1, 99, 99), pieces()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (free, int(made.images.sum())) == ([True], 99 * 99)
-    assert made.problem == f"decoded images cannot be kept in {cache} (File too large)"
+    assert made.warning == f"decoded images cannot be kept in {cache} (File too large)"
 
 
 def test_images_in_a_cache_that_can_only_be_read_are_taken(cache: Path) -> None:
-    kept_or_decoded("k", lambda: Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     (cache / "k.lock").unlink()
     # Permissions would not keep root out.
     (cache / "k.lock").mkdir()
-    assert kept_or_decoded("k", lambda: pytest.fail("is kept")).problem is None
+    assert load_or_decode("k", lambda: pytest.fail("is kept")).warning is None
 
 
 def test_of_a_write_that_breaks_off_nothing_is_left_in_the_cache(photos: Path, cache: Path) -> None:
@@ -370,29 +378,31 @@ def test_without_a_cache_images_are_decoded_into_memory_and_a_warning_says_so(
     wanted = batches("memory", *folder(photos))
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
     config, source = folder(photos)
-    requests = shares_of(config, source, 1).run(2)
-    feed = Feed(Choice("memory", ""), source, config, image_format(config, source), requests)
+    requests = build_sampler(config, source, 1).requests(2)
+    feed = InputPipeline(PipelineChoice("memory", ""), source, config, model_input_format(config, source), requests)
     assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
-    assert torch.equal(next(feed.on(CPU)).images, wanted[0].images)
+    assert torch.equal(next(feed.device_loader(CPU)).images, wanted[0].images)
 
 
-@pytest.mark.parametrize("pipeline", get_args(Pipeline))
+@pytest.mark.parametrize("pipeline", get_args(PipelineName))
 def test_each_pipeline_tells_once_that_a_set_could_not_be_kept(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: PipelineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
-    config = resolve(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
-    feed = Feed(Choice(pipeline, ""), source := open_source(config), config, image_format(config, source), ())
+    config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
+    feed = InputPipeline(
+        PipelineChoice(pipeline, ""), source := open_source(config), config, model_input_format(config, source), ()
+    )
     assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
 
 
 def test_what_no_run_used_for_long_is_removed_when_something_is_written(cache: Path) -> None:
-    def fresh() -> Fresh:
-        return Fresh((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)])
+    def fresh() -> DecodedChunks:
+        return DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)])
 
     for key in ("old", "used"):
-        kept_or_decoded(key, fresh)
+        load_or_decode(key, fresh)
     long_ago = time.time() - 31 * 86400
     for path in cache.iterdir():
         os.utime(path, (long_ago, long_ago))
@@ -402,8 +412,8 @@ def test_what_no_run_used_for_long_is_removed_when_something_is_written(cache: P
         about["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
         (cache / f"{key}.json").write_text(json.dumps(about))
         os.utime(cache / f"{key}.json", (long_ago, long_ago))
-    kept_or_decoded("used", lambda: pytest.fail("is kept"))
-    kept_or_decoded("new", fresh)
+    load_or_decode("used", lambda: pytest.fail("is kept"))
+    load_or_decode("new", fresh)
     assert {path.name for path in cache.glob("*.*y")} == {"used.npy", "new.npy"}
     assert not (cache / "old.json").exists()
 
@@ -411,20 +421,20 @@ def test_what_no_run_used_for_long_is_removed_when_something_is_written(cache: P
 def test_a_key_knows_the_files_by_size_and_time_and_not_by_content(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"one")
-    key = key_of({"n": 1}, [file], tmp_path)
-    assert key_of({"n": 1}, [file], tmp_path) == key != key_of({"n": 2}, [file], tmp_path)
+    key = compute_cache_key({"n": 1}, [file], tmp_path)
+    assert compute_cache_key({"n": 1}, [file], tmp_path) == key != compute_cache_key({"n": 2}, [file], tmp_path)
     os.utime(file, ns=(1, 1))
-    assert key_of({"n": 1}, [file], tmp_path) != key
+    assert compute_cache_key({"n": 1}, [file], tmp_path) != key
 
 
 @pytest.mark.parametrize("library", ["pillow", "torch", "torchvision"])
 def test_a_key_is_another_one_with_another_version_of_what_decodes_and_resizes(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = key_of({}, [], tmp_path)
-    installed = decoded.version
-    monkeypatch.setattr(decoded, "version", lambda name: "0.1" if name == library else installed(name))
-    assert key_of({}, [], tmp_path) != key
+    key = compute_cache_key({}, [], tmp_path)
+    installed = decoded_cache.version
+    monkeypatch.setattr(decoded_cache, "version", lambda name: "0.1" if name == library else installed(name))
+    assert compute_cache_key({}, [], tmp_path) != key
 
 
 def test_an_image_that_cannot_be_read_is_left_out_as_the_stream_does_it_and_looked_at_again(
@@ -458,28 +468,29 @@ def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
 
 STARTS = """
 import sys, torch
-from engine.training import train as worker
-from engine.data.sources.formats import image_format
+from engine.training import train
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.batching import shares_of
-from engine.data.pipelines.input_pipeline import Feed
-from engine.data.pipelines.in_memory_images import held_bytes, hold
+from engine.data.batching import build_sampler
+from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.pipelines.in_memory_images import in_memory_bytes, load_in_memory
 from engine.data.pipelines.choose import choose_pipeline
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 
-config = resolve(None, ["data.dataset=mnist", "data.path=" + sys.argv[1], *sys.argv[2:]]).config
+config = resolve_config(None, ["data.dataset=mnist", "data.path=" + sys.argv[1], *sys.argv[2:]]).config
 source = open_source(config)
 choice = choose_pipeline(config, source, 1)
-requests = shares_of(config, source, 1).run(1)
-images = next(Feed(choice, source, config, image_format(config, source), requests).on(torch.device("cpu"))).images
+requests = build_sampler(config, source, 1).requests(1)
+pipeline = InputPipeline(choice, source, config, model_input_format(config, source), requests)
+images = next(pipeline.device_loader(torch.device("cpu"))).images
 print(choice.pipeline, tuple(images.shape), "torchvision" in sys.modules)
 """
 
 
 def test_with_the_images_kept_no_run_on_mnist_imports_torchvision(tmp_path: Path) -> None:
     write_mnist(tmp_path)
-    source = open_source(resolve(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config)
-    assert (source.count("train"), source.count("val"), len(source.classes)) == (96, 40, 10)
+    source = open_source(resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config)
+    assert (source.num_images("train"), source.num_images("val"), len(source.classes)) == (96, 40, 10)
     made = [
         subprocess.run(
             [sys.executable, "-c", STARTS, str(tmp_path), "augment.erasing=0.5", "augment.flip=true", *more],
@@ -495,7 +506,7 @@ def test_with_the_images_kept_no_run_on_mnist_imports_torchvision(tmp_path: Path
 def test_mnist_of_another_size_is_kept_in_that_size(tmp_path: Path, cache: Path) -> None:
     write_mnist(tmp_path)
     overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "data.channels=3", *VARIED]
-    config = resolve(None, overrides).config
+    config = resolve_config(None, overrides).config
     made = batches("memory", config, open_source(config))
     assert_the_same(made, batches("stream", config, open_source(config)))
     assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [
@@ -510,30 +521,34 @@ def test_of_mnist_that_is_cut_out_only_the_validation_images_are_brought_to_size
 ) -> None:
     write_mnist(tmp_path)
     overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
-    config = resolve(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
+    config = resolve_config(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
     source = open_source(config)
     made = batches("memory", config, source)
     assert_the_same(made, batches("stream", config, source), within=2.01 / 255)
     assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
-    held = hold(source, config, image_format(config, source))
-    assert held_bytes((96, 40), config, source.format, image_format(config, source)) == held.bytes
-    assert about(config, source)["bytes"] == held.bytes == 96 * 28**2 + 40 * 20**2
+    held = load_in_memory(source, config, model_input_format(config, source))
+    assert in_memory_bytes((96, 40), config, source.format, model_input_format(config, source)) == held.size_bytes
+    assert image_metadata(config, source)["bytes"] == held.size_bytes == 96 * 28**2 + 40 * 20**2
 
 
 # One batch again and again.
 
 
 def test_the_fixed_pipeline_gives_the_first_batch_again_in_the_sizes_that_are_asked_for() -> None:
-    config = resolve(None, VARIED).config
+    config = resolve_config(None, VARIED).config
     source = open_source(config)
-    shares = Shares(72, 37, 16, 0, 1, False, 0, accumulate=2)
+    shares = DistributedBatchSampler(72, 37, 16, 0, 1, False, 0, accumulate=2)
     streamed, fixed = (batches(pipeline, config, source, shares) for pipeline in ("stream", "fixed"))
     first: dict[bool, Tensor] = {}
     assert len(fixed) == len(streamed)
-    for request, one, other in zip(shares.run(2), fixed, streamed, strict=True):
+    for request, one, other in zip(shares.requests(2), fixed, streamed, strict=True):
         train = request.part == "train"
         first.setdefault(train, other.images)
-        assert (one.weight, one.ends_step, len(one.labels)) == (other.weight, other.ends_step, len(other.labels))
+        assert (one.loss_weight, one.ends_step, len(one.labels)) == (
+            other.loss_weight,
+            other.ends_step,
+            len(other.labels),
+        )
         assert torch.equal(one.images, first[train][: len(one.images)])
     assert len({len(one.labels) for one in fixed}) > 2
 
@@ -541,7 +556,7 @@ def test_the_fixed_pipeline_gives_the_first_batch_again_in_the_sizes_that_are_as
 def test_a_run_ends_at_the_same_weights_by_either_pipeline(tmp_path: Path) -> None:
     made = [
         train(tmp_path / pipeline, "run.epochs=1", *VARIED, "model.name=linear", f"data.pipeline={pipeline}")
-        for pipeline in get_args(Pipeline)
+        for pipeline in get_args(PipelineName)
     ]
     losses = [epochs[0].val_loss for epochs in made]
     assert losses[0] == losses[1] != losses[2]
@@ -552,13 +567,13 @@ def test_a_run_ends_at_the_same_weights_by_either_pipeline(tmp_path: Path) -> No
 @pytest.mark.parametrize("more", [(), ("augment.resized_crop=true",), ("augment.policy=randaugment",)])
 def test_on_a_gpu_the_batches_are_the_same_and_nothing_waits_for_it(more: tuple[str, ...]) -> None:
     overrides = [*(VARIED if not more else VARIED[1:]), *more, "data.dataset=fake", "data.fake_train=160"]
-    config = resolve(None, overrides).config
+    config = resolve_config(None, overrides).config
     source = open_source(config)
     wanted = batches("memory", config, source)
-    choice, images = Choice("memory", ""), image_format(config, source)
-    requests = list(shares_of(config, source, 1).run(2))
-    next(Feed(choice, source, config, images, requests).on(torch.device("cuda")))
-    feed = Feed(choice, source, config, images, requests).on(torch.device("cuda"))
+    choice, images = PipelineChoice("memory", ""), model_input_format(config, source)
+    requests = list(build_sampler(config, source, 1).requests(2))
+    next(InputPipeline(choice, source, config, images, requests).device_loader(torch.device("cuda")))
+    feed = InputPipeline(choice, source, config, images, requests).device_loader(torch.device("cuda"))
     torch.cuda.set_sync_debug_mode("error")
     try:
         made = [next(feed) for _ in requests]

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from engine.config.schema import Config
-from engine.config.training_sections import Model
+from engine.config.training_sections import ModelConfig
 from engine.models.factory import build_model, check_model, count_parameters
 from engine.utils.errors import UsageError
 
 
 def build(name: str, channels: int = 3, classes: int = 10, size: int = 32, **more: Any) -> nn.Module:
-    model = build_model(Config(model=Model(name=name, **more)), channels, classes, size)
+    model = build_model(Config(model=ModelConfig(name=name, **more)), channels, classes, size)
     check_model(model, name, channels, size, classes)
     return model
 

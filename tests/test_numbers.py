@@ -10,8 +10,8 @@ from conftest import Gputrain, weights_of
 from in_process import one_rank, train
 from torch import nn
 
-from engine.runs.event_lines import plan_in_words
-from engine.training.loop import limit_gradients, train_step
+from engine.runs.event_lines import describe_run_setup
+from engine.training.loop import clip_gradients, train_step
 from engine.utils.errors import UsageError
 
 # No BatchNorm, so that it does not matter which images come together.
@@ -47,7 +47,7 @@ def test_what_the_device_has_not_is_refused() -> None:
 
 def test_o2_is_a_half_model_with_float32_batchnorm_and_master_weights() -> None:
     with one_rank("precision.amp=O2") as fit:
-        t = fit.trainer
+        t = fit.state
         assert t.master is not None
         for part in t.model.modules():
             kinds = {one.dtype for one in part.parameters(recurse=False)}
@@ -67,9 +67,11 @@ def test_checkpoints_of_half_models_are_float32_and_hold_the_master_weights(leve
         fit.run([])
         kept = weights_of(tmp_path)
         assert {value.dtype for value in kept.values()} <= {torch.float32, torch.int64}
-        trained = fit.trainer.weights.state_dict()
-        assert all(torch.equal(kept[name], trained[name].float()) for name, _ in fit.trainer.weights.named_parameters())
-        means = fit.trainer.model.state_dict()["1.running_mean"]
+        trained = fit.state.trained_model.state_dict()
+        assert all(
+            torch.equal(kept[name], trained[name].float()) for name, _ in fit.state.trained_model.named_parameters()
+        )
+        means = fit.state.model.state_dict()["1.running_mean"]
         assert torch.equal(kept["1.running_mean"], means.float())
 
 
@@ -78,10 +80,10 @@ def test_small_batches_that_are_accumulated_make_the_step_of_a_large_one(parts: 
     found = []
     for options in (("data.batch_size=32",), (f"data.batch_size={32 // parts}", f"optim.accumulate={parts}")):
         with one_rank(*PLAIN, *options) as fit:
-            t = fit.trainer
+            t = fit.state
             for _ in range(5):
                 train_step(t)
-            found.append((flat(t.model), t.totals.over_ranks(), t.shares.steps_per_epoch))
+            found.append((flat(t.model), t.totals.all_reduce(), t.sampler.steps_per_epoch))
     (whole, of_whole, steps), (split, of_split, steps_split) = found
     assert torch.allclose(whole, split, rtol=1e-5, atol=1e-6)
     assert (of_whole.images, of_whole.accuracy, steps) == (of_split.images, of_split.accuracy, steps_split)
@@ -104,11 +106,11 @@ def test_accumulation_on_two_ranks_is_the_large_batch_of_one(gputrain: Gputrain,
 )
 def test_the_gradient_is_cut_to_a_norm_of_any_type(norm_type: str, norm: object) -> None:
     with one_rank("optim.clip_norm=0.01", f"optim.clip_norm_type={norm_type}") as fit:
-        t = fit.trainer
+        t = fit.state
         for parameter in t.model.parameters():
             parameter.grad = torch.randn_like(parameter)
         before = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
-        assert not limit_gradients(t)
+        assert not clip_gradients(t)
         after = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
         assert callable(norm)
         assert norm(after) == pytest.approx(0.01, rel=1e-4)
@@ -117,28 +119,28 @@ def test_the_gradient_is_cut_to_a_norm_of_any_type(norm_type: str, norm: object)
 
 def test_the_norm_of_a_float16_gradient_is_taken_in_float32() -> None:
     with one_rank("optim.clip_norm=1", "precision.amp=O3", "model.name=resnet18-small") as fit:
-        t = fit.trainer
+        t = fit.state
         for parameter in t.model.parameters():
             parameter.grad = torch.full_like(parameter, 200.0)
-        assert not limit_gradients(t)
+        assert not clip_gradients(t)
         gradients = [one.grad.float() for one in t.model.parameters() if one.grad is not None]
         assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=0.05)
 
 
 def test_the_gradient_is_cut_by_value() -> None:
     with one_rank("optim.clip_value=0.5") as fit:
-        t = fit.trainer
+        t = fit.state
         for parameter in t.model.parameters():
             parameter.grad = torch.randn_like(parameter)
         before = [one.grad.clone() for one in t.model.parameters() if one.grad is not None]
-        assert not limit_gradients(t)
+        assert not clip_gradients(t)
         after = [one.grad for one in t.model.parameters() if one.grad is not None]
         assert all(torch.equal(new, old.clamp(-0.5, 0.5)) for new, old in zip(after, before, strict=True))
 
 
 def test_clipping_sees_the_gradient_without_the_scale_of_float16() -> None:
     with one_rank("optim.clip_norm=0.01", "precision.amp=fp16", "optim.momentum=0", "optim.lr=1") as fit:
-        t = fit.trainer
+        t = fit.state
         before = flat(t.model).clone()
         t.position.batch = 21
         train_step(t)
@@ -149,7 +151,7 @@ def test_clipping_sees_the_gradient_without_the_scale_of_float16() -> None:
 
 def test_averaged_weights_follow_the_formula() -> None:
     with one_rank(*PLAIN, "model.ema=0.5") as fit:
-        t = fit.trainer
+        t = fit.state
         assert t.ema is not None
         by_hand = flat(t.model).clone()
         for step in range(1, 8):
@@ -203,9 +205,9 @@ def test_a_checkpoint_within_an_epoch_has_the_statistics_beside_the_averaged_wei
 
 def test_a_frozen_backbone_is_told_in_the_plan() -> None:
     with one_rank("model.freeze=backbone") as fit:
-        started = fit._started()
+        started = fit._run_started()
         assert (started.parameters, started.trainable) == (21_578, 2_570)
-        assert "21,578 parameters, of which 2,570 train, " in plan_in_words(started)
+        assert "21,578 parameters, of which 2,570 train, " in describe_run_setup(started)
 
 
 def test_without_them_nothing_is_said_of_averaged_weights(tmp_path: Path) -> None:

@@ -16,20 +16,27 @@ import torch
 from torch import Tensor, nn, optim
 from torchvision import models
 
-from engine.config.loader import resolve
-from engine.config.optimizer_options import NOT_OPTIONS, OPTIMIZERS, OWN_DEFAULTS, state_copies
-from engine.config.rules import impossible_pairs
+from engine.config.loader import resolve_config
+from engine.config.optimizer_options import DEFAULT_OVERRIDES, OPTIMIZERS, RESERVED_ARGUMENTS, state_copies
+from engine.config.rules import config_conflicts
 from engine.config.schema import Config
-from engine.config.training_sections import Optim
+from engine.config.training_sections import OptimConfig
 from engine.models.builtin import resnet18_small
 from engine.optim import timm_optimizers
-from engine.optim.optimizers import CLASSES, MuonAdamW, build_optimizer, restore_optimizer, set_lr, take_step
-from engine.optim.param_groups import layers_of
-from engine.optim.timm_optimizers import check_timm_optimizer, timm_options
+from engine.optim.optimizers import (
+    OPTIMIZER_CLASSES,
+    MuonAdamW,
+    build_optimizer,
+    optimizer_step,
+    restore_optimizer,
+    set_lr,
+)
+from engine.optim.param_groups import layer_ids
+from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.utils.errors import UsageError
 
 FUSED = {"sgd", "adam", "adamw"}
-TORCHS = {**CLASSES, "muon": optim.Muon}
+TORCHS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}
 
 # Of each optimizer a config with nothing left at its default, and torch's arguments for the same.
 RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -102,11 +109,11 @@ def names_in(optimizer: optim.Optimizer) -> list[list[str]]:
 
 
 def problems(**values: Any) -> list[str]:
-    config = Config(optim=Optim(**values))
-    return list(map(str, impossible_pairs(config)))
+    config = Config(optim=OptimConfig(**values))
+    return list(map(str, config_conflicts(config)))
 
 
-def refused(config: Optim, model: nn.Module) -> str:
+def refused(config: OptimConfig, model: nn.Module) -> str:
     with pytest.raises(UsageError) as caught:
         build_optimizer(config, model)
     return str(caught.value)
@@ -124,7 +131,7 @@ def test_every_optimizer_of_torch_that_takes_a_plain_step_is_there() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_table_has_the_names_and_defaults_of_the_installed_torch(name: str) -> None:
     parameters = inspect.signature(TORCHS[name]).parameters
-    torchs = {key: one.default for key, one in parameters.items() if key not in NOT_OPTIONS}
+    torchs = {key: one.default for key, one in parameters.items() if key not in RESERVED_ARGUMENTS}
     ours = {key: option.default for key, option in OPTIMIZERS[name].items()}
     if name == "muon":
         assert ours.pop("betas") == inspect.signature(optim.AdamW).parameters["betas"].default
@@ -134,8 +141,8 @@ def test_the_table_has_the_names_and_defaults_of_the_installed_torch(name: str) 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_default_is_allowed(name: str) -> None:
     for key, option in OPTIMIZERS[name].items():
-        default = OWN_DEFAULTS.get(name, {}).get(key, option.default)
-        assert option.rule.holds(default), key
+        default = DEFAULT_OVERRIDES.get(name, {}).get(key, option.default)
+        assert option.rule.is_valid(default), key
 
 
 def test_all_that_an_optimizer_cannot_take_is_told_at_once() -> None:
@@ -179,7 +186,9 @@ def test_each_of_these_is_refused(name: str, values: dict[str, Any]) -> None:
 
 
 def test_further_parameters_and_factors_are_typed_as_in_yaml() -> None:
-    typed = resolve(None, ["optim.name=rmsprop", "optim.options={alpha: 0.9}", "optim.layer_lr={fc: 0.5}"]).config.optim
+    typed = resolve_config(
+        None, ["optim.name=rmsprop", "optim.options={alpha: 0.9}", "optim.layer_lr={fc: 0.5}"]
+    ).config.optim
     assert (typed.options, typed.layer_lr) == ({"alpha": 0.9}, {"fc": 0.5})
 
 
@@ -190,7 +199,7 @@ def test_what_says_nothing_is_no_problem() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_copies_of_the_weights_that_a_checkpoint_holds_are_counted(name: str) -> None:
     for values in ({}, RECIPES[name][0] if name in RECIPES else {}):
-        config, model = Optim(name=name, **values), small()
+        config, model = OptimConfig(name=name, **values), small()
         optimizer = build_optimizer(config, model)
         train(model, optimizer)
         # A step count is one number for each parameter.
@@ -208,7 +217,7 @@ def test_the_copies_of_the_weights_that_a_checkpoint_holds_are_counted(name: str
 
 def test_the_first_gradient_of_a_dampened_momentum_is_whole_as_torchs() -> None:
     ours, theirs = small(), small()
-    train(ours, build_optimizer(Optim(lr=0.02, options={"dampening": 0.5}), ours))
+    train(ours, build_optimizer(OptimConfig(lr=0.02, options={"dampening": 0.5}), ours))
     train(theirs, optim.SGD(theirs.parameters(), 0.02, momentum=0.9, dampening=0.5))
     assert same(ours, theirs)
 
@@ -218,7 +227,7 @@ def test_three_steps_are_bit_for_bit_those_of_torchs_optimizer(name: str) -> Non
     values, arguments = RECIPES[name]
     ours, theirs = small(), small()
     extra = {"fused": True} if name in FUSED else {}
-    config = Optim(name=name, lr=0.02, **values)  # type: ignore[arg-type]
+    config = OptimConfig(name=name, lr=0.02, **values)  # type: ignore[arg-type]
     assert problems(name=name, lr=0.02, **values) == []
     train(ours, build_optimizer(config, ours))
     train(theirs, TORCHS[name](theirs.parameters(), **{"lr": 0.02, **arguments, **extra}))
@@ -228,19 +237,19 @@ def test_three_steps_are_bit_for_bit_those_of_torchs_optimizer(name: str) -> Non
 
 def test_sgd_has_momentum_unless_told_otherwise() -> None:
     momenta = [
-        build_optimizer(Optim(momentum=given), small()).param_groups[0]["momentum"] for given in (None, 0.0, 0.5)
+        build_optimizer(OptimConfig(momentum=given), small()).param_groups[0]["momentum"] for given in (None, 0.0, 0.5)
     ]
     assert momenta == [0.9, 0.0, 0.5]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_fused_where_torch_has_it(name: str) -> None:
-    optimizer = build_optimizer(Optim(name=name), small())  # type: ignore[arg-type]
+    optimizer = build_optimizer(OptimConfig(name=name), small())  # type: ignore[arg-type]
     assert bool(optimizer.param_groups[0].get("fused")) is (name in FUSED)
     assert getattr(optimizer, "_step_supports_amp_scaling", False) is (name in FUSED)
 
 
-def goes_on_alike(config: Optim, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
+def goes_on_alike(config: OptimConfig, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
     """Whether `later`, with the weights of `model` and a new optimizer with the state of its own, comes to the same."""
     later.load_state_dict(model.state_dict())
     resumed = build_optimizer(config, later)
@@ -252,7 +261,7 @@ def goes_on_alike(config: Optim, model: nn.Module, optimizer: optim.Optimizer, l
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_from_its_state_as_if_it_had_not_ended(name: str) -> None:
-    config = Optim(name=name, lr=0.01, decay_norms=False, weight_decay=0.0 if name == "rprop" else 0.1)  # type: ignore[arg-type]
+    config = OptimConfig(name=name, lr=0.01, decay_norms=False, weight_decay=0.0 if name == "rprop" else 0.1)  # type: ignore[arg-type]
     model, later = small(), small(7)
     optimizer = build_optimizer(config, model)
     train(model, optimizer)
@@ -264,7 +273,9 @@ def test_training_goes_on_from_its_state_as_if_it_had_not_ended(name: str) -> No
 
 def test_muon_trains_the_matrices_and_adamw_the_rest() -> None:
     model = small()
-    optimizer = build_optimizer(Optim(name="muon", weight_decay=0.1, nesterov=False, betas=(0.8, 0.9), eps=1e-4), model)
+    optimizer = build_optimizer(
+        OptimConfig(name="muon", weight_decay=0.1, nesterov=False, betas=(0.8, 0.9), eps=1e-4), model
+    )
     assert names_in(optimizer) == [
         ["4.weight", "5.weight"],
         ["0.weight", "0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
@@ -286,18 +297,20 @@ def test_muon_trains_the_matrices_and_adamw_the_rest() -> None:
 
 
 def test_muon_needs_a_matrix() -> None:
-    assert "muon trains matrices, and none of this model trains" in refused(Optim(name="muon"), nn.Conv2d(1, 2, 3))
+    assert "muon trains matrices, and none of this model trains" in refused(
+        OptimConfig(name="muon"), nn.Conv2d(1, 2, 3)
+    )
 
 
 def test_muon_can_do_without_anything_else() -> None:
-    optimizer = build_optimizer(Optim(name="muon"), nn.Linear(3, 2, bias=False))
+    optimizer = build_optimizer(OptimConfig(name="muon"), nn.Linear(3, 2, bias=False))
     assert names_in(optimizer) == [["weight"]]
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw", "rmsprop"])
 def test_a_gradient_scaler_leaves_out_a_step_that_is_not_finite(name: str) -> None:
     model = small()
-    optimizer = build_optimizer(Optim(name=name), model)  # type: ignore[arg-type]
+    optimizer = build_optimizer(OptimConfig(name=name), model)  # type: ignore[arg-type]
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for factor, changes in ((1.0, True), (float("inf"), False)):
         before = [one.detach().clone() for one in model.parameters()]
@@ -316,7 +329,7 @@ def test_a_gradient_scaler_leaves_out_a_step_that_is_not_finite(name: str) -> No
 @pytest.mark.parametrize("beyond", [False, True], ids=["plain", "all options"])
 def test_a_step_that_is_left_out_changes_nothing_even_as_the_first(name: str, beyond: bool) -> None:
     values = RECIPES[name][0] if beyond and name in RECIPES else {}
-    config = Optim(name=name, lr=0.01, **values)  # type: ignore[arg-type]
+    config = OptimConfig(name=name, lr=0.01, **values)  # type: ignore[arg-type]
     model, plain = small(), small()
     optimizer, unskipped = build_optimizer(config, model), build_optimizer(config, plain)
     for bad in (True, False, True, True, False):
@@ -326,15 +339,15 @@ def test_a_step_that_is_left_out_changes_nothing_even_as_the_first(name: str, be
             one.zero_grad()
             network.eval()
             network(torch.full((1, 1, 8, 8), float("nan") if bad else 1.0)).sum().backward()
-            take_step(one, torch.tensor(bad), may_skip=True)
+            optimizer_step(one, torch.tensor(bad), may_skip=True)
     assert same(model, plain)
 
 
 def test_an_optimizer_that_is_not_fused_is_asked_nothing_where_no_step_may_be_left_out() -> None:
     model = small()
-    optimizer = build_optimizer(Optim(name="rmsprop"), model)
+    optimizer = build_optimizer(OptimConfig(name="rmsprop"), model)
     model(torch.ones(2, 1, 8, 8)).sum().backward()
-    take_step(optimizer, torch.tensor(True), may_skip=False)
+    optimizer_step(optimizer, torch.tensor(True), may_skip=False)
     assert not same(model, small())
 
 
@@ -342,8 +355,8 @@ def test_an_optimizer_that_is_not_fused_is_asked_nothing_where_no_step_may_be_le
 
 
 def test_there_is_one_group_where_nothing_else_is_asked_for() -> None:
-    assert len(build_optimizer(Optim(weight_decay=0.1), small()).param_groups) == 1
-    assert len(build_optimizer(Optim(weight_decay=0.0, decay_norms=False), small()).param_groups) == 1
+    assert len(build_optimizer(OptimConfig(weight_decay=0.1), small()).param_groups) == 1
+    assert len(build_optimizer(OptimConfig(weight_decay=0.0, decay_norms=False), small()).param_groups) == 1
 
 
 def test_the_learning_rate_of_a_part_is_that_of_the_longest_prefix_up_to_a_dot() -> None:
@@ -351,7 +364,7 @@ def test_the_learning_rate_of_a_part_is_that_of_the_longest_prefix_up_to_a_dot()
         {"layer1": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "layer10": nn.Linear(2, 2), "fc": nn.Linear(2, 2)}
     )
     optimizer = build_optimizer(
-        Optim(layer_lr={"layer1": 0.1, "layer1.1": 0.5, "fc": 1.0, "layer1.0.bias": 0.5}), model
+        OptimConfig(layer_lr={"layer1": 0.1, "layer1.1": 0.5, "fc": 1.0, "layer1.0.bias": 0.5}), model
     )
     assert {group["lr_scale"]: group["param_names"] for group in optimizer.param_groups} == {
         0.1: ["layer1.0.weight"],
@@ -364,7 +377,7 @@ def test_the_learning_rate_of_a_part_is_that_of_the_longest_prefix_up_to_a_dot()
 
 def test_a_part_that_the_model_does_not_have_is_refused() -> None:
     model = nn.ModuleDict({"layer1": nn.Linear(2, 2), "fc": nn.Linear(2, 2)})
-    message = refused(Optim(layer_lr={"layer2": 0.1, "zzz": 0.1, "fc": 0.1}), model)
+    message = refused(OptimConfig(layer_lr={"layer2": 0.1, "zzz": 0.1, "fc": 0.1}), model)
     assert message.splitlines() == [
         "optim.layer_lr: the model has no part 'layer2'; did you mean layer1?",
         "optim.layer_lr: the model has no part 'zzz'; there are layer1, fc",
@@ -373,7 +386,7 @@ def test_a_part_that_the_model_does_not_have_is_refused() -> None:
 
 def test_a_part_with_the_factor_0_stays_as_it_is() -> None:
     model = small()
-    optimizer = build_optimizer(Optim(name="adamw", weight_decay=0.1, layer_lr={"4": 0.0}), model)
+    optimizer = build_optimizer(OptimConfig(name="adamw", weight_decay=0.1, layer_lr={"4": 0.0}), model)
     set_lr(optimizer, 0.1)
     train(model, optimizer)
     unchanged = {
@@ -386,12 +399,12 @@ def test_only_what_trains_is_in_the_optimizer() -> None:
     model = small()
     for one in model[0].parameters():
         one.requires_grad_(False)
-    assert "0.weight" not in names_in(build_optimizer(Optim(), model))[0]
-    assert "leaves nothing of the model to train" in refused(Optim(), model.requires_grad_(False))
+    assert "0.weight" not in names_in(build_optimizer(OptimConfig(), model))[0]
+    assert "leaves nothing of the model to train" in refused(OptimConfig(), model.requires_grad_(False))
 
 
 def test_biases_and_norms_can_go_without_weight_decay() -> None:
-    optimizer = build_optimizer(Optim(weight_decay=0.1, decay_norms=False), small())
+    optimizer = build_optimizer(OptimConfig(weight_decay=0.1, decay_norms=False), small())
     assert {group["weight_decay"]: group["param_names"] for group in optimizer.param_groups} == {
         0.1: ["0.weight", "4.weight", "5.weight"],
         0.0: ["0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
@@ -400,7 +413,7 @@ def test_biases_and_norms_can_go_without_weight_decay() -> None:
 
 def test_a_model_may_name_more_that_has_no_weight_decay() -> None:
     model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
-    optimizer = build_optimizer(Optim(weight_decay=0.1, decay_norms=False), model)
+    optimizer = build_optimizer(OptimConfig(weight_decay=0.1, decay_norms=False), model)
     free = next(group["param_names"] for group in optimizer.param_groups if group["weight_decay"] == 0)
     assert {"cls_token", "pos_embed", "norm.weight", "head.bias"} <= set(free)
     assert "head.weight" not in free
@@ -444,7 +457,7 @@ def test_the_layers_of_a_model_are_its_blocks_from_the_images_to_the_head(name: 
     else:
         with torch.device("meta"):
             model = models.get_model(name, weights=None)
-    layers = layers_of(model)
+    layers = layer_ids(model)
     assert set(layers) == {key for key, _ in model.named_parameters()}
     assert set(layers.values()) == set(range(count))
     for part, layer in expected.items():
@@ -452,7 +465,7 @@ def test_the_layers_of_a_model_are_its_blocks_from_the_images_to_the_head(name: 
 
 
 def test_the_rate_falls_by_a_factor_from_each_layer_to_the_one_before_it() -> None:
-    optimizer = build_optimizer(Optim(layer_decay=0.5, layer_lr={"5.bias": 0.1}), small())
+    optimizer = build_optimizer(OptimConfig(layer_decay=0.5, layer_lr={"5.bias": 0.1}), small())
     assert {tuple(group["param_names"]): group["lr_scale"] for group in optimizer.param_groups} == {
         ("0.weight", "0.bias", "1.weight", "1.bias"): 0.25,
         ("4.weight", "4.bias"): 0.5,
@@ -463,8 +476,8 @@ def test_the_rate_falls_by_a_factor_from_each_layer_to_the_one_before_it() -> No
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "muon"])
 def test_groups_may_change_on_the_way_and_each_parameter_keeps_its_state(name: str) -> None:
-    before = Optim(name=name, lr=0.01, layer_lr={"4": 1.0, "5": 0.5})  # type: ignore[arg-type]
-    after = Optim(name=name, lr=0.01, layer_lr={"0": 0.1}, layer_decay=0.9)  # type: ignore[arg-type]
+    before = OptimConfig(name=name, lr=0.01, layer_lr={"4": 1.0, "5": 0.5})  # type: ignore[arg-type]
+    after = OptimConfig(name=name, lr=0.01, layer_lr={"0": 0.1}, layer_decay=0.9)  # type: ignore[arg-type]
     model = small()
     model[0].requires_grad_(False)
     optimizer = build_optimizer(before, model)
@@ -501,8 +514,8 @@ def test_groups_may_change_on_the_way_and_each_parameter_keeps_its_state(name: s
     ],
 )
 def test_timms_optimizers_are_timms(name: str, values: dict[str, Any], arguments: dict[str, Any]) -> None:
-    config = Optim(name=f"timm:{name}", lr=0.01, **values)
-    assert check_timm_optimizer(config) == []
+    config = OptimConfig(name=f"timm:{name}", lr=0.01, **values)
+    assert timm_optimizer_problems(config) == []
     ours, theirs = small(), small()
     train(ours, build_optimizer(config, ours))
     train(theirs, timm.optim.create_optimizer_v2(theirs.parameters(), name, 0.01, **arguments))
@@ -512,11 +525,11 @@ def test_timms_optimizers_are_timms(name: str, values: dict[str, Any], arguments
 
 @pytest.mark.parametrize("name", ["timm:lamb", "timm:sgd", "timm:adopt", "timm:nadamlegacy"])
 def test_timms_optimizers_go_on_and_leave_out_steps_as_torchs_do(name: str) -> None:
-    config = Optim(name=name, lr=0.01, decay_norms=False, weight_decay=0.1)
+    config = OptimConfig(name=name, lr=0.01, decay_norms=False, weight_decay=0.1)
     model, later = small(), small(7)
     optimizer = build_optimizer(config, model)
     model(torch.full((1, 1, 8, 8), float("nan"))).sum().backward()
-    take_step(optimizer, torch.tensor(True), may_skip=True)
+    optimizer_step(optimizer, torch.tensor(True), may_skip=True)
     assert same(model, small())
     model.load_state_dict(small().state_dict())
     train(model, optimizer)
@@ -524,29 +537,35 @@ def test_timms_optimizers_go_on_and_leave_out_steps_as_torchs_do(name: str) -> N
 
 
 def test_the_decay_that_timm_takes_from_the_highest_rate_is_that_of_the_scaled_one() -> None:
-    optimizer = build_optimizer(Optim(name="timm:adamc", lr=0.1, lr_scaling="linear"), small(), world_size=4)
+    optimizer = build_optimizer(OptimConfig(name="timm:adamc", lr=0.1, lr_scaling="linear"), small(), world_size=4)
     assert optimizer.defaults["lr"] == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Optim(name="timm:lamp"), "optim.name: timm has no optimizer 'lamp'; did you mean timm:lamb?"),
-        (Optim(name="timm:adahessian"), "needs second derivatives of the loss, which a plain step does not have"),
-        (Optim(name="timm:fusedadam"), "optim.name: timm:fusedadam cannot be taken: it needs apex, which is not"),
-        (Optim(name="timm:bnbadam"), "optim.name: timm:bnbadam cannot be taken: it needs bitsandbytes, which is not"),
-        (Optim(name="timm:lookahead_adam"), "timm's lookahead around an optimizer is not supported"),
-        (Optim(name="timm:lamb", momentum=0.9), "optim.momentum: timm:lamb does not take it"),
-        (Optim(name="timm:lamb", options={"trust_clp": True}), "did you mean trust_clip?"),
-        (Optim(name="timm:lamb", options={"trust_clip": 3}), "optim.options: trust_clip must be true or false, not 3"),
+        (OptimConfig(name="timm:lamp"), "optim.name: timm has no optimizer 'lamp'; did you mean timm:lamb?"),
+        (OptimConfig(name="timm:adahessian"), "needs second derivatives of the loss, which a plain step does not have"),
+        (OptimConfig(name="timm:fusedadam"), "optim.name: timm:fusedadam cannot be taken: it needs apex, which is not"),
         (
-            Optim(name="timm:adan", betas=(0.9, 0.9)),
+            OptimConfig(name="timm:bnbadam"),
+            "optim.name: timm:bnbadam cannot be taken: it needs bitsandbytes, which is not",
+        ),
+        (OptimConfig(name="timm:lookahead_adam"), "timm's lookahead around an optimizer is not supported"),
+        (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum: timm:lamb does not take it"),
+        (OptimConfig(name="timm:lamb", options={"trust_clp": True}), "did you mean trust_clip?"),
+        (
+            OptimConfig(name="timm:lamb", options={"trust_clip": 3}),
+            "optim.options: trust_clip must be true or false, not 3",
+        ),
+        (
+            OptimConfig(name="timm:adan", betas=(0.9, 0.9)),
             "timm:adan takes 3 numbers for its betas: give it in optim.options",
         ),
     ],
 )
-def test_what_timm_cannot_do_is_refused_without_torch_and_by_the_builder(config: Optim, message: str) -> None:
-    assert message in str(UsageError(check_timm_optimizer(config)))
+def test_what_timm_cannot_do_is_refused_without_torch_and_by_the_builder(config: OptimConfig, message: str) -> None:
+    assert message in str(UsageError(timm_optimizer_problems(config)))
     assert message in refused(config, small())
 
 
@@ -555,7 +574,7 @@ def test_what_timm_cannot_do_is_refused_without_torch_and_by_the_builder(config:
     [("timm:adafactorbv", {"momentum_dtype": "none such"}), ("timm:muon", {"ns_coefficients": "none such"})],
 )
 def test_a_value_that_only_timm_itself_can_refuse_is_a_usage_error(name: str, options: dict[str, Any]) -> None:
-    message = refused(Optim(name=name, options=options), small())
+    message = refused(OptimConfig(name=name, options=options), small())
     assert message.startswith(f"optim.options: {name} cannot be made with these: ")
     assert "none such" in message
 
@@ -581,14 +600,14 @@ def test_without_timm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         raise PackageNotFoundError(package)
 
     monkeypatch.setattr(timm_optimizers, "version", absent)
-    [problem] = check_timm_optimizer(Optim(name="timm:lamb"))
+    [problem] = timm_optimizer_problems(OptimConfig(name="timm:lamb"))
     assert str(problem) == "optim.name: timm is not installed: pip install timm"
-    assert check_timm_optimizer(Optim(name="sgd")) == []
+    assert timm_optimizer_problems(OptimConfig(name="sgd")) == []
 
 
 def test_muon_is_one_optimizer_with_the_state_of_both() -> None:
     model = small()
-    optimizer = build_optimizer(Optim(name="muon"), model)
+    optimizer = build_optimizer(OptimConfig(name="muon"), model)
     assert isinstance(optimizer, MuonAdamW)
     train(model, optimizer)
     assert {tuple(sorted(state)) for state in optimizer.state.values()} == {

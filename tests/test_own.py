@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from engine.config.schema import Config
-from engine.config.user_code import check_own, load_own
+from engine.config.user_code import check_user_code, load_user_code
 from engine.models.factory import build_model
 from engine.utils.errors import UsageError
 
@@ -119,14 +119,14 @@ def test_own_code_must_make_a_module(code: Path) -> None:
 )
 def test_own_code_that_cannot_be_had_is_told_in_one_sentence(code: Path, name: str, told: str) -> None:
     with pytest.raises(UsageError, match=told) as refused:
-        load_own("loss.name", name, str(code))
-    assert [problem.where for problem in refused.value.problems] == ["loss.name"]
+        load_user_code("loss.name", name, str(code))
+    assert [problem.location for problem in refused.value.problems] == ["loss.name"]
     assert "\n" not in str(refused.value)
 
 
 def test_a_folder_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"run.code names the folder .*nowhere, and there is none"):
-        load_own("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))
+        load_user_code("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))
 
 
 def test_every_own_name_is_checked_before_the_start(code: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_every_own_name_is_checked_before_the_start(code: Path, capfd: pytest.Ca
             "augment": {"transform": "owncode.dies:transform"},
         }
     )
-    problems = {problem.where: problem.what for problem in check_own(checked)}
+    problems = {problem.location: problem.message for problem in check_user_code(checked)}
     assert problems.keys() == {"data.dataset", "loss.name", "augment.transform"}
     assert "not dict" in problems["data.dataset"]
     assert "ZeroDivisionError" in problems["loss.name"]
@@ -152,18 +152,18 @@ def test_every_own_name_is_checked_before_the_start(code: Path, capfd: pytest.Ca
 
 def test_a_config_without_own_code_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", None)
-    assert check_own(Config()) == []
+    assert check_user_code(Config()) == []
 
 
 def test_check_own_names_a_real_time_signal(code: Path) -> None:
     number = signal.SIGRTMIN + 1
     (code / "owncode" / "killed.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
-    (problem,) = check_own(config(code, "owncode.killed:build"))
-    assert problem.what == f"owncode.killed:build ended the process that imported it, with signal {number}"
+    (problem,) = check_user_code(config(code, "owncode.killed:build"))
+    assert problem.message == f"owncode.killed:build ended the process that imported it, with signal {number}"
 
 
 def test_an_import_that_does_not_end_is_given_up(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code / "owncode" / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr("engine.config.user_code._PATIENCE", 1.0)
-    (problem,) = check_own(config(code, "owncode.sleeps:build"))
-    assert problem.what.startswith("owncode.sleeps:build is still being imported after 1 s")
+    monkeypatch.setattr("engine.config.user_code._IMPORT_TIMEOUT_S", 1.0)
+    (problem,) = check_user_code(config(code, "owncode.sleeps:build"))
+    assert problem.message.startswith("owncode.sleeps:build is still being imported after 1 s")

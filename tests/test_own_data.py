@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation
 from engine.data.batching import class_counts
-from engine.data.inspection_process import Images, check_own_data, count_images, try_first_images
-from engine.data.pipelines.loader import Batch, Batches
-from engine.data.sampler import Shares
+from engine.data.inspection_process import ImageCounts, check_user_data_code, count_images, try_first_images
+from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.formats import image_format, likely_format
-from engine.data.sources.open import open_early, open_source
-from engine.data.sources.user_dataset import OwnSource
+from engine.data.sources.formats import expected_input_format, model_input_format
+from engine.data.sources.open import open_source, open_source_for_preflight
+from engine.data.sources.user_dataset import UserDatasetSource
 from engine.utils.errors import UsageError
 
 NUMBERS = itertools.count()
@@ -45,7 +45,7 @@ def config(folder: Path, body: str, *overrides: str, name: str = "Data") -> Conf
     """A config that trains on `name` of a module with this text."""
     module = f"data_{next(NUMBERS)}"
     (folder / f"{module}.py").write_text(HEAD + body)
-    return resolve(None, [f"data.dataset={module}:{name}", f"run.code={folder}", *overrides]).config
+    return resolve_config(None, [f"data.dataset={module}:{name}", f"run.code={folder}", *overrides]).config
 
 
 def method(lines: str) -> str:
@@ -62,7 +62,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_come_as_pillows_arrays_or_tensors(tmp_path: Path, kind: str) -> None:
     source = open_source(config(tmp_path, method(KINDS[kind])))
-    assert (source.count("train"), source.count("val"), source.classes) == (12, 5, ("0", "1", "2"))
+    assert (source.num_images("train"), source.num_images("val"), source.classes) == (12, 5, ("0", "1", "2"))
     assert (source.format.size, source.format.channels, source.in_memory) == (8, 3, False)
     images, labels = source.load("train", np.array([7, 2]))
     assert images[:, :, 5, 5].tolist() == [[7, 2, 3], [2, 2, 3]]
@@ -95,9 +95,9 @@ def test_names_and_labels_are_taken_from_the_dataset_without_reading_its_images(
 """
     head = HEAD.index("    def __len__")
     (tmp_path / "named.py").write_text(HEAD[:head] + text + HEAD[head : HEAD.index("    def __getitem__")])
-    source = open_source(resolve(None, ["data.dataset=named:Data", f"run.code={tmp_path}"]).config)
+    source = open_source(resolve_config(None, ["data.dataset=named:Data", f"run.code={tmp_path}"]).config)
     assert source.classes == ("ant", "bee", "cow", "dog")
-    assert source.labels_of("train").tolist() == [0, 1, 1, 3] * 3
+    assert source.get_labels("train").tolist() == [0, 1, 1, 3] * 3
     assert class_counts(source).tolist() == [3, 6, 0, 3]
 
 
@@ -111,7 +111,7 @@ def test_the_path_of_the_data_is_given_to_who_takes_it(tmp_path: Path) -> None:
     text = method("return Image.new('L', (8, 8))") + "def build(part, path):\n    (path + part).index('x'); "
     text += "return Data(part)\n"
     source = open_source(config(tmp_path, text, "data.path=/some/x", name="build"))
-    assert source.count("train") == 12
+    assert source.num_images("train") == 12
     with pytest.raises(UsageError, match=r"data\.path: data_\d+:build takes the path of the data: give data\.path"):
         open_source(config(tmp_path, text, name="build"))
 
@@ -121,7 +121,7 @@ def test_the_source_travels_without_its_data(tmp_path: Path) -> None:
     packed = pickle.dumps(source)
     assert len(packed) < 1500
     copy = pickle.loads(packed)
-    assert isinstance(copy, OwnSource)
+    assert isinstance(copy, UserDatasetSource)
     assert (copy.load("train", np.arange(4))[0] == source.load("train", np.arange(4))[0]).all()
 
 
@@ -149,7 +149,7 @@ def test_its_images_are_cut_out_of_their_own_size(tmp_path: Path) -> None:
     )
     source = open_source(wanted)
     seen: list[tuple[int, int, int]] = []
-    crop = Augmentation(wanted, image_format(wanted, source)).crop(1)
+    crop = Augmentation(wanted, model_input_format(wanted, source)).crop_spec(1)
     assert crop is not None
 
     def noted(index: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -170,8 +170,8 @@ def test_what_it_draws_for_an_item_depends_on_the_seed_the_epoch_and_the_item(tm
 
     def batches(workers: int, size: int) -> list[Batch]:
         source = open_source(wanted)
-        shares = Shares(12, 5, size, 0, 1, True, 0)
-        return list(Batches(source, wanted, image_format(wanted, source), shares.run(2), workers))
+        shares = DistributedBatchSampler(12, 5, size, 0, 1, True, 0)
+        return list(BatchLoader(source, wanted, model_input_format(wanted, source), shares.requests(2), workers))
 
     before = (random.getstate(), torch.get_rng_state())
     alone, helped, larger = batches(0, 3), batches(1, 3), batches(0, 6)
@@ -244,7 +244,7 @@ def test_what_is_wrong_with_the_users_code_is_said_in_a_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=told) as caught:
         open_source(config(tmp_path, body, name=name))
-    assert [problem.where for problem in caught.value.problems] == ["data.dataset"]
+    assert [problem.location for problem in caught.value.problems] == ["data.dataset"]
     assert "\n" not in str(caught.value)
 
 
@@ -270,8 +270,8 @@ def test_a_label_that_no_class_has_is_named(tmp_path: Path) -> None:
 
 def test_a_supervisor_opens_none_of_it(tmp_path: Path) -> None:
     wanted = config(tmp_path, "raise SystemExit\n", "data.channels=1")
-    assert open_early(wanted) is None
-    assert (likely_format(wanted).size, likely_format(wanted).channels) == (224, 1)
+    assert open_source_for_preflight(wanted) is None
+    assert (expected_input_format(wanted).size, expected_input_format(wanted).channels) == (224, 1)
 
 
 def test_it_is_tried_in_a_process_of_its_own_in_which_it_may_print(tmp_path: Path) -> None:
@@ -279,9 +279,9 @@ def test_it_is_tried_in_a_process_of_its_own_in_which_it_may_print(tmp_path: Pat
         method("print('reading', index); return Image.new('F' if index else 'L', (8, 8), index)") + "print('hello')\n"
     )
     wanted = config(tmp_path, text, "data.batch_size=4", "data.num_classes=3")
-    assert count_images(wanted) == Images(12, 5)
+    assert count_images(wanted) == ImageCounts(12, 5)
     with pytest.raises(UsageError, match="4 ranks with 4 images each take 16 a step"):
-        check_own_data(wanted, 4)
+        check_user_data_code(wanted, 4)
 
 
 def test_what_fails_with_the_first_images_is_found_before_the_start(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_what_fails_with_the_first_images_is_found_before_the_start(tmp_path: Pa
     with pytest.raises(UsageError, match=r"^data\.dataset: item 0 of .* cannot be used: its pixels are floating-point"):
         try_first_images(deep, 1)
     (tmp_path / "changes.py").write_text("def change(image):\n    return image.float()\n")
-    wanted = resolve(None, ["augment.transform=changes:change", f"run.code={tmp_path}"]).config
+    wanted = resolve_config(None, ["augment.transform=changes:change", f"run.code={tmp_path}"]).config
     with pytest.raises(UsageError, match=r"^augment\.transform: changes:change gives a Tensor of float32, 1 x 8 x 8"):
         try_first_images(wanted, 1)
 
@@ -297,9 +297,9 @@ def test_what_fails_with_the_first_images_is_found_before_the_start(tmp_path: Pa
 def test_code_that_ends_its_process_is_named(tmp_path: Path) -> None:
     wanted = config(tmp_path, "import os\nos._exit(7)\n")
     with pytest.raises(UsageError, match=r"^data\.dataset: data_\d+:Data ended the process .* \(exit code 7\)"):
-        check_own_data(wanted, 1)
+        check_user_data_code(wanted, 1)
 
 
 def test_nothing_is_started_where_there_is_no_code_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.data.inspection_process._start", lambda: pytest.fail("a process was started"))
-    check_own_data(resolve(None, []).config, 1)
+    monkeypatch.setattr("engine.data.inspection_process._start_process", lambda: pytest.fail("a process was started"))
+    check_user_data_code(resolve_config(None, []).config, 1)

@@ -18,29 +18,29 @@ from conftest import Gputrain, events_of
 from test_journal import started
 from torch import Tensor, nn
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.batching import shares_of
-from engine.data.sampler import Shares
+from engine.data.batching import build_sampler
+from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.open import open_source
-from engine.distributed.node_plan import plan, prepare_environment
-from engine.distributed.parallel import images_to_try, wrap
-from engine.distributed.rank_env import Seat
+from engine.distributed.node_plan import plan_node, prepare_environment
+from engine.distributed.parallel import warmup_batch_size, wrap_model
+from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import (
-    check_launched_meeting_point,
-    check_meeting_point,
-    clear_meeting_point,
+    check_external_rendezvous,
+    check_rendezvous,
     open_store,
+    remove_rendezvous_file,
 )
-from engine.gpus.selection import Device
-from engine.runs.event_lines import plan_in_words
+from engine.gpus.selection import CudaDevice
+from engine.runs.event_lines import describe_run_setup
 from engine.utils.errors import UsageError
 
-GPUS = [Device(index, f"GPU-{index}", "made up", 0) for index in range(4)]
+GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
 
 
 def config(*overrides: str) -> Config:
-    return resolve(None, list(overrides)).config
+    return resolve_config(None, list(overrides)).config
 
 
 def refusal(ask: Callable[[], object]) -> str:
@@ -60,35 +60,35 @@ def refusal(ask: Callable[[], object]) -> str:
     ],
 )
 def test_the_backend_is_what_suits_the_devices_or_what_was_asked_for(
-    asked: str, gpus: list[Device], backend: str
+    asked: str, gpus: list[CudaDevice], backend: str
 ) -> None:
-    assert plan(config(f"device.backend={asked}"), gpus).backend == backend
+    assert plan_node(config(f"device.backend={asked}"), gpus).backend == backend
 
 
 def test_nccl_is_refused_on_the_cpu() -> None:
-    assert refusal(lambda: plan(config("device.backend=nccl"), [])) == (
+    assert refusal(lambda: plan_node(config("device.backend=nccl"), [])) == (
         "device.backend: nccl joins GPUs, and this run is on the CPU; give gloo or auto"
     )
 
 
 def test_gloo_on_gpus_is_told_with_the_gpus() -> None:
-    assert "on GPU-0, GPU-1," in plan_in_words(replace(started(), backend="gloo", devices=["GPU-0", "GPU-1"]))
-    assert "on the CPU," in plan_in_words(replace(started(), backend="gloo", devices=["cpu", "cpu"]))
+    assert "on GPU-0, GPU-1," in describe_run_setup(replace(started(), backend="gloo", devices=["GPU-0", "GPU-1"]))
+    assert "on the CPU," in describe_run_setup(replace(started(), backend="gloo", devices=["cpu", "cpu"]))
 
 
 def test_dp_is_one_rank_that_has_every_gpu() -> None:
-    shared = plan(config("device.parallel=dp"), GPUS)
-    assert (shared.ranks, shared.devices_a_rank, shared.backend) == (1, 4, "nccl")
-    assert [shared.devices[place] for place in shared.places(0)] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    shared = plan_node(config("device.parallel=dp"), GPUS)
+    assert (shared.local_world_size, shared.devices_per_rank, shared.backend) == (1, 4, "nccl")
+    assert [shared.devices[place] for place in shared.device_indices(0)] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     environment: dict[str, str] = {}
     prepare_environment(shared, environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
 
 
 def test_a_rank_of_ddp_has_one_gpu() -> None:
-    shared = plan(config(), GPUS)
-    assert (shared.ranks, shared.devices_a_rank) == (4, 1)
-    assert [list(shared.places(rank)) for rank in range(4)] == [[0], [1], [2], [3]]
+    shared = plan_node(config(), GPUS)
+    assert (shared.local_world_size, shared.devices_per_rank) == (4, 1)
+    assert [list(shared.device_indices(rank)) for rank in range(4)] == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,22 @@ def test_a_rank_of_ddp_has_one_gpu() -> None:
         (GPUS, 4, "dp is one process for all GPUs, and torchrun and srun start one for each"),
     ],
 )
-def test_dp_is_refused_where_there_is_nothing_to_compare(gpus: list[Device], local_ranks: int | None, why: str) -> None:
-    assert why in refusal(lambda: plan(config("device.parallel=dp"), gpus, local_ranks))
+def test_dp_is_refused_where_there_is_nothing_to_compare(
+    gpus: list[CudaDevice], local_ranks: int | None, why: str
+) -> None:
+    assert why in refusal(lambda: plan_node(config("device.parallel=dp"), gpus, local_ranks))
 
 
 def test_all_that_the_devices_make_impossible_is_said_at_once() -> None:
     with pytest.raises(UsageError) as caught:
-        plan(config("device.parallel=dp", "device.backend=nccl"), [])
-    assert [problem.where for problem in caught.value.problems] == ["device.backend", "device.parallel"]
+        plan_node(config("device.parallel=dp", "device.backend=nccl"), [])
+    assert [problem.location for problem in caught.value.problems] == ["device.backend", "device.parallel"]
 
 
 def test_what_dp_and_a_static_graph_cannot_do_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         config("device.parallel=dp", "device.static_graph=true", "model.sync_bn=true", "precision.amp=bf16")
-    found = [problem.where for problem in caught.value.problems]
+    found = [problem.location for problem in caught.value.problems]
     assert found == ["device.static_graph", "precision.amp", "model.sync_bn"]
     assert "optim.accumulate" in refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
 
@@ -120,20 +122,20 @@ def test_what_dp_and_a_static_graph_cannot_do_is_refused() -> None:
 def test_dp_gives_each_gpu_its_batch_and_scales_the_learning_rate_by_the_gpus() -> None:
     wanted = config("data.batch_size=20", "device.parallel=dp", "data.dataset=digits")
     source = open_source(wanted)
-    dp, ddp = shares_of(wanted, source, 1, devices_a_rank=4), shares_of(wanted, source, 4)
-    assert (dp.batch_size, dp.global_batch, dp.devices) == (80, 80, 4)
-    assert (ddp.batch_size, ddp.global_batch, ddp.devices) == (20, 80, 4)
+    dp, ddp = build_sampler(wanted, source, 1, devices_per_rank=4), build_sampler(wanted, source, 4)
+    assert (dp.batch_size, dp.global_batch, dp.num_devices) == (80, 80, 4)
+    assert (ddp.batch_size, ddp.global_batch, ddp.num_devices) == (20, 80, 4)
     # The first GPU evaluates.
-    assert next(dp.val()).indices.tolist() == list(range(20))
-    assert next(dp.train(1)).indices.tolist() == [
-        index for rank in range(4) for index in next(shares_of(wanted, source, 4, rank).train(1)).indices
+    assert next(dp.val_requests()).indices.tolist() == list(range(20))
+    assert next(dp.train_requests(1)).indices.tolist() == [
+        index for rank in range(4) for index in next(build_sampler(wanted, source, 4, rank).train_requests(1)).indices
     ]
 
 
 def test_dp_is_tried_with_the_smallest_batch_which_leaves_some_gpu_the_least() -> None:
-    assert images_to_try(Shares(100, 1, 16, 0, 4, True, 0)) == 2
+    assert warmup_batch_size(DistributedBatchSampler(100, 1, 16, 0, 4, True, 0)) == 2
     # 13 images on 4 GPUs are 4, 4, 4 and 1.
-    assert images_to_try(Shares(77, 1, 64, 0, 1, False, 0, devices_a_rank=4)) == 13
+    assert warmup_batch_size(DistributedBatchSampler(77, 1, 64, 0, 1, False, 0, devices_per_rank=4)) == 13
 
 
 @pytest.mark.parametrize("method", ["auto", "env://", "tcp://127.0.0.1:29501", "tcp://[::1]:80", "file:///tmp/meeting"])
@@ -189,32 +191,32 @@ def test_a_meeting_point_that_cannot_be_had_on_this_host_is_refused(tmp_path: Pa
         f"file://{tmp_path}/none/x": f"{tmp_path}/none is no folder that can be written to",
         "env://": "env:// needs an address and a port in the environment, which has MASTER_ADDR='' and MASTER_PORT=''",
     }.items():
-        assert why in refusal(lambda method=method: check_meeting_point(method, {}))  # type: ignore[misc]
+        assert why in refusal(lambda method=method: check_rendezvous(method, {}))  # type: ignore[misc]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
-    assert "cannot be had here" in refusal(lambda: check_meeting_point("env://", where))
-    check_meeting_point("env://", where | {"MASTER_PORT": str(free_port())})
-    check_meeting_point(f"tcp://127.0.0.1:{free_port()}", {})
-    check_meeting_point(f"file://{tmp_path}/new", {})
+    assert "cannot be had here" in refusal(lambda: check_rendezvous("env://", where))
+    check_rendezvous("env://", where | {"MASTER_PORT": str(free_port())})
+    check_rendezvous(f"tcp://127.0.0.1:{free_port()}", {})
+    check_rendezvous(f"file://{tmp_path}/new", {})
 
 
 def test_under_a_launcher_only_a_file_from_before_it_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "meeting"
-    check_launched_meeting_point(f"file://{file}", {}, 0)
+    check_external_rendezvous(f"file://{file}", {}, 0)
     # Another rank of this world came first.
     file.touch()
-    check_launched_meeting_point(f"file://{file}", {}, 0)
+    check_external_rendezvous(f"file://{file}", {}, 0)
     os.utime(file, (1e9, 1e9))
-    assert "from an earlier run" in refusal(lambda: check_launched_meeting_point(f"file://{file}", {}, 1))
+    assert "from an earlier run" in refusal(lambda: check_external_rendezvous(f"file://{file}", {}, 1))
     again = {"TORCHELASTIC_MAX_RESTARTS": "3"}
-    assert "--max-restarts 0" in refusal(lambda: check_launched_meeting_point(f"file://{file}", again, 0))
+    assert "--max-restarts 0" in refusal(lambda: check_external_rendezvous(f"file://{file}", again, 0))
 
 
 def test_under_a_launcher_it_is_rank_0_that_needs_the_port(busy_port: int) -> None:
     method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
-    check_launched_meeting_point(method, {}, 1)
-    assert "cannot be had here" in refusal(lambda: check_launched_meeting_point(method, own, 0))
+    check_external_rendezvous(method, {}, 1)
+    assert "cannot be had here" in refusal(lambda: check_external_rendezvous(method, own, 0))
     # torchrun's agent listens there for its ranks.
-    check_launched_meeting_point(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
+    check_external_rendezvous(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file", "env"])
@@ -228,7 +230,7 @@ def test_two_ranks_meet_where_they_were_told_to(tmp_path: Path, monkeypatch: pyt
     stores: list[dist.Store] = []
 
     def meet(rank: int) -> str:
-        store = open_store(wanted, Seat(rank, 2, rank, 2))
+        store = open_store(wanted, RankInfo(rank, 2, rank, 2))
         stores.append(store)
         assert store.timeout.total_seconds() == 20
         store.set(f"rank {rank}", "here")
@@ -237,7 +239,7 @@ def test_two_ranks_meet_where_they_were_told_to(tmp_path: Path, monkeypatch: pyt
     with ThreadPoolExecutor(2) as ranks:
         assert list(ranks.map(meet, range(2))) == ["here", "here"]
     assert (tmp_path / "meeting").exists() == (kind == "file")
-    clear_meeting_point(method)
+    remove_rendezvous_file(method)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -252,7 +254,7 @@ def gradients(*overrides: str) -> tuple[Any, list[list[Tensor]]]:
     """The wrapped model, and the gradients of three steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    wrapped: Any = wrap(model, config(*overrides).device, torch.device("cpu"), 1, ranks=2)
+    wrapped: Any = wrap_model(model, config(*overrides).device, torch.device("cpu"), 1, world_size=2)
     steps = []
     for _ in range(3):
         wrapped.zero_grad(set_to_none=True)
@@ -271,7 +273,7 @@ def test_gradients_are_views_into_the_buckets_unless_said_otherwise(world_of_one
 
 def test_one_rank_trains_the_model_itself() -> None:
     model = nn.Linear(4, 2)
-    assert wrap(model, config().device, torch.device("cpu"), 1, ranks=1) is model
+    assert wrap_model(model, config().device, torch.device("cpu"), 1, world_size=1) is model
 
 
 def test_a_static_graph_is_told_to_ddp_and_changes_no_gradient(world_of_one: None) -> None:

@@ -11,17 +11,17 @@ import pytest
 import torch
 from few_photos import VARIED, folder, make_photos
 
-from engine.config.loader import resolve
-from engine.config.pipeline import PIPELINE_ASKED
-from engine.data.pipelines.choose import Choice, choose_pipeline, pipeline_problems, pipeline_warnings
+from engine.config.loader import resolve_config
+from engine.config.pipeline import PIPELINE_FROM_CONFIG
+from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_problems, pipeline_warnings
 from engine.data.sources.open import open_source
 from engine.distributed.channel import DirectChannel, StopFlag
-from engine.distributed.node_plan import plan
-from engine.distributed.rank_env import Seat
-from engine.distributed.watchdog import Beats, Marker
-from engine.doctor.run import expected_workers
-from engine.runs.control import Asked
-from engine.training import train as worker
+from engine.distributed.node_plan import plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.doctor.run import expected_num_workers
+from engine.runs.control import RequestCounters
+from engine.training import train
 from engine.training.job import Job
 from engine.utils import host
 from engine.utils.errors import UsageError
@@ -49,7 +49,7 @@ CHOICES = [
 def test_the_pipeline_is_chosen_by_the_data_and_what_is_done_to_it(
     overrides: tuple[str, ...], pipeline: str, why: str
 ) -> None:
-    config = resolve(None, list(overrides)).config
+    config = resolve_config(None, list(overrides)).config
     choice = choose_pipeline(config, open_source(config), 1)
     assert choice.pipeline == pipeline
     assert re.search(why, choice.why)
@@ -58,7 +58,7 @@ def test_the_pipeline_is_chosen_by_the_data_and_what_is_done_to_it(
 def test_a_folder_is_held_where_it_fits_and_is_not_cut_at_the_size_of_its_files(photos: Path) -> None:
     assert choose_pipeline(*folder(photos), 1).pipeline == "memory"
     cuts = [*VARIED[1:3], "augment.resized_crop=true"]
-    config = resolve(None, ["data.dataset=folder", f"data.path={photos}", *cuts]).config
+    config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", *cuts]).config
     choice = choose_pipeline(config, open_source(config), 1)
     assert (choice.pipeline, choice.why) == ("stream", "augment.resized_crop cuts images at the size of their files")
 
@@ -67,18 +67,18 @@ Usage = namedtuple("Usage", "available total")
 
 
 def test_a_quarter_of_the_free_memory_is_allowed_and_each_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 300 * 1024, 1 << 30))
-    config = resolve(None, []).config
+    config = resolve_config(None, []).config
     source = open_source(config)
     assert choose_pipeline(config, source, 2).pipeline == "memory"
     assert choose_pipeline(config, source, 3).why == (
         "the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is allowed"
     )
-    asked = resolve(None, ["data.pipeline=memory"]).config
+    asked = resolve_config(None, ["data.pipeline=memory"]).config
     told = "memory cannot be had: the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is "
     for found in (pipeline_problems(asked, source, 3), pipeline_problems(asked, source, 3)):
-        assert [(one.where, one.what) for one in found] == [
+        assert [(one.location, one.message) for one in found] == [
             ("data.pipeline", f"{told}allowed; give stream, or a smaller data.image_size")
         ]
     with pytest.raises(UsageError, match="memory cannot be had"):
@@ -101,20 +101,20 @@ def test_all_ranks_do_as_rank_0_chose_whatever_memory_is_free_when_they_begin(
     class ChosenError(Exception):
         pass
 
-    def feed(choice: Choice, *_: object) -> None:
+    def feed(choice: PipelineChoice, *_: object) -> None:
         raise ChosenError(choice.pipeline)
 
     # A rank goes no further than to where it begins to load.
-    monkeypatch.setattr(worker, "Feed", feed)
-    monkeypatch.setattr(host, "CONTROL_GROUP", Path("/nowhere"))
-    config = resolve("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
-    job, store = Job(config, plan(config, []), None, False, open_source(config)), torch.distributed.HashStore()
-    channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
+    monkeypatch.setattr(train, "InputPipeline", feed)
+    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
+    config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
+    job, store = Job(config, plan_node(config, []), None, False, open_source(config)), torch.distributed.HashStore()
+    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     threads, found, told = torch.get_num_threads(), list[str](), set[str]()
     for rank in (0, 1):
         monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
         try:
-            worker.train(job, Seat(rank, 2, rank, 2), store, channel)
+            train.train(job, RankInfo(rank, 2, rank, 2), store, channel)
         except ChosenError as chosen:
             found.append(str(chosen))
         except UsageError as error:
@@ -129,7 +129,7 @@ def test_each_rank_counts_where_the_cache_cannot_be_written(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 16 * 3 * 16**2
-    monkeypatch.setattr(host, "CONTROL_GROUP", Path("/nowhere"))
+    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
     config, source = folder(photos)
     asked, _ = folder(photos, "data.pipeline=memory")
@@ -142,7 +142,7 @@ def test_each_rank_counts_where_the_cache_cannot_be_written(
         "the decoded images take 36 KiB, and a quarter of the 96 KiB of free memory is allowed: each of 3 ranks "
         f"needs its own, for they cannot be kept in {no_folder}/gputrain/decoded (Not a directory)"
     )
-    assert choose_pipeline(config, source, 3) == Choice("stream", told)
+    assert choose_pipeline(config, source, 3) == PipelineChoice("stream", told)
     with pytest.raises(UsageError, match=re.escape(told)):
         choose_pipeline(asked, source, 3)
 
@@ -159,7 +159,7 @@ def test_each_rank_counts_where_the_cache_cannot_be_written(
 )
 def test_memory_is_refused_where_it_is_impossible(overrides: list[str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        resolve(None, ["data.pipeline=memory", *overrides])
+        resolve_config(None, ["data.pipeline=memory", *overrides])
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,16 @@ def test_memory_is_refused_where_it_is_impossible(overrides: list[str], told: st
     ],
 )
 def test_the_doctor_counts_loader_processes_for_the_stream_alone(overrides: list[str], workers: int) -> None:
-    assert expected_workers(resolve(None, overrides).config, 1) == workers
+    assert expected_num_workers(resolve_config(None, overrides).config, 1) == workers
 
 
 def test_what_of_a_config_comes_to_nothing_is_said() -> None:
-    held = Choice("memory", "the decoded images take 18 KiB")
+    held = PipelineChoice("memory", "the decoded images take 18 KiB")
     said = "data.workers=2 is not used: the decoded images take 18 KiB; loader processes come with data.pipeline=stream"
-    assert pipeline_warnings(resolve("digits", ["data.workers=2"]).config, held) == [said]
-    assert pipeline_warnings(resolve("digits", ["data.workers=0"]).config, held) == []
-    assert pipeline_warnings(resolve("digits", []).config, held) == []
-    fixed = resolve("digits", ["data.pipeline=fixed"]).config
-    assert "gives one batch again and again" in pipeline_warnings(fixed, Choice("fixed", PIPELINE_ASKED))[0]
+    assert pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, held) == [said]
+    assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, held) == []
+    assert pipeline_warnings(resolve_config("digits", []).config, held) == []
+    fixed = resolve_config("digits", ["data.pipeline=fixed"]).config
+    assert (
+        "gives one batch again and again" in pipeline_warnings(fixed, PipelineChoice("fixed", PIPELINE_FROM_CONFIG))[0]
+    )

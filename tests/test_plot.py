@@ -7,20 +7,22 @@ import math
 import numpy as np
 import pytest
 
-from tui.charts.axis import Floats, Series, log_ticks, reduce_to_columns, smooth, tick_labels, ticks
-from tui.charts.plot import Curve, Window, plot
+from tui.charts.axis import FloatArray, Series, downsample_min_max, log_ticks, smooth, tick_labels, ticks
+from tui.charts.plot import Curve, PlotWindow, plot
 
 WIDTH, HEIGHT = 60, 10
 
 
-def series(values: list[float] | Floats) -> Series:
+def series(values: list[float] | FloatArray) -> Series:
     y = np.asarray(values, np.float64)
     return Series(np.arange(len(y), dtype=np.float64), np.where(np.isfinite(y), y, np.nan))
 
 
-def drawn(values: list[float] | Floats, *, log: bool = False, low: float = 0.0, high: float | None = None) -> list[str]:
+def drawn(
+    values: list[float] | FloatArray, *, log: bool = False, low: float = 0.0, high: float | None = None
+) -> list[str]:
     curve = Curve("train", series(values), "braille", 75)
-    window = Window(low, len(values) if high is None else high, log)
+    window = PlotWindow(low, len(values) if high is None else high, log)
     return [line.plain for line in plot([curve], window, WIDTH, HEIGHT).lines]
 
 
@@ -75,7 +77,7 @@ def test_a_spike_of_one_step_is_seen_at_every_zoom(size: int, share: float) -> N
 def test_reduced_are_the_lowest_and_the_highest_of_each_column() -> None:
     generator = np.random.default_rng(0)
     values = generator.normal(size=10_000)
-    pieces = reduce_to_columns(series(values), 0, 10_000, 50)
+    pieces = downsample_min_max(series(values), 0, 10_000, 50)
     (piece,) = pieces
     columns = values.reshape(50, 200)
     assert np.array_equal(np.sort(piece.y.reshape(50, 2), 1), np.stack([columns.min(1), columns.max(1)], 1))

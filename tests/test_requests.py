@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from conftest import Gputrain, clockless, events_of, wait_for
 
-from engine.runs.control import Asked, send_request
-from engine.runs.folder import RunFolder, State
+from engine.runs.control import RequestCounters, send_request
+from engine.runs.folder import RunFolder, RunState
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=7"]
 
@@ -18,7 +18,7 @@ def test_a_run_holds_saves_and_goes_on_as_if_nothing_had_been(gputrain: Gputrain
     gputrain.wait_for_event("asked", "epoch", 1)
     send_request(asked.control, "pause")
     gputrain.wait_for_event("asked", "paused")
-    assert asked.state(asked.history()) is State.PAUSED
+    assert asked.state(asked.history()) is RunState.PAUSED
 
     send_request(asked.control, "checkpoint")
     wait_for(lambda: events_of(asked.path)[-1]["type"] == "checkpoint", "a checkpoint of a run that holds")
@@ -37,8 +37,8 @@ def test_a_run_holds_saves_and_goes_on_as_if_nothing_had_been(gputrain: Gputrain
 
 
 def test_what_is_asked_twice_is_said_to_be() -> None:
-    asked = Asked()
-    assert [asked.take(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
+    asked = RequestCounters()
+    assert [asked.apply(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
         "is not paused",
         "at the next step",
         "is paused already",

@@ -19,17 +19,17 @@ from gpu_host import PHANTOM, GpuHost, gpu, gpus_in, uuid_of
 # Takes GPUs as a run does, says which, and keeps them until its standard input closes.
 HOLDER = """
 import json, sys
-from engine.gpus.allocation import choose
-from engine.gpus.reservation import HeldRank
+from engine.gpus.allocation import allocate_devices
+from engine.gpus.reservation import ReservedRank
 from engine.utils.errors import UsageError
 selection, run, wait, ranks = json.loads(sys.argv[1])
 tell = lambda **values: print(json.dumps(values), flush=True)
 try:
-    choice = choose(selection, run, wait=wait, waiting=lambda reason: tell(waits=reason))
+    choice = allocate_devices(selection, run, wait=wait, on_wait=lambda reason: tell(waits=reason))
 except UsageError as error:
     tell(refused=str(error))
 else:
-    choice.reservation.show_ranks([HeldRank(run, *rank) for rank in ranks])
+    choice.reservation.publish_ranks([ReservedRank(run, *rank) for rank in ranks])
     tell(took=[device.index for device in choice.devices], warnings=choice.warnings)
     sys.stdin.read()
     choice.reservation.release()

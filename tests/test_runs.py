@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from test_journal import epoch, started
 
-from engine.runs.control import send_request, take_requests
-from engine.runs.events import Control, Event, RunFinished
-from engine.runs.folder import RunFolder, State, find_run, fit_for_a_name
+from engine.runs.control import consume_requests, send_request
+from engine.runs.events import ControlEvent, Event, RunFinished
+from engine.runs.folder import RunFolder, RunState, find_run, sanitize_run_name
 from engine.runs.journal import to_line
-from engine.runs.ownership import Ownership, _lock, claim
+from engine.runs.ownership import Ownership, _try_lock, claim_run
 from engine.utils.errors import UsageError
 
 
@@ -28,39 +28,39 @@ def make_run(root: Path, name: str, *events: Event) -> RunFolder:
     return folder
 
 
-def state_of(folder: RunFolder) -> State:
+def state_of(folder: RunFolder) -> RunState:
     return folder.state(folder.history())
 
 
 def test_a_run_without_an_owner_is_what_its_journal_says_or_crashed(tmp_path: Path) -> None:
-    assert state_of(make_run(tmp_path, "a", started(), epoch(1))) == State.CRASHED
-    assert state_of(make_run(tmp_path, "b", started(), RunFinished(state="stopped"))) == State.STOPPED
-    assert state_of(make_run(tmp_path, "c", started(), RunFinished(state="failed"))) == State.FAILED
-    assert state_of(make_run(tmp_path, "d")) == State.CRASHED
+    assert state_of(make_run(tmp_path, "a", started(), epoch(1))) == RunState.CRASHED
+    assert state_of(make_run(tmp_path, "b", started(), RunFinished(state="stopped"))) == RunState.STOPPED
+    assert state_of(make_run(tmp_path, "c", started(), RunFinished(state="failed"))) == RunState.FAILED
+    assert state_of(make_run(tmp_path, "d")) == RunState.CRASHED
 
 
 def test_a_run_with_an_owner_is_live(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a")
     ownership = Ownership(folder)
-    assert state_of(folder) == State.STARTING
+    assert state_of(folder) == RunState.STARTING
     for event, state in (
-        (started(), State.RUNNING),
-        (Control(request="stop", by="me", outcome="soon"), State.STOPPING),
+        (started(), RunState.RUNNING),
+        (ControlEvent(request="stop", by="me", outcome="soon"), RunState.STOPPING),
     ):
         with folder.journal.open("a") as file:
             file.write(to_line(event) + "\n")
         assert state_of(folder) == state
     ownership.release()
-    assert state_of(folder) == State.CRASHED
+    assert state_of(folder) == RunState.CRASHED
 
 
 def test_a_run_on_another_host_lives_as_long_as_its_heart_beats(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a", started())
     beat = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 10}
     folder.owner.write_text(json.dumps(beat))
-    assert state_of(folder) == State.RUNNING
+    assert state_of(folder) == RunState.RUNNING
     folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
-    assert state_of(folder) == State.CRASHED
+    assert state_of(folder) == RunState.CRASHED
 
 
 def test_a_run_on_another_host_that_its_owner_left_is_over(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_run_on_another_host_that_its_owner_left_is_over(tmp_path: Path) -> No
     left = json.loads(folder.owner.read_text())
     assert left["heartbeat"] is None
     folder.owner.write_text(json.dumps(left | {"host": "elsewhere"}))
-    assert state_of(folder) == State.FINISHED
+    assert state_of(folder) == RunState.FINISHED
 
 
 def test_going_on_takes_away_requests_that_came_too_late_and_half_a_checkpoint(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_going_on_takes_away_requests_that_came_too_late_and_half_a_checkpoint(t
     send_request(folder.control, "stop")
     folder.checkpoints.mkdir()
     (folder.checkpoints / ".last.pt.123.tmp").write_text("half")
-    claim(tmp_path, "a", "x", resume=True).ownership.release()
+    claim_run(tmp_path, "a", "x", resume=True).ownership.release()
     assert list(folder.control.iterdir()) == []
     assert list(folder.checkpoints.iterdir()) == []
 
@@ -85,14 +85,14 @@ def test_going_on_takes_away_requests_that_came_too_late_and_half_a_checkpoint(t
 def test_a_folder_that_is_no_run_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(UsageError, match="photos exists"):
-        claim(tmp_path, "photos", "x", resume=True)
+        claim_run(tmp_path, "photos", "x", resume=True)
 
 
 @pytest.mark.parametrize(
     ("stem", "name"), [("my exp", "my-exp"), ("_a.b_", "a.b"), ("ü", "run"), ("x" * 300, "x" * 80)]
 )
 def test_a_files_name_is_made_fit_for_a_runs(stem: str, name: str) -> None:
-    assert fit_for_a_name(stem) == name
+    assert sanitize_run_name(stem) == name
 
 
 def test_two_processes_never_own_one_folder(tmp_path: Path) -> None:
@@ -120,21 +120,21 @@ def test_a_run_that_another_host_is_at_work_on_is_not_taken(tmp_path: Path) -> N
     beat = {"format": 1, "host": "node7", "pid": 12, "heartbeat": time.time()}
     folder.owner.write_text(json.dumps(beat))
     with pytest.raises(UsageError, match="is being run by process 12 on node7"):
-        claim(tmp_path, "a", "x", resume=True)
+        claim_run(tmp_path, "a", "x", resume=True)
     folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
-    claim(tmp_path, "a", "x", resume=True).ownership.release()
+    claim_run(tmp_path, "a", "x", resume=True).ownership.release()
 
 
 def test_a_lock_whose_file_was_taken_away_owns_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    first = _lock(path)
+    first = _try_lock(path)
     assert first is not None
     waiting = os.open(path, os.O_RDWR)
     path.unlink()
     os.close(first)
-    second = _lock(path)
+    second = _try_lock(path)
     assert second is not None
-    assert _lock(path) is None
+    assert _try_lock(path) is None
     assert os.fstat(second).st_ino == path.stat().st_ino != os.fstat(waiting).st_ino
     os.close(second)
     os.close(waiting)
@@ -143,19 +143,19 @@ def test_a_lock_whose_file_was_taken_away_owns_nothing(tmp_path: Path) -> None:
 def test_a_name_is_made_of_the_stem_and_the_next_free_number(tmp_path: Path) -> None:
     names = []
     for _ in range(2):
-        claimed = claim(tmp_path / "runs", None, "digits", resume=False)
+        claimed = claim_run(tmp_path / "runs", None, "digits", resume=False)
         names.append(claimed.folder.name)
         claimed.ownership.release()
     assert names == ["digits-1", "digits-2"]
 
 
 def test_discarding_a_claim_leaves_what_was_there_before(tmp_path: Path) -> None:
-    claimed = claim(tmp_path / "deep" / "runs", "a", "x", resume=False)
+    claimed = claim_run(tmp_path / "deep" / "runs", "a", "x", resume=False)
     claimed.discard()
     claimed.ownership.release()
     assert list(tmp_path.iterdir()) == []
     make_run(tmp_path / "runs", "old", started())
-    again = claim(tmp_path / "runs", "old", "x", resume=True)
+    again = claim_run(tmp_path / "runs", "old", "x", resume=True)
     again.discard()
     again.ownership.release()
     assert (tmp_path / "runs" / "old" / "events.jsonl").exists()
@@ -185,6 +185,6 @@ def test_requests_are_taken_once_oldest_first(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a")
     send_request(folder.control, "stop")
     send_request(folder.control, "dance")
-    assert [request.request for request in take_requests(folder.control)] == ["stop", "dance"]
-    assert list(take_requests(folder.control)) == []
+    assert [request.request for request in consume_requests(folder.control)] == ["stop", "dance"]
+    assert list(consume_requests(folder.control)) == []
     assert list(folder.control.iterdir()) == []

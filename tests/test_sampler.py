@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.data.batching import warnings_of_shares
+from engine.data.batching import sampler_warnings
 from engine.data.sampler import (
     BatchRequest,
+    DistributedBatchSampler,
     Part,
-    Shares,
-    Stream,
-    _mix,
-    epoch_order,
-    random_below,
+    RandomStream,
+    _splitmix64,
+    epoch_permutation,
     random_bits,
+    random_integers,
     stratified_split,
 )
 
@@ -28,48 +28,48 @@ def shares(
     batch: int = 8,
     drop_last: bool = True,
     accumulate: int = 1,
-) -> Shares:
-    return Shares(train, val, batch, rank, world, drop_last, 3, accumulate)
+) -> DistributedBatchSampler:
+    return DistributedBatchSampler(train, val, batch, rank, world, drop_last, 3, accumulate)
 
 
 def test_the_bits_are_those_of_splitmix64() -> None:
     # The first outputs of the reference implementation for the seed 1234567 (Vigna, splitmix64.c).
     state, outputs = 1234567, []
     for _ in range(3):
-        outputs.append(_mix(state))
+        outputs.append(_splitmix64(state))
         state += 0x9E3779B97F4A7C15
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_arrays_and_single_numbers_are_mixed_alike() -> None:
-    key = _mix(_mix(_mix(7) ^ Stream.ORDER) ^ 2)
-    bits = random_bits(7, Stream.ORDER, 2, np.arange(5))
-    assert [int(value) for value in bits] == [_mix(index ^ key) for index in range(5)]
+    key = _splitmix64(_splitmix64(_splitmix64(7) ^ RandomStream.SHUFFLE) ^ 2)
+    bits = random_bits(7, RandomStream.SHUFFLE, 2, np.arange(5))
+    assert [int(value) for value in bits] == [_splitmix64(index ^ key) for index in range(5)]
 
 
 def test_what_is_drawn_for_an_image_does_not_depend_on_its_company() -> None:
-    all_of_them = random_below(9, 1, Stream.CROP_ROW, 4, np.arange(100))
-    assert random_below(9, 1, Stream.CROP_ROW, 4, np.array([77, 5])).tolist() == all_of_them[[77, 5]].tolist()
+    all_of_them = random_integers(9, 1, RandomStream.CROP_ROW, 4, np.arange(100))
+    assert random_integers(9, 1, RandomStream.CROP_ROW, 4, np.array([77, 5])).tolist() == all_of_them[[77, 5]].tolist()
 
 
 def test_draws_are_even_and_differ_by_stream_epoch_and_seed() -> None:
     images = np.arange(9000)
-    drawn = random_below(9, 1, Stream.CROP_ROW, 4, images)
+    drawn = random_integers(9, 1, RandomStream.CROP_ROW, 4, images)
     counts = np.bincount(drawn, minlength=9)
     assert counts.min() > 850
     for other in (
-        random_below(9, 1, Stream.CROP_COLUMN, 4, images),
-        random_below(9, 1, Stream.CROP_ROW, 5, images),
-        random_below(9, 2, Stream.CROP_ROW, 4, images),
+        random_integers(9, 1, RandomStream.CROP_COLUMN, 4, images),
+        random_integers(9, 1, RandomStream.CROP_ROW, 5, images),
+        random_integers(9, 2, RandomStream.CROP_ROW, 4, images),
     ):
         assert 800 < int((drawn == other).sum()) < 1200
 
 
 def test_an_epochs_order_holds_each_image_once_and_changes_with_the_epoch() -> None:
-    first, second = epoch_order(1000, 0, 1), epoch_order(1000, 0, 2)
+    first, second = epoch_permutation(1000, 0, 1), epoch_permutation(1000, 0, 2)
     assert sorted(first.tolist()) == list(range(1000))
     assert (first == second).mean() < 0.02
-    assert (first == epoch_order(1000, 0, 1)).all()
+    assert (first == epoch_permutation(1000, 0, 1)).all()
 
 
 def test_the_split_keeps_each_classes_share() -> None:
@@ -88,14 +88,19 @@ def test_a_class_with_a_single_image_is_trained_on() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_evaluation_comes_to_each_image_once(world: int) -> None:
-    seen = [index for rank in range(world) for batch in shares(rank, world).val() for index in batch.indices.tolist()]
+    seen = [
+        index
+        for rank in range(world)
+        for batch in shares(rank, world).val_requests()
+        for index in batch.indices.tolist()
+    ]
     assert sorted(seen) == list(range(101))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_global_batch_is_the_same_for_any_number_of_ranks(world: int) -> None:
-    alone = [sorted(batch.indices.tolist()) for batch in shares(0, 1, batch=8).train(2)]
-    ranks = [list(shares(rank, world, batch=8 // world).train(2)) for rank in range(world)]
+    alone = [sorted(batch.indices.tolist()) for batch in shares(0, 1, batch=8).train_requests(2)]
+    ranks = [list(shares(rank, world, batch=8 // world).train_requests(2)) for rank in range(world)]
     together = [sorted(i for rank in ranks for i in rank[step].indices.tolist()) for step in range(len(ranks[0]))]
     assert together == alone
 
@@ -103,10 +108,10 @@ def test_a_global_batch_is_the_same_for_any_number_of_ranks(world: int) -> None:
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_small_batches_that_make_a_step_hold_its_images_and_weigh_as_much(world: int, drop_last: bool) -> None:
-    large = [list(shares(rank, world, batch=12, drop_last=drop_last).train(2)) for rank in range(world)]
+    large = [list(shares(rank, world, batch=12, drop_last=drop_last).train_requests(2)) for rank in range(world)]
     for rank in range(world):
         steps, parts = [], []
-        for batch in shares(rank, world, batch=4, accumulate=3, drop_last=drop_last).train(2):
+        for batch in shares(rank, world, batch=4, accumulate=3, drop_last=drop_last).train_requests(2):
             parts.append(batch)
             if batch.ends_step:
                 steps.append(parts)
@@ -114,69 +119,70 @@ def test_small_batches_that_make_a_step_hold_its_images_and_weigh_as_much(world:
         assert not parts
         assert len(steps) == len(large[rank])
         for whole, split in zip(large[rank], steps, strict=True):
-            real = [index for part in split for index in part.indices.tolist() if part.weight > 0]
-            assert real == (whole.indices.tolist() if whole.weight > 0 else [])
-            assert sum(part.weight for part in split) == pytest.approx(whole.weight)
+            real = [index for part in split for index in part.indices.tolist() if part.loss_weight > 0]
+            assert real == (whole.indices.tolist() if whole.loss_weight > 0 else [])
+            assert sum(part.loss_weight for part in split) == pytest.approx(whole.loss_weight)
             assert max(len(part.indices) for part in split) <= 4
 
 
 def test_every_rank_has_as_many_batches_in_each_step() -> None:
     ends = [
-        [batch.ends_step for batch in shares(rank, 3, batch=4, accumulate=3, drop_last=False).train(1)]
+        [batch.ends_step for batch in shares(rank, 3, batch=4, accumulate=3, drop_last=False).train_requests(1)]
         for rank in range(3)
     ]
     assert ends[0] == ends[1] == ends[2]
 
 
 def test_an_epoch_goes_on_from_any_batch() -> None:
-    whole = list(shares(1, 2).train(5))
-    rest = list(shares(1, 2).train(5, first=3))
+    whole = list(shares(1, 2).train_requests(5))
+    rest = list(shares(1, 2).train_requests(5, first_step=3))
     assert [batch.indices.tolist() for batch in rest] == [batch.indices.tolist() for batch in whole[3:]]
 
 
 def test_the_last_partial_batch_is_dropped_or_dealt_out() -> None:
     assert shares(0, 2).steps_per_epoch == 6
     assert shares(0, 2, drop_last=False).steps_per_epoch == 7
-    last = [list(shares(rank, 2, drop_last=False).train(1))[-1] for rank in range(2)]
+    last = [list(shares(rank, 2, drop_last=False).train_requests(1))[-1] for rank in range(2)]
     assert [len(batch.indices) for batch in last] == [4, 3]
-    assert sum(batch.weight for batch in last) == pytest.approx(2)
-    assert [batch.weight for batch in last] == pytest.approx([8 / 7, 6 / 7])
+    assert sum(batch.loss_weight for batch in last) == pytest.approx(2)
+    assert [batch.loss_weight for batch in last] == pytest.approx([8 / 7, 6 / 7])
 
 
 def test_a_rank_without_an_image_keeps_the_others_company_with_weight_zero() -> None:
-    last = [list(shares(rank, 3, train=25, drop_last=False).train(1))[-1] for rank in range(3)]
-    assert [batch.weight for batch in last] == [3.0, 0.0, 0.0]
+    last = [list(shares(rank, 3, train=25, drop_last=False).train_requests(1))[-1] for rank in range(3)]
+    assert [batch.loss_weight for batch in last] == [3.0, 0.0, 0.0]
     assert all(len(batch.indices) == 1 for batch in last)
 
 
 @pytest.mark.parametrize(("drop_last", "images"), [(True, 96 - 32), (False, 103 - 32)])
 def test_the_images_that_are_left_of_an_epoch(drop_last: bool, images: int) -> None:
-    assert shares(0, 2, drop_last=drop_last).images_from(2) == images
-    assert shares(0, 2, drop_last=drop_last).images_from(7) == 0
+    assert shares(0, 2, drop_last=drop_last).images_from_step(2) == images
+    assert shares(0, 2, drop_last=drop_last).images_from_step(7) == 0
 
 
 def test_images_that_fill_no_step_are_told_where_they_are_many() -> None:
-    assert warnings_of_shares(shares(0, 2)) == [], "7 of 103"
-    (told,) = warnings_of_shares(shares(0, 2, batch=20))
+    assert sampler_warnings(shares(0, 2)) == [], "7 of 103"
+    (told,) = sampler_warnings(shares(0, 2, batch=20))
     assert told.startswith("23 of 103 training images fill no step")
-    assert warnings_of_shares(shares(0, 2, batch=20, drop_last=False)) == []
+    assert sampler_warnings(shares(0, 2, batch=20, drop_last=False)) == []
 
 
 def test_the_images_that_fill_no_step() -> None:
-    assert (shares(0, 2).dropped, shares(0, 2, drop_last=False).dropped) == (103 - 96, 0)
+    assert (shares(0, 2).dropped_images, shares(0, 2, drop_last=False).dropped_images) == (103 - 96, 0)
 
 
 def test_the_smallest_batch_of_any_rank() -> None:
-    assert shares(0, 2).smallest_batch == 8
-    assert shares(0, 2, drop_last=False).smallest_batch == 3
-    assert shares(0, 3, train=25, drop_last=False).smallest_batch == 1
-    assert shares(0, 2, batch=4, accumulate=2, drop_last=False).smallest_batch == 3
-    assert shares(0, 1, train=21, batch=4, accumulate=3, drop_last=False).smallest_batch == 3
+    assert shares(0, 2).min_batch_size == 8
+    assert shares(0, 2, drop_last=False).min_batch_size == 3
+    assert shares(0, 3, train=25, drop_last=False).min_batch_size == 1
+    assert shares(0, 2, batch=4, accumulate=2, drop_last=False).min_batch_size == 3
+    assert shares(0, 1, train=21, batch=4, accumulate=3, drop_last=False).min_batch_size == 3
 
 
 def test_a_run_asks_for_training_and_evaluation_in_turn() -> None:
     asked = [
-        (request.part, request.epoch) for request in shares(0, 1, train=16, val=9).run(2, first_epoch=1, first_batch=1)
+        (request.part, request.epoch)
+        for request in shares(0, 1, train=16, val=9).requests(2, first_epoch=1, first_batch=1)
     ]
     evaluation = [("val", 0), ("val", 0)]
     assert asked == [("train", 1), *evaluation, ("train", 2), ("train", 2), *evaluation]
@@ -200,4 +206,4 @@ def test_batch_request_keep_weighs_what_can_be_read(
     request = BatchRequest(part, 2, np.array([7, 3, 5, 1])[: len(readable)], 0.5, ends_step=False)
     found = request.keep(readable)
     assert found.indices.tolist() == kept
-    assert (found.part, found.epoch, found.weight, found.ends_step) == (part, 2, weight, False)
+    assert (found.part, found.epoch, found.loss_weight, found.ends_step) == (part, 2, weight, False)

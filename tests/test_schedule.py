@@ -12,12 +12,12 @@ import torch
 from torch.optim import lr_scheduler as torchs
 from torch.optim.lr_scheduler import LRScheduler
 
-from engine.config.rules import impossible_pairs
-from engine.config.run_sections import Run
+from engine.config.rules import config_conflicts
+from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
-from engine.config.training_sections import Optim, Schedule, by_epoch
-from engine.optim.lr_schedule import lr_factor, scaled_lr, unreachable
-from engine.optim.plateau import Plateau
+from engine.config.training_sections import OptimConfig, ScheduleConfig, by_epoch
+from engine.optim.lr_schedule import lr_factor, scaled_lr, schedule_length_problems
+from engine.optim.plateau import PlateauFactor
 
 STEPS, EPOCHS = 7, 12
 EXACT = 1e-12
@@ -80,7 +80,7 @@ AFTER_WARMUP = [
 
 
 def ours(**values: Any) -> list[float]:
-    schedule = Schedule(**values)
+    schedule = ScheduleConfig(**values)
     return [lr_factor(schedule, step, STEPS, EPOCHS) for step in range(1, STEPS * EPOCHS + 1)]
 
 
@@ -164,7 +164,7 @@ def test_a_whole_run_of_warm_up_ends_at_the_whole_rate() -> None:
 
 @pytest.mark.parametrize("length", range(1, 8))
 def test_the_shortest_of_onecycles_are_torchs_too(length: int) -> None:
-    schedule = Schedule(name="onecycle", peak_at=0.3)
+    schedule = ScheduleConfig(name="onecycle", peak_at=0.3)
     got = [lr_factor(schedule, step, length, 1) for step in range(1, length + 1)]
     expected = theirs(lambda optimizer: torchs.OneCycleLR(optimizer, 1.0, length, pct_start=0.3), 1, length)
     assert got == pytest.approx(expected, rel=EXACT, abs=0)
@@ -172,27 +172,27 @@ def test_the_shortest_of_onecycles_are_torchs_too(length: int) -> None:
 
 def test_a_onecycle_whose_first_step_is_its_highest() -> None:
     # torch divides by zero here.
-    rates = [lr_factor(Schedule(name="onecycle", peak_at=0.25), step, 4, 1) for step in range(1, 5)]
+    rates = [lr_factor(ScheduleConfig(name="onecycle", peak_at=0.25), step, 4, 1) for step in range(1, 5)]
     assert rates[0] == 1.0
     assert rates == sorted(rates, reverse=True)
 
 
 def test_what_counts_epochs_and_what_counts_steps() -> None:
     names = ("step", "multistep", "exponential", "restarts", "plateau", "constant", "cosine", "polynomial", "onecycle")
-    assert [by_epoch(Schedule(name=name)) for name in names] == [True] * 5 + [False] * 4  # type: ignore[arg-type]
-    assert by_epoch(Schedule(name="cosine", by="epoch"))
-    assert not by_epoch(Schedule(name="multistep", by="step"))
+    assert [by_epoch(ScheduleConfig(name=name)) for name in names] == [True] * 5 + [False] * 4  # type: ignore[arg-type]
+    assert by_epoch(ScheduleConfig(name="cosine", by="epoch"))
+    assert not by_epoch(ScheduleConfig(name="multistep", by="step"))
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
 def test_the_rate_is_scaled_by_the_ranks(scaling: str, factor: float) -> None:
-    assert scaled_lr(Optim(lr=0.1, lr_scaling=scaling), 4) == pytest.approx(0.1 * factor)  # type: ignore[arg-type]
+    assert scaled_lr(OptimConfig(lr=0.1, lr_scaling=scaling), 4) == pytest.approx(0.1 * factor)  # type: ignore[arg-type]
 
 
 # Plateau.
 
 LOSSES = [1.0, 0.9, 0.91, 0.92, 0.8999, 0.95, 0.5, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56, 0.57, 0.58, 0.59, 0.6, 0.4, 0.4]
-PLATEAU = Schedule(
+PLATEAU = ScheduleConfig(
     name="plateau", gamma=0.3, patience=1, threshold=1e-3, cooldown=1, final_lr_ratio=0.02, warmup_epochs=1.0
 )
 
@@ -202,10 +202,10 @@ def test_plateau_falls_as_torchs_does() -> None:
     scheduler = torchs.ReduceLROnPlateau(
         optimizer, factor=0.3, patience=1, threshold=1e-3, cooldown=1, min_lr=0.4 * 0.02
     )
-    plateau = Plateau(PLATEAU)
+    plateau = PlateauFactor(PLATEAU)
     seen, expected = [], []
     for loss in LOSSES:
-        plateau.see(loss)
+        plateau.step(loss)
         scheduler.step(loss)
         seen.append(0.4 * plateau.factor)
         expected.append(optimizer.param_groups[0]["lr"])
@@ -216,27 +216,27 @@ def test_plateau_falls_as_torchs_does() -> None:
 
 def test_plateau_goes_on_from_its_state_with_the_settings_of_the_config() -> None:
     for cut in range(len(LOSSES)):
-        whole, first, second = Plateau(PLATEAU), Plateau(PLATEAU), Plateau(PLATEAU)
+        whole, first, second = PlateauFactor(PLATEAU), PlateauFactor(PLATEAU), PlateauFactor(PLATEAU)
         for loss in LOSSES[:cut]:
-            first.see(loss)
+            first.step(loss)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         for loss in LOSSES[cut:]:
-            second.see(loss)
+            second.step(loss)
         for loss in LOSSES:
-            whole.see(loss)
+            whole.step(loss)
         assert second.factor == whole.factor
-    patient = Plateau(PLATEAU.model_copy(update={"patience": 100}))
+    patient = PlateauFactor(PLATEAU.model_copy(update={"patience": 100}))
     patient.load_state_dict(first.state_dict())
     for _ in range(50):
-        patient.see(1.0)
+        patient.step(1.0)
     assert patient.factor == first.factor
 
 
 def test_other_schedules_have_no_plateau() -> None:
-    plateau = Plateau(Schedule(name="cosine"))
+    plateau = PlateauFactor(ScheduleConfig(name="cosine"))
     for _ in range(20):
-        plateau.see(1.0)
-    plateau.load_state_dict(Plateau(PLATEAU).state_dict())
+        plateau.step(1.0)
+    plateau.load_state_dict(PlateauFactor(PLATEAU).state_dict())
     assert plateau.factor == 1.0
     assert plateau.state_dict() == {}
     assert set(ours(name="plateau")) == {1.0}
@@ -274,26 +274,31 @@ def test_other_schedules_have_no_plateau() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], problem: str) -> None:
-    config = Config(schedule=Schedule(**values), run=Run(epochs=10))
-    assert list(map(str, impossible_pairs(config))) == [problem]
+    config = Config(schedule=ScheduleConfig(**values), run=RunConfig(epochs=10))
+    assert list(map(str, config_conflicts(config))) == [problem]
 
 
 def test_onecycle_by_epoch_needs_two() -> None:
-    config = Config(schedule=Schedule(name="onecycle", by="epoch"), run=Run(epochs=1))
-    assert [problem.where for problem in impossible_pairs(config)] == ["schedule.by"]
+    config = Config(schedule=ScheduleConfig(name="onecycle", by="epoch"), run=RunConfig(epochs=1))
+    assert [problem.location for problem in config_conflicts(config)] == ["schedule.by"]
 
 
 @pytest.mark.parametrize("milestones", [(9,), (9, 20)])
 def test_one_milestone_within_the_run_is_enough(milestones: tuple[int, ...]) -> None:
-    config = Config(schedule=Schedule(name="multistep", milestones=milestones), run=Run(epochs=10))
-    assert list(impossible_pairs(config)) == []
+    config = Config(schedule=ScheduleConfig(name="multistep", milestones=milestones), run=RunConfig(epochs=10))
+    assert list(config_conflicts(config)) == []
 
 
 def test_what_only_the_number_of_steps_can_tell_is_told_with_it() -> None:
-    late = Schedule(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
-    assert [str(problem) for problem in unreachable(late, STEPS, EPOCHS)] == [
+    late = ScheduleConfig(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
+    assert [str(problem) for problem in schedule_length_problems(late, STEPS, EPOCHS)] == [
         "schedule.warmup_steps: must be at most the 84 steps of this run, not 85",
         "schedule.milestones: none of them is reached: this run has 84 steps; give smaller ones",
     ]
-    assert unreachable(Schedule(name="multistep", by="step", milestones=(83,), warmup_steps=84), STEPS, EPOCHS) == []
-    assert unreachable(Schedule(name="multistep", milestones=(11,)), STEPS, EPOCHS) == []
+    assert (
+        schedule_length_problems(
+            ScheduleConfig(name="multistep", by="step", milestones=(83,), warmup_steps=84), STEPS, EPOCHS
+        )
+        == []
+    )
+    assert schedule_length_problems(ScheduleConfig(name="multistep", milestones=(11,)), STEPS, EPOCHS) == []

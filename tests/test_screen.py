@@ -17,13 +17,13 @@ from test_runs import make_run
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from engine.runs.control import take_requests
-from engine.runs.events import Step
+from engine.runs.control import consume_requests
+from engine.runs.events import StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
-from tui import keymap as commands
-from tui.app import CockpitApp
-from tui.demo.server import DONE, LIVE
+from tui import keymap
+from tui.app import GputrainApp
+from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.keymap import Command, CommandProvider
 from tui.screens.form import FormScreen
 from tui.screens.monitor import MonitorScreen
@@ -53,7 +53,7 @@ def runs(tmp_path: Path) -> Iterator[Path]:
         owner.release()
 
 
-def drive(app: CockpitApp, act: Drive, size: tuple[int, int] = (100, 30)) -> None:
+def drive(app: GputrainApp, act: Drive, size: tuple[int, int] = (100, 30)) -> None:
     async def main() -> None:
         async with app.run_test(size=size) as pilot:
             await settled(pilot)
@@ -68,7 +68,7 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
         await settled(pilot)
 
 
-def real_app(root: Path, run: str | None = None) -> CockpitApp:
+def real_app(root: Path, run: str | None = None) -> GputrainApp:
     return made_up_app(root, without_gpu(), demo=None, run=run)
 
 
@@ -125,11 +125,11 @@ def test_a_signal_goes_to_the_process_that_was_shown(tmp_path: Path) -> None:
 
         async def act(pilot: Pilot[None]) -> None:
             screen: Any = pilot.app.screen
-            from tui.screens.monitor import _start_of
+            from tui.screens.monitor import _process_start_time
 
-            screen._send(victim.pid, None, 15)
+            screen._send_signal(victim.pid, None, 15)
             assert victim.poll() is None
-            screen._send(victim.pid, _start_of(victim.pid), 15)
+            screen._send_signal(victim.pid, _process_start_time(victim.pid), 15)
 
         drive(real_app(tmp_path / "runs"), act)
         assert victim.wait(5) == -15
@@ -148,7 +148,7 @@ def test_a_run_shows_how_far_it_is_its_curves_and_its_log(runs: Path) -> None:
         assert "rank 1  GPU-1de01de0  busy" in text_of(pilot, "#devices")
         assert "epoch  18  train loss" in text_of(pilot, "#log")
 
-    drive(made_up_app(runs, run=LIVE), act, (120, 34))
+    drive(made_up_app(runs, run=LIVE_RUN), act, (120, 34))
 
 
 @pytest.mark.parametrize(("key", "request_name"), [("c", "checkpoint"), ("p", "pause")])
@@ -156,36 +156,36 @@ def test_requests_go_through_the_runs_folder(runs: Path, key: str, request_name:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, key)
 
-    drive(made_up_app(runs, run=LIVE), act)
-    assert [one.request for one in take_requests(RunFolder(runs / LIVE).control)] == [request_name]
+    drive(made_up_app(runs, run=LIVE_RUN), act)
+    assert [one.request for one in consume_requests(RunFolder(runs / LIVE_RUN).control)] == [request_name]
 
 
 def test_a_stop_is_asked_about_first(runs: Path) -> None:
-    control = RunFolder(runs / LIVE).control
+    control = RunFolder(runs / LIVE_RUN).control
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "s", "enter")
-        assert not list(take_requests(control))
+        assert not list(consume_requests(control))
         await press(pilot, "s", "down", "enter")
 
-    drive(made_up_app(runs, run=LIVE), act)
-    assert [one.request for one in take_requests(control)] == ["stop"]
+    drive(made_up_app(runs, run=LIVE_RUN), act)
+    assert [one.request for one in consume_requests(control)] == ["stop"]
 
 
 def test_nothing_is_asked_of_a_run_that_is_over(runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "p", "s", "c")
-        assert not list(take_requests(RunFolder(runs / DONE).control))
+        assert not list(consume_requests(RunFolder(runs / FINISHED_RUN).control))
 
-    drive(made_up_app(runs, run=DONE), act)
+    drive(made_up_app(runs, run=FINISHED_RUN), act)
 
 
 def test_resume_before_the_first_poll_says_that_the_run_is_not_read_yet(runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app: Any = pilot.app
-        app.resume_run(RunFolder(runs / DONE), None)
+        app.resume_run(RunFolder(runs / FINISHED_RUN), None)
         await pilot.pause()
-        assert [one.message for one in app._notifications] == [f"{DONE} is not read yet"]
+        assert [one.message for one in app._notifications] == [f"{FINISHED_RUN} is not read yet"]
 
     drive(made_up_app(runs), act)
 
@@ -196,21 +196,21 @@ def test_leaving_asks_for_nothing(runs: Path) -> None:
         assert isinstance(pilot.app.screen, MonitorScreen)
         await pilot.press("q")
 
-    drive(made_up_app(runs, run=LIVE), act)
-    assert not list(take_requests(RunFolder(runs / LIVE).control))
+    drive(made_up_app(runs, run=LIVE_RUN), act)
+    assert not list(consume_requests(RunFolder(runs / LIVE_RUN).control))
 
 
 def test_a_chart_is_exported_as_a_drawing_and_a_table(runs: Path, tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "m", "e", "tab", "e", "e")
 
-    drive(made_up_app(runs, run=DONE), act)
+    drive(made_up_app(runs, run=FINISHED_RUN), act)
     names = ["accuracy-2.csv", "accuracy-2.svg", "accuracy.csv", "accuracy.svg", "loss.csv", "loss.svg"]
-    assert sorted(path.name for path in tmp_path.glob("*-3-*")) == [f"{DONE}-{name}" for name in names]
-    rows = (tmp_path / f"{DONE}-loss.csv").read_text().splitlines()
+    assert sorted(path.name for path in tmp_path.glob("*-3-*")) == [f"{FINISHED_RUN}-{name}" for name in names]
+    rows = (tmp_path / f"{FINISHED_RUN}-loss.csv").read_text().splitlines()
     assert rows[0] == "curve,epoch,value"
     assert sum(row.startswith("train,") for row in rows) == 600
-    drawing = (tmp_path / f"{DONE}-loss.svg").read_text()
+    drawing = (tmp_path / f"{FINISHED_RUN}-loss.svg").read_text()
     assert drawing.startswith("<svg") and drawing.count("<polyline") == 2 and ">val</text>" in drawing
 
 
@@ -221,12 +221,12 @@ def test_the_axis_the_scale_and_the_cursor_are_named(runs: Path) -> None:
         await press(pilot, "left", "left")
         assert "step 588" in text_of(pilot, "#accuracy")
 
-    drive(made_up_app(runs, run=DONE), act)
+    drive(made_up_app(runs, run=FINISHED_RUN), act)
 
 
 def test_a_strange_journal_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
-    def step(last: int, losses: list[float]) -> Step:
-        return Step(step=last, epoch=1, losses=losses, lr=0.0, images_per_second=0.0, data_wait=0.0)
+    def step(last: int, losses: list[float]) -> StepEvent:
+        return StepEvent(step=last, epoch=1, losses=losses, lr=0.0, images_per_second=0.0, data_wait=0.0)
 
     nan, inf = float("nan"), float("inf")
     folder = make_run(tmp_path / "runs", "odd-[red]", started(), step(3, [nan, inf, 1e300]), step(2**40, [1.0]))
@@ -247,16 +247,16 @@ def test_a_strange_journal_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_deleted_while_it_is_open_is_said_to_be(runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        shutil.rmtree(runs / DONE)
+        shutil.rmtree(runs / FINISHED_RUN)
         screen: Any = pilot.app.screen
-        await until(pilot, lambda: screen._feed.now.gone)
+        await until(pilot, lambda: screen._poller.latest.folder_missing)
         await settled(pilot)
         assert "the folder of this run is gone" in text_of(pilot)
         assert "rank 1" in text_of(pilot, "#devices")
         assert "train 0." in text_of(pilot, "#loss")
         await press(pilot, "d", "s", "e")
 
-    drive(made_up_app(runs, run=DONE), act)
+    drive(made_up_app(runs, run=FINISHED_RUN), act)
 
 
 def test_what_comes_is_drawn(tmp_path: Path) -> None:
@@ -278,15 +278,15 @@ def test_runs_are_filtered_opened_and_started_again_with_changes(runs: Path) -> 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "slash", *"digits")
         assert text_of(pilot, "#all-runs").count("-3") == 1
-        assert LIVE not in text_of(pilot, "#all-runs")
+        assert LIVE_RUN not in text_of(pilot, "#all-runs")
         await press(pilot, "enter")
         pilot.app.screen.query_one(Lines).focus()
         await press(pilot, "a")
         assert isinstance(pilot.app.screen, FormScreen)
-        assert f"{DONE.replace('-3', '-4')}" in text_of(pilot, "#command").replace("\n", "")
+        assert f"{FINISHED_RUN.replace('-3', '-4')}" in text_of(pilot, "#command").replace("\n", "")
         await press(pilot, "escape", "enter")
         assert isinstance(pilot.app.screen, RunScreen)
-        assert pilot.app.screen.folder.name == DONE
+        assert pilot.app.screen.folder.name == FINISHED_RUN
 
     drive(made_up_app(runs), act)
 
@@ -347,11 +347,11 @@ def test_what_is_none_of_the_choices_is_typed(tmp_path: Path) -> None:
         await settled(pilot)
         assert "one of torch's" in text_of(pilot, ".dialog")
         await press(pilot, "escape")
-        assert "optim.name" not in screen.form.typed
+        assert "optim.name" not in screen.form.overrides
         screen.query_one("#field-data-dataset").control.value = "other …"
         await settled(pilot)
         await press(pilot, *"m:d", "enter")
-        assert screen.form.typed["data.dataset"] == "m:d"
+        assert screen.form.overrides["data.dataset"] == "m:d"
         assert screen.query_one("#field-data-dataset").control.value == "m:d"
 
     drive(real_app(tmp_path / "runs"), act, (140, 48))
@@ -379,19 +379,19 @@ def test_a_demonstration_starts_nothing(runs: Path) -> None:
 # Everywhere
 
 TABLES: dict[type[Any], tuple[Command, ...]] = {
-    MonitorScreen: commands.MONITOR,
-    RunScreen: commands.RUN,
-    RunsScreen: commands.RUNS,
-    FormScreen: commands.FORM,
-    StartingScreen: commands.STARTING,
+    MonitorScreen: keymap.MONITOR_COMMANDS,
+    RunScreen: keymap.RUN_COMMANDS,
+    RunsScreen: keymap.RUNS_COMMANDS,
+    FormScreen: keymap.FORM_COMMANDS,
+    StartingScreen: keymap.STARTING_COMMANDS,
 }
 
 
 @pytest.mark.parametrize("screen", TABLES, ids=lambda screen: screen.__name__)
 def test_every_command_of_the_table_is_one_of_its_screen(screen: type[Any]) -> None:
-    for command in (*TABLES[screen], *commands.EVERYWHERE):
+    for command in (*TABLES[screen], *keymap.GLOBAL_COMMANDS):
         name = command.action.partition("(")[0]
-        owner = CockpitApp if name.startswith("app.") else screen
+        owner = GputrainApp if name.startswith("app.") else screen
         assert hasattr(owner, f"action_{name.removeprefix('app.')}"), command
     keys = [key for command in screen.COMMAND_TABLE for key in command.keys]
     assert len(keys) == len(set(keys))
@@ -399,12 +399,12 @@ def test_every_command_of_the_table_is_one_of_its_screen(screen: type[Any]) -> N
 
 def test_footer_help_and_palette_are_made_of_the_table(runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        for command in commands.MONITOR:
-            assert (f"{command.shown_key} {command.title}" in text_of(pilot, "Keys")) is (command.rank > 0)
+        for command in keymap.MONITOR_COMMANDS:
+            assert (f"{command.key_label} {command.title}" in text_of(pilot, "Keys")) is (command.priority > 0)
         provider = CommandProvider(pilot.app.screen, None)
         offered = [str(hit.display) async for hit in provider.discover()]  # type: ignore[union-attr]
         await press(pilot, "question_mark")
-        for command in (*commands.MONITOR, *commands.EVERYWHERE):
+        for command in (*keymap.MONITOR_COMMANDS, *keymap.GLOBAL_COMMANDS):
             assert command.help in text_of(pilot)
             assert any(command.title in text for text in offered)
 
@@ -459,7 +459,7 @@ def test_nothing_that_waits_to_be_typed_blinks(runs: Path) -> None:
 def test_the_demonstration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tui.cli.open_tui import demo_app
     from tui.demo.server import DemoServer
-    from tui.pollers import Pace
+    from tui.pollers import RefreshIntervals
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -470,14 +470,14 @@ def test_the_demonstration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             await until(pilot, lambda: "paused" in text_of(pilot, "#progress"))
             assert "MADE UP" in text_of(pilot)
 
-        drive(demo_app(server, Pace()), act)
+        drive(demo_app(server, RefreshIntervals()), act)
         assert list(tmp_path.glob("gputrain-demo-*"))
     assert not list(tmp_path.glob("gputrain-demo-*"))
 
 
 def test_json_of_runs_tells_what_the_screen_shows(runs: Path) -> None:
-    from engine.runs.watcher import RunWatch
-    from tui.text.runs import describe_run
+    from engine.runs.watcher import RunWatcher
+    from tui.text.runs import make_run_row
 
-    row = json.loads(json.dumps(describe_run(RunWatch(RunFolder(runs / LIVE))).to_dict()))
+    row = json.loads(json.dumps(make_run_row(RunWatcher(RunFolder(runs / LIVE_RUN))).to_dict()))
     assert (row["state"], row["step"], row["steps"], row["epochs"]) == ("running", 8720, 14070, 30)

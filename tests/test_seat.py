@@ -6,7 +6,14 @@ from typing import Literal
 
 import pytest
 
-from engine.distributed.rank_env import Seat, find_launcher, first_host, local_tasks, seat_from_environment, step_port
+from engine.distributed.rank_env import (
+    RankInfo,
+    detect_launcher,
+    first_slurm_host,
+    rank_info_from_env,
+    slurm_local_world_size,
+    slurm_step_port,
+)
 from engine.utils.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
@@ -55,27 +62,27 @@ SBATCH_SHELL = {
     ],
 )
 def test_auto_knows_the_launcher_by_its_variables(environment: dict[str, str], launcher: str) -> None:
-    assert find_launcher("auto", environment) == launcher
+    assert detect_launcher("auto", environment) == launcher
 
 
 def test_a_launcher_that_is_named_is_taken() -> None:
-    assert find_launcher("spawn", TORCHRUN) == "spawn"
+    assert detect_launcher("spawn", TORCHRUN) == "spawn"
 
 
 def test_torchruns_seat() -> None:
-    assert seat_from_environment("env", TORCHRUN | PORT) == (Seat(3, 8, 1, 2), {})
+    assert rank_info_from_env("env", TORCHRUN | PORT) == (RankInfo(3, 8, 1, 2), {})
 
 
 def test_sruns_seat_and_the_way_to_the_others() -> None:
-    seat, variables = seat_from_environment("slurm", STEP)
-    assert seat == Seat(4, 5, 1, 2)
+    rank_info, variables = rank_info_from_env("slurm", STEP)
+    assert rank_info == RankInfo(4, 5, 1, 2)
     assert variables["MASTER_ADDR"] == "gpu07"
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("4", "5", "1")
-    assert variables["MASTER_PORT"] == seat_from_environment("slurm", STEP | {"SLURM_PROCID": "0"})[1]["MASTER_PORT"]
+    assert variables["MASTER_PORT"] == rank_info_from_env("slurm", STEP | {"SLURM_PROCID": "0"})[1]["MASTER_PORT"]
 
 
 def test_two_jobs_and_two_steps_take_ports_of_their_own() -> None:
-    ports = {step_port(STEP | change) for change in ({}, {"SLURM_JOB_ID": "4243"}, {"SLURM_STEP_ID": "1"})}
+    ports = {slurm_step_port(STEP | change) for change in ({}, {"SLURM_JOB_ID": "4243"}, {"SLURM_STEP_ID": "1"})}
     assert len(ports) == 3
     assert all(20000 <= port < 32000 for port in ports)
 
@@ -91,18 +98,18 @@ def test_two_jobs_and_two_steps_take_ports_of_their_own() -> None:
     ],
 )
 def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
+    assert first_slurm_host(nodes) == first
 
 
 @pytest.mark.parametrize(("counts", "node", "tasks"), [("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("2", 0, 2), ("", 0, 9)])
 def test_the_tasks_of_a_host(counts: str, node: int, tasks: int) -> None:
-    assert local_tasks({"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}, 9) == tasks
+    assert slurm_local_world_size({"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}, 9) == tasks
 
 
 @pytest.mark.parametrize(("launcher", "starter"), [("env", "torchrun"), ("slurm", "srun")])
 def test_a_missing_variable_is_named(launcher: str, starter: str) -> None:
     with pytest.raises(UsageError, match=f"is not set; start with {starter}"):
-        seat_from_environment(launcher, {})  # type: ignore[arg-type]
+        rank_info_from_env(launcher, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -123,4 +130,4 @@ def test_rank_env_names_the_variable_that_holds_no_number(
 ) -> None:
     told = f"^--launcher {launcher}: {name} must be a non-negative integer, not '{value}'; start with "
     with pytest.raises(UsageError, match=told):
-        seat_from_environment(launcher, environment | {name: value})
+        rank_info_from_env(launcher, environment | {name: value})

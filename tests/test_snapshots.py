@@ -13,8 +13,8 @@ import pytest
 from cockpit import NOW, clipped, made_up_app, made_up_runs, settled, without_gpu
 from textual.pilot import Pilot
 
-from tui.app import CockpitApp
-from tui.demo.server import LIVE
+from tui.app import GputrainApp
+from tui.demo.server import LIVE_RUN
 from tui.screens.monitor import MonitorScreen
 
 SIZES = [(80, 24), (120, 34), (200, 60)]
@@ -36,14 +36,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr("tui.text.run_progress.time.time", lambda: NOW)
-    monkeypatch.setattr("engine.utils.host.cores", lambda: 16)
+    monkeypatch.setattr("engine.utils.host.available_cores", lambda: 16)
     yield
     monkeypatch.undo()
     time.tzset()
 
 
 def shown(
-    compare: Compare, app: CockpitApp, size: tuple[int, int], keys: str = "", before: Before | None = None
+    compare: Compare, app: GputrainApp, size: tuple[int, int], keys: str = "", before: Before | None = None
 ) -> bool:
     async def drive(pilot: Pilot[None]) -> None:
         await settled(pilot)
@@ -61,13 +61,13 @@ async def with_a_past(pilot: Pilot[None]) -> None:
     """As after half a minute of looking."""
     screen = pilot.app.screen
     assert isinstance(screen, MonitorScreen)
-    for place, (uuid, values) in enumerate(screen._busy.items()):
+    for place, (uuid, values) in enumerate(screen._busy_history.items()):
         last = values[-1]
         past = [
             None if last is None else max(min(last + (tick * 7 + place * 5) % 13 - 6, 100), 0) for tick in range(31)
         ]
-        screen._busy[uuid] = deque([*past, last], maxlen=32)
-    screen.tick()
+        screen._busy_history[uuid] = deque([*past, last], maxlen=32)
+    screen.update_content()
     await pilot.pause()
 
 
@@ -83,7 +83,7 @@ def test_monitor_without_gpu(snap_compare: Compare, size: tuple[int, int]) -> No
 
 def test_run(snap_compare: Compare, size: tuple[int, int]) -> None:
     owners = made_up_runs(Path("runs"))
-    assert shown(snap_compare, made_up_app(Path("runs"), run=LIVE), size, "m")
+    assert shown(snap_compare, made_up_app(Path("runs"), run=LIVE_RUN), size, "m")
     owners[0].release()
 
 
@@ -115,4 +115,4 @@ def test_runs(snap_compare: Compare, size: tuple[int, int]) -> None:
 
 def test_help(snap_compare: Compare, size: tuple[int, int]) -> None:
     made_up_runs(Path("runs"))[0].release()
-    assert shown(snap_compare, made_up_app(Path("runs"), run=LIVE), size, "question_mark")
+    assert shown(snap_compare, made_up_app(Path("runs"), run=LIVE_RUN), size, "question_mark")

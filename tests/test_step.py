@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.data.pipelines.device import DeviceBatch
 from engine.training.loop import evaluate, train_step
-from engine.training.metrics import Evaluation, Tally
+from engine.training.metrics import Evaluation, EvaluationAccumulator
 
 
 class Asking(TorchDispatchMode):
@@ -34,14 +34,14 @@ class Asking(TorchDispatchMode):
 def test_a_healthy_step_asks_for_no_value(recipe: tuple[str, ...]) -> None:
     nonfinite, *more = recipe
     with one_rank(f"optim.nonfinite={nonfinite}", *more) as fit:
-        trainer = fit.trainer
+        trainer = fit.state
         with Asking() as asking:
             train_step(trainer)
         assert asking.count == 0
         with Asking() as asking:
-            trainer.log.untold()
+            trainer.step_log.unreported()
             assert trainer.totals.counts.tolist()[1] == 32
-            assert trainer.totals.loss.item() > 0
+            assert trainer.totals.loss_sum.item() > 0
         assert asking.count > 0, "it would have been seen"
 
 
@@ -80,37 +80,37 @@ HEAVY = ("model.ema=0.9", "optim.clip_norm=1", "optim.clip_value=1", "optim.accu
 )
 def test_no_step_between_two_log_points_waits_for_the_gpu(amp: str, recipe: tuple[str, ...]) -> None:
     with one_rank(f"precision.amp={amp}", "run.log_every=30", *recipe, on_gpu=True) as fit:
-        t = fit.trainer
+        t = fit.state
         assert t.device.type == "cuda"
         images, labels = torch.rand(32, 1, 8, 8, device=t.device), torch.randint(10, (32,), device=t.device)
         parts = fit.config.optim.accumulate
         t.batches = Made([DeviceBatch(images, labels, 1 / parts, number == parts - 1) for number in range(parts)])
         for _ in range(3):
             train_step(t)
-        t.log.tell(t.position.step, 1, 0.1)
-        t.log.settle()
+        t.step_log.start_reduction(t.position.step, 1, 0.1)
+        t.step_log.wait_pending()
         with no_wait():
             for _ in range(20):
                 fit._handle_requests()
                 train_step(t)
         with pytest.raises(RuntimeError), no_wait():
-            t.totals.loss.item()
+            t.totals.loss_sum.item()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_an_evaluation_waits_for_the_gpu_at_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with one_rank("model.ema=0.9", on_gpu=True) as fit:
-        t = fit.trainer
+        t = fit.state
         images, labels = torch.rand(32, 1, 8, 8, device=t.device), torch.randint(10, (32,), device=t.device)
         t.batches = Made([DeviceBatch(images, labels, 1.0)])
         evaluate(t, lambda: False)
-        ends = Tally.over_ranks
+        ends = EvaluationAccumulator.all_reduce
 
-        def end(tally: Tally) -> Evaluation:
+        def end(tally: EvaluationAccumulator) -> Evaluation:
             torch.cuda.set_sync_debug_mode("default")
             return ends(tally)
 
-        monkeypatch.setattr(Tally, "over_ranks", end)
+        monkeypatch.setattr(EvaluationAccumulator, "all_reduce", end)
         with no_wait():
             evaluate(t, lambda: False)

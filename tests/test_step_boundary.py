@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from in_process import one_rank
 
-from engine.runs.control import Asked
-from engine.runs.events import CheckpointSaved, Continued, Event, Paused, Warned
+from engine.runs.control import RequestCounters
+from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
 from engine.training import checkpoint_writer, timing, trainer
 from engine.training.loop import train_step
 from engine.training.timing import Stopwatch
-from engine.training.trainer import Fit
+from engine.training.trainer import Trainer
 
 
-def steps(fit: Fit, count: int) -> int:
+def steps(fit: Trainer, count: int) -> int:
     """Steps until the run was to stop, at most `count`."""
     for number in range(count):
         if fit._handle_requests():
             return number
-        train_step(fit.trainer)
+        train_step(fit.state)
     return count
 
 
@@ -63,13 +63,15 @@ def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path) -> None:
 
 def test_checkpoint_writer_is_due_once_for_each_request(tmp_path: Path) -> None:
     with one_rank(folder=tmp_path) as fit:
-        writer, agreed = fit._checkpoint_writer, Asked(checkpoints=2)
+        writer, agreed = fit._checkpoint_writer, RequestCounters(checkpoints=2)
         assert writer.is_due(agreed)
-        assert not writer.is_due(Asked(stop=True, checkpoints=2)), "a stop writes its own"
+        assert not writer.is_due(RequestCounters(stop=True, checkpoints=2)), "a stop writes its own"
         writer.serve(agreed)
         assert not writer.is_due(agreed)
-        assert writer.is_due(Asked(checkpoints=3)), "also at the step of the one before"
-        assert not writer.is_due(Asked(checkpoints=2, due=1)), "nothing is new since the one before"
+        assert writer.is_due(RequestCounters(checkpoints=3)), "also at the step of the one before"
+        assert not writer.is_due(RequestCounters(checkpoints=2, timed_checkpoints=1)), (
+            "nothing is new since the one before"
+        )
 
 
 def test_checkpoint_writer_warns_of_a_full_disk_now_and_then_and_always_where_someone_waits(
@@ -90,11 +92,11 @@ def test_checkpoint_writer_warns_of_a_full_disk_now_and_then_and_always_where_so
             writer.write,
         ):
             write()
-            told.append(sum(isinstance(event, Warned) for event in events))
+            told.append(sum(isinstance(event, WarningEvent) for event in events))
         writer._last_save_warning = time.monotonic() - checkpoint_writer.SAVE_WARNING_INTERVAL_SECONDS - 1
         assert writer.write() == "No space left on device"
     assert told == [1, 1, 2, 3, 3]
-    assert [event.message for event in events if isinstance(event, Warned)] == [
+    assert [event.message for event in events if isinstance(event, WarningEvent)] == [
         "the checkpoint of step 0 could not be written: No space left on device"
     ] * 4
 
@@ -105,7 +107,7 @@ def test_a_pause_writes_what_is_requested_and_no_clock_counts_it(
 ) -> None:
     events: list[Event] = []
     with one_rank(folder=tmp_path, events=events) as fit:
-        requests, sleeps = fit.trainer.channel.asked(), 0
+        requests, sleeps = fit.state.channel.poll_requests(), 0
         sleep = time.sleep
 
         def hold(_: float) -> None:
@@ -113,19 +115,23 @@ def test_a_pause_writes_what_is_requested_and_no_clock_counts_it(
             sleeps += 1
             sleep(0.1)
             if sleeps in (2, 6):
-                requests.take("checkpoint" if sleeps == 2 else end)
+                requests.apply("checkpoint" if sleeps == 2 else end)
 
         monkeypatch.setattr(trainer.time, "sleep", hold)
         steps(fit, 2)
-        requests.take("pause")
+        requests.apply("pause")
         start, before = time.perf_counter(), fit._epoch_clock.seconds()
         done = steps(fit, 40)
         taken, counted = time.perf_counter() - start, fit._epoch_clock.seconds() - before
         assert sleeps >= 6
         assert taken - counted >= 0.1 * sleeps
-        assert time.perf_counter() - fit.trainer.log._since < taken - 0.5
+        assert time.perf_counter() - fit.state.step_log._clock_start < taken - 0.5
         assert (done == 40) is (end == "continue")
-    told = [event for event in events if isinstance(event, Paused | Continued | CheckpointSaved)]
-    assert [type(event) for event in told] == [Paused, CheckpointSaved, *([Continued] if end == "continue" else [])]
+    told = [event for event in events if isinstance(event, RunPaused | RunContinued | CheckpointSaved)]
+    assert [type(event) for event in told] == [
+        RunPaused,
+        CheckpointSaved,
+        *([RunContinued] if end == "continue" else []),
+    ]
     assert len({event.step for event in told}) == 1
     assert [asked for _, asked in checkpoints(events)] == [True]

@@ -13,19 +13,19 @@ from torch import nn
 from torchvision import models
 from typer.testing import CliRunner
 
-from engine.config.data_sections import Data
-from engine.config.run_sections import Run
+from engine.config.data_sections import DataConfig
+from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
-from engine.config.training_sections import Model
-from engine.models.summary import Summary, features_of, images_of, layers_of, summarize, trace_model
+from engine.config.training_sections import ModelConfig
+from engine.models.summary import ModelSummary, feature_maps, input_spec, layer_summaries, summarize_model, trace_model
 from engine.utils.errors import UsageError
 from tui.cli.models import app
-from tui.text.model_summary import feature_lines, in_large_units, layer_lines, total_lines
+from tui.text.model_summary import feature_lines, format_si, layer_lines, total_lines
 
 
-def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int = 1, **model: Any) -> Summary:
-    data = Data(dataset="fake", image_size=size, num_classes=classes)
-    return summarize(Config(model=Model(name=name, **model), data=data), batch_size)
+def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int = 1, **model: Any) -> ModelSummary:
+    data = DataConfig(dataset="fake", image_size=size, num_classes=classes)
+    return summarize_model(Config(model=ModelConfig(name=name, **model), data=data), batch_size)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_attention_counts_its_four_projections_and_two_products() -> None:
 
     trace = trace_model(Attends(), torch.zeros(1, length, width))
     assert trace.multiply_adds["attention"] == 4 * length * width**2 + 2 * length**2 * width
-    assert trace.outputs["attention"] == (1, length, width)
+    assert trace.output_shapes["attention"] == (1, length, width)
 
 
 def test_the_device_makes_no_difference() -> None:
@@ -106,7 +106,7 @@ def test_what_is_frozen_is_told() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
     model[0].requires_grad_(False)
     model[1][0].requires_grad_(False)  # type: ignore[index]
-    layers = {layer.path: layer.trainable for layer in layers_of(model, trace_model(model, torch.zeros(1, 4)))}
+    layers = {layer.path: layer.trainable for layer in layer_summaries(model, trace_model(model, torch.zeros(1, 4)))}
     assert layers == {"": 8, "0": 0, "1": 8, "1.0": 0, "1.1": 8}
 
 
@@ -158,7 +158,7 @@ def test_features_agree_with_those_that_timm_tells() -> None:
     with torch.device("meta"):
         trace = trace_model(timm.create_model("resnet26d"), images)
         told = timm.create_model("resnet26d", features_only=True)(images)
-    assert [one.output for one in features_of(trace.calls, (1, 3, 224, 224))] == [tuple(one.shape) for one in told]
+    assert [one.output for one in feature_maps(trace.calls, (1, 3, 224, 224))] == [tuple(one.shape) for one in told]
 
 
 def test_features_of_a_transformer_are_its_grid_and_its_sequence() -> None:
@@ -172,7 +172,7 @@ def test_features_of_a_transformer_are_its_grid_and_its_sequence() -> None:
 def test_features_are_found_behind_a_wrapper() -> None:
     wrapped = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(8 * 16, 5)))
     trace = trace_model(wrapped, torch.zeros(1, 3, 8, 8))
-    assert [one.path for one in features_of(trace.calls, (1, 3, 8, 8))] == ["0.0"]
+    assert [one.path for one in feature_maps(trace.calls, (1, 3, 8, 8))] == ["0.0"]
 
 
 def test_a_model_that_looks_at_values_is_told_with_values(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_model_that_looks_at_values_is_told_with_values(tmp_path: Path) -> Non
 
         with pytest.raises(RuntimeError):
             trace_model(Net().to("meta"), torch.zeros(1, 1, 8, 8, device="meta"))
-        assert trace_model(Net(), torch.zeros(1, 1, 8, 8)).outputs["conv"] == (1, 4, 6, 6)
+        assert trace_model(Net(), torch.zeros(1, 1, 8, 8)).output_shapes["conv"] == (1, 4, 6, 6)
     finally:
         sys.path.remove(str(tmp_path))
 
@@ -233,16 +233,16 @@ def test_images_that_do_not_suit_are_refused() -> None:
     ids=str,
 )
 def test_classes_are_the_datas(data: dict[str, Any], classes: int) -> None:
-    assert images_of(Config(data=Data(**data)))[1] == classes
+    assert input_spec(Config(data=DataConfig(**data)))[1] == classes
 
 
 def test_of_a_folder_the_classes_are_read_and_no_image(tmp_path: Path) -> None:
     for name in ("train/cat", "train/dog", "train/owl", "val/cat"):
         (tmp_path / name).mkdir(parents=True)
-    images, classes = images_of(Config(data=Data(dataset="folder", path=str(tmp_path))))
+    images, classes = input_spec(Config(data=DataConfig(dataset="folder", path=str(tmp_path))))
     assert (images.channels, images.size, classes) == (3, 224, 3)
     with pytest.raises(UsageError, match=r"data.path: .*nowhere does not exist"):
-        images_of(Config(data=Data(dataset="folder", path=str(tmp_path / "nowhere"))))
+        input_spec(Config(data=DataConfig(dataset="folder", path=str(tmp_path / "nowhere"))))
 
 
 def test_data_of_ones_own_says_what_its_images_are(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_data_of_ones_own_says_what_its_images_are(tmp_path: Path) -> None:
         "    images = torch.zeros(12, 1, 20, 20, dtype=torch.uint8)\n"
         "    return torch.utils.data.TensorDataset(images, torch.arange(12) % 4)\n"
     )
-    config = Config(run=Run(code=str(tmp_path)), data=Data(dataset="summary_data:make"))
-    images, classes = images_of(config)
+    config = Config(run=RunConfig(code=str(tmp_path)), data=DataConfig(dataset="summary_data:make"))
+    images, classes = input_spec(config)
     assert (images.channels, images.size, classes) == (1, 20, 4)
 
 
@@ -276,7 +276,7 @@ def test_the_table_folds_what_is_deep_into_what_holds_it() -> None:
     [(0, "0"), (999, "999"), (1000, "1.00 k"), (999_499, "999 k"), (999_500, "1.00 M"), (1_814_073_344, "1.81 G")],
 )
 def test_large_numbers_have_three_digits(number: int, words: str) -> None:
-    assert in_large_units(number) == words
+    assert format_si(number) == words
 
 
 def test_summary_as_json_has_every_layer() -> None:

@@ -219,15 +219,15 @@ def fake_logind(folder: Path, kill: str, linger: str) -> None:
 def test_where_a_logout_would_end_a_run_it_is_started_in_a_scope_or_the_screen_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tui.launcher import start_run
+    from tui.launcher import launch_run
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     told = {}
     for kill, linger in (("no", "no"), ("yes", "yes"), ("yes", "no")):
         fake_logind(tmp_path, kill, linger)
-        started = start_run(["run", "--headless", "nosuchpreset"], tmp_path / "runs")
+        started = launch_run(["run", "--headless", "nosuchpreset"], tmp_path / "runs")
         assert started.process.wait(60) == 2
-        told[kill, linger] = (started.warning or "", started.lines()[0])
+        told[kill, linger] = (started.warning or "", started.output_lines()[0])
         started.output.close()
     assert told["no", "no"][0] == "" and told["no", "no"][1].startswith("error: nosuchpreset")
     assert told["yes", "yes"][0] == "" and told["yes", "yes"][1].startswith("scope: --user --scope")
@@ -236,9 +236,9 @@ def test_where_a_logout_would_end_a_run_it_is_started_in_a_scope_or_the_screen_s
 
 def test_the_first_frame_needs_neither_torch_nor_plotext_nor_pydantic() -> None:
     program = (
-        "import asyncio, sys\nfrom pathlib import Path\nfrom tui.app import CockpitApp\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom tui.app import GputrainApp\n"
         "async def main():\n"
-        "    async with CockpitApp(Path('nowhere')).run_test() as pilot:\n"
+        "    async with GputrainApp(Path('nowhere')).run_test() as pilot:\n"
         "        pass\n"
         "asyncio.run(main())\nprint(sorted({'torch', 'plotext', 'pydantic', 'numpy'} & set(sys.modules)))"
     )

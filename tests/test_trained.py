@@ -17,16 +17,21 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner, Result
 
-from engine.config.loader import check
+from engine.config.loader import validate_config
 from engine.config.schema import as_dict
-from engine.data.augment.batch_ops import normalise
+from engine.data.augment.batch_ops import normalize
 from engine.data.sources.base import ImageFormat
-from engine.data.sources.formats import image_format
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.inference.evaluate import measure
-from engine.inference.export import export, plain
-from engine.inference.predict import files_in, predict
-from engine.inference.trained_model import config_of, find_device, load_trained, read_saved
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.export import export_model, standalone_state_dict
+from engine.inference.predict import find_input_files, predict
+from engine.inference.trained_model import (
+    config_from_checkpoint,
+    load_trained_model,
+    read_trained_checkpoint,
+    resolve_device,
+)
 from engine.models.factory import build_model
 from engine.models.transfer import load_weights
 from engine.runs.folder import RunFolder
@@ -34,7 +39,7 @@ from engine.training.checkpoint import save_checkpoint
 from engine.utils.errors import UsageError
 from tui.cli.main import app
 
-DIGITS = check({})
+DIGITS = validate_config({})
 
 
 def call(*arguments: object) -> Result:
@@ -66,10 +71,10 @@ def photos(tmp_path: Path) -> Path:
 
 def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) -> RunFolder:
     """A run of nothing but a checkpoint, of a model with random weights where `state` brings no others."""
-    checked = check(
+    checked = validate_config(
         {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
     )
-    images = image_format(checked, open_source(checked))
+    images = model_input_format(checked, open_source(checked))
     told = {"size": images.size, "channels": images.channels, "mean": list(images.mean), "std": list(images.std)}
     classes = open_source(checked).classes
     made: dict[str, Any] = dict.fromkeys(
@@ -97,23 +102,23 @@ def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) 
 
 
 def test_the_best_checkpoint_is_taken_and_the_last_where_there_is_no_best(run: RunFolder) -> None:
-    assert read_saved(run).path.name == "best.pt"
-    assert read_saved(run, "last").path.name == "last.pt"
+    assert read_trained_checkpoint(run).path.name == "best.pt"
+    assert read_trained_checkpoint(run, "last").path.name == "last.pt"
     (run.checkpoints / "best.pt").unlink()
-    assert read_saved(run).path.name == "last.pt"
+    assert read_trained_checkpoint(run).path.name == "last.pt"
     file = next(run.checkpoints.glob("step-*.pt"))
-    assert read_saved(run, str(file)).path == file
+    assert read_trained_checkpoint(run, str(file)).path == file
 
 
 @pytest.mark.parametrize(("which", "told"), [("bset", "best, last or a file"), ("/nowhere.pt", "is no file")])
 def test_a_checkpoint_that_is_not_there_is_told(tmp_path: Path, which: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        read_saved(saved_run(tmp_path / "a"), which)
+        read_trained_checkpoint(saved_run(tmp_path / "a"), which)
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no checkpoint yet"):
-        read_saved(RunFolder(tmp_path))
+        read_trained_checkpoint(RunFolder(tmp_path))
 
 
 def test_a_damaged_checkpoint_is_told_in_one_sentence(run: RunFolder) -> None:
@@ -122,33 +127,35 @@ def test_a_damaged_checkpoint_is_told_in_one_sentence(run: RunFolder) -> None:
     best.unlink()
     best.write_bytes(content[:-100])
     with pytest.raises(UsageError, match=r"best\.pt: is cut.*--checkpoint last"):
-        read_saved(run)
+        read_trained_checkpoint(run)
 
 
 def test_keys_that_there_are_no_longer_do_no_harm() -> None:
-    values = as_dict(check({"model": {"name": "linear"}}))
+    values = as_dict(validate_config({"model": {"name": "linear"}}))
     values["model"]["of_old"] = 3
     values["gone"] = {"key": 1}
-    assert config_of(values).model.name == "linear"
+    assert config_from_checkpoint(values).model.name == "linear"
 
 
 def test_averaged_weights_are_taken_unless_the_others_are_asked_for(tmp_path: Path) -> None:
-    own = read_saved(saved_run(tmp_path / "a")).weights
+    own = read_trained_checkpoint(saved_run(tmp_path / "a")).weights
     averaged = {name: value + 1 for name, value in own.items()}
     run = saved_run(tmp_path / "b", {"model": own, "ema": averaged})
     for raw, wanted in ((False, averaged), (True, own)):
-        trained = load_trained(run, device="cpu", raw=raw)
-        assert trained.saved.ema is not raw
+        trained = load_trained_model(run, device="cpu", raw=raw)
+        assert trained.checkpoint.ema is not raw
         assert all(torch.equal(value, wanted[name]) for name, value in trained.model.state_dict().items())
 
 
 def test_weights_that_the_run_began_with_are_not_looked_for(tmp_path: Path) -> None:
-    load_trained(saved_run(tmp_path / "a", model={"name": "linear", "weights": "/nowhere/weights.pt"}), device="cpu")
+    load_trained_model(
+        saved_run(tmp_path / "a", model={"name": "linear", "weights": "/nowhere/weights.pt"}), device="cpu"
+    )
 
 
 def test_half_weights_are_used_in_float32_and_nothing_trains(tmp_path: Path) -> None:
-    own = read_saved(saved_run(tmp_path / "a")).weights
-    trained = load_trained(saved_run(tmp_path / "b", {"model": {name: one.half() for name, one in own.items()}}))
+    own = read_trained_checkpoint(saved_run(tmp_path / "a")).weights
+    trained = load_trained_model(saved_run(tmp_path / "b", {"model": {name: one.half() for name, one in own.items()}}))
     assert {value.dtype for value in trained.model.parameters()} == {torch.float32}
     assert not trained.model.training
     assert not any(value.requires_grad for value in trained.model.parameters())
@@ -157,23 +164,23 @@ def test_half_weights_are_used_in_float32_and_nothing_trains(tmp_path: Path) -> 
 def test_weights_of_another_model_are_told(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "a", {"model": {"weight": torch.zeros(1)}})
     with pytest.raises(UsageError, match="do not fit the model linear"):
-        load_trained(run)
+        load_trained_model(run)
 
 
 def test_images_are_brought_to_the_checkpoints_own_format(tmp_path: Path) -> None:
     told = {"size": 8, "channels": 3, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    saved = read_saved(saved_run(tmp_path / "a", {"image_format": told}))
+    saved = read_trained_checkpoint(saved_run(tmp_path / "a", {"image_format": told}))
     assert saved.image_format == ImageFormat(8, 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "meta", "cuda:99"])
 def test_a_device_that_is_not_there_is_told(name: str) -> None:
     with pytest.raises(UsageError, match="--device"):
-        find_device(name)
+        resolve_device(name)
 
 
 def test_without_a_gpu_the_cpu_is_taken() -> None:
-    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # Predict
@@ -217,28 +224,28 @@ def test_predict_prints_a_line_for_each_image(run: RunFolder, photos: Path) -> N
 def test_probabilities_are_the_softmax_of_the_models_answers_and_of_bce_the_sigmoid(tmp_path: Path) -> None:
     images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     for loss, function in (("cross_entropy", lambda logits: logits.softmax(1)), ("bce", torch.sigmoid)):
-        trained = load_trained(saved_run(tmp_path / loss, loss={"name": loss}), device="cpu")
-        own = trained.saved.image_format
+        trained = load_trained_model(saved_run(tmp_path / loss, loss={"name": loss}), device="cpu")
+        own = trained.checkpoint.image_format
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (own.mean, own.std))
-        logits = trained.model(normalise(images, mean, std))
+        logits = trained.model(normalize(images, mean, std))
         assert torch.equal(trained.probabilities(images), function(logits))
 
 
 def test_more_classes_than_there_are_cannot_be_named(tmp_path: Path, photos: Path) -> None:
-    trained = load_trained(saved_run(tmp_path / "a"), device="cpu")
-    answers = list(predict(trained, list(files_in([photos / "more"])), 99))
+    trained = load_trained_model(saved_run(tmp_path / "a"), device="cpu")
+    answers = list(predict(trained, list(find_input_files([photos / "more"])), 99))
     assert [len(answer.classes) for answer in answers] == [5] * 4
 
 
 def test_images_are_read_a_batch_at_a_time(tmp_path: Path) -> None:
-    trained = load_trained(saved_run(tmp_path / "a"), device="cpu")
+    trained = load_trained_model(saved_run(tmp_path / "a"), device="cpu")
     files = [tmp_path / f"{number:03d}.png" for number in range(65)]
     for file in files[:64]:
         Image.new("RGB", (20, 10)).save(file)
-    answers = predict(trained, list(files_in(files)), 1)
-    assert next(answers).fault is None
+    answers = predict(trained, list(find_input_files(files)), 1)
+    assert next(answers).error is None
     Image.new("RGB", (20, 10)).save(files[64])
-    assert [answer.fault for answer in answers] == [None] * 64
+    assert [answer.error for answer in answers] == [None] * 64
 
 
 def test_names_that_would_change_the_terminal_are_written_out(tmp_path: Path) -> None:
@@ -276,13 +283,13 @@ def test_predict_sees_images_as_validation_did(tmp_path: Path) -> None:
     photos = photo_folder(tmp_path / "photos")
     data = {"dataset": "folder", "path": str(photos), "image_size": 12, "workers": 0}
     run = saved_run(tmp_path / "a", data=data)
-    answers = list(predict(load_trained(run, device="cpu"), list(files_in([photos / "val"])), 1))
+    answers = list(predict(load_trained_model(run, device="cpu"), list(find_input_files([photos / "val"])), 1))
     assert len(answers) == 16
     confusion = [[0, 0], [0, 0]]
     for answer in answers:
-        true, taken = (("left", "right").index(name) for name in (answer.given.path.parent.name, answer.classes[0][0]))
+        true, taken = (("left", "right").index(name) for name in (answer.file.path.parent.name, answer.classes[0][0]))
         confusion[true][taken] += 1
-    assert measure(read_saved(run), device="cpu").evaluation.confusion == confusion
+    assert evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion == confusion
 
 
 # Evaluate
@@ -302,17 +309,17 @@ def test_evaluate_finds_the_journals_numbers_of_the_best_epoch(gputrain: Gputrai
 
 
 def test_evaluate_counts_as_a_plain_loop_does(run: RunFolder) -> None:
-    source, saved = open_source(DIGITS), read_saved(run)
-    found = measure(saved, device="cpu").evaluation
-    trained, own = load_trained(run, device="cpu"), saved.image_format
-    pixels, labels = source.load("val", np.arange(source.count("val")))
+    source, saved = open_source(DIGITS), read_trained_checkpoint(run)
+    found = evaluate_checkpoint(saved, device="cpu").evaluation
+    trained, own = load_trained_model(run, device="cpu"), saved.image_format
+    pixels, labels = source.load("val", np.arange(source.num_images("val")))
     images = (torch.from_numpy(pixels).float() / 255 - own.mean[0]) / own.std[0]
     hits = in_top5 = 0
     for batch, wanted in DataLoader(TensorDataset(images, torch.from_numpy(labels)), 50):
         order = trained.model(batch).argsort(1, descending=True)
         hits += int((order[:, 0] == wanted).sum())
         in_top5 += int((order[:, :5] == wanted[:, None]).sum())
-    assert found.sums.accuracy == hits / len(labels)
+    assert found.metrics.accuracy == hits / len(labels)
     assert found.top5 == in_top5 / len(labels)
 
 
@@ -330,15 +337,18 @@ def test_evaluate_prints_the_classes_and_which_was_taken_for_which(run: RunFolde
 
 
 def test_each_image_of_all_parts_counts_once_with_any_number_of_loader_processes(run: RunFolder) -> None:
-    saved = read_saved(run)
-    found = [measure(saved, [f"data.workers={n}", "data.batch_size=100"], "all", "cpu").evaluation for n in (0, 2)]
+    saved = read_trained_checkpoint(run)
+    found = [
+        evaluate_checkpoint(saved, [f"data.workers={n}", "data.batch_size=100"], "all", "cpu").evaluation
+        for n in (0, 2)
+    ]
     assert np.sum(found[0].confusion) == 1797
     assert found[0].confusion == found[1].confusion
 
 
 def digits_folder(folder: Path, names: Callable[[int], str], wanted: set[int]) -> Path:
     """The digits' validation images as files, one folder a class."""
-    pixels, labels = (source := open_source(DIGITS)).load("val", np.arange(source.count("val")))
+    pixels, labels = (source := open_source(DIGITS)).load("val", np.arange(source.num_images("val")))
     for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
         if label in wanted:
             place = folder / names(label)
@@ -349,12 +359,12 @@ def digits_folder(folder: Path, names: Callable[[int], str], wanted: set[int]) -
 
 def test_classes_of_other_data_are_known_by_their_names(run: RunFolder, tmp_path: Path) -> None:
     folder = digits_folder(tmp_path / "some", str, {7, 3})
-    saved = read_saved(run)
+    saved = read_trained_checkpoint(run)
     before, found = (
-        measure(saved, changes, part, "cpu")
+        evaluate_checkpoint(saved, changes, part, "cpu")
         for changes, part in (([], "val"), (["data.dataset=folder", f"data.path={folder}"], "all"))
     )
-    assert found.images == [before.images[n] if n in (3, 7) else 0 for n in range(10)]
+    assert found.images_per_class == [before.images_per_class[n] if n in (3, 7) else 0 for n in range(10)]
     assert found.evaluation.per_class[3] == before.evaluation.per_class[3]
     assert found.evaluation.confusion[7] == before.evaluation.confusion[7]
     assert found.evaluation.per_class[0] is None
@@ -386,33 +396,33 @@ def test_an_export_gives_the_same_answers_bit_for_bit(short: DoneRun, tmp_path: 
     assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines() == [str(tmp_path / "out" / name) for name in ("model.safetensors", "model.json")]
     told = json.loads((tmp_path / "out" / "model.json").read_text())
-    config, image = check({"model": told["model"]}), told["image"]
+    config, image = validate_config({"model": told["model"]}), told["image"]
     model = build_model(config, image["channels"], len(told["classes"]), image["size"]).eval()
     model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
-    trained = load_trained(RunFolder(short.path), device="cpu")
+    trained = load_trained_model(RunFolder(short.path), device="cpu")
     images = torch.randint(256, (16, 1, 8, 8), dtype=torch.uint8)
     mean, std = (torch.tensor(image[name]).view(1, 1, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
-        assert torch.equal(model(normalise(images, mean, std)), trained.logits(images))
+        assert torch.equal(model(normalize(images, mean, std)), trained.logits(images))
     best = max((one for one in events_of(short.path) if one["type"] == "epoch"), key=lambda one: one["val_accuracy"])
     assert (told["epoch"], told["val_accuracy"]) == (best["epoch"], best["val_accuracy"])
     assert told["classes"] == list("0123456789")
 
 
 def test_an_export_can_be_what_another_run_begins_with(run: RunFolder, tmp_path: Path) -> None:
-    file = export(read_saved(run), run, tmp_path / "out")[0]
-    config = check({"model": {"weights": str(file)}})
+    file = export_model(read_trained_checkpoint(run), run, tmp_path / "out")[0]
+    config = validate_config({"model": {"weights": str(file)}})
     fresh = build_model(config, 1, 10, 8)
-    load_weights(fresh, config, 8, read_saved(run).classes)
-    trained = load_trained(run, device="cpu").model.state_dict()
+    load_weights(fresh, config, 8, read_trained_checkpoint(run).classes)
+    trained = load_trained_model(run, device="cpu").model.state_dict()
     assert all(torch.equal(value, trained[name]) for name, value in fresh.state_dict().items())
     loaded = load_weights(build_model(config, 1, 10, 8), config, 8, [f"other-{number}" for number in range(10)])
     assert loaded is not None
-    assert set(loaded.left_out) == {"9.weight (of other classes)", "9.bias (of other classes)"}
+    assert set(loaded.skipped) == {"9.weight (of other classes)", "9.bias (of other classes)"}
 
 
 def test_what_is_done_to_an_image_can_be_done_by_another_program(run: RunFolder, tmp_path: Path) -> None:
-    export(read_saved(run), run, tmp_path / "out")
+    export_model(read_trained_checkpoint(run), run, tmp_path / "out")
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 100, 3), np.uint8))
     image.save(tmp_path / "one.png")
     steps = {one["name"]: one for one in json.loads((tmp_path / "out" / "model.json").read_text())["transforms"]}
@@ -422,9 +432,9 @@ def test_what_is_done_to_an_image_can_be_done_by_another_program(run: RunFolder,
     small = grey.crop((18, 0, 82, 64)).resize(size, Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.asarray(small).copy())[None, None].float() / steps["divide"]["by"]
     pixels = (pixels - steps["normalize"]["mean"][0]) / steps["normalize"]["std"][0]
-    trained = load_trained(run, device="cpu")
+    trained = load_trained_model(run, device="cpu")
     shares = trained.model(pixels).softmax(1)[0]
-    answer = next(predict(trained, list(files_in([tmp_path / "one.png"])), 10))
+    answer = next(predict(trained, list(find_input_files([tmp_path / "one.png"])), 10))
     for name, share in answer.classes:
         assert share == shares[int(name)].item()
 
@@ -456,7 +466,7 @@ def test_a_place_that_cannot_be_written_to_is_told(run: RunFolder, tmp_path: Pat
 
 def test_tensors_that_share_memory_or_are_half_are_exported_plain(tmp_path: Path) -> None:
     tied = torch.arange(6.0).view(2, 3)
-    state = plain({"a": tied, "b": tied.t(), "half": tied.half(), "count": torch.tensor(3)})
+    state = standalone_state_dict({"a": tied, "b": tied.t(), "half": tied.half(), "count": torch.tensor(3)})
     assert len({value.data_ptr() for value in state.values()}) == 4
     assert all(value.is_contiguous() for value in state.values())
     assert torch.equal(state["b"], tied.t())
@@ -470,8 +480,10 @@ def test_tensors_that_share_memory_or_are_half_are_exported_plain(tmp_path: Path
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_gives_the_cpus_answers(run: RunFolder) -> None:
     images = torch.randint(256, (64, 1, 8, 8), dtype=torch.uint8)
-    on_gpu, on_cpu = (load_trained(run, device=name) for name in ("auto", "cpu"))
+    on_gpu, on_cpu = (load_trained_model(run, device=name) for name in ("auto", "cpu"))
     assert on_gpu.device.type == "cuda"
     assert torch.allclose(on_gpu.probabilities(images).cpu(), on_cpu.probabilities(images), atol=1e-2)
-    measured = [measure(on_cpu.saved, ["data.workers=2"], "val", name).evaluation for name in ("cuda", "cpu")]
-    assert measured[0].sums.accuracy == pytest.approx(measured[1].sums.accuracy, abs=0.01)
+    measured = [
+        evaluate_checkpoint(on_cpu.checkpoint, ["data.workers=2"], "val", name).evaluation for name in ("cuda", "cpu")
+    ]
+    assert measured[0].metrics.accuracy == pytest.approx(measured[1].metrics.accuracy, abs=0.01)

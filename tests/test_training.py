@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from conftest import Gputrain, events_of
 from in_process import one_rank
 
-from engine.config.loader import resolve
-from engine.data.augment.batch_ops import normalise
-from engine.data.sources.formats import image_format
+from engine.config.loader import resolve_config
+from engine.data.augment.batch_ops import normalize
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.failures import NonFiniteLossError
 from engine.models.factory import build_model
-from engine.runs.events import Event, Step
+from engine.runs.events import Event, StepEvent
 
 SMALL = ["run", "--headless", "--model", "linear", "--lr", "0.01", "run.log_every=1"]
 
@@ -57,22 +57,22 @@ def losses_alone() -> list[float]:
     alone = ["data.batch_size=48", "run.epochs=2", "model.name=linear", "optim.lr=0.01", "run.log_every=1"]
     with one_rank(*PRIME, *alone, base=None, events=events) as fit:
         fit.run([])
-    return [loss for event in events if isinstance(event, Step) for loss in event.losses]
+    return [loss for event in events if isinstance(event, StepEvent) for loss in event.losses]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_each_of_a_prime_number_of_images_is_evaluated_once(prime_runs: dict[int, Path], ranks: int) -> None:
     run = prime_runs[ranks]
     summary = json.loads((run / "summary.json").read_text())
-    config = resolve(str(run / "config.yaml")).config
+    config = resolve_config(str(run / "config.yaml")).config
     source = open_source(config)
     model = build_model(config, 3, 10, 8)
     model.load_state_dict(torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"])
-    made = image_format(config, source)
+    made = model_input_format(config, source)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (made.mean, made.std))
     images, labels = (torch.from_numpy(part) for part in source.load("val", torch.arange(101).numpy()))
     with torch.no_grad():
-        logits = model(normalise(images, mean, std))
+        logits = model(normalize(images, mean, std))
     assert summary["val_accuracy"] == (logits.argmax(1) == labels).sum().item() / 101
     assert summary["val_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
@@ -102,7 +102,7 @@ def test_a_run_may_go_on_with_fewer_ranks_and_other_settings(gputrain: Gputrain)
     assert "the checkpoint is of 2 ranks and a global batch of 32, and this run has 1 and 16" in resumed.stderr
     epochs = [event for event in events_of(gputrain.runs / "fewer") if event["type"] == "epoch"]
     assert [(epoch["epoch"], epoch["lr"]) for epoch in epochs] == [(1, 0.02), (2, 0.01)]
-    kept = resolve(str(gputrain.runs / "fewer" / "config.yaml")).config
+    kept = resolve_config(str(gputrain.runs / "fewer" / "config.yaml")).config
     assert (kept.run.epochs, kept.device.ranks, kept.optim.momentum) == (2, 1, 0.5)
     state = torch.load(gputrain.runs / "fewer" / "checkpoints" / "last.pt", weights_only=True)
     assert state["optimizer"]["param_groups"][0]["momentum"] == 0.5

@@ -17,15 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 
-from engine.config.loader import check
+from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.data.sources.open import open_source
 from engine.models.factory import build_model
-from engine.models.freeze import freeze, set_training
-from engine.models.transfer import Loaded, fetched_once, load_weights, pretrained_weights, take
+from engine.models.freeze import freeze, set_train_mode
+from engine.models.transfer import LoadedWeights, copy_matching_weights, download_lock, load_weights, pretrained_weights
 from engine.models.weights_file import weights_problems
 from engine.optim.optimizers import build_optimizer
-from engine.runs.checkpoint_files import FIELDS
+from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.errors import UsageError
 
@@ -41,7 +41,7 @@ def build(channels: int = 1, classes: int = 5, **model: Any) -> nn.Module:
     return build_model(config(**model), channels, classes, 32)
 
 
-def load(model: nn.Module, size: int = 32, classes: tuple[str, ...] = FIVE, **keys: Any) -> Loaded:
+def load(model: nn.Module, size: int = 32, classes: tuple[str, ...] = FIVE, **keys: Any) -> LoadedWeights:
     loaded = load_weights(model, config(**keys), size, classes)
     assert loaded is not None
     return loaded
@@ -54,7 +54,7 @@ def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
 
 def checkpoint(path: Path, model: dict[str, Tensor], **more: Any) -> Path:
     """A checkpoint as a run leaves it."""
-    state = dict.fromkeys(FIELDS) | {"step": 1, "model": model, "classes": list(FIVE)} | more
+    state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": 1, "model": model, "classes": list(FIVE)} | more
     return save_checkpoint(state, path, best=False, keep=1)
 
 
@@ -72,7 +72,7 @@ def test_a_state_dict_is_read_at_the_top_or_below_the_usual_names_and_without_wr
     model = build()
     loaded = load(model, weights=str(tmp_path / "w.pth"))
     assert same(model, theirs)
-    assert (loaded.taken, loaded.entries, loaded.left_out) == (len(theirs), len(theirs), ())
+    assert (loaded.num_loaded, loaded.num_entries, loaded.skipped) == (len(theirs), len(theirs), ())
 
 
 def test_safetensors_are_read_whatever_the_file_is_called(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_of_a_checkpoint_of_other_classes_the_layer_that_tells_them_is_left_out(
     theirs = build().state_dict()
     path = str(checkpoint(tmp_path, theirs))
     loaded = load(build(), weights=path, classes=("v", "w", "x", "y", "z"))
-    assert loaded.left_out == ("13.weight (of other classes)", "13.bias (of other classes)")
-    assert load(build(), weights=path).left_out == ()
+    assert loaded.skipped == ("13.weight (of other classes)", "13.bias (of other classes)")
+    assert load(build(), weights=path).skipped == ()
 
 
 def test_what_does_not_fit_is_left_out_and_listed_with_the_reason() -> None:
@@ -106,22 +106,22 @@ def test_what_does_not_fit_is_left_out_and_listed_with_the_reason() -> None:
     del theirs["1.bias"]
     model = build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    loaded = take(model, theirs, "weights of x")
-    assert loaded.left_out == (
+    loaded = copy_matching_weights(model, theirs, "weights of x")
+    assert loaded.skipped == (
         "13.weight (10x32 instead of 5x32)",
         "13.bias (10 instead of 5)",
         "extra.weight (not in the model)",
         "1.bias (not in the file)",
     )
-    assert loaded.in_words() == (
-        f"weights of x: {len(theirs) - 3} of {len(theirs)} entries taken; left out: {', '.join(loaded.left_out)}"
+    assert loaded.describe() == (
+        f"weights of x: {len(theirs) - 3} of {len(theirs)} entries taken; left out: {', '.join(loaded.skipped)}"
     )
     assert same(model, {name: before[name] for name in ("13.weight", "13.bias", "1.bias")})
     assert torch.equal(model.state_dict()["0.weight"], theirs["0.weight"])
 
 
 def test_a_long_list_of_what_was_left_out_is_cut_after_ten() -> None:
-    assert Loaded("x", 1, 14, tuple(f"n{number}" for number in range(13))).in_words() == (
+    assert LoadedWeights("x", 1, 14, tuple(f"n{number}" for number in range(13))).describe() == (
         "x: 1 of 14 entries taken; left out: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more"
     )
 
@@ -202,7 +202,7 @@ def test_torchvisions_weights_are_its_default_ones_with_a_stem_summed_for_grey_i
     torch.save(published.state_dict(), hub / "resnet18-f37072fd.pth")
     model = build(1, name="resnet18", options={})
     loaded = load(model, name="resnet18", options={}, weights="pretrained")
-    assert loaded.in_words() == (
+    assert loaded.describe() == (
         "pretrained weights of resnet18: 120 of 122 entries taken; conv1.weight summed over its colours; "
         "left out: fc.weight (1000x512 instead of 5x512), fc.bias (1000 instead of 5)"
     )
@@ -240,8 +240,8 @@ def test_timms_weights_come_from_its_hub(tmp_path: Path, monkeypatch: pytest.Mon
     save_file(published.state_dict(), stored / "snapshots" / "abc" / "model.safetensors")
     model = build(1, name="test_resnet", options={})
     loaded = load(model, name="test_resnet", options={}, weights="pretrained")
-    assert loaded.left_out == ("fc.weight (1000x96 instead of 5x96)", "fc.bias (1000 instead of 5)")
-    assert loaded.adapted == "conv1.0.weight"
+    assert loaded.skipped == ("fc.weight (1000x96 instead of 5x96)", "fc.bias (1000 instead of 5)")
+    assert loaded.adapted_stem == "conv1.0.weight"
     body = {name: value for name, value in published.state_dict().items() if not name.startswith(("fc.", "conv1.0"))}
     assert same(model, body)
 
@@ -262,7 +262,7 @@ def test_of_several_ranks_one_fetches_what_is_missing(hub: Path) -> None:
     fetched = []
 
     def rank() -> None:
-        with fetched_once("https://example.org/weights-0a1b.pth"):
+        with download_lock("https://example.org/weights-0a1b.pth"):
             if not (hub / "weights-0a1b.pth").exists():
                 time.sleep(0.05)
                 fetched.append(1)
@@ -279,7 +279,7 @@ def test_of_several_ranks_one_fetches_what_is_missing(hub: Path) -> None:
 def test_models_without_published_weights_are_refused() -> None:
     for name in ("cnn", "mycode.nets:build"):
         with pytest.raises(UsageError, match=rf"model.weights: there are no pretrained weights of {name}; give a file"):
-            check({"model": {"name": name, "weights": "pretrained"}})
+            validate_config({"model": {"name": name, "weights": "pretrained"}})
     with pytest.raises(UsageError, match=r"timm has no pretrained weights of test_mambaout; give a file"):
         load(nn.Linear(1, 1), name="test_mambaout", options={}, weights="pretrained")
 
@@ -293,7 +293,7 @@ Part = tuple[Tensor, Tensor]
 def digits_of(classes: range, part: Any) -> Part:
     """Images and labels of some of the digits, normalised, the classes counted from 0."""
     source = open_source(Config())
-    labels = source.labels_of(part)
+    labels = source.get_labels(part)
     chosen = [index for index, label in enumerate(labels) if label in classes]
     images, labels = source.load(part, torch.tensor(chosen).numpy())
     (mean,), (std,) = source.format.mean, source.format.std
@@ -306,7 +306,7 @@ def train(model: nn.Module, run: Config, part: Part, epochs: int) -> None:
     frozen = freeze(model, run.model)
     optimizer = build_optimizer(run.optim, model)
     for _ in range(epochs):
-        set_training(model, frozen)
+        set_train_mode(model, frozen)
         for batch in torch.randperm(len(labels)).split(64)[:-1]:
             optimizer.zero_grad()
             F.cross_entropy(model(images[batch]), labels[batch]).backward()
@@ -348,7 +348,7 @@ def test_a_frozen_backbone_from_other_classes_beats_the_same_network_from_scratc
         )
         tuned = build_model(tuning, 1, 5, 8)
         loaded = load_weights(tuned, tuning, 8, [str(digit) for digit in SECOND])
-        assert loaded is not None and loaded.taken == loaded.entries - 2
+        assert loaded is not None and loaded.num_loaded == loaded.num_entries - 2
         train(tuned, tuning, second, 1)
         body = {name: value for name, value in source.state_dict().items() if not name.startswith("9.")}
         assert "1.running_mean" in body

@@ -15,16 +15,23 @@ from conftest import Gputrain, events_of
 from test_journal import started
 from test_runs import make_run
 
-from engine.config.loader import resolve
-from engine.gpus.reservation import Reservation, all_held, choosing
-from engine.launch.handshake import run_of_agents
-from engine.runs.control import MOST_BYTES, REFUSED, Asked, Request, send_request, take_requests
-from engine.runs.event_lines import line_of
-from engine.runs.events import Control
-from engine.runs.folder import RunFolder, all_runs, find_run
-from engine.runs.ownership import Ownership, claim
+from engine.config.loader import resolve_config
+from engine.gpus.reservation import Reservation, allocation_lock, read_reservations
+from engine.launch.handshake import find_run_of_agents
+from engine.runs.control import (
+    MAX_REQUEST_BYTES,
+    REFUSAL_OUTCOMES,
+    ControlRequest,
+    RequestCounters,
+    consume_requests,
+    send_request,
+)
+from engine.runs.event_lines import event_line
+from engine.runs.events import ControlEvent
+from engine.runs.folder import RunFolder, find_run, list_runs
+from engine.runs.ownership import Ownership, claim_run
 from engine.utils.errors import UsageError
-from tui.pollers import RunFeed, RunsFeed
+from tui.pollers import RunListPoller, RunPoller
 
 SOMEONE = 12345
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--name", "a"]
@@ -54,8 +61,8 @@ def test_a_reservation_is_for_all_to_read_and_for_its_user_to_write(
     base.mkdir(mode=0o1777)
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(base))
     entry = Reservation()
-    with choosing():
-        entry.enter("free:1", ["GPU-1"], "mine")
+    with allocation_lock():
+        entry.enqueue("free:1", ["GPU-1"], "mine")
         assert open_to_all(base) == []
         assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
     entry.release()
@@ -93,18 +100,18 @@ def test_users_of_one_host_see_each_others_reservations_and_choose_in_turn(
 ) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(open_folder))
     mine, theirs = Reservation(), Reservation()
-    with choosing():
-        mine.enter("free:1", ["GPU-0"], "mine")
+    with allocation_lock():
+        mine.enqueue("free:1", ["GPU-0"], "mine")
 
     def come_second() -> None:
-        with choosing():
-            theirs.enter("free:1", ["GPU-1"], "theirs")
-            assert [held.run for held in all_held(clean=True)] == ["mine", "theirs"]
+        with allocation_lock():
+            theirs.enqueue("free:1", ["GPU-1"], "theirs")
+            assert [held.run for held in read_reservations(remove_stale=True)] == ["mine", "theirs"]
 
     assert as_another_user(come_second) == 0
-    with choosing():
+    with allocation_lock():
         # The other is dead; its entry is not for this user to take away.
-        assert [held.run for held in all_held(clean=True)] == ["mine"]
+        assert [held.run for held in read_reservations(remove_stale=True)] == ["mine"]
     mine.release()
     assert [path.name for path in open_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
 
@@ -130,14 +137,14 @@ def test_a_request_of_another_user_is_taken_away_and_not_done(control: Path, mon
     send_request(control, "stop")
     [path] = control.iterdir()
     owner = give_away(path, monkeypatch)
-    [request] = take_requests(control)
-    assert request == Request("foreign file", f"uid {owner}")
+    [request] = consume_requests(control)
+    assert request == ControlRequest("foreign file", f"uid {owner}")
     assert list(control.iterdir()) == []
-    asked = Asked()
-    outcome = asked.take(request.request)
+    asked = RequestCounters()
+    outcome = asked.apply(request.request)
     assert (asked.stop, outcome) == (False, "refused: the file belongs to another user than the run")
-    told = Control(request=request.request, by=request.by, outcome=outcome)
-    assert line_of(told) == f"foreign file of uid {owner}: {outcome}"
+    told = ControlEvent(request=request.request, by=request.by, outcome=outcome)
+    assert event_line(told) == f"foreign file of uid {owner}: {outcome}"
 
 
 def test_who_may_not_ask_is_told_before_anything_is_written(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,20 +173,20 @@ def strange_files(control: Path) -> None:
         file.truncate(1 << 40)
     (control / "6-torn.json").write_text('{"request": "st')
     (control / "7-list.json").write_text("[1]")
-    (control / "8-deep.json").write_text("[" * (MOST_BYTES - 1))
+    (control / "8-deep.json").write_text("[" * (MAX_REQUEST_BYTES - 1))
     (control / "9-bytes.json").write_bytes(b"\xff\xfe\x00")
     (control / "10.txt").write_text("of no concern")
 
 
 def test_what_is_no_request_is_taken_away_and_said(control: Path) -> None:
     strange_files(control)
-    found = [request.request for request in take_requests(control)]
+    found = [request.request for request in consume_requests(control)]
     assert found == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
-    assert set(found) < set(REFUSED)
+    assert set(found) < set(REFUSAL_OUTCOMES)
     left = sorted(path.name for path in control.iterdir())
     assert [name.split(".")[0] for name in left] == ["10", "4-folder"]
     assert (control / left[1] / "kept").exists()
-    assert list(take_requests(control)) == []
+    assert list(consume_requests(control)) == []
     assert (control.parent.parent / "outside.json").exists()
 
 
@@ -191,9 +198,9 @@ def test_what_cannot_be_removed_is_never_done(control: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "unlink", refuse)
     monkeypatch.setattr(os, "rename", refuse)
-    assert list(take_requests(control)) == []
+    assert list(consume_requests(control)) == []
     monkeypatch.undo()
-    assert [request.request for request in take_requests(control)] == ["pause"]
+    assert [request.request for request in consume_requests(control)] == ["pause"]
 
 
 def test_a_link_in_place_of_the_control_folder_leads_nowhere(tmp_path: Path) -> None:
@@ -202,7 +209,7 @@ def test_a_link_in_place_of_the_control_folder_leads_nowhere(tmp_path: Path) -> 
     data.mkdir()
     (data / "labels.json").write_text("{}")
     folder.control.symlink_to(data)
-    assert list(take_requests(folder.control)) == []
+    assert list(consume_requests(folder.control)) == []
     assert (data / "labels.json").exists()
 
 
@@ -230,7 +237,7 @@ def test_a_run_is_open_to_no_other_user_and_refuses_what_is_no_request(gputrain:
 )
 def test_no_name_leads_out_of_the_runs_folder(name: str) -> None:
     with pytest.raises(UsageError):
-        resolve(None, [f"run.name={name}", "run.resume=true"])
+        resolve_config(None, [f"run.name={name}", "run.resume=true"])
 
 
 def test_a_link_among_the_runs_is_none_of_them(tmp_path: Path) -> None:
@@ -240,11 +247,11 @@ def test_a_link_among_the_runs_is_none_of_them(tmp_path: Path) -> None:
     root.mkdir()
     (root / "link").symlink_to(real.path)
     (root / "dangling").symlink_to(tmp_path / "nothing")
-    assert all_runs(root) == []
+    assert list_runs(root) == []
     for name in ("link", "dangling"):
         for resume in (True, False):
             with pytest.raises(UsageError, match=f"run.name: {name} is a link in "):
-                claim(root, name, "x", resume=resume)
+                claim_run(root, name, "x", resume=resume)
         with pytest.raises(UsageError, match="there are no runs"):
             find_run(root, name)
     assert sorted(elsewhere.rglob("*")) == before
@@ -276,8 +283,8 @@ def test_odd_entries_of_a_runs_folder_hide_no_run(gputrain: Gputrain) -> None:
     (root / "loop").symlink_to(root / "loop")
     (root / "closed").mkdir(mode=0)
     assert find_run(root, "last").name == "good"
-    assert len(all_runs(root)) == 3
-    assert run_of_agents(root, ["gone"]) is None
+    assert len(list_runs(root)) == 3
+    assert find_run_of_agents(root, ["gone"]) is None
     listed = gputrain("runs")
     assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 4)
     assert "\x1b" not in listed.stdout
@@ -285,7 +292,7 @@ def test_odd_entries_of_a_runs_folder_hide_no_run(gputrain: Gputrain) -> None:
     unknown = gputrain("logs", "nothing of the kind")
     assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1)
     assert "\x1b" not in unknown.stderr
-    claim(root, None, "odd", resume=False).ownership.release()
+    claim_run(root, None, "odd", resume=False).ownership.release()
     assert (root / "odd-1").is_dir()
 
 
@@ -294,6 +301,6 @@ def test_a_pipe_in_place_of_a_runs_file_holds_up_no_reader(tmp_path: Path, name:
     folder = make_run(tmp_path, "a", started())
     (folder.path / name).unlink(missing_ok=True)
     os.mkfifo(folder.path / name)
-    RunFeed(folder).look()
-    RunsFeed(tmp_path).look()
+    RunPoller(folder).poll()
+    RunListPoller(tmp_path).poll()
     folder.history()

@@ -16,18 +16,18 @@ from in_process import one_rank
 from test_journal import epoch as trained_epoch
 from test_journal import resumed, started
 
-from engine.config.loader import resolve
-from engine.config.pipeline import PIPELINE_ASKED
-from engine.config.training_sections import Precision
-from engine.gpus.peak_flops import PEAKS, peak_tflops
-from engine.models.summary import summarize
-from engine.runs.bottleneck import Kind, fixed_share, utilization
-from engine.runs.events import Epoch, Event, Gpus, RunStarted
+from engine.config.loader import resolve_config
+from engine.config.pipeline import PIPELINE_FROM_CONFIG
+from engine.config.training_sections import PrecisionConfig
+from engine.gpus.peak_flops import PEAK_TFLOPS, peak_tflops
+from engine.models.summary import summarize_model
+from engine.runs.bottleneck import BottleneckKind, fixed_cost_share, model_flops_utilization
+from engine.runs.events import EpochEvent, Event, GpuEvent, RunStarted
 from engine.runs.folder import RunFolder
-from engine.runs.history import History, history_of
+from engine.runs.history import History, history_from_events
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming
-from engine.training.warmup import count_flops
+from engine.training.warmup import count_flops_per_image
 
 GPU_RANKS = [RankDevice(rank, "h", rank, f"GPU-{rank}") for rank in range(4)]
 
@@ -46,19 +46,19 @@ def begun(**fields: Any) -> RunStarted:
     return replace(started(), **known | fields)
 
 
-def trained(**fields: Any) -> Epoch:
+def trained(**fields: Any) -> EpochEvent:
     """An epoch of 10 s in which each rank took 12.8 ms for a batch."""
     known = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": work(*[(0.1, 3.0)] * 4)}
     return replace(trained_epoch(2, time=100.0), **known | fields)
 
 
 def said(*events: Event) -> str:
-    verdict = history_of(events).verdict
+    verdict = history_from_events(events).bottleneck
     return "" if verdict is None else verdict.message
 
 
-def kind(history: History) -> Kind | None:
-    return history.verdict.kind if history.verdict else None
+def kind(history: History) -> BottleneckKind | None:
+    return history.bottleneck.kind if history.bottleneck else None
 
 
 # In a real run
@@ -68,7 +68,7 @@ def lived(*overrides: str) -> History:
     events: list[Event] = []
     with one_rank("run.epochs=2", *overrides, events=events) as fit:
         assert fit.run([]) == "finished"
-    return history_of(events)
+    return history_from_events(events)
 
 
 def own_code(folder: Path, name: str, text: str) -> str:
@@ -81,7 +81,7 @@ def test_a_transform_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     history = lived(
         "augment.transform=slow_transform:change", code, "data.batch_size=64", "data.val_split=0.7", "model.name=linear"
     )
-    assert kind(history) is Kind.DATA
+    assert kind(history) is BottleneckKind.DATA
     wait = history.epochs[-1].data_wait
     assert 0.8 < wait < 1
     [one] = history.epochs[-1].work
@@ -102,7 +102,7 @@ def test_run_reports_what_the_fixed_cost_of_a_step_is_computed_from() -> None:
 
 def test_ordinary_work_on_the_cpu_is_bound_by_it() -> None:
     history = lived("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
-    assert kind(history) is Kind.COMPUTE, history.verdict
+    assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
     assert said(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
     assert history.summary().mfu is None
 
@@ -120,14 +120,14 @@ def test_a_rank_that_is_slow_in_its_forward_pass_is_named(gputrain: Gputrain) ->
 
 def test_the_flops_of_a_step_are_three_times_those_of_the_summary_less_the_first_layers_gradient() -> None:
     overrides = ["model.name=resnet18-small", "data.image_size=32"]
-    forward = 2 * summarize(resolve("digits", overrides).config).multiply_adds
+    forward = 2 * summarize_model(resolve_config("digits", overrides).config).multiply_adds
     first_layer = 2 * 64 * 9 * 32 * 32
     with one_rank(*overrides) as fit:
-        before = [parameter.grad for parameter in fit.trainer.model.parameters()]
-        assert count_flops(fit.trainer, 2) == 3 * forward - first_layer
-        assert before == [parameter.grad for parameter in fit.trainer.model.parameters()] == [None] * len(before)
+        before = [parameter.grad for parameter in fit.state.model.parameters()]
+        assert count_flops_per_image(fit.state, 2) == 3 * forward - first_layer
+        assert before == [parameter.grad for parameter in fit.state.model.parameters()] == [None] * len(before)
     with one_rank(*overrides, "model.freeze=backbone") as fit:
-        assert forward < count_flops(fit.trainer, 2) < 1.01 * forward
+        assert forward < count_flops_per_image(fit.state, 2) < 1.01 * forward
 
 
 # From what a journal says
@@ -140,7 +140,7 @@ def test_waiting_for_data_takes_as_many_workers_as_make_batches_as_fast_as_they_
     assert said(begun(workers=0), trained(data_wait=0.34)) == f"{says}1"
     assert said(begun(workers=0), trained(data_wait=0.75)).endswith("data.workers=3")
     assert said(begun(workers=4), trained(data_wait=0.11)).endswith("data.workers=5")
-    assert kind(history_of([begun(), trained(data_wait=0.1)])) is Kind.COMPUTE
+    assert kind(history_from_events([begun(), trained(data_wait=0.1)])) is BottleneckKind.COMPUTE
 
 
 def test_where_the_cores_are_the_limit_no_more_workers_are_asked_for() -> None:
@@ -148,7 +148,7 @@ def test_where_the_cores_are_the_limit_no_more_workers_are_asked_for() -> None:
     less = "smaller images or fewer augmentations"
     limited = f"{says}out of cores: try {less}"
     assert said(begun(workers=2, cores=4), trained(data_wait=0.6)) == limited
-    asked = begun(workers=2, cores=4, pipeline="stream", pipeline_why=PIPELINE_ASKED)
+    asked = begun(workers=2, cores=4, pipeline="stream", pipeline_why=PIPELINE_FROM_CONFIG)
     assert said(asked, trained(data_wait=0.6)) == f"{says}out of cores: try data.pipeline=auto, {less}"
     assert said(begun(workers=2, cores=5), trained(data_wait=0.6)) == f"{says}try data.workers=5"
     assert said(begun(workers=0, pipeline="memory"), trained(data_wait=0.6)) == f"{says}try {less}"
@@ -191,7 +191,7 @@ def test_where_all_ranks_wait_for_data_none_of_them_is_slow() -> None:
 
 def looks(at: Sequence[float], *words: str, clock: int = 1410, gpu: int = 0) -> list[Event]:
     sample = GpuSample(f"GPU-{gpu}", "h", throttle=["idle", *words], sm_clock=clock, max_sm_clock=1980)
-    return [Gpus(time=one, gpus=[sample]) for one in at]
+    return [GpuEvent(time=one, gpus=[sample]) for one in at]
 
 
 def test_a_gpu_that_heat_or_power_slows_down_is_named_with_the_time_since(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_a_gpu_that_runs_as_it_should_is_not_named(events: list[Event]) -> None:
 
 
 def test_a_look_that_tells_nothing_changes_nothing() -> None:
-    silent = Gpus(time=77.0, gpus=[GpuSample("GPU-0", "h")])
+    silent = GpuEvent(time=77.0, gpus=[GpuSample("GPU-0", "h")])
     hot = looks((70, 75, 80), "thermal")
     assert "slowed down by heat" in said(begun(), *hot[:2], silent, hot[2], trained())
 
@@ -237,10 +237,10 @@ def test_a_slow_rank_whose_gpu_is_slowed_down_is_told_as_that() -> None:
 def test_the_fixed_cost_of_a_step_is_what_is_left_of_it_without_images() -> None:
     # 64 images a rank and 20,000 of four ranks a second: 12.8 ms a step. 2 ms and 0.1 ms an image give 8.4 ms.
     line = trained(images_per_second=4 * 64 / 0.0084)
-    assert fixed_share(begun(least_step=0.0022), line) == pytest.approx(2 / 8.4)
-    assert fixed_share(begun(least_step=0.0087), line) == 0.99
-    assert fixed_share(begun(least_step=0.1), line) is None, "something else came between"
-    assert fixed_share(begun(least_step=1e-5), line) == 0
+    assert fixed_cost_share(begun(least_step=0.0022), line) == pytest.approx(2 / 8.4)
+    assert fixed_cost_share(begun(least_step=0.0087), line) == 0.99
+    assert fixed_cost_share(begun(least_step=0.1), line) is None, "something else came between"
+    assert fixed_cost_share(begun(least_step=1e-5), line) == 0
     assert said(begun(least_step=0.008), trained()) == (
         "too little work a step: 61% of it is fixed cost; give a larger data.batch_size"
     )
@@ -250,8 +250,8 @@ def test_many_small_layers_on_few_images_are_too_little_work_a_step() -> None:
     # 16 images take 10 ms, and 2 images 9.5 ms: 9.43 ms are left without images.
     one_rank_on_cpu = {"world_size": 1, "devices": ["cpu"], "ranks": [RankDevice(0, "h", 1, "cpu")]}
     run = begun(**one_rank_on_cpu, batch_size=16, least_step=0.0095, least_images=2)
-    history = history_of([run, trained(images_per_second=1600.0, work=work((0.1, 3.0)))])
-    assert kind(history) is Kind.SMALL_STEPS, history.verdict
+    history = history_from_events([run, trained(images_per_second=1600.0, work=work((0.1, 3.0)))])
+    assert kind(history) is BottleneckKind.SMALL_STEPS, history.bottleneck
     verdict = history.summary().verdict
     assert verdict is not None
     assert verdict.message == "too little work a step: 94% of it is fixed cost; give a larger data.batch_size"
@@ -269,10 +269,10 @@ def test_the_fixed_cost_of_a_compiled_model_is_known_at_most() -> None:
 def test_the_utilization_is_that_of_all_gpus() -> None:
     # ResNet-50: 12.3 GFLOP an image, forward and backward; 4 x 989.4 TFLOPS.
     known = begun(flops=12.3e9, peak_tflops=3957.6)
-    assert utilization(known, trained(images_per_second=12_000.0)) == pytest.approx(0.0373, abs=1e-4)
-    assert history_of([known, trained(images_per_second=100_000.0)]).summary().mfu == 0.3108
-    assert utilization(begun(flops=12.3e9), trained()) is None
-    assert utilization(begun(peak_tflops=989.4), trained()) is None
+    assert model_flops_utilization(known, trained(images_per_second=12_000.0)) == pytest.approx(0.0373, abs=1e-4)
+    assert history_from_events([known, trained(images_per_second=100_000.0)]).summary().mfu == 0.3108
+    assert model_flops_utilization(begun(flops=12.3e9), trained()) is None
+    assert model_flops_utilization(begun(peak_tflops=989.4), trained()) is None
 
 
 NOTHING: Any = None
@@ -290,7 +290,7 @@ NOTHING: Any = None
     ],
     ids=["old journal", "null", "negative", "no rate", "no step", "of the sitting before"],
 )
-def test_of_what_is_not_known_there_is_no_verdict(epoch: Epoch) -> None:
+def test_of_what_is_not_known_there_is_no_verdict(epoch: EpochEvent) -> None:
     assert said(begun(), epoch) == ""
 
 
@@ -300,7 +300,7 @@ def test_strange_words_in_a_journal_are_passed_over() -> None:
     strange += [{"rank": 1, "seconds": 10, "waited": bad, "forward": 9} for bad in (None, -1, 10**400, [])]
     for one in strange:
         read = from_line(json.dumps(epoch | {"work": [*epoch["work"], one]}))
-        assert isinstance(read, Epoch)
+        assert isinstance(read, EpochEvent)
         assert read.work == []
         assert said(begun(), read).startswith("GPU-bound")
     assert said(started(), trained()) == "", "a run that was begun before steps were timed"
@@ -310,9 +310,9 @@ def test_strange_words_in_a_journal_are_passed_over() -> None:
 def test_a_sitting_is_judged_by_its_own_epochs() -> None:
     slow = trained(data_wait=0.5)
     again = replace(resumed(20, time=200.0), **{name: getattr(begun(), name) for name in ("devices", "ranks")})
-    history = history_of([begun(), slow, again])
-    assert history.verdict is None
-    assert history_of([begun(), slow, replace(trained(), epoch=3, time=110.0)]).verdict is not None
+    history = history_from_events([begun(), slow, again])
+    assert history.bottleneck is None
+    assert history_from_events([begun(), slow, replace(trained(), epoch=3, time=110.0)]).bottleneck is not None
 
 
 def test_what_a_verdict_is_made_of_goes_through_the_journal() -> None:
@@ -350,15 +350,15 @@ def test_what_a_verdict_is_made_of_goes_through_the_journal() -> None:
     ],
 )
 def test_the_peak_is_that_of_the_card_and_the_precision(name: str, amp: Any, tflops: float | None) -> None:
-    assert peak_tflops(name, Precision(amp=amp)) == tflops
+    assert peak_tflops(name, PrecisionConfig(amp=amp)) == tflops
 
 
 def test_the_peak_of_float32_without_tf32_is_that_without_tensor_cores() -> None:
-    assert peak_tflops("NVIDIA A100-SXM4-80GB", Precision(tf32="off")) == 19.5
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", PrecisionConfig(tf32="off")) == 19.5
 
 
 def test_no_peak_is_taken_for_one_with_sparsity() -> None:
     """Dense tensor cores do twice as many operations in 16 bits as in TF32, as far as they have it."""
-    for peak in PEAKS.values():
+    for peak in PEAK_TFLOPS.values():
         assert peak.bf16 is None or peak.tf32 is None or peak.bf16 <= 2.06 * peak.tf32
         assert peak.fp32 <= peak.fp16

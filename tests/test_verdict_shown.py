@@ -11,16 +11,16 @@ from test_runs import make_run
 from test_verdict import begun, trained
 
 from engine.config.schema import Config
-from engine.runs.event_lines import line_of, lines_of
-from engine.runs.events import Event, RunFinished, Step
+from engine.runs.event_lines import event_line, event_lines
+from engine.runs.events import Event, RunFinished, StepEvent
 from engine.runs.folder import RunFolder
-from engine.runs.history import history_of
+from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.recorder import Recorder
-from engine.runs.watcher import SHORT_BYTES, RunWatch
-from tui.cli.progress import PlainLines
-from tui.text.run_progress import limit_line
-from tui.text.runs import RunRow, describe_run
+from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
+from tui.cli.progress import PlainPrinter
+from tui.text.run_progress import bottleneck_text
+from tui.text.runs import RunRow, make_run_row
 
 GPUS = begun(flops=12.3e9, peak_tflops=3957.6)
 WAITS = trained(data_wait=0.34)
@@ -28,18 +28,18 @@ ENDED = RunFinished(time=200.0, state="finished")
 
 
 def row(root: Path, *events: Event) -> RunRow:
-    return describe_run(RunWatch(make_run(root, "a", *events)))
+    return make_run_row(RunWatcher(make_run(root, "a", *events)))
 
 
 def test_the_line_of_the_run_screen_fits_with_its_figures_where_there_is_room(tmp_path: Path) -> None:
     waits = row(tmp_path, GPUS, WAITS)
-    assert limit_line(waits, 80).plain == (
+    assert bottleneck_text(waits, 80).plain == (
         " waiting for data 34% of the time; try data.workers=4   data wait 34%   MFU 6%"
     )
-    assert limit_line(waits, 78).plain == " waiting for data 34% of the time; try data.workers=4"
-    assert limit_line(waits, 30).plain == " waiting for data 34% of the…"
-    assert limit_line(replace(waits, verdict=None), 80).plain == " data wait 34%   MFU 6%"
-    assert limit_line(replace(waits, verdict=None, data_wait=None, mfu=None), 80).plain == ""
+    assert bottleneck_text(waits, 78).plain == " waiting for data 34% of the time; try data.workers=4"
+    assert bottleneck_text(waits, 30).plain == " waiting for data 34% of the…"
+    assert bottleneck_text(replace(waits, verdict=None), 80).plain == " data wait 34%   MFU 6%"
+    assert bottleneck_text(replace(waits, verdict=None, data_wait=None, mfu=None), 80).plain == ""
 
 
 def test_every_verdict_is_one_line_of_80_columns_or_says_first_what_to_do() -> None:
@@ -49,16 +49,16 @@ def test_every_verdict_is_one_line_of_80_columns_or_says_first_what_to_do() -> N
         [GPUS, WAITS],
         [replace(GPUS, least_step=0.01), trained()],
     ):
-        verdict = history_of(events).verdict
+        verdict = history_from_events(events).bottleneck
         assert verdict is not None
         assert len(verdict.message) <= 78
-    limited = history_of([begun(workers=8), WAITS]).verdict
+    limited = history_from_events([begun(workers=8), WAITS]).bottleneck
     assert limited is not None
     assert "try smaller images" in limited.message[:78]
 
 
 def test_before_the_first_epoch_is_over_the_wait_is_that_of_the_latest_steps(tmp_path: Path) -> None:
-    step = Step(time=1.0, step=5, epoch=1, losses=[1.0], lr=0.1, images_per_second=9.0, data_wait=0.2)
+    step = StepEvent(time=1.0, step=5, epoch=1, losses=[1.0], lr=0.1, images_per_second=9.0, data_wait=0.2)
     found = row(tmp_path, GPUS, step)
     assert (found.data_wait, found.mfu, found.verdict) == (0.2, None, None)
 
@@ -71,14 +71,14 @@ def test_the_list_of_runs_as_json_has_the_verdict(tmp_path: Path) -> None:
 
 def test_of_a_long_journal_the_verdict_is_that_of_the_summary(tmp_path: Path) -> None:
     steps = [
-        Step(time=2.0, step=number, epoch=1, losses=[0.5] * 40, lr=0.1, images_per_second=9.0, data_wait=0.2)
-        for number in range(SHORT_BYTES // 200)
+        StepEvent(time=2.0, step=number, epoch=1, losses=[0.5] * 40, lr=0.1, images_per_second=9.0, data_wait=0.2)
+        for number in range(MAX_FULL_READ_BYTES // 200)
     ]
     folder = make_run(tmp_path, "a", GPUS, *steps, WAITS)
     folder.summary.write_text(json.dumps({"verdict": {"kind": "slowed down", "message": "GPU-0 since 14:05"}}))
-    assert describe_run(RunWatch(folder)).verdict == "GPU-0 since 14:05"
+    assert make_run_row(RunWatcher(folder)).verdict == "GPU-0 since 14:05"
     folder.summary.write_text(json.dumps({"verdict": ["of another shape"]}))
-    assert describe_run(RunWatch(folder)).verdict is None
+    assert make_run_row(RunWatcher(folder)).verdict is None
 
 
 def test_summary_and_log_end_with_what_limited_the_run(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_summary_and_log_end_with_what_limited_the_run(tmp_path: Path) -> None:
 
 
 def test_what_is_said_of_a_run_without_a_screen_ends_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    hear = PlainLines()
+    hear = PlainPrinter()
     for event in (begun(devices=["cpu"], flops=float("nan")), trained(), ENDED):
         hear(event)
     said = capsys.readouterr().err.splitlines()
@@ -109,11 +109,11 @@ def test_what_is_said_of_a_run_without_a_screen_ends_alike(capsys: pytest.Captur
 
 def test_of_a_run_that_failed_no_limit_is_said() -> None:
     failed = RunFinished(time=200.0, state="failed", message="rank 1 failed")
-    assert lines_of(failed, history_of([GPUS, WAITS, failed])) == ["failed: rank 1 failed"]
+    assert event_lines(failed, history_from_events([GPUS, WAITS, failed])) == ["failed: rank 1 failed"]
 
 
 def test_the_line_of_an_epoch_says_what_was_waited_for_data_where_it_matters() -> None:
-    assert "  data wait 34%" in str(line_of(WAITS))
-    assert "wait" not in str(line_of(trained()))
+    assert "  data wait 34%" in str(event_line(WAITS))
+    assert "wait" not in str(event_line(trained()))
     read = json.loads(to_line(WAITS)) | {"data_wait": None}
-    assert "wait" not in str(line_of(replace(WAITS, data_wait=read["data_wait"])))
+    assert "wait" not in str(event_line(replace(WAITS, data_wait=read["data_wait"])))

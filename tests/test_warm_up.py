@@ -8,12 +8,12 @@ import pytest
 import torch.distributed as dist
 from in_process import one_rank
 
-from engine.config.loader import resolve
+from engine.config.loader import resolve_config
 from engine.distributed.channel import DirectChannel, StopFlag
-from engine.distributed.node_plan import plan
-from engine.distributed.rank_env import Seat
-from engine.distributed.watchdog import Beats, Marker
-from engine.runs.control import Asked
+from engine.distributed.node_plan import plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
 from engine.utils.errors import UsageError
@@ -63,15 +63,15 @@ def test_a_model_that_cannot_train_is_refused(name: str, recipe: tuple[str, ...]
 
 def test_ranks_that_no_supervisor_looked_after_refuse_the_same() -> None:
     wrong = ["model.sync_bn=true", "schedule.warmup_epochs=0", "schedule.warmup_steps=9999", "device.ranks=2"]
-    config = resolve("digits", wrong).config
-    channel = DirectChannel(None, StopFlag(), Asked(), Marker(Beats(1), 0))
+    config = resolve_config("digits", wrong).config
+    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     with pytest.raises(UsageError) as refused:
-        train(Job(config, plan(config, []), None, False, None), Seat(0, 2, 0, 2), dist.HashStore(), channel)
-    assert {problem.where for problem in refused.value.problems} == {"model.sync_bn", "schedule.warmup_steps"}
+        train(Job(config, plan_node(config, []), None, False, None), RankInfo(0, 2, 0, 2), dist.HashStore(), channel)
+    assert {problem.location for problem in refused.value.problems} == {"model.sync_bn", "schedule.warmup_steps"}
 
 
 def test_what_is_wrong_with_weights_loss_and_optimizer_comes_at_once(tmp_path: Path) -> None:
     wrong = ("model.freeze=[nope]", "optim.layer_lr={9x: 1}", "loss.name=os:getcwd")
     with pytest.raises(UsageError) as refused, one_rank(*wrong, f"run.code={tmp_path}"):
         pass
-    assert {problem.where for problem in refused.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}
+    assert {problem.location for problem in refused.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}

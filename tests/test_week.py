@@ -19,14 +19,14 @@ from test_runs import make_run
 from typer.testing import CliRunner
 
 from engine.config.schema import Config
-from engine.runs.events import CheckpointSaved, Event, Gpus, Step
+from engine.runs.events import CheckpointSaved, Event, GpuEvent, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.recorder import Recorder
 from engine.runs.records import GpuSample
-from engine.runs.watcher import SHORT_BYTES, RunWatch
+from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
 from tui.cli.main import app
-from tui.pollers import BATCH_EVENTS, BATCHES, RunFeed
+from tui.pollers import MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES, RunPoller
 
 HOUR = 3600
 DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR
@@ -53,9 +53,9 @@ def event_at(second: int) -> Event:
     if second % 600 == 1:
         return CheckpointSaved(time=clock, path="checkpoints/last.pt", step=number, epoch=second // 600)
     if second % 5 == 3:
-        return Gpus(time=clock, gpus=GPUS)
+        return GpuEvent(time=clock, gpus=GPUS)
     losses = [1.0 / (number - place) for place in range(STEPS, 0, -1)]
-    return Step(
+    return StepEvent(
         time=clock, step=number, epoch=second // 600 + 1, losses=losses, lr=0.1, images_per_second=5e3, data_wait=0.01
     )
 
@@ -84,15 +84,15 @@ def held_by(act: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def drained(folder: RunFolder) -> tuple[RunFeed, int]:
+def drained(folder: RunFolder) -> tuple[RunPoller, int]:
     """A feed that has read all, and how many events it handed on."""
-    feed, count = RunFeed(folder), 0
+    feed, count = RunPoller(folder), 0
     feed.start()
     while not (feed.caught_up and feed.events.empty()):
-        assert feed.events.qsize() <= BATCHES
+        assert feed.events.qsize() <= MAX_QUEUED_BATCHES
         while not feed.events.empty():
             batch = feed.events.get()
-            assert batch is not None and len(batch) <= BATCH_EVENTS
+            assert batch is not None and len(batch) <= MAX_EVENTS_PER_BATCH
             count += len(batch)
         time.sleep(0.001)
     feed.close()
@@ -102,13 +102,13 @@ def drained(folder: RunFolder) -> tuple[RunFeed, int]:
 def test_the_newest_state_of_a_long_run_costs_its_ends(tmp_path: Path) -> None:
     read = []
     for hours in (1, 2):
-        watch = RunWatch(long_run(tmp_path / str(hours), hours * HOUR))
-        history = watch.look()
+        watch = RunWatcher(long_run(tmp_path / str(hours), hours * HOUR))
+        history = watch.poll()
         assert watch.partial
-        assert history.done == (hours * HOUR - 1) * STEPS
+        assert history.steps_done == (hours * HOUR - 1) * STEPS
         assert history.started is not None
         read.append(watch.bytes_read)
-    assert read[0] == read[1] < SHORT_BYTES
+    assert read[0] == read[1] < MAX_FULL_READ_BYTES
 
 
 def test_who_asks_for_the_newest_state_of_a_long_run_never_reads_all_of_it(
@@ -129,7 +129,7 @@ def test_who_asks_for_the_newest_state_of_a_long_run_never_reads_all_of_it(
 def test_all_of_a_long_run_comes_in_batches_that_do_not_grow(tmp_path: Path) -> None:
     folders = {minutes: long_run(tmp_path / str(minutes), 60 * minutes) for minutes in MINUTES}
 
-    def taken_in(minutes: int) -> RunFeed:
+    def taken_in(minutes: int) -> RunPoller:
         feed, count = drained(folders[minutes])
         assert count == 60 * minutes - 1
         return feed
@@ -165,14 +165,14 @@ def test_a_week(gputrain: Gputrain) -> None:
         print(f"gputrain runs: {time.monotonic() - began:.2f} s")
     [row] = json.loads(listed.stdout)["runs"]
     assert (row["step"], row["epoch"]) == ((WEEK - 1) * STEPS, 1007)
-    feed = RunFeed(folder)
+    feed = RunPoller(folder)
     began = time.monotonic()
     feed.start()
-    wait_for(lambda: feed.now is not None, "the newest state", 5)
+    wait_for(lambda: feed.latest is not None, "the newest state", 5)
     newest = time.monotonic() - began
     feed.close()
     print(f"the feed's newest state: {newest:.3f} s")
-    assert feed.now is not None and feed.now.row.step == row["step"]
+    assert feed.latest is not None and feed.latest.row.step == row["step"]
     assert newest < 1.0
     began = time.monotonic()
     _, count = drained(folder)

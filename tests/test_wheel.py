@@ -46,9 +46,9 @@ def test_presets_and_digits_travel_with_the_wheel(installed: Path, gputrain: Gpu
 
 def test_the_screen_opens_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     program = (
-        "import asyncio\nfrom pathlib import Path\nfrom tui.app import CockpitApp\n"
+        "import asyncio\nfrom pathlib import Path\nfrom tui.app import GputrainApp\n"
         "async def main():\n"
-        "    async with CockpitApp(Path('nowhere')).run_test() as pilot:\n"
+        "    async with GputrainApp(Path('nowhere')).run_test() as pilot:\n"
         "        await pilot.press('n')\n"
         "        await pilot.pause()\n"
         "        print(type(pilot.app.screen).__name__)\n"

@@ -13,43 +13,43 @@ from in_process import one_rank
 
 from engine.runs.records import RankEpochTiming
 from engine.training.loop import train_epoch
-from engine.training.timing import Work, gather_work, share_waited
+from engine.training.timing import PhaseTimer, data_wait_share, gather_timings
 
 
 def test_waiting_and_forward_passes_are_told_apart() -> None:
-    work = Work(torch.device("cpu"))
+    work = PhaseTimer(torch.device("cpu"))
     for _ in range(3):
-        work.wait()
+        work.start_data_wait()
         time.sleep(0.02)
-        assert 0.02 <= work.arrived() < 0.2
+        assert 0.02 <= work.end_data_wait() < 0.2
         time.sleep(0.04)
-        work.forwarded()
+        work.end_forward()
         time.sleep(0.03)
     waited, forward = work.seconds()
     assert 0.06 <= waited < 0.1
     assert 0.12 <= forward < 0.16
-    work.begin()
+    work.start_epoch()
     assert work.seconds() == (0, 0)
 
 
 def test_the_loop_tells_of_each_of_the_batches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     with one_rank("optim.accumulate=2", "data.batch_size=200", "model.name=linear") as fit:
-        for name in ("wait", "arrived", "forwarded"):
-            told = getattr(fit.trainer.work, name)
-            monkeypatch.setattr(fit.trainer.work, name, lambda told=told, name=name: (called.append(name), told())[1])
-        assert train_epoch(fit.trainer, lambda: False)
-        assert called == ["wait", "arrived", "forwarded"] * 2 * fit.trainer.shares.steps_per_epoch
-        [one] = gather_work(fit.trainer.work, 5.0, fit.hosts)
+        for name in ("start_data_wait", "end_data_wait", "end_forward"):
+            told = getattr(fit.state.timer, name)
+            monkeypatch.setattr(fit.state.timer, name, lambda told=told, name=name: (called.append(name), told())[1])
+        assert train_epoch(fit.state, lambda: False)
+        assert called == ["start_data_wait", "end_data_wait", "end_forward"] * 2 * fit.state.sampler.steps_per_epoch
+        [one] = gather_timings(fit.state.timer, 5.0, fit.cpu_group)
     assert (one.rank, one.seconds) == (0, 5.0)
     assert one.forward > 0
 
 
 def test_the_share_that_is_waited_is_that_of_all_ranks() -> None:
     ranks = [RankEpochTiming(rank, seconds=10.0, waited=waited, forward=1.0) for rank, waited in enumerate((1, 4))]
-    assert share_waited(ranks) == 0.25
-    assert math.isnan(share_waited([]))
-    assert math.isnan(share_waited([RankEpochTiming(0, 0.0, 0.0, 0.0)]))
+    assert data_wait_share(ranks) == 0.25
+    assert math.isnan(data_wait_share([]))
+    assert math.isnan(data_wait_share([RankEpochTiming(0, 0.0, 0.0, 0.0)]))
 
 
 def test_on_a_gpu_few_events_are_used_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +80,11 @@ def test_on_a_gpu_few_events_are_used_again_and_again(monkeypatch: pytest.Monkey
             return float(other.number - self.number)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    work = Work(torch.device("cuda"))
+    work = PhaseTimer(torch.device("cuda"))
     for _ in range(1000):
-        work.wait()
-        work.arrived()
-        work.forwarded()
+        work.start_data_wait()
+        work.end_data_wait()
+        work.end_forward()
     assert Event.made <= 15
     assert work.seconds() == (pytest.approx(1.0), pytest.approx(1.0))
 
@@ -92,22 +92,22 @@ def test_on_a_gpu_few_events_are_used_again_and_again(monkeypatch: pytest.Monkey
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_waits_for_data_only_where_it_has_nothing_else_to_do() -> None:
-    device, work = torch.device("cuda"), Work(torch.device("cuda"))
+    device, work = torch.device("cuda"), PhaseTimer(torch.device("cuda"))
     values = torch.rand(8192, 8192, device=device)
     values @ values
     torch.cuda.synchronize()
 
     def batches(seconds: float, products: int) -> tuple[float, float, float]:
-        work.begin()
+        work.start_epoch()
         began = time.perf_counter()
         torch.cuda.set_sync_debug_mode("error")
         for _ in range(10):
-            work.wait()
+            work.start_data_wait()
             time.sleep(seconds)
-            work.arrived()
+            work.end_data_wait()
             for _ in range(products):
                 values @ values
-            work.forwarded()
+            work.end_forward()
         torch.cuda.set_sync_debug_mode("default")
         waited, forward = work.seconds()
         return waited, forward, time.perf_counter() - began

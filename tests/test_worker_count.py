@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.loader import resolve
-from engine.data.pipelines.loader import Batch, RequestedBatches
-from engine.data.pipelines.num_workers import measured_workers, seconds_to_make
+from engine.config.loader import resolve_config
+from engine.data.pipelines.loader import Batch, BatchDataset
+from engine.data.pipelines.num_workers import measure_batch_seconds, measure_num_workers
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.formats import image_format
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 
 REQUEST = BatchRequest("train", 1, np.arange(64))
 
 
 @dataclass
-class Slow(RequestedBatches):
+class Slow(BatchDataset):
     """So many seconds for an image, and one more at the start."""
 
     seconds: float
@@ -36,21 +36,21 @@ class Slow(RequestedBatches):
 
 @pytest.mark.parametrize(("seconds", "workers"), [(0.0004, 3), (0.0009, 6), (0.01, 8)])
 def test_there_are_as_many_as_keep_up_with_short_steps(seconds: float, workers: int) -> None:
-    assert abs(measured_workers(Slow(seconds), REQUEST, 8) - workers) <= 1
-    assert measured_workers(Slow(seconds), REQUEST, 1) == 1
+    assert abs(measure_num_workers(Slow(seconds), REQUEST, 8) - workers) <= 1
+    assert measure_num_workers(Slow(seconds), REQUEST, 1) == 1
 
 
 def test_a_slow_start_is_not_taken_for_slow_images_and_slow_images_are_not_waited_for() -> None:
-    assert seconds_to_make(Slow(0.0005, first=0.2), REQUEST) < 0.1
+    assert measure_batch_seconds(Slow(0.0005, first=0.2), REQUEST) < 0.1
     slow = Slow(0.02)
-    assert seconds_to_make(slow, REQUEST) == pytest.approx(64 * 0.02, rel=0.2)
+    assert measure_batch_seconds(slow, REQUEST) == pytest.approx(64 * 0.02, rel=0.2)
     assert slow.made == 5
 
 
 def test_a_batch_that_is_nearly_free_is_made_by_the_rank_itself() -> None:
-    config = resolve(None, ["data.dataset=digits"]).config
+    config = resolve_config(None, ["data.dataset=digits"]).config
     source = open_source(config)
-    assert measured_workers(RequestedBatches(source, config, image_format(config, source)), REQUEST, 8) == 0
+    assert measure_num_workers(BatchDataset(source, config, model_input_format(config, source)), REQUEST, 8) == 0
 
 
 def test_what_goes_wrong_is_left_to_the_loader_processes() -> None:
@@ -58,17 +58,17 @@ def test_what_goes_wrong_is_left_to_the_loader_processes() -> None:
         def __getitem__(self, request: BatchRequest) -> Batch:
             raise UnreadableImageError("gone")
 
-    assert measured_workers(Bad(0), REQUEST, 4) == 4
+    assert measure_num_workers(Bad(0), REQUEST, 4) == 4
 
 
 def test_the_measurement_leaves_generators_and_threads_as_they_were() -> None:
-    config = resolve(None, ["augment.policy=trivialaugment", "data.channels=3"]).config
+    config = resolve_config(None, ["augment.policy=trivialaugment", "data.channels=3"]).config
     source = open_source(config)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    assert measured_workers(RequestedBatches(source, config, image_format(config, source)), REQUEST, 4) > 0
+    assert measure_num_workers(BatchDataset(source, config, model_input_format(config, source)), REQUEST, 4) > 0
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
 
 def test_of_one_image_the_batch_is_that_image() -> None:
-    assert 0.001 <= seconds_to_make(Slow(0.001), BatchRequest("train", 1, np.arange(1))) < 0.1
+    assert 0.001 <= measure_batch_seconds(Slow(0.001), BatchRequest("train", 1, np.arange(1))) < 0.1

@@ -9,19 +9,19 @@ import stat
 import sys
 
 
-def keep_others_from_writing() -> None:
+def restrict_umask() -> None:
     """Whatever the umask: what this process and its children make, every user of the host may at most read."""
     os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
 def main() -> None:
     """Entry point of `gputrain`."""
-    keep_others_from_writing()
+    restrict_umask()
     if sys.argv[1:2] == ["gpus"]:
         # The driver takes longest: it is asked while the command line is imported and read.
-        from engine.gpus.start_sampler import start_ahead
+        from engine.gpus.start_sampler import prestart_sampler
 
-        start_ahead()
+        prestart_sampler()
     from tui.cli.main import app
 
     app()
@@ -29,7 +29,7 @@ def main() -> None:
 
 def screen() -> None:
     """Entry point of `gputrain-tui`."""
-    keep_others_from_writing()
+    restrict_umask()
     if len(sys.argv) == 1:
         # The way that is gone most, without the import of what reads a command line.
         from engine.utils.errors import UsageError

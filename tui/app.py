@@ -19,15 +19,15 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from engine.utils.text import printable
-from tui.keymap import EVERYWHERE, CommandProvider, bindings_of
-from tui.pollers import GpuFeed, Pace, RunsFeed
+from tui.keymap import GLOBAL_COMMANDS, CommandProvider, make_bindings
+from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
 from tui.screens.monitor import MonitorScreen
 
 if TYPE_CHECKING:
-    from engine.runs.folder import RunFolder, State
-    from tui.launcher import Started
+    from engine.runs.folder import RunFolder, RunState
+    from tui.launcher import LaunchedRun
 
-LEAVE_SECONDS = 1.5
+EXIT_GRACE_SECONDS = 1.5
 # The terminal's own sixteen colours and its background: short to send, and as its owner likes them.
 THEME = Theme(
     name="gputrain",
@@ -68,39 +68,39 @@ THEME = Theme(
 )
 
 
-class CockpitApp(App[None]):
+class GputrainApp(App[None]):
     TITLE = "gputrain"
     CSS_PATH = "app.tcss"
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {CommandProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings_of(EVERYWHERE),
+        *make_bindings(GLOBAL_COMMANDS),
         Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
     ]
 
     def __init__(
         self,
-        root: Path,
+        runs_dir: Path,
         *,
-        run: Path | None = None,
-        pace: Pace | None = None,
-        gpus: GpuFeed | None = None,
-        demo: str | None = None,
-        started: Started | None = None,
+        initial_run: Path | None = None,
+        intervals: RefreshIntervals | None = None,
+        gpu_poller: GpuPoller | None = None,
+        demo_notice: str | None = None,
+        launched_run: LaunchedRun | None = None,
     ) -> None:
-        """`run` is the folder of the run to be shown first, `started` one that is on its way. `demo` is said on every
-        screen, and then nothing is started."""
+        """`initial_run` is the folder of the run to be shown first, `launched_run` one that is on its way.
+        `demo_notice` is said on every screen, and then nothing is started."""
         # Said here and not only by the theme: it decides whether NO_COLOR means none, or shades of grey.
         super().__init__(ansi_color=True)
         self.register_theme(THEME)
         self.theme = THEME.name
         self.animation_level = "none"
-        self.intervals = pace or Pace()
-        self.runs_dir, self.demo_notice = root, demo
-        self._first, self._started = run, started
-        self.gpu_poller = gpus or GpuFeed(self.intervals.look)
-        self.run_list_poller = RunsFeed(root, self.intervals.look)
-        self._suspended = False
-        self.pending_run: Started | None = None
+        self.intervals = intervals or RefreshIntervals()
+        self.runs_dir, self.demo_notice = runs_dir, demo_notice
+        self._initial_run, self._launched_run = initial_run, launched_run
+        self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
+        self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
+        self._got_sigtstp = False
+        self.pending_run: LaunchedRun | None = None
         """A run that was started here and has not begun."""
         self.picked_gpu_uuids: set[str] = set()
         """UUIDs of the GPUs for the next run."""
@@ -115,14 +115,14 @@ class CockpitApp(App[None]):
 
     def on_mount(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self.is_headless:
-            self._take_signals()
-        if self._first is not None:
-            self.open_run(str(self._first))
-        elif self._started is not None:
-            self.wait_for_start(self._started)
-        self.call_after_refresh(self._start_feeds)
+            self._install_signal_handlers()
+        if self._initial_run is not None:
+            self.open_run(str(self._initial_run))
+        elif self._launched_run is not None:
+            self.show_launch(self._launched_run)
+        self.call_after_refresh(self._start_pollers)
 
-    def _start_feeds(self) -> None:
+    def _start_pollers(self) -> None:
         self.gpu_poller.start()
         self.run_list_poller.start()
 
@@ -136,35 +136,35 @@ class CockpitApp(App[None]):
         self.gpu_poller.close()
         self.run_list_poller.close()
 
-    def _take_signals(self) -> None:
+    def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
-            loop.add_signal_handler(number, self._leave_soon, number)
+            loop.add_signal_handler(number, self._exit_on_signal, number)
         suspend, resume = signal.getsignal(signal.SIGTSTP), signal.getsignal(signal.SIGCONT)
 
         def suspended(number: int, frame: FrameType | None) -> None:
-            self._suspended = True
+            self._got_sigtstp = True
             if callable(suspend):
                 suspend(number, frame)
 
         def continued(number: int, frame: FrameType | None) -> None:
             # Textual takes over the terminal at every SIGCONT. After a SIGSTOP it never gave it up: a second time would
             # leave two readers of the keys, and the terminal raw at the end.
-            if not self._suspended:
+            if not self._got_sigtstp:
                 loop.call_soon_threadsafe(self.refresh)
             elif callable(resume):
-                self._suspended = False
+                self._got_sigtstp = False
                 resume(number, frame)
 
         signal.signal(signal.SIGTSTP, suspended)
         signal.signal(signal.SIGCONT, continued)
 
-    def _leave_soon(self, number: int) -> None:
+    def _exit_on_signal(self, signum: int) -> None:
         """The terminal may be gone, and then nothing that is written to it ends."""
-        timer = threading.Timer(LEAVE_SECONDS, os._exit, [128 + number])
+        timer = threading.Timer(EXIT_GRACE_SECONDS, os._exit, [128 + signum])
         timer.daemon = True
         timer.start()
-        self.exit(return_code=128 + number)
+        self.exit(return_code=128 + signum)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         return ()
@@ -175,26 +175,26 @@ class CockpitApp(App[None]):
 
         self.push_screen(RunScreen(self, RunFolder(Path(folder))))
 
-    def wait_for_start(self, started: Started) -> None:
+    def show_launch(self, launched: LaunchedRun) -> None:
         from tui.screens.starting import StartingScreen
 
-        self.pending_run = started
-        self.push_screen(StartingScreen(self, started))
+        self.pending_run = launched
+        self.push_screen(StartingScreen(self, launched))
 
     def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> None:
         """Start a run with these arguments of `gputrain`, and wait for it on the screen."""
         from engine.utils.errors import UsageError
-        from tui.launcher import start_run
+        from tui.launcher import launch_run
 
         if self.demo_notice:
             self.show_toast("this is a demonstration: nothing is started here", warning=True)
             return
         try:
-            self.wait_for_start(start_run(arguments, runs_dir or self.runs_dir))
+            self.show_launch(launch_run(arguments, runs_dir or self.runs_dir))
         except UsageError as error:
             self.show_toast(str(error), warning=True)
 
-    def resume_run(self, folder: RunFolder, state: State | None) -> None:
+    def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
         """Go on with a run that is over, from its last checkpoint."""
         if state is None:
             self.show_toast(f"{folder.name} is not read yet", warning=True)
@@ -236,10 +236,10 @@ class CockpitApp(App[None]):
             self.pop_screen()
 
     def action_help(self) -> None:
-        from tui.screens.dialogs import Reader, help_lines
+        from tui.screens.dialogs import TextDialog, help_lines
 
-        commands: Sequence[Any] = getattr(self.screen, "COMMAND_TABLE", EVERYWHERE)
-        self.push_screen(Reader("keys", help_lines(commands)))
+        commands: Sequence[Any] = getattr(self.screen, "COMMAND_TABLE", GLOBAL_COMMANDS)
+        self.push_screen(TextDialog("keys", help_lines(commands)))
 
     async def action_quit(self) -> None:
         self.exit()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from engine.config.schema import Config
 
 # Parameter of `run` -> the key of the config that it is short for.
-FLAGS = {
+FLAG_TO_KEY = {
     "gpus": "device.gpus",
     "wait": "device.wait",
     "ranks": "device.ranks",
@@ -28,21 +28,22 @@ FLAGS = {
     "scheduler": "schedule.name",
     "amp": "precision.amp",
 }
-SWITCHES = {"wait", "resume"}
+BOOLEAN_FLAGS = {"wait", "resume"}
 
 
-def run_arguments(base: str | None, before: Config, config: Config) -> list[str]:
-    """The arguments of `gputrain` that come to this config: `base`, which is `before` by itself, and what differs."""
+def run_arguments(base: str | None, base_config: Config, config: Config) -> list[str]:
+    """The arguments of `gputrain` that come to this config: `base`, which is `base_config` by itself, and what
+    differs."""
     from engine.config.loader import changed_keys
     from engine.config.schema import as_dict
 
-    flag_of = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAGS.items() if flag not in SWITCHES}
+    flag_of = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAG_TO_KEY.items() if flag not in BOOLEAN_FLAGS}
     values = as_dict(config)
     flags: list[str] = []
     overrides: list[str] = []
-    for key in changed_keys(before, config):
+    for key in changed_keys(base_config, config):
         section, name = key.split(".")
-        text = value_text(values[section][name]) or "null"
+        text = format_value(values[section][name]) or "null"
         if key in flag_of and not text.startswith("-"):
             flags += [flag_of[key], text]
         else:
@@ -50,7 +51,7 @@ def run_arguments(base: str | None, before: Config, config: Config) -> list[str]
     return ["run", *([base] if base is not None else []), *flags, *overrides]
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as it is typed; nothing for none."""
     if value is None or value == {}:
         return ""

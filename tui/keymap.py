@@ -14,24 +14,24 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 @dataclass(frozen=True)
 class Command:
     """`key` is as Textual names it; `action` is a method `action_…` of the screen, or of the app with `app.` before it.
-    Those with a higher `rank` are shown first where the footer is narrow; with 0 only in the help."""
+    Those with a higher `priority` are shown first where the footer is narrow; with 0 only in the help."""
 
     key: str
     title: str
     help: str
     action: str
-    rank: int = 1
+    priority: int = 1
 
     @property
     def keys(self) -> list[str]:
         return self.key.split(",")
 
     @property
-    def shown_key(self) -> str:
-        return KEY_NAMES.get(self.keys[0], self.keys[0])
+    def key_label(self) -> str:
+        return KEY_LABELS.get(self.keys[0], self.keys[0])
 
 
-KEY_NAMES = {
+KEY_LABELS = {
     "slash": "/",
     "question_mark": "?",
     "plus": "+",
@@ -53,20 +53,20 @@ KEY_NAMES = {
     "ctrl+o": "^o",
 }
 
-EVERYWHERE = (
+GLOBAL_COMMANDS = (
     Command("question_mark,f1", "help", "Every key of this screen, with what it does.", "app.help", 8),
     Command("ctrl+p", "commands", "Find a command by typing.", "app.command_palette", 2),
     Command("q", "quit", "Leave. Runs go on.", "app.quit", 7),
 )
 # The same where letters are typed into fields.
-WHILE_TYPING = (
+TYPING_GLOBAL_COMMANDS = (
     Command("f1", "help", "Every key of this screen, with what it does.", "app.help", 8),
     Command("ctrl+p", "commands", "Find a command by typing.", "app.command_palette", 2),
     Command("ctrl+c", "quit", "Leave. Runs go on.", "app.quit", 7),
 )
-BACK = Command("escape", "back", "To the screen before; nothing is stopped.", "back", 8)
+BACK_COMMAND = Command("escape", "back", "To the screen before; nothing is stopped.", "back", 8)
 
-MONITOR = (
+MONITOR_COMMANDS = (
     Command("space", "pick", "Pick this GPU for the next run, or put it back.", "pick", 9),
     Command("n", "new run", "Choose what to train, and start it.", "app.new_run", 9),
     Command("enter", "open", "Open the run under the cursor.", "open", 6),
@@ -76,16 +76,16 @@ MONITOR = (
     Command("escape", "no filter", "Show all processes and runs again.", "back", 0),
     Command("tab", "next panel", "Go to the next panel.", "app.focus_next", 0),
 )
-RUNS = (
+RUNS_COMMANDS = (
     Command("enter", "open", "Watch this run, live or finished.", "open", 9),
     Command("slash", "filter", "Show only the runs that hold what is typed.", "filter", 6),
     Command("s", "stop", "Stop this run at its next step, with a checkpoint.", "stop", 7),
     Command("u", "resume", "Go on with this run from its last checkpoint.", "resume", 7),
     Command("a", "again", "Start a run like this one, with changes.", "again", 5),
     Command("n", "new run", "Choose what to train, and start it.", "app.new_run", 4),
-    BACK,
+    BACK_COMMAND,
 )
-RUN = (
+RUN_COMMANDS = (
     Command("s", "stop", "Stop at the next step, with a checkpoint.", "stop", 9),
     Command("c", "checkpoint", "Save a checkpoint at the next step, and go on.", "checkpoint", 6),
     Command("p", "pause", "Hold at the next step, or go on again.", "pause", 7),
@@ -106,28 +106,28 @@ RUN = (
     Command("e", "export", "Save the focused chart as SVG, its data as CSV.", "export", 3),
     Command("d", "config", "The config that this run was started with.", "config", 2),
     Command("l", "log", "The last lines of the log, whole.", "log", 1),
-    BACK,
+    BACK_COMMAND,
 )
-CONFUSION = (
+CONFUSION_COMMANDS = (
     Command("b", "best/last", "Show the best epoch, or the last.", "other_epoch", 9),
     Command("o", "order", "Classes in the order of their numbers, or the worst first.", "order", 7),
     Command("enter", "find", "Show this mistake, or this class, in the matrix.", "find", 6),
     Command("tab", "next panel", "Go to the next panel.", "app.focus_next", 5),
-    BACK,
+    BACK_COMMAND,
 )
-FORM = (
+FORM_COMMANDS = (
     Command("ctrl+s", "start", "Check everything, and start the run.", "start", 9),
     Command("ctrl+f,slash", "search", "Show only the fields that hold this text, of all there are.", "search", 5),
     Command("ctrl+o", "more", "Show every field, or only those that are changed most.", "more", 6),
     Command("ctrl+t", "save preset", "Save these choices as a preset.", "save_preset", 4),
     Command("ctrl+y", "copy command", "Copy the command that starts the same run.", "copy", 4),
     Command("ctrl+r", "defaults", "Forget every change.", "reset", 3),
-    BACK,
+    BACK_COMMAND,
 )
-STARTING = (Command("s", "stop", "Ask the run to end before it has begun.", "stop", 9), BACK)
+STARTING_COMMANDS = (Command("s", "stop", "Ask the run to end before it has begun.", "stop", 9), BACK_COMMAND)
 
 
-def bindings_of(commands: Sequence[Command]) -> list[Binding]:
+def make_bindings(commands: Sequence[Command]) -> list[Binding]:
     return [Binding(command.key, command.action, command.title, show=False) for command in commands]
 
 
@@ -135,12 +135,12 @@ class CommandProvider(Provider):
     """The palette: the commands of the screen that it is opened over."""
 
     def _commands(self) -> list[Command]:
-        return list(getattr(self.screen, "COMMAND_TABLE", EVERYWHERE))
+        return list(getattr(self.screen, "COMMAND_TABLE", GLOBAL_COMMANDS))
 
     async def discover(self) -> Hits:
         for command in self._commands():
             run = partial(self.screen.run_action, command.action)
-            yield DiscoveryHit(f"{command.title}  ({command.shown_key})", run, help=command.help)
+            yield DiscoveryHit(f"{command.title}  ({command.key_label})", run, help=command.help)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
@@ -148,4 +148,4 @@ class CommandProvider(Provider):
             score = max(matcher.match(command.title), matcher.match(command.help))
             if score > 0:
                 run = partial(self.screen.run_action, command.action)
-                yield Hit(score, f"{command.title}  ({command.shown_key})", run, help=command.help)
+                yield Hit(score, f"{command.title}  ({command.key_label})", run, help=command.help)

@@ -15,68 +15,68 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from engine.runs.folder import RunFolder, all_runs
+from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json
 
-PROGRAM = "from tui import main; main()"
-ASK_SECONDS = 3.0
+FALLBACK_PROGRAM = "from tui import main; main()"
+LOGINCTL_TIMEOUT_SECONDS = 3.0
 # A file system's clock may lag behind so far.
-CLOCK_SECONDS = 0.05
+MTIME_TOLERANCE_SECONDS = 0.05
 
 
 @dataclass
-class Started:
+class LaunchedRun:
     """A supervisor that was started here. What it says before its run has a folder lies in a file without a name, which
     is gone with its readers."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
-    root: Path
+    runs_dir: Path
     warning: str | None
-    began: float
+    launched_at: float
     """Unix seconds."""
 
-    def lines(self) -> list[str]:
+    def output_lines(self) -> list[str]:
         # By its place in the file: a seek would move the offset that the process writes at.
         handle = self.output.fileno()
         return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace").splitlines()
 
-    def folder(self) -> RunFolder | None:
+    def find_folder(self) -> RunFolder | None:
         """The run's folder, once its journal has begun or gone on: what is refused before leaves no trace there."""
         try:
-            runs = all_runs(self.root)
+            runs = list_runs(self.runs_dir)
         except UsageError:
             return None
-        return next((run for run in runs if self._owns(run) and _changed(run.journal) > self.began), None)
+        return next((run for run in runs if self._is_owner(run) and _mtime(run.journal) > self.launched_at), None)
 
-    def _owns(self, run: RunFolder) -> bool:
+    def _is_owner(self, run: RunFolder) -> bool:
         """Pids come again, on this host and on others: the owner must have written since the start."""
-        if _changed(run.owner) < self.began:
+        if _mtime(run.owner) < self.launched_at:
             return False
         owner = read_json(run.owner) or {}
         return owner.get("pid") == self.process.pid and owner.get("host") == socket.gethostname()
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """The exit code, once it has ended."""
         return self.process.poll()
 
 
-def _changed(path: Path) -> float:
+def _mtime(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def start_run(arguments: Sequence[str], root: Path, cwd: Path | None = None) -> Started:
+def launch_run(arguments: Sequence[str], runs_dir: Path, cwd: Path | None = None) -> LaunchedRun:
     """`arguments` are those of `gputrain`. Raises UsageError where it cannot be started."""
-    scope, warning = scope_command()
+    scope, warning = systemd_scope_prefix()
     output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read as long as the run starts)
-    command = [*scope, *command_line(), *arguments]
+    command = [*scope, *gputrain_command(), *arguments]
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-    began = time.time() - CLOCK_SECONDS
+    began = time.time() - MTIME_TOLERANCE_SECONDS
     try:
         process = subprocess.Popen(  # noqa: S603 (our own command)
             command,
@@ -84,28 +84,28 @@ def start_run(arguments: Sequence[str], root: Path, cwd: Path | None = None) -> 
             stdout=output,
             stderr=output,
             cwd=cwd,
-            env=environment | {"GPUTRAIN_RUNS": str(root)},
+            env=environment | {"GPUTRAIN_RUNS": str(runs_dir)},
             start_new_session=True,
         )
     except OSError as error:
         output.close()
         raise UsageError.one(command[0], f"cannot be started: {error.strerror}") from error
-    return Started(process, output, root, warning, began)
+    return LaunchedRun(process, output, runs_dir, warning, began)
 
 
-def command_line() -> list[str]:
+def gputrain_command() -> list[str]:
     """How `gputrain` is called from here: the script beside this Python where there is one."""
     script = Path(sys.executable).with_name("gputrain")
-    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-c", PROGRAM]
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-c", FALLBACK_PROGRAM]
 
 
-def scope_command() -> tuple[list[str], str | None]:
+def systemd_scope_prefix() -> tuple[list[str], str | None]:
     """What goes before a command that is to live on after a logout, and a warning where it will not: a host may be set
     to end a user's processes then (logind.conf(5), KillUserProcesses). A scope of the user's own service manager lives
     on where that does (loginctl(1), enable-linger)."""
-    if not _logind("KillUserProcesses"):
+    if not _loginctl_enabled("KillUserProcesses"):
         return [], None
-    if shutil.which("systemd-run") and _logind("Linger", str(os.getuid())):
+    if shutil.which("systemd-run") and _loginctl_enabled("Linger", str(os.getuid())):
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--"], None
     return [], (
         "this host ends your processes when you log out (KillUserProcesses): the run will NOT survive that. "
@@ -113,7 +113,7 @@ def scope_command() -> tuple[list[str], str | None]:
     )
 
 
-def _logind(name: str, *user: str) -> bool:
+def _loginctl_enabled(name: str, *user: str) -> bool:
     """Whether a setting of the host, or of a user, is `yes`."""
     loginctl = shutil.which("loginctl")
     if loginctl is None:
@@ -121,7 +121,12 @@ def _logind(name: str, *user: str) -> bool:
     command = [loginctl, "show-user", *user, f"--property={name}", "--value"]
     try:
         done = subprocess.run(  # noqa: S603 (a fixed command)
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LOGINCTL_TIMEOUT_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from engine.runs.bottleneck import share_of, utilization
-from engine.runs.events import Epoch
+from engine.runs.bottleneck import model_flops_utilization, valid_share
+from engine.runs.events import EpochEvent
 from engine.runs.history import History
 
 # The first epoch is told apart: in it caches are filled and algorithms are tried.
-LEAST_EPOCHS = 2
+MIN_EPOCHS = 2
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """One run. Where it failed `message` says why. `epochs` are pairs of seconds, with the evaluation, and the images
     trained on in a second, over all ranks. `data_wait`, the share of the training time that its ranks waited for data,
     and `mfu`, the model FLOPs utilization, are medians over all epochs but the first, None where they are not known.
@@ -33,7 +33,7 @@ class Run:
     limit: bool = False
 
     @property
-    def rate(self) -> float:
+    def median_images_per_second(self) -> float:
         """Median of the images a second, without the first epoch. Of a run that did not fail."""
         return statistics.median(rate for _, rate in self.epochs[1:])
 
@@ -43,7 +43,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Speed:
+class ScalingResult:
     """All runs of one number of ranks. Seconds and images a second are medians over all epochs but the first of each
     run, `spread` is half the distance between the slowest and the fastest of these by their median. `speed_up` compares
     images a second with those of the fewest ranks, `efficiency` is it by the number of ranks. Those that are not known
@@ -69,47 +69,50 @@ class Speed:
         return asdict(self)
 
 
-def measured(history: History, ranks: int, repeat: int, began: float) -> Run:
-    """What a journal says; `began` is when the run's process was started, in Unix seconds."""
-    started, epochs = history.started, [pair for epoch in history.epochs if (pair := _pair(epoch)) is not None]
-    if started is None or len(epochs) < LEAST_EPOCHS:
-        return Run(ranks, repeat, "it was too short to measure: the first epoch does not count")
+def bench_run_from_history(history: History, ranks: int, repeat: int, launched_at: float) -> BenchRun:
+    """What a journal says; `launched_at` is when the run's process was started, in Unix seconds."""
+    started, epochs = (
+        history.started,
+        [pair for epoch in history.epochs if (pair := _seconds_and_rate(epoch)) is not None],
+    )
+    if started is None or len(epochs) < MIN_EPOCHS:
+        return BenchRun(ranks, repeat, "it was too short to measure: the first epoch does not count")
     later = history.epochs[1:]
-    return Run(
+    return BenchRun(
         ranks,
         repeat,
         "",
         started.global_batch,
-        round(started.time - began, 3),
+        round(started.time - launched_at, 3),
         tuple(epochs),
-        median_of([share_of(epoch.data_wait) for epoch in later]),
-        median_of([utilization(started, epoch) for epoch in later]),
+        median_of_known([valid_share(epoch.data_wait) for epoch in later]),
+        median_of_known([model_flops_utilization(started, epoch) for epoch in later]),
     )
 
 
-def median_of(values: Sequence[float | None]) -> float | None:
+def median_of_known(values: Sequence[float | None]) -> float | None:
     """Of those that are known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
-def _pair(epoch: Epoch) -> tuple[float, float] | None:
+def _seconds_and_rate(epoch: EpochEvent) -> tuple[float, float] | None:
     """What was no number is None in a journal."""
     known: tuple[float | None, float | None] = (epoch.seconds, epoch.images_per_second)
     return None if known[0] is None or known[1] is None else (known[0], known[1])
 
 
-def speeds_of(runs: Sequence[Run]) -> list[Speed]:
+def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
     """One for each number of ranks, the fewest first."""
-    speeds: list[Speed] = []
+    speeds: list[ScalingResult] = []
     base: tuple[float, int] | None = None
     for ranks in sorted({run.ranks for run in runs}):
         ours = [run for run in runs if run.ranks == ranks]
         failures = [f"{'on a fixed batch: ' if run.limit else ''}{run.message}" for run in ours if run.message]
         good = [run for run in ours if not run.message and not run.limit]
-        limits = {run.repeat: run.rate for run in ours if not run.message and run.limit}
+        limits = {run.repeat: run.median_images_per_second for run in ours if not run.message and run.limit}
         if not good:
-            speeds.append(Speed(ranks, failures=failures))
+            speeds.append(ScalingResult(ranks, failures=failures))
             continue
         counted = [epoch for run in good for epoch in run.epochs[1:]]
         rates = [rate for _, rate in counted]
@@ -118,7 +121,7 @@ def speeds_of(runs: Sequence[Run]) -> list[Speed]:
         # Fewer ranks than these were not measured: they are taken to be as fast as they are many.
         speed_up = rate / base[0] * base[1]
         speeds.append(
-            Speed(
+            ScalingResult(
                 ranks,
                 good[0].global_batch,
                 statistics.median(seconds for seconds, _ in counted),
@@ -129,10 +132,12 @@ def speeds_of(runs: Sequence[Run]) -> list[Speed]:
                 statistics.median(run.epochs[0][0] for run in good),
                 statistics.median(run.startup_seconds or 0.0 for run in good),
                 failures,
-                median_of([run.data_wait for run in good]),
-                median_of([run.mfu for run in good]),
-                median_of(list(limits.values())),
-                median_of([run.rate / limits[run.repeat] for run in good if limits.get(run.repeat)]),
+                median_of_known([run.data_wait for run in good]),
+                median_of_known([run.mfu for run in good]),
+                median_of_known(list(limits.values())),
+                median_of_known(
+                    [run.median_images_per_second / limits[run.repeat] for run in good if limits.get(run.repeat)]
+                ),
             )
         )
     return speeds

@@ -21,83 +21,88 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.bench.report import LEAST_EPOCHS, Run, measured
-from engine.config.data_sections import Data
+from engine.bench.report import MIN_EPOCHS, BenchRun, bench_run_from_history
+from engine.config.data_sections import DataConfig
 from engine.config.schema import Config, as_dict
-from engine.config.training_sections import Schedule
+from engine.config.training_sections import ScheduleConfig
 from engine.config.yaml_io import to_yaml
-from engine.gpus.allocation import choose
+from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import why_not_free
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.utils.errors import UsageError
 from engine.utils.files import replace_file
-from engine.utils.host import RANKS_PER_CORE, cores
+from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 from engine.utils.process import die_with_parent
 
 # A run that is to end is asked, asked again, and killed.
-ASK_SECONDS, KILL_SECONDS = 1.0, 10.0
-NEVER = 10**9
-LR_SHARE = 0.01
-FOLDER_PREFIX = "gputrain-bench-"
+FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS = 1.0, 10.0
+NO_CHECKPOINT_EPOCHS = 10**9
+LR_FACTOR = 0.01
+TEMP_FOLDER_PREFIX = "gputrain-bench-"
 # One batch needs no loader processes.
-FIXED: dict[str, Any] = {"pipeline": "fixed", "workers": Data().workers, "prefetch": Data().prefetch}
+FIXED_BATCH_DATA: dict[str, Any] = {
+    "pipeline": "fixed",
+    "workers": DataConfig().workers,
+    "prefetch": DataConfig().prefetch,
+}
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What is to be measured. `gpus` names those to take in turn, where they were named; else any that are free."""
+class BenchPlan:
+    """What is to be measured. `named_gpus` names those to take in turn, where they were named; else any that are
+    free."""
 
     config: Config
-    counts: tuple[int, ...]
+    rank_counts: tuple[int, ...]
     epochs: int
     repeats: int
     strong: bool
-    on_gpus: bool
-    gpus: tuple[str, ...] = ()
+    on_gpu: bool
+    named_gpus: tuple[str, ...] = ()
     limit: bool = False
 
 
 def plan_bench(
-    config: Config, counts: Sequence[int], epochs: int, repeats: int, *, strong: bool, limit: bool = False
-) -> Bench:
-    """What is measured here: on the GPUs of `device.gpus` that are free, else on the CPU; with no `counts` on one, two,
-    four and so on up to all of them. Raises UsageError."""
+    config: Config, rank_counts: Sequence[int], epochs: int, repeats: int, *, strong: bool, limit: bool = False
+) -> BenchPlan:
+    """What is measured here: on the GPUs of `device.gpus` that are free, else on the CPU; with no `rank_counts` on one,
+    two, four and so on up to all of them. Raises UsageError."""
     wanted = config.device.gpus
-    choice = choose(wanted, "bench", wait=config.device.wait, waiting=lambda _: None)
+    allocation = allocate_devices(wanted, "bench", wait=config.device.wait, on_wait=lambda _: None)
     # Each run takes its own.
-    choice.reservation.release()
+    allocation.reservation.release()
     named: tuple[str, ...] = ()
-    if choice.devices and wanted not in ("auto", "all") and not re.fullmatch(r"free:\d+", wanted):
+    if allocation.devices and wanted not in ("auto", "all") and not re.fullmatch(r"free:\d+", wanted):
         named = tuple(part.strip() for part in wanted.split(","))
-    free = [device for device in choice.devices if device.free]
+    free = [device for device in allocation.devices if device.is_free]
     if named and len(free) < len(named):
-        raise UsageError.one("device.gpus", f"only free GPUs can be measured: {why_not_free(choice.devices)}")
-    if choice.devices and not free:
-        raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(choice.devices)}")
-    most = len(free) or RANKS_PER_CORE * cores()
-    if too_many := [count for count in counts if not 1 <= count <= most]:
-        there = f"free GPUs here are {most}" if free else f"{cores()} cores take {most} at most"
+        raise UsageError.one("device.gpus", f"only free GPUs can be measured: {why_not_free(allocation.devices)}")
+    if allocation.devices and not free:
+        raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(allocation.devices)}")
+    most = len(free) or MAX_RANKS_PER_CORE * available_cores()
+    if too_many := [count for count in rank_counts if not 1 <= count <= most]:
+        there = f"free GPUs here are {most}" if free else f"{available_cores()} cores take {most} at most"
         raise UsageError.one("--ranks-list", f"{too_many[0]} ranks cannot be measured: {there}")
-    chosen = tuple(sorted(set(counts))) or doubling(len(free) or cores())
-    if epochs < LEAST_EPOCHS:
+    chosen = tuple(sorted(set(rank_counts))) or default_rank_counts(len(free) or available_cores())
+    if epochs < MIN_EPOCHS:
         raise UsageError.one("run.epochs", f"{epochs} is too few: the first does not count; give 2 or more")
     if limit and config.data.pipeline == "fixed":
         raise UsageError.one(
             "data.pipeline", "fixed is what --limit compares with; give another, or leave one of them out"
         )
-    bench = Bench(config, chosen, epochs, repeats, strong, bool(free), named, limit)
+    bench = BenchPlan(config, chosen, epochs, repeats, strong, bool(free), named, limit)
     for count in chosen:
-        batch_of(bench, count)
+        batch_size_for(bench, count)
     return bench
 
 
-def doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4, … and `most`."""
-    return tuple(sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}))
+def default_rank_counts(max_ranks: int) -> tuple[int, ...]:
+    """1, 2, 4, … and `max_ranks`."""
+    return tuple(sorted({max_ranks, *(2**power for power in range(max_ranks.bit_length()) if 2**power <= max_ranks)}))
 
 
-def batch_of(bench: Bench, ranks: int) -> int | str:
+def batch_size_for(bench: BenchPlan, ranks: int) -> int | str:
     """`data.batch_size` for so many ranks. Raises UsageError."""
     batch = bench.config.data.batch_size
     if not bench.strong:
@@ -109,48 +114,53 @@ def batch_of(bench: Bench, ranks: int) -> int | str:
     return batch // ranks
 
 
-def cores_for(bench: Bench, ranks: int) -> list[int]:
+def cpu_affinity_for(bench: BenchPlan, ranks: int) -> list[int]:
     """The CPU cores of so many ranks. On the CPU each rank has the same share of them, however many there are: one
     alone would take all, and leave nothing to gain."""
     allowed = sorted(os.sched_getaffinity(0))
-    return allowed if bench.on_gpus else allowed[: ranks * max(1, cores() // max(bench.counts))]
+    return allowed if bench.on_gpu else allowed[: ranks * max(1, available_cores() // max(bench.rank_counts))]
 
 
-def config_for(bench: Bench, ranks: int, name: str, *, limit: bool = False) -> Config:
+def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = False) -> Config:
     """The config of one run: the work as it is, and nothing besides. What it learns does not matter: the learning rate
     stays so low that a few epochs without its schedule cannot make the loss infinite."""
     config = bench.config
-    gpus = ",".join(bench.gpus[:ranks]) if bench.gpus else f"free:{ranks}"
+    gpus = ",".join(bench.named_gpus[:ranks]) if bench.named_gpus else f"free:{ranks}"
     changes = {
         "run": {"name": name, "epochs": bench.epochs, "resume": False, "requeue": False, "max_restarts": 0},
-        "device": {"gpus": gpus if bench.on_gpus else "cpu", "ranks": ranks, "launcher": "spawn"},
-        "data": {"batch_size": batch_of(bench, ranks)} | (FIXED if limit else {}),
-        "optim": {"lr": config.optim.lr * LR_SHARE},
+        "device": {"gpus": gpus if bench.on_gpu else "cpu", "ranks": ranks, "launcher": "spawn"},
+        "data": {"batch_size": batch_size_for(bench, ranks)} | (FIXED_BATCH_DATA if limit else {}),
+        "optim": {"lr": config.optim.lr * LR_FACTOR},
         # The best and the last are saved all the same, outside of what is timed.
-        "checkpoint": {"keep": 1, "every_epochs": NEVER, "every_steps": 0, "every_minutes": 0.0},
+        "checkpoint": {"keep": 1, "every_epochs": NO_CHECKPOINT_EPOCHS, "every_steps": 0, "every_minutes": 0.0},
     }
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
-    return config.model_copy(update=sections | {"schedule": Schedule()})
+    return config.model_copy(update=sections | {"schedule": ScheduleConfig()})
 
 
-def run_bench(bench: Bench, command: Sequence[str]) -> Iterator[Run]:
+def run_bench(bench: BenchPlan, command: Sequence[str]) -> Iterator[BenchRun]:
     """One run after the other, each count in turn and that again, because a machine is not equally fast all the time.
     `command` is that of `gputrain`. What a run leaves is taken away when it is over, and the run with it where this
     ends before."""
-    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
+    with (
+        _signals_as_keyboard_interrupt(),
+        tempfile.TemporaryDirectory(prefix=TEMP_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
+    ):
         for repeat in range(1, bench.repeats + 1):
-            for ranks in bench.counts:
-                yield _run(bench, ranks, repeat, Path(folder), command)
+            for ranks in bench.rank_counts:
+                yield _run_once(bench, ranks, repeat, Path(folder), command)
                 if bench.limit:
-                    yield replace(_run(bench, ranks, repeat, Path(folder), command, limit=True), limit=True)
+                    yield replace(_run_once(bench, ranks, repeat, Path(folder), command, limit=True), limit=True)
 
 
-def _run(bench: Bench, ranks: int, repeat: int, folder: Path, command: Sequence[str], *, limit: bool = False) -> Run:
+def _run_once(
+    bench: BenchPlan, ranks: int, repeat: int, folder: Path, command: Sequence[str], *, limit: bool = False
+) -> BenchRun:
     name = f"{'limit' if limit else 'ranks'}-{ranks}-{repeat}"
     file = folder / f"{name}.yaml"
-    text = to_yaml(as_dict(config_for(bench, ranks, name, limit=limit)))
+    text = to_yaml(as_dict(bench_run_config(bench, ranks, name, limit=limit)))
     replace_file(file, lambda opened: opened.write(text.encode()))
-    run, here, allowed, began = RunFolder(folder / name), os.getpid(), cores_for(bench, ranks), time.time()
+    run, here, allowed, began = RunFolder(folder / name), os.getpid(), cpu_affinity_for(bench, ranks), time.time()
 
     def prepare() -> None:
         die_with_parent(here)
@@ -168,16 +178,20 @@ def _run(bench: Bench, ranks: int, repeat: int, folder: Path, command: Sequence[
         try:
             code = process.wait()
         finally:
-            _end(process)
+            _terminate(process)
         output.seek(0)
         said = output.read().decode(errors="replace").splitlines()
     history = run.history()
     shutil.rmtree(run.path, ignore_errors=True)
-    return Run(ranks, repeat, why_failed(history, said, code)) if code else measured(history, ranks, repeat, began)
+    return (
+        BenchRun(ranks, repeat, failure_message(history, said, code))
+        if code
+        else bench_run_from_history(history, ranks, repeat, began)
+    )
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _signals_as_keyboard_interrupt() -> Iterator[None]:
     """The end of the terminal, and SIGTERM, as Ctrl-C: by exception, so that nothing is left behind."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
@@ -188,9 +202,9 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     """End a run that has not ended: its second SIGINT kills its ranks; they die with it in any case."""
-    for seconds in (ASK_SECONDS, KILL_SECONDS):
+    for seconds in (FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS):
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:
@@ -202,10 +216,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def why_failed(history: History, said: Sequence[str], code: int) -> str:
+def failure_message(history: History, output_lines: Sequence[str], exit_code: int) -> str:
     """In one line, from the journal, else from what the run said."""
     if history.finished is not None and history.finished.message:
         return history.finished.message
-    lines = [line for line in said if line.strip()]
+    lines = [line for line in output_lines if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return "; ".join(errors) or (lines[-1] if lines else f"it ended with exit code {code}")
+    return "; ".join(errors) or (lines[-1] if lines else f"it ended with exit code {exit_code}")

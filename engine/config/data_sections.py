@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import Floats, Own, Pair, Section, Text
+from engine.config.section import FloatPair, Floats, Section, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 
@@ -14,8 +14,8 @@ IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "fake"]
 
 
-class Data(Section):
-    dataset: DatasetName | Own = Field(
+class DataConfig(Section):
+    dataset: DatasetName | UserCodePath = Field(
         "digits",
         description="Digits (shipped), mnist, fashion-mnist, cifar10, cifar100, a folder of images, fake ones, or your "
         "own code (module:name): called with the text train and then val, it gives a dataset of (image, label) pairs.",
@@ -71,18 +71,18 @@ class Data(Section):
     fake_val: int = Field(256, ge=1, le=10**9, description="Validation images that fake makes.")
 
     @property
-    def batch(self) -> int:
+    def numeric_batch_size(self) -> int:
         """`batch_size` as a number; what `auto` begins with, until the most that fit is known."""
         return 64 if self.batch_size == "auto" else self.batch_size
 
 
-class Augment(Section):
+class AugmentConfig(Section):
     crop_padding: int = Field(0, ge=0, description="Pixels of border for random crops in training; 0 for no crop.")
     resized_crop: bool = Field(
         False, description="Cut a part of random size and shape out of each training image, and bring it to its size."
     )
-    crop_scale: Pair = Field((0.08, 1.0), description="Least and greatest area of resized_crop, as shares.")
-    crop_ratio: Pair = Field((0.75, 4 / 3), description="Least and greatest width by height of resized_crop.")
+    crop_scale: FloatPair = Field((0.08, 1.0), description="Least and greatest area of resized_crop, as shares.")
+    crop_ratio: FloatPair = Field((0.75, 4 / 3), description="Least and greatest width by height of resized_crop.")
     flip: bool = Field(False, description="Mirror training images left to right, each with probability one half.")
     brightness: float = Field(0.0, ge=0, le=10, description="Colour jitter: change the brightness by up to this share.")
     contrast: float = Field(0.0, ge=0, le=10, description="Colour jitter: change the contrast by up to this share.")
@@ -112,7 +112,7 @@ class Augment(Section):
     cutmix: float = Field(
         0.0, ge=0, le=1000, description="Alpha of cutmix, which cuts a part of one image into another; 0 for none."
     )
-    transform: Own | None = Field(
+    transform: UserCodePath | None = Field(
         None,
         description="Your own transform (module:name), called with each training image as a C x H x W tensor of uint8, "
         "which gives one of the same form.",

@@ -14,19 +14,19 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import ValidationError
 
-from engine.config.messages import _explain
-from engine.config.rules import impossible_pairs
-from engine.config.schema import Config, as_dict, fields, is_text, sections
-from engine.config.user_code import is_own
+from engine.config.messages import _problem_from_pydantic
+from engine.config.rules import config_conflicts
+from engine.config.schema import Config, as_dict, fields, is_text_field, sections
+from engine.config.user_code import is_user_code
 from engine.config.yaml_io import parse_yaml
-from engine.utils.errors import Problem, UsageError, nearest
-from engine.utils.files import config_folder, expand, is_file
+from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.files import config_folder, expand_user, is_file
 
-Layer = dict[str, dict[str, Any]]
+ConfigLayer = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """A checked config, and for each `section.key` the name of the layer that its value came from; `typed` are the keys
     that a flag or `key=value` sets."""
 
@@ -44,7 +44,7 @@ class ConfigError(UsageError):
 
 
 # Which mean something else, or nothing, to another optimizer.
-OPTIMIZER_PARAMETERS = ("momentum", "nesterov", "betas", "eps", "options")
+OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
 
 
 def presets() -> dict[str, Path]:
@@ -52,17 +52,17 @@ def presets() -> dict[str, Path]:
     and of those that the user has saved, which go before them."""
     here = Path(__file__).parent.parent
     folder = here / "presets" if (here / "presets").is_dir() else here.parent / "configs"
-    return {path.stem: path for where in (folder, own_presets()) for path in sorted(where.glob("*.yaml"))}
+    return {path.stem: path for where in (folder, user_presets_folder()) for path in sorted(where.glob("*.yaml"))}
 
 
-def own_presets() -> Path:
+def user_presets_folder() -> Path:
     """Where this user's presets lie: $XDG_CONFIG_HOME/gputrain/presets."""
     return config_folder() / "presets"
 
 
 def find_config(name: str) -> Path:
     """The file that CONFIG names, be it a path or a preset. Raises UsageError."""
-    path = expand(name)
+    path = expand_user(name)
     if is_file(path):
         return path
     known = presets()
@@ -71,11 +71,11 @@ def find_config(name: str) -> Path:
     with suppress(OSError):
         if path.is_dir():
             raise UsageError.one(name, "is a folder; give a YAML file or a preset's name")
-    hint = nearest(path.stem, known)
+    hint = did_you_mean(path.stem, known)
     raise UsageError.one(name, f"there is no such file, and no preset of that name ({', '.join(known)}){hint}")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -95,21 +95,21 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, Layer]]:
+def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, ConfigLayer]]:
     """The layers of a file, those of its `base:` first."""
     here = path.resolve()
     if here in chain:
         circle = " -> ".join(str(part) for part in (*chain[chain.index(here) :], here))
         raise UsageError.one("base", f"these files are each other's base: {circle}; take one of the `base:` lines out")
-    content = _read(path)
+    content = _read_config_file(path)
     bases = content.pop("base", [])
     if isinstance(bases, str):
         bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise UsageError.one(str(path), "base: must be the name of a file, or a list of them")
-    layers: list[tuple[str, Layer]] = []
+    layers: list[tuple[str, ConfigLayer]] = []
     for base in bases:
-        base_path = here.parent / expand(base)
+        base_path = here.parent / expand_user(base)
         if not is_file(base_path):
             raise UsageError.one(str(path), f"its base {base} cannot be found (looked for {base_path})")
         layers += _file_layers(base_path, (*chain, here))
@@ -123,23 +123,23 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, La
     return [*layers, (str(path), {section: keys or {} for section, keys in content.items()})]
 
 
-def _override(text: str) -> tuple[str, Any]:
+def _parse_override(text: str) -> tuple[str, Any]:
     """`section.key=value`, the value read as YAML."""
     key, _, value = text.partition("=")
     key = key.strip()
     if "." not in key:
         known = [name for name, _ in fields()]
         meant = [name for name in known if name.endswith(f".{key}")]
-        hint = f"; did you mean {' or '.join(meant)}?" if meant else nearest(key, known)
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else did_you_mean(key, known)
         raise UsageError.one(key, f"is not of the form section.key=value{hint}")
-    return key, typed_value(key, value)
+    return key, parse_value(key, value)
 
 
-def typed_value(key: str, text: str) -> Any:
+def parse_value(key: str, text: str) -> Any:
     """What was typed for a key: as it stands where the key takes a name or a path, read as YAML elsewhere. Raises
     UsageError."""
     field = dict(fields()).get(key)
-    if field is not None and is_text(field):
+    if field is not None and is_text_field(field):
         return None if text in ("null", "") else text
     try:
         return parse_yaml(text)
@@ -147,9 +147,9 @@ def typed_value(key: str, text: str) -> Any:
         raise UsageError.one(key, f"the value {text!r} cannot be read: {getattr(error, 'problem', error)}") from error
 
 
-def resolve(
+def resolve_config(
     file: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, str | bool]] | None = None
-) -> Resolved:
+) -> ResolvedConfig:
     """`flags` maps `section.key` to (flag as typed, its value). Raises ConfigError with every problem found,
     UsageError where a file cannot be read."""
     layers = _file_layers(find_config(file)) if file is not None else []
@@ -157,12 +157,12 @@ def resolve(
     problems: list[Problem] = []
     for key, (flag, given) in (flags or {}).items():
         try:
-            typed[key] = (flag, typed_value(key, given) if isinstance(given, str) else given)
+            typed[key] = (flag, parse_value(key, given) if isinstance(given, str) else given)
         except UsageError as error:
             problems += error.problems
     for text in overrides:
         try:
-            key, value = _override(text)
+            key, value = _parse_override(text)
         except UsageError as error:
             problems += error.problems
             continue
@@ -174,33 +174,33 @@ def resolve(
         section, _, name = key.partition(".")
         layers.append((source, {section: {name: value}}))
 
-    merged: Layer = {}
+    merged: ConfigLayer = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
         for section, keys in layer.items():
             if not isinstance(keys, dict):
                 keys = {}
             if section == "optim":
-                _forget_parameters(merged.get("optim", {}), keys)
+                _drop_optimizer_keys(merged.get("optim", {}), keys)
             merged.setdefault(section, {}).update(keys)
             sources.update({f"{section}.{key}": source for key in keys})
     try:
-        config = check(merged, {key: source for key, source in sources.items() if key not in typed})
+        config = validate_config(merged, {key: source for key, source in sources.items() if key not in typed})
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems], error.valid_part) from error
     if problems:
         raise ConfigError(problems, config)
-    return Resolved(config, {key: sources.get(key, "default") for key, _ in fields()}, frozenset(typed))
+    return ResolvedConfig(config, {key: sources.get(key, "default") for key, _ in fields()}, frozenset(typed))
 
 
-def _forget_parameters(before: dict[str, Any], keys: dict[str, Any]) -> None:
+def _drop_optimizer_keys(merged: dict[str, Any], layer: dict[str, Any]) -> None:
     """Another optimizer than that of an earlier layer begins with parameters of its own."""
-    if keys.get("name", before.get("name")) != before.get("name"):
-        for key in OPTIMIZER_PARAMETERS:
-            before.pop(key, None)
+    if layer.get("name", merged.get("name")) != merged.get("name"):
+        for key in OPTIMIZER_SPECIFIC_KEYS:
+            merged.pop(key, None)
 
 
-def check(values: Mapping[str, Any], files: Mapping[str, str] | None = None) -> Config:
+def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None = None) -> Config:
     """The config of these values; `files` maps a key to the file that sets it. Raises ConfigError with every problem,
     each with its key and what is allowed."""
     try:
@@ -208,26 +208,30 @@ def check(values: Mapping[str, Any], files: Mapping[str, str] | None = None) -> 
     except ValidationError as error:
         found: dict[str, Problem] = {}
         for detail in error.errors():
-            problem = _explain(detail, files or {})
-            found.setdefault(problem.where, problem)
-        rest = _without(values, found.keys())
-        conflicts = [one for one in impossible_pairs(rest) if found.keys().isdisjoint((one.where, *one.others))]
-        return _refuse([*found.values(), *conflicts], rest, error)
-    if conflicts := list(impossible_pairs(config)):
-        return _refuse(conflicts, config)
+            problem = _problem_from_pydantic(detail, files or {})
+            found.setdefault(problem.location, problem)
+        rest = _config_without(values, found.keys())
+        conflicts = [one for one in config_conflicts(rest) if found.keys().isdisjoint((one.location, *one.others))]
+        return _raise_usage_error([*found.values(), *conflicts], rest, error)
+    if conflicts := list(config_conflicts(config)):
+        return _raise_usage_error(conflicts, config)
     return with_absolute_paths(config)
 
 
-def _refuse(problems: list[Problem], rest: Config, cause: Exception | None = None) -> NoReturn:
-    raise ConfigError(problems, with_absolute_paths(rest)) from cause
+def _raise_usage_error(problems: list[Problem], valid_config: Config, cause: Exception | None = None) -> NoReturn:
+    raise ConfigError(problems, with_absolute_paths(valid_config)) from cause
 
 
-def _without(values: Mapping[str, Any], wrong: Collection[str]) -> Config:
+def _config_without(values: Mapping[str, Any], invalid_paths: Collection[str]) -> Config:
     """The config of what is left without these sections and keys. YAML has keys that are no text: none is ours."""
     kept = {
-        section: {key: value for key, value in keys.items() if isinstance(key, str) and f"{section}.{key}" not in wrong}
+        section: {
+            key: value
+            for key, value in keys.items()
+            if isinstance(key, str) and f"{section}.{key}" not in invalid_paths
+        }
         for section, keys in values.items()
-        if isinstance(section, str) and section not in wrong and isinstance(keys, Mapping)
+        if isinstance(section, str) and section not in invalid_paths and isinstance(keys, Mapping)
     }
     return Config.model_validate(kept)
 
@@ -236,7 +240,7 @@ def with_absolute_paths(config: Config) -> Config:
     """A run may be resumed from another folder than it was started in."""
 
     def absolute(path: str) -> str:
-        return str(expand(path).absolute())
+        return str(expand_user(path).absolute())
 
     update: dict[str, Any] = {}
     if config.data.path is not None:
@@ -244,7 +248,7 @@ def with_absolute_paths(config: Config) -> Config:
     if config.model.weights not in (None, "pretrained"):
         update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
     names = (config.data.dataset, config.model.name, config.loss.name, config.augment.transform)
-    if config.run.code is not None or any(map(is_own, names)):
+    if config.run.code is not None or any(map(is_user_code, names)):
         update["run"] = config.run.model_copy(update={"code": absolute(config.run.code or ".")})
     return config.model_copy(update=update)
 

@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from pydantic_core import ErrorDetails
 
 from engine.config.schema import fields, sections
-from engine.utils.errors import Problem, nearest
+from engine.utils.errors import Problem, did_you_mean
 
 # A few lines of YAML can stand for a value that fills the memory when it is written out.
-_shown = reprlib.Repr()
+_value_repr = reprlib.Repr()
 
 
-_shown.maxlevel = 2
+_value_repr.maxlevel = 2
 
 
-_shown.maxstring = _shown.maxlong = _shown.maxother = 200
+_value_repr.maxstring = _value_repr.maxlong = _value_repr.maxother = 200
 
 
 # Of keys that take one of two types, of which pydantic tells one error each.
-_EITHER = {
+_UNION_KEY_MESSAGES = {
     "data.workers": "must be a whole number from 0 up, or auto",
     "data.batch_size": "must be a whole number from 1 up, or auto",
     "optim.betas": "must be two numbers, such as [0.9, 0.999]",
@@ -33,14 +33,14 @@ _EITHER = {
 
 
 # What else a key takes that takes one of a few words.
-_ALSO = {
+_EXTRA_ALLOWED_FORMS = {
     "data.dataset": "your own code as module:name",
     "loss.name": "your own code as module:name",
     "optim.name": "one of timm's as timm:NAME",
 }
 
 
-def _explain(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
+def _problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
     """One of pydantic's errors in words: the key, the file that sets it, what is allowed, the nearest known name."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location[:2])
@@ -49,20 +49,20 @@ def _explain(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
         if len(location) == 1:
             known = list(sections())
             return Problem(
-                key, f"there is no such section; there are {', '.join(known)}{nearest(key, known)}", source=source
+                key, f"there is no such section; there are {', '.join(known)}{did_you_mean(key, known)}", source=source
             )
         names = [name for name, _ in fields()]
         same_section = [name for name in names if name.startswith(f"{location[0]}.")]
-        hint = nearest(key, same_section) or nearest(key, names)
+        hint = did_you_mean(key, same_section) or did_you_mean(key, names)
         return Problem(key, f"there is no such key{hint}", source=source)
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
-    if key in _EITHER:
-        allowed = _EITHER[key]
+    if key in _UNION_KEY_MESSAGES:
+        allowed = _UNION_KEY_MESSAGES[key]
     elif detail["type"] == "literal_error":
         words = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
-        also = f", or {_ALSO[key]}" if key in _ALSO else ""
-        allowed = f"must be one of {words}{also}{nearest(str(value), words.split(', '))}"
+        also = f", or {_EXTRA_ALLOWED_FORMS[key]}" if key in _EXTRA_ALLOWED_FORMS else ""
+        allowed = f"must be one of {words}{also}{did_you_mean(str(value), words.split(', '))}"
     elif detail["type"] == "string_pattern_mismatch":
         allowed = "must start with a letter or digit and hold only letters, digits, dots, dashes and underscores"
     elif detail["type"] in ("missing", "too_short", "too_long"):
@@ -79,5 +79,5 @@ def _explain(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
         ("a list", "a valid tuple"),
     ):
         allowed = allowed.replace(theirs, ours)
-    told = "nothing" if value is None else _shown.repr(value)
+    told = "nothing" if value is None else _value_repr.repr(value)
     return Problem(key, f"{told} is not allowed: {allowed}", source=source)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-Pipeline = Literal["memory", "stream", "fixed"]
+PipelineName = Literal["memory", "stream", "fixed"]
 
 
 # Why a run takes a pipeline that its config names.
-PIPELINE_ASKED = "as data.pipeline says"
+PIPELINE_FROM_CONFIG = "as data.pipeline says"

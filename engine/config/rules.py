@@ -8,39 +8,39 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from engine.config.data_sections import IMAGE_FILE_DATASETS
-from engine.config.optimizer_options import takers, torch_problems
+from engine.config.optimizer_options import optimizers_accepting, torch_optimizer_problems
 from engine.config.schema import Config
-from engine.config.training_sections import BUILTIN_MODELS, Schedule, by_epoch
-from engine.config.user_code import is_own
-from engine.utils.errors import Problem, nearest
+from engine.config.training_sections import BUILTIN_MODELS, ScheduleConfig, by_epoch
+from engine.config.user_code import is_user_code
+from engine.utils.errors import Problem, did_you_mean
 
-_SCHEDULES = set(get_args(Schedule.model_fields["name"].annotation))
+_SCHEDULES = set(get_args(ScheduleConfig.model_fields["name"].annotation))
 # Below it the numbers that are drawn with it are no more than 0 and 1.
-LEAST_ALPHA = 1e-3
-_DECAYING = {"cosine", "restarts", "polynomial", "linear", "plateau"}
+MIN_MIX_ALPHA = 1e-3
+_SCHEDULES_WITH_FINAL_LR = {"cosine", "restarts", "polynomial", "linear", "plateau"}
 
 # Among the values of ONLY_WITH: any code of the user's own.
-OWN_CODE = "module:name"
+ANY_USER_CODE = "module:name"
 
 # Keys that matter only where another key has one of these values.
-ONLY_WITH: dict[str, tuple[str, set[str]]] = {
+DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "device.bucket_view": ("device.parallel", {"ddp"}),
     "device.static_graph": ("device.parallel", {"ddp"}),
     "data.download": ("data.dataset", set(IMAGE_FILE_DATASETS)),
     "data.val_split": ("data.dataset", {"digits", "folder"}),
     "data.fake_train": ("data.dataset", {"fake"}),
     "data.fake_val": ("data.dataset", {"fake"}),
-    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder", OWN_CODE}),
+    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder", ANY_USER_CODE}),
     "data.workers": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),
-    "data.on_bad": ("data.dataset", {"folder", OWN_CODE}),
+    "data.on_bad": ("data.dataset", {"folder", ANY_USER_CODE}),
     "augment.crop_scale": ("augment.resized_crop", {"true"}),
     "augment.crop_ratio": ("augment.resized_crop", {"true"}),
     "augment.policy_ops": ("augment.policy", {"randaugment"}),
     "augment.policy_magnitude": ("augment.policy", {"randaugment"}),
     "model.compile_mode": ("model.compile", {"true"}),
     "model.init_std": ("model.init", {"normal"}),
-    **{f"optim.{key}": ("optim.name", takers(key)) for key in ("momentum", "nesterov", "betas", "eps")},
+    **{f"optim.{key}": ("optim.name", optimizers_accepting(key)) for key in ("momentum", "nesterov", "betas", "eps")},
     "optim.nonfinite_limit": ("optim.nonfinite", {"skip"}),
     "schedule.by": ("schedule.name", _SCHEDULES - {"constant", "plateau"}),
     "schedule.warmup_epochs": ("schedule.name", _SCHEDULES - {"onecycle"}),
@@ -48,7 +48,7 @@ ONLY_WITH: dict[str, tuple[str, set[str]]] = {
     "schedule.step_size": ("schedule.name", {"step"}),
     "schedule.milestones": ("schedule.name", {"multistep"}),
     "schedule.gamma": ("schedule.name", {"step", "multistep", "exponential", "plateau"}),
-    "schedule.final_lr_ratio": ("schedule.name", _DECAYING),
+    "schedule.final_lr_ratio": ("schedule.name", _SCHEDULES_WITH_FINAL_LR),
     "schedule.restart_every": ("schedule.name", {"restarts"}),
     "schedule.restart_factor": ("schedule.name", {"restarts"}),
     "schedule.power": ("schedule.name", {"polynomial"}),
@@ -61,22 +61,31 @@ ONLY_WITH: dict[str, tuple[str, set[str]]] = {
 }
 
 
-def impossible_pairs(config: Config) -> Iterator[Problem]:
+def config_conflicts(config: Config) -> Iterator[Problem]:
     """Each value that the value of another key makes impossible."""
-    for section in (_of_run, _of_device, _of_data, _of_augment, _of_model, _of_loss, _of_optim, _of_schedule):
+    for section in (
+        _run_conflicts,
+        _device_conflicts,
+        _data_conflicts,
+        _augment_conflicts,
+        _model_conflicts,
+        _loss_conflicts,
+        _optim_conflicts,
+        _schedule_conflicts,
+    ):
         yield from section(config)
 
 
-def _of_run(config: Config) -> Iterator[Problem]:
+def _run_conflicts(config: Config) -> Iterator[Problem]:
     for key in ("resume", "requeue"):
         if getattr(config.run, key) and config.run.name is None:
             reason = "needs the name of the run to continue: give run.name (--name)"
             yield Problem(f"run.{key}", reason, others=("run.name",))
 
 
-def _of_device(config: Config) -> Iterator[Problem]:
+def _device_conflicts(config: Config) -> Iterator[Problem]:
     device = config.device
-    if (reason := problem_of_form(device.init_method)) is not None:
+    if (reason := init_method_problem(device.init_method)) is not None:
         yield Problem("device.init_method", reason)
     if device.static_graph and config.optim.accumulate > 1:
         # pytorch#143580: torch takes the passes without an exchange for the whole graph.
@@ -92,12 +101,12 @@ def _of_device(config: Config) -> Iterator[Problem]:
             yield Problem("precision.amp", reason, others=("device.parallel",))
 
 
-def _of_data(config: Config) -> Iterator[Problem]:
+def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
         reason = f"{data.dataset} needs the folder that it lies in: give data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",))
-    if data.pipeline == "memory" and is_own(data.dataset):
+    if data.pipeline == "memory" and is_user_code(data.dataset):
         reason = f"memory cannot hold {data.dataset}, which may draw each item anew; give stream or auto"
         yield Problem("data.pipeline", reason, others=("data.dataset",))
     if data.pipeline == "memory" and data.dataset == "folder" and config.augment.resized_crop:
@@ -116,7 +125,7 @@ def _of_data(config: Config) -> Iterator[Problem]:
         yield Problem("data.std", "must be greater than 0 for each channel")
 
 
-def _of_augment(config: Config) -> Iterator[Problem]:
+def _augment_conflicts(config: Config) -> Iterator[Problem]:
     augment = config.augment
     for key, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
         low, high = getattr(augment, key)
@@ -124,19 +133,19 @@ def _of_augment(config: Config) -> Iterator[Problem]:
             limit = " and at most 1" if most == 1.0 else ""
             yield Problem(f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller one first")
     for key in ("mixup", "cutmix"):
-        if 0 < getattr(augment, key) < LEAST_ALPHA:
-            yield Problem(f"augment.{key}", f"must be 0 for none, or at least {LEAST_ALPHA:g}")
+        if 0 < getattr(augment, key) < MIN_MIX_ALPHA:
+            yield Problem(f"augment.{key}", f"must be 0 for none, or at least {MIN_MIX_ALPHA:g}")
     if augment.resized_crop and augment.crop_padding:
         reason = "and augment.resized_crop are two ways to crop; keep one"
         yield Problem("augment.crop_padding", reason, others=("augment.resized_crop",))
 
 
-def _of_model(config: Config) -> Iterator[Problem]:
+def _model_conflicts(config: Config) -> Iterator[Problem]:
     model = config.model
     if (named := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
         yield Problem("model.name", f"{model.name} is given as model.name={named[2]} model.source={named[1]}")
     ours = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
-    if model.weights == "pretrained" and (ours or (model.source == "auto" and is_own(model.name))):
+    if model.weights == "pretrained" and (ours or (model.source == "auto" and is_user_code(model.name))):
         reason = f"there are no pretrained weights of {model.name}; give a file"
         yield Problem("model.weights", reason, others=("model.name", "model.source"))
     if model.sync_bn and config.device.parallel == "dp":
@@ -153,22 +162,22 @@ def _of_model(config: Config) -> Iterator[Problem]:
         yield Problem("model.compile_mode", reason, others=("model.compile", "optim.accumulate"))
 
 
-def sync_bn_problems(config: Config, ranks: int, *, on_gpu: bool) -> list[Problem]:
+def sync_bn_problems(config: Config, world_size: int, *, on_gpu: bool) -> list[Problem]:
     """Why `model.sync_bn` would synchronise nothing with so many ranks in all, known before any of them starts."""
     if not config.model.sync_bn:
         return []
     if not on_gpu:
         return [Problem("model.sync_bn", "needs GPUs: torch's SyncBatchNorm does not work on the CPU")]
-    if ranks == 1:
+    if world_size == 1:
         return [
             Problem("model.sync_bn", "one rank has nothing to synchronise with; train on more GPUs, or leave it out")
         ]
     return []
 
 
-def _of_loss(config: Config) -> Iterator[Problem]:
+def _loss_conflicts(config: Config) -> Iterator[Problem]:
     loss = config.loss
-    if is_own(loss.name):
+    if is_user_code(loss.name):
         for key, given in (
             ("label_smoothing", loss.label_smoothing > 0),
             ("class_weights", loss.class_weights != "none"),
@@ -178,9 +187,9 @@ def _of_loss(config: Config) -> Iterator[Problem]:
                 yield Problem(f"loss.{key}", reason, others=("loss.name",))
 
 
-def _of_optim(config: Config) -> Iterator[Problem]:
+def _optim_conflicts(config: Config) -> Iterator[Problem]:
     optim = config.optim
-    yield from torch_problems(optim)
+    yield from torch_optimizer_problems(optim)
     if optim.betas is not None and not all(0 <= beta < 1 for beta in optim.betas):
         yield Problem("optim.betas", "must each be at least 0 and less than 1")
     for name, factor in optim.layer_lr.items():
@@ -188,7 +197,7 @@ def _of_optim(config: Config) -> Iterator[Problem]:
             yield Problem("optim.layer_lr", f"the factor of {name} must be at least 0, not {factor:g}")
 
 
-def _of_schedule(config: Config) -> Iterator[Problem]:
+def _schedule_conflicts(config: Config) -> Iterator[Problem]:
     schedule, epochs = config.schedule, config.run.epochs
     if schedule.warmup_epochs > epochs:
         yield Problem("schedule.warmup_epochs", f"must be at most run.epochs ({epochs})", others=("run.epochs",))
@@ -212,7 +221,7 @@ def _of_schedule(config: Config) -> Iterator[Problem]:
             yield Problem("schedule.gamma", "must be less than 1 for schedule plateau", others=("schedule.name",))
 
 
-def _of_milestones(schedule: Schedule, epochs: int) -> Iterator[Problem]:
+def _of_milestones(schedule: ScheduleConfig, epochs: int) -> Iterator[Problem]:
     key, multistep = "schedule.milestones", schedule.name == "multistep"
     if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
         yield Problem(key, "must be whole numbers from 1 up, each greater than the one before")
@@ -223,23 +232,26 @@ def _of_milestones(schedule: Schedule, epochs: int) -> Iterator[Problem]:
         yield Problem(key, reason, others=("schedule.name", "schedule.by", "run.epochs"))
 
 
-FORMS = "auto, env://, tcp://HOST:PORT or file:///PATH"
+INIT_METHOD_FORMS = "auto, env://, tcp://HOST:PORT or file:///PATH"
 
 
-def problem_of_form(method: str) -> str | None:
+def init_method_problem(init_method: str) -> str | None:
     """What is wrong with the words of `device.init_method`, whatever machine they are for."""
-    if method in ("auto", "env://"):
+    if init_method in ("auto", "env://"):
         return None
-    scheme, separator, rest = method.partition("://")
+    scheme, separator, rest = init_method.partition("://")
     if not separator or scheme not in ("tcp", "file"):
-        return f"{method!r} is not allowed: must be {FORMS}{nearest(scheme, ('auto', 'env', 'tcp', 'file'))}"
+        return (
+            f"{init_method!r} is not allowed: must be "
+            f"{INIT_METHOD_FORMS}{did_you_mean(scheme, ('auto', 'env', 'tcp', 'file'))}"
+        )
     if scheme == "file":
         if not rest.startswith("/") or rest.endswith("/") or "?" in rest or "#" in rest:
-            return f"{method!r} is not allowed: must name a file by its whole path, such as file:///tmp/meeting"
+            return f"{init_method!r} is not allowed: must name a file by its whole path, such as file:///tmp/meeting"
         return None
     try:
-        url = urlsplit(method)
+        url = urlsplit(init_method)
         whole = url.hostname and url.port and not (url.path or url.query or url.fragment or url.username)
     except ValueError:
         whole = False
-    return None if whole else f"{method!r} is not allowed: must be tcp://HOST:PORT, with a port from 1 to 65535"
+    return None if whole else f"{init_method!r} is not allowed: must be tcp://HOST:PORT, with a port from 1 to 65535"

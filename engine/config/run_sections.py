@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import NAME, Section, Selection, Text
+from engine.config.section import RUN_NAME_PATTERN, GpuSelection, Section, Text
 
 
-class Run(Section):
-    name: Annotated[Text, Field(pattern=NAME, max_length=100)] | None = Field(
+class RunConfig(Section):
+    name: Annotated[Text, Field(pattern=RUN_NAME_PATTERN, max_length=100)] | None = Field(
         None, description="Name of the run and of its folder; made from the config's name and a number when left out."
     )
     epochs: int = Field(10, ge=1, le=10**9, description="Times that training goes through the data.")
@@ -41,8 +41,8 @@ class Run(Section):
     )
 
 
-class Device(Section):
-    gpus: Selection = Field(
+class DeviceConfig(Section):
+    gpus: GpuSelection = Field(
         "auto",
         min_length=1,
         description="GPUs to train on: auto (those that nobody computes on, else the CPU), all, cpu, free:N, "
@@ -78,7 +78,7 @@ class Device(Section):
     empty_cache: bool = Field(False, description="Give cached GPU memory back to the driver after each evaluation.")
 
 
-class Checkpoint(Section):
+class CheckpointConfig(Section):
     keep: int = Field(3, ge=1, description="Newest checkpoints kept beside the best.")
     every_epochs: int = Field(
         1, ge=1, description="Epochs between two checkpoints; the best so far and the last are saved as well."

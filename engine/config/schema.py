@@ -13,25 +13,25 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from engine.config.data_sections import Augment, Data
-from engine.config.run_sections import Checkpoint, Device, Run
+from engine.config.data_sections import AugmentConfig, DataConfig
+from engine.config.run_sections import CheckpointConfig, DeviceConfig, RunConfig
 from engine.config.section import Section
-from engine.config.training_sections import Loss, Model, Optim, Precision, Schedule
+from engine.config.training_sections import LossConfig, ModelConfig, OptimConfig, PrecisionConfig, ScheduleConfig
 
 
 class Config(Section):
     """Everything that a run depends on, and nothing else."""
 
-    run: Run = Field(Run(), description="The run itself.")
-    device: Device = Field(Device(), description="Where it trains.")
-    data: Data = Field(Data(), description="What it trains on, and how that is fed.")
-    augment: Augment = Field(Augment(), description="How training images are varied.")
-    model: Model = Field(Model(), description="What is trained.")
-    loss: Loss = Field(Loss(), description="What is made small.")
-    optim: Optim = Field(Optim(), description="How weights are changed.")
-    schedule: Schedule = Field(Schedule(), description="How the learning rate goes.")
-    precision: Precision = Field(Precision(), description="What numbers it computes with.")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="What is saved.")
+    run: RunConfig = Field(RunConfig(), description="The run itself.")
+    device: DeviceConfig = Field(DeviceConfig(), description="Where it trains.")
+    data: DataConfig = Field(DataConfig(), description="What it trains on, and how that is fed.")
+    augment: AugmentConfig = Field(AugmentConfig(), description="How training images are varied.")
+    model: ModelConfig = Field(ModelConfig(), description="What is trained.")
+    loss: LossConfig = Field(LossConfig(), description="What is made small.")
+    optim: OptimConfig = Field(OptimConfig(), description="How weights are changed.")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="How the learning rate goes.")
+    precision: PrecisionConfig = Field(PrecisionConfig(), description="What numbers it computes with.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="What is saved.")
 
 
 def sections() -> dict[str, type[Section]]:
@@ -46,14 +46,14 @@ def fields() -> Iterator[tuple[str, FieldInfo]]:
             yield f"{section}.{name}", field
 
 
-def is_text(field: FieldInfo) -> bool:
+def is_text_field(field: FieldInfo) -> bool:
     """Whether a field takes a name, a path or a selection, and not a number or one of a few words."""
     either = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else ()
     kinds = [field.annotation, *either]
     return any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in kinds)
 
 
-def describe(key: str) -> str:
+def describe_key(key: str) -> str:
     """The one-line description of `section.key`, with its default where it has one."""
     section, _, name = key.partition(".")
     field = sections()[section].model_fields[name]

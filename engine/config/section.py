@@ -12,7 +12,7 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _as_selection(value: object) -> object:
+def _as_gpu_selection(value: object) -> object:
     """`[0, 2]`, `0`, `"0,2"` and `"[0, 2]"` all name GPUs."""
     if isinstance(value, str):
         value = value.strip("[] ").split(",")
@@ -21,14 +21,14 @@ def _as_selection(value: object) -> object:
     return _as_text(value)
 
 
-def _or_empty(value: object) -> object:
+def _empty_if_none(value: object) -> object:
     """Names of parts of a model can be numbers to YAML."""
     if isinstance(value, dict):
         return {_as_text(key): part for key, part in value.items()}
     return {} if value is None else value
 
 
-def _as_names(value: object) -> object:
+def _as_name_prefixes(value: object) -> object:
     """`layer1,layer2` and `[layer1, layer2]` both name parts of a model."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = [value]
@@ -38,16 +38,16 @@ def _as_names(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
-Selection = Annotated[str, BeforeValidator(_as_selection)]
+GpuSelection = Annotated[str, BeforeValidator(_as_gpu_selection)]
 Floats = Annotated[tuple[float, ...], Strict(False)]
-Pair = Annotated[tuple[float, float], Strict(False)]
+FloatPair = Annotated[tuple[float, float], Strict(False)]
 # Left empty, as a key in YAML or a field in the form can be, they are so.
-Options = Annotated[dict[str, Any], BeforeValidator(_or_empty)]
-Factors = Annotated[dict[str, float], BeforeValidator(_or_empty)]
+Options = Annotated[dict[str, Any], BeforeValidator(_empty_if_none)]
+Factors = Annotated[dict[str, float], BeforeValidator(_empty_if_none)]
 # Code of the user's own: a module, and what is called in it.
-OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
-Own = Annotated[str, Field(pattern=OWN)]
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+USER_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+UserCodePath = Annotated[str, Field(pattern=USER_CODE_PATTERN)]
+RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class Section(BaseModel):

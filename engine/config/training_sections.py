@@ -6,20 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
-from engine.config.section import Factors, Options, Own, Pair, Section, Text, _as_names
+from engine.config.section import Factors, FloatPair, Options, Section, Text, UserCodePath, _as_name_prefixes
 
 BUILTIN_MODELS = ("cnn", "linear", "resnet18-small")
 
 
-_BY_EPOCH = {"step", "multistep", "exponential", "restarts", "plateau"}
+_EPOCH_SCHEDULES = {"step", "multistep", "exponential", "restarts", "plateau"}
 
 
-def by_epoch(schedule: Schedule) -> bool:
+def by_epoch(schedule: ScheduleConfig) -> bool:
     """Whether the rate changes only at the ends of epochs, and the schedule's numbers count them."""
-    return schedule.by == "epoch" or (schedule.by == "auto" and schedule.name in _BY_EPOCH)
+    return schedule.by == "epoch" or (schedule.by == "auto" and schedule.name in _EPOCH_SCHEDULES)
 
 
-def warmup_steps(schedule: Schedule, steps_per_epoch: int) -> int:
+def warmup_steps(schedule: ScheduleConfig, steps_per_epoch: int) -> int:
     return schedule.warmup_steps or round(schedule.warmup_epochs * steps_per_epoch)
 
 
@@ -40,10 +40,10 @@ OptimizerName = Literal[
 ]
 
 
-TimmName = Annotated[str, Field(pattern=r"^timm:\w+$")]
+TimmOptimizerName = Annotated[str, Field(pattern=r"^timm:\w+$")]
 
 
-class Model(Section):
+class ModelConfig(Section):
     name: Text = Field(
         "cnn",
         min_length=1,
@@ -61,7 +61,7 @@ class Model(Section):
         description="Weights to begin with: pretrained (the library's own), or a file (a state dict, a checkpoint of "
         "gputrain, safetensors); what does not fit is left out and listed.",
     )
-    freeze: Annotated[Literal["none", "backbone"] | tuple[str, ...], BeforeValidator(_as_names)] = Field(
+    freeze: Annotated[Literal["none", "backbone"] | tuple[str, ...], BeforeValidator(_as_name_prefixes)] = Field(
         "none",
         description="What does not train: none, backbone (all but the classifier), or beginnings of names such as "
         "[conv1, layer1].",
@@ -87,8 +87,8 @@ class Model(Section):
     init_std: float = Field(0.02, gt=0, description="Standard deviation of the weights for model.init normal.")
 
 
-class Loss(Section):
-    name: Literal["cross_entropy", "mse", "bce"] | Own = Field(
+class LossConfig(Section):
+    name: Literal["cross_entropy", "mse", "bce"] | UserCodePath = Field(
         "cross_entropy",
         description="Loss: cross_entropy, mse or bce (squared error and binary cross-entropy on one-hot labels), or "
         "your own code (module:name).",
@@ -99,8 +99,8 @@ class Loss(Section):
     )
 
 
-class Optim(Section):
-    name: OptimizerName | TimmName = Field(
+class OptimConfig(Section):
+    name: OptimizerName | TimmOptimizerName = Field(
         "sgd",
         description="Optimizer: one of torch's (muon trains matrices, and adamw the rest), or of timm's as timm:NAME.",
     )
@@ -115,7 +115,7 @@ class Optim(Section):
     nesterov: bool | None = Field(
         None, description="Nesterov's form of the momentum; when left out off for sgd, on for muon."
     )
-    betas: Pair | None = Field(
+    betas: FloatPair | None = Field(
         None, description="Decay rates of the running averages; the optimizer's own when left out."
     )
     eps: float | None = Field(
@@ -159,7 +159,7 @@ class Optim(Section):
     )
 
 
-class Schedule(Section):
+class ScheduleConfig(Section):
     name: Literal[
         "constant",
         "step",
@@ -208,7 +208,7 @@ class Schedule(Section):
     cooldown: int = Field(0, ge=0, description="Epochs after a fall of plateau that do not count.")
 
 
-class Precision(Section):
+class PrecisionConfig(Section):
     amp: Literal["off", "fp16", "bf16", "O0", "O1", "O2", "O3"] = Field(
         "off",
         description="Precision: off or O0 (float32), bf16 (autocast), fp16 or O1 (autocast and a gradient scaler), O2 "

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Config
-from engine.config.section import OWN
-from engine.utils.errors import Problem, UsageError, nearest
+from engine.config.section import USER_CODE_PATTERN
+from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.exits import signal_name
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 
-_PATIENCE = 120.0
+_IMPORT_TIMEOUT_S = 120.0
 
 
-def is_own(name: str | None) -> bool:
-    return name is not None and re.fullmatch(OWN, name) is not None
+def is_user_code(name: str | None) -> bool:
+    return name is not None and re.fullmatch(USER_CODE_PATTERN, name) is not None
 
 
-def own_names(config: Config) -> dict[str, str]:
+def user_code_names(config: Config) -> dict[str, str]:
     """Each key that names code of the user's own, with that name."""
     names: dict[str, str | None] = {
         "data.dataset": config.data.dataset,
@@ -31,10 +31,10 @@ def own_names(config: Config) -> dict[str, str]:
         "loss.name": config.loss.name,
         "augment.transform": config.augment.transform,
     }
-    return {key: name for key, name in names.items() if name is not None and is_own(name)}
+    return {key: name for key, name in names.items() if name is not None and is_user_code(name)}
 
 
-def load_own(key: str, name: str, folder: str | None) -> Any:
+def load_user_code(key: str, name: str, folder: str | None) -> Any:
     """What `name` stands for, imported from `folder` or the folder of this process. Raises UsageError for `key` where
     that fails, or finds something that cannot be called."""
     where = Path(folder or Path.cwd())
@@ -45,11 +45,11 @@ def load_own(key: str, name: str, folder: str | None) -> Any:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # A module of someone's own can fail in any way.
-        raise UsageError.one(key, f"{name}: {_why_not_imported(error, module, where)}") from error
+        raise UsageError.one(key, f"{name}: {_import_failure(error, module, where)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [word for word in dir(found) if not word.startswith("_")]
-            raise UsageError.one(key, f"{name}: {module} has no {attribute}{nearest(part, public)}")
+            raise UsageError.one(key, f"{name}: {module} has no {attribute}{did_you_mean(part, public)}")
         found = getattr(found, part)
     if not callable(found):
         raise UsageError.one(
@@ -58,20 +58,20 @@ def load_own(key: str, name: str, folder: str | None) -> Any:
     return found
 
 
-def _why_not_imported(error: BaseException, module: str, where: Path) -> str:
+def _import_failure(error: BaseException, module: str, folder: Path) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):
-        return f"{module} cannot be imported: {in_words(error, where)}"
-    if not where.is_dir():
-        return f"run.code names the folder {where}, and there is none"
+        return f"{module} cannot be imported: {describe_exception(error, folder)}"
+    if not folder.is_dir():
+        return f"run.code names the folder {folder}, and there is none"
     parent, _, last = missing.rpartition(".")
-    there = where.joinpath(*parent.split(".")) if parent else where
+    there = folder.joinpath(*parent.split(".")) if parent else folder
     names = sorted(path.stem for path in there.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file())
-    hint = nearest(last, names) or (f"; there are {', '.join(names[:10])}" if names else "")
-    return f"there is no module {missing} in {where}{hint} (run.code says where to look)"
+    hint = did_you_mean(last, names) or (f"; there are {', '.join(names[:10])}" if names else "")
+    return f"there is no module {missing} in {folder}{hint} (run.code says where to look)"
 
 
-def in_words(error: BaseException, folder: Path | str | None = None) -> str:
+def describe_exception(error: BaseException, folder: Path | str | None = None) -> str:
     """An exception that came out of the user's own code in one sentence, with the line of the code in `folder`, else of
     the last that is none of ours."""
     name = type(error).__name__
@@ -86,7 +86,7 @@ def in_words(error: BaseException, folder: Path | str | None = None) -> str:
     return f"{name}: {text}{place}" if text else f"{name}{place}"
 
 
-def kind_of(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """What code of the user's own gave: a dict, an ndarray of float32, 3 x 32 x 32."""
     name = type(value).__name__
     article = "an" if name[0].lower() in "aeio" or name == "ndarray" else "a"
@@ -96,13 +96,13 @@ def kind_of(value: Any) -> str:
     return f"{article} {name} of {str(value.dtype).removeprefix('torch.')}{shape}"
 
 
-def check_own(config: Config) -> list[Problem]:
+def check_user_code(config: Config) -> list[Problem]:
     """What is wrong with the user's own code that a config names, found out by a short-lived process: it may import
     torch, print, or end the process that imports it."""
-    names = own_names(config)
+    names = user_code_names(config)
     if not names:
         return []
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _IMPORT_TIMEOUT_S
     problems: list[Problem] = []
     with start_helper("engine.config.user_code", keep_stderr=False) as helper:
         helper.send({"names": names, "folder": config.run.code})
@@ -110,7 +110,9 @@ def check_own(config: Config) -> list[Problem]:
             try:
                 problems += [Problem(key, what) for what in helper.receive(deadline - time.monotonic())]
             except HelperTimeoutError:
-                found = f"is still being imported after {_PATIENCE:.0f} s; keep work out of the module's top level"
+                found = (
+                    f"is still being imported after {_IMPORT_TIMEOUT_S:.0f} s; keep work out of the module's top level"
+                )
                 return [*problems, Problem(key, f"{name} {found}")]
             except HelperExitedError as error:
                 code = error.exit_code or 0
@@ -120,14 +122,14 @@ def check_own(config: Config) -> list[Problem]:
 
 
 def main(parent: ParentPipe) -> None:
-    """The helper process of `check_own`: answers for each name with what is wrong with it."""
+    """The helper process of `check_user_code`: answers for each name with what is wrong with it."""
     # The user's folder stays as it is.
     sys.dont_write_bytecode = True
     request = parent.receive()
     for key, name in request["names"].items():
         found: list[str] = []
         try:
-            load_own(key, name, request["folder"])
+            load_user_code(key, name, request["folder"])
         except UsageError as error:
-            found = [problem.what for problem in error.problems]
+            found = [problem.message for problem in error.problems]
         parent.send(found)

@@ -9,25 +9,25 @@ from typing import Any
 import yaml
 
 
-class _Loader(yaml.SafeLoader):
+class _Yaml12Loader(yaml.SafeLoader):
     """YAML with the scalars of YAML 1.2: `off` is a word and `1e-3` a number. A key given twice is an error."""
 
 
-_Loader.yaml_implicit_resolvers = {
+_Yaml12Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":int", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
-_Loader.add_implicit_resolver(
+_Yaml12Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
+_Yaml12Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
 
 
-_Loader.add_implicit_resolver(
+_Yaml12Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
         r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
@@ -36,12 +36,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _construct_int(loader: _Yaml12Loader, node: yaml.ScalarNode) -> int:
     # The inherited reader takes 010 for octal.
     return int(str(loader.construct_scalar(node)))
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _construct_mapping(loader: _Yaml12Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
@@ -52,30 +52,33 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _int)
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def parse_yaml(text: str) -> Any:
     """Raises `yaml.YAMLError`."""
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - the loader is a SafeLoader
+        return yaml.load(text, _Yaml12Loader)  # noqa: S506 - the loader is a SafeLoader
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         # How its readers of numbers and dates answer what is none, such as `!!float` and `!!bool x`.
         raise yaml.YAMLError(f"a value cannot be read ({type(error).__name__}: {error})") from error
 
 
-class _Dumper(yaml.SafeDumper):
+class _QuotingDumper(yaml.SafeDumper):
     """Quotes a word that this reader, or one of YAML 1.1, would take for something else: `1e3` is a fine name."""
 
 
-_Dumper.yaml_implicit_resolvers = {
-    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_Loader.yaml_implicit_resolvers.get(first, [])]
-    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+_QuotingDumper.yaml_implicit_resolvers = {
+    first: [
+        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
+        *_Yaml12Loader.yaml_implicit_resolvers.get(first, []),
+    ]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Yaml12Loader.yaml_implicit_resolvers}
 }
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(dict(values), Dumper=_QuotingDumper, sort_keys=False, allow_unicode=True)

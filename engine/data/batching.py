@@ -6,56 +6,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.schema import Config
-from engine.data.sampler import Shares
-from engine.data.sources.base import Source
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.base import ImageSource
 from engine.utils.errors import Problem, UsageError
 
 # So large a share of the training images is not left out of each epoch without a word.
-MUCH_DROPPED = 0.1
+MAX_DROPPED_SHARE = 0.1
 
 
-def shares_of(config: Config, source: Source, world_size: int, rank: int = 0, devices_a_rank: int = 1) -> Shares:
+def build_sampler(
+    config: Config, source: ImageSource, world_size: int, rank: int = 0, devices_per_rank: int = 1
+) -> DistributedBatchSampler:
     """How the images of a source are dealt out under a config: `data.batch_size` at once to each device."""
-    return shares_of_counts(config, source.count("train"), source.count("val"), world_size, rank, devices_a_rank)
+    return build_sampler_from_counts(
+        config, source.num_images("train"), source.num_images("val"), world_size, rank, devices_per_rank
+    )
 
 
-def shares_of_counts(
-    config: Config, train: int, val: int, world_size: int, rank: int = 0, devices_a_rank: int = 1
-) -> Shares:
+def build_sampler_from_counts(
+    config: Config, train_images: int, val_images: int, world_size: int, rank: int = 0, devices_per_rank: int = 1
+) -> DistributedBatchSampler:
     """The same for so many images of the two parts."""
     data, seed, accumulate = config.data, config.run.seed, config.optim.accumulate
-    batch = data.batch * devices_a_rank
-    return Shares(train, val, batch, rank, world_size, data.drop_last, seed, accumulate, devices_a_rank)
+    batch = data.numeric_batch_size * devices_per_rank
+    return DistributedBatchSampler(
+        train_images, val_images, batch, rank, world_size, data.drop_last, seed, accumulate, devices_per_rank
+    )
 
 
-def problems_of_shares(shares: Shares) -> list[Problem]:
+def sampler_problems(sampler: DistributedBatchSampler) -> list[Problem]:
     """What is wrong where a part of the data comes to no step at all."""
     problems = []
-    if shares.steps_per_epoch == 0:
+    if sampler.steps_per_epoch == 0:
         problems.append(
             Problem(
                 "data.batch_size",
-                f"{shares.world_size} ranks with {shares.batch_size * shares.accumulate} images each take "
-                f"{shares.global_batch} a step, and there are {shares.train_images} for training; give a "
+                f"{sampler.world_size} ranks with {sampler.batch_size * sampler.accumulate} images each take "
+                f"{sampler.global_batch} a step, and there are {sampler.train_images} for training; give a "
                 "smaller batch or data.drop_last=false",
             )
         )
-    if shares.val_images == 0:
+    if sampler.val_images == 0:
         problems.append(Problem("data.val_split", "leaves no image for validation; give a larger share"))
     return problems
 
 
-def warnings_of_shares(shares: Shares) -> list[str]:
+def sampler_warnings(sampler: DistributedBatchSampler) -> list[str]:
     """What of the training images an epoch makes no use of, where that is much."""
-    if shares.dropped <= MUCH_DROPPED * shares.train_images:
+    if sampler.dropped_images <= MAX_DROPPED_SHARE * sampler.train_images:
         return []
     return [
-        f"{shares.dropped} of {shares.train_images} training images fill no step and are left out of each epoch; "
+        f"{sampler.dropped_images} of {sampler.train_images} training images fill no step and are left out of each "
+        "epoch; "
         "data.drop_last=false takes them too"
     ]
 
 
-def check_source(config: Config, source: Source, shares: Shares) -> None:
+def check_source(config: Config, source: ImageSource, sampler: DistributedBatchSampler) -> None:
     """Raises UsageError where the data and the config do not go together."""
     data, problems = config.data, []
     if data.num_classes is not None and data.num_classes != len(source.classes):
@@ -65,7 +72,7 @@ def check_source(config: Config, source: Source, shares: Shares) -> None:
                 f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; leave it out",
             )
         )
-    problems += problems_of_shares(shares)
+    problems += sampler_problems(sampler)
     channels = data.channels or source.format.channels
     for key in ("mean", "std"):
         given = getattr(data, key)
@@ -77,6 +84,6 @@ def check_source(config: Config, source: Source, shares: Shares) -> None:
         raise UsageError(problems)
 
 
-def class_counts(source: Source) -> NDArray[np.int64]:
+def class_counts(source: ImageSource) -> NDArray[np.int64]:
     """Training images of each class."""
-    return np.bincount(source.labels_of("train"), minlength=len(source.classes))
+    return np.bincount(source.get_labels("train"), minlength=len(source.classes))

@@ -9,71 +9,71 @@ from typing import Any
 
 import numpy as np
 
-from engine.config.loader import check
+from engine.config.loader import validate_config
 from engine.config.schema import Config
-from engine.config.user_code import is_own
-from engine.data.batching import check_source, shares_of
+from engine.config.user_code import is_user_code
+from engine.data.batching import build_sampler, check_source
 from engine.data.sampler import PARTS, BatchRequest
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.builtin import IMAGE_SETS, check_image_set
-from engine.data.sources.formats import image_format
+from engine.data.sources.builtin import TORCHVISION_DATASETS, check_torchvision_files
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import HelperError, HelperExitedError, HelperProcess, ParentPipe, start_helper
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageCounts:
     """Images of the training and the validation part."""
 
     train: int
     val: int
 
 
-def check_own_data(config: Config, ranks: int) -> None:
+def check_user_data_code(config: Config, world_size: int) -> None:
     """Raises UsageError where the user's own dataset or transform cannot be trained with: both are imported, and a
     training and a validation image made, in a process that is gone afterwards. Nothing is done where there is neither.
     """
-    if not is_own(config.data.dataset) and config.augment.transform is None:
+    if not is_user_code(config.data.dataset) and config.augment.transform is None:
         return
     try:
-        with _start() as helper:
-            helper.send({"config": config.model_dump(mode="json"), "ranks": ranks})
+        with _start_process() as helper:
+            helper.send({"config": config.model_dump(mode="json"), "ranks": world_size})
             told = helper.receive()
     except HelperExitedError as error:
-        key = "data.dataset" if is_own(config.data.dataset) else "augment.transform"
-        name = config.data.dataset if is_own(config.data.dataset) else config.augment.transform
+        key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
+        name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
         raise UsageError.one(
             key, f"{name} ended the process that tried it (exit code {error.exit_code}); try it by itself"
         ) from error
     _raise_problems(told)
 
 
-def count_images(config: Config) -> Images:
+def count_images(config: Config) -> ImageCounts:
     """Raises UsageError where the data cannot be used."""
-    if config.data.dataset in IMAGE_SETS:
-        check_image_set(config.data)
-        return Images(*IMAGE_SETS[config.data.dataset].counts)
+    if config.data.dataset in TORCHVISION_DATASETS:
+        check_torchvision_files(config.data)
+        return ImageCounts(*TORCHVISION_DATASETS[config.data.dataset].counts)
     source = open_source(config)
-    return Images(source.count("train"), source.count("val"))
+    return ImageCounts(source.num_images("train"), source.num_images("val"))
 
 
-def try_first_images(config: Config, ranks: int) -> Images:
+def try_first_images(config: Config, world_size: int) -> ImageCounts:
     """Raises UsageError where the first image of either part does not come through all that a run does with it."""
-    from engine.data.augment.augmentation import OwnTransformError
-    from engine.data.pipelines.loader import RequestedBatches
+    from engine.data.augment.augmentation import UserTransformError
+    from engine.data.pipelines.loader import BatchDataset
 
     source = open_source(config)
-    check_source(config, source, shares_of(config, source, ranks))
-    batches = RequestedBatches(source, config, image_format(config, source))
+    check_source(config, source, build_sampler(config, source, world_size))
+    batches = BatchDataset(source, config, model_input_format(config, source))
     for part in PARTS:
         try:
             batches[BatchRequest(part, 1, np.array([0]))]
         except UnreadableImageError as error:
             raise UsageError.one("data.dataset", str(error)) from error
-        except OwnTransformError as error:
+        except UserTransformError as error:
             raise UsageError.one("augment.transform", str(error).removeprefix("augment.transform ")) from error
-    return Images(source.count("train"), source.count("val"))
+    return ImageCounts(source.num_images("train"), source.num_images("val"))
 
 
 def main(parent: ParentPipe) -> None:
@@ -81,31 +81,31 @@ def main(parent: ParentPipe) -> None:
     images there are, or what is wrong with them."""
     request = parent.receive()
     try:
-        config, ranks = check(request["config"]), request["ranks"]
+        config, ranks = validate_config(request["config"]), request["ranks"]
         images = count_images(config) if ranks is None else try_first_images(config, ranks)
         parent.send({"train": images.train, "val": images.val})
     except UsageError as error:
-        parent.send({"problems": [[problem.where, problem.what] for problem in error.problems]})
+        parent.send({"problems": [[problem.location, problem.message] for problem in error.problems]})
 
 
-def _start() -> HelperProcess:
+def _start_process() -> HelperProcess:
     return start_helper("engine.data.inspection_process", keep_stderr=False)
 
 
-def _raise_problems(told: Mapping[str, Any]) -> None:
-    if "problems" in told:
-        raise UsageError([Problem(where, what) for where, what in told["problems"]])
+def _raise_problems(reply: Mapping[str, Any]) -> None:
+    if "problems" in reply:
+        raise UsageError([Problem(where, what) for where, what in reply["problems"]])
 
 
-class DataLook:
+class DataInspection:
     """A look at the data of one config."""
 
     def __init__(self, config: Config) -> None:
-        self._helper = _start()
+        self._helper = _start_process()
         run = {"seed": config.run.seed, "code": config.run.code}
         self._helper.send({"config": {"data": config.data.model_dump(mode="json"), "run": run}, "ranks": None})
 
-    def wait(self) -> Images | None:
+    def wait(self) -> ImageCounts | None:
         """The images; None where the look was given up. Raises UsageError where the data cannot be used."""
         try:
             with self._helper:
@@ -113,7 +113,7 @@ class DataLook:
         except HelperError:
             return None
         _raise_problems(told)
-        return Images(told["train"], told["val"])
+        return ImageCounts(told["train"], told["val"])
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         self._helper.kill()

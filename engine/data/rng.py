@@ -11,18 +11,18 @@ from typing import SupportsInt
 import numpy as np
 import torch
 
-Seed = Callable[[SupportsInt], None]
+SeedFunction = Callable[[SupportsInt], None]
 
 
 @contextmanager
-def library_draws() -> Iterator[Seed]:
+def fork_torch_rng() -> Iterator[SeedFunction]:
     """Gives what seeds torch's generator of the CPU, which is all that torchvision draws from; GPUs' are left alone."""
     with torch.random.fork_rng(devices=[]):
         yield _seed_torch
 
 
 @contextmanager
-def own_draws() -> Iterator[Seed]:
+def fork_all_rngs() -> Iterator[SeedFunction]:
     """The same with Python's and NumPy's, from which the user's own code may draw as well."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -34,7 +34,7 @@ def own_draws() -> Iterator[Seed]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def single_torch_thread() -> Iterator[None]:
     """torch computes in one thread, as it does in a loader process: the mean of a large image depends on how many
     threads take it, in its last bits."""
     threads = torch.get_num_threads()

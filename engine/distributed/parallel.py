@@ -9,17 +9,19 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from engine.config.run_sections import Device
-from engine.data.sampler import Shares
+from engine.config.run_sections import DeviceConfig
+from engine.data.sampler import DistributedBatchSampler
 from engine.optim.lazy_dynamo import dynamo_stub
 
 
-def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank: int, ranks: int) -> nn.Module:
+def wrap_model(
+    model: nn.Module, config: DeviceConfig, device: torch.device, devices_per_rank: int, world_size: int
+) -> nn.Module:
     """The module that a step is trained through: for one rank the model itself, whose gradients nobody waits for. DDP
-    goes without the buffers' round in every forward: they are shared where they are needed, see `share_buffers`."""
+    goes without the buffers' round in every forward: they are shared where they are needed, see `broadcast_buffers`."""
     if config.parallel == "dp":
-        return DataParallel(model, device_ids=list(range(devices_a_rank)))
-    if ranks == 1:
+        return DataParallel(model, device_ids=list(range(devices_per_rank)))
+    if world_size == 1:
         return model
     known = inspect.signature(DistributedDataParallel).parameters
     off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -34,7 +36,7 @@ def wrap(model: nn.Module, config: Device, device: torch.device, devices_a_rank:
         )
 
 
-def images_to_try(shares: Shares) -> int:
+def warmup_batch_size(sampler: DistributedBatchSampler) -> int:
     """Images by which to see whether a model can train on the smallest batch of a rank: no more than two a device say
     it, but for DataParallel, which deals a batch out unevenly."""
-    return shares.smallest_batch if shares.devices_a_rank > 1 else min(shares.smallest_batch, 2)
+    return sampler.min_batch_size if sampler.devices_per_rank > 1 else min(sampler.min_batch_size, 2)

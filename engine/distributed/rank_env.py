@@ -10,11 +10,11 @@ from typing import Literal
 from engine.utils.errors import UsageError
 
 Launcher = Literal["spawn", "env", "slurm"]
-TORCHRUN_SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """Ranks count from 0; the local ones are those of this host."""
 
     rank: int
@@ -23,12 +23,12 @@ class Seat:
     local_world_size: int
 
 
-def find_launcher(asked: Launcher | Literal["auto"], environ: Mapping[str, str]) -> Launcher:
+def detect_launcher(requested: Launcher | Literal["auto"], environ: Mapping[str, str]) -> Launcher:
     """Who starts the ranks. torchrun is known by its whole set of variables; srun by a step of several tasks, since the
     shell of an sbatch script has SLURM_PROCID too."""
-    if asked != "auto":
-        return asked
-    if all(environ.get(name) for name in TORCHRUN_SET):
+    if requested != "auto":
+        return requested
+    if all(environ.get(name) for name in TORCHRUN_VARIABLES):
         return "env"
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     if environ.get("SLURM_STEP_ID") and tasks.isdecimal() and int(tasks) > 1:
@@ -36,32 +36,32 @@ def find_launcher(asked: Launcher | Literal["auto"], environ: Mapping[str, str])
     return "spawn"
 
 
-def seat_from_environment(launcher: Launcher, environ: Mapping[str, str]) -> tuple[Seat, dict[str, str]]:
+def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]:
     """The seat that torchrun or srun gave this process, and the variables by which torch finds the others. Raises
     UsageError where a variable is missing or no number."""
     if launcher == "env":
-        rank, world = _number(environ, "RANK", launcher), _number(environ, "WORLD_SIZE", launcher)
-        local = _number(environ, "LOCAL_RANK", launcher)
-        _number(environ, "MASTER_PORT", launcher)
-        return Seat(rank, world, local, _number(environ, "LOCAL_WORLD_SIZE", launcher, default=world)), {}
-    rank, local = _number(environ, "SLURM_PROCID", launcher), _number(environ, "SLURM_LOCALID", launcher)
+        rank, world = _int_from_env(environ, "RANK", launcher), _int_from_env(environ, "WORLD_SIZE", launcher)
+        local = _int_from_env(environ, "LOCAL_RANK", launcher)
+        _int_from_env(environ, "MASTER_PORT", launcher)
+        return RankInfo(rank, world, local, _int_from_env(environ, "LOCAL_WORLD_SIZE", launcher, default=world)), {}
+    rank, local = _int_from_env(environ, "SLURM_PROCID", launcher), _int_from_env(environ, "SLURM_LOCALID", launcher)
     world_variable = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    world = _number(environ, world_variable, launcher)
+    world = _int_from_env(environ, world_variable, launcher)
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    address = environ.get("MASTER_ADDR") or (first_host(nodes) if nodes else None)
+    address = environ.get("MASTER_ADDR") or (first_slurm_host(nodes) if nodes else None)
     if address is None:
         raise UsageError.one("--launcher slurm", "SLURM_STEP_NODELIST is not set; start with srun, or set MASTER_ADDR")
     variables = {
         "MASTER_ADDR": address,
-        "MASTER_PORT": environ.get("MASTER_PORT") or str(step_port(environ)),
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(slurm_step_port(environ)),
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(local),
     }
-    return Seat(rank, world, local, local_tasks(environ, world)), variables
+    return RankInfo(rank, world, local, slurm_local_world_size(environ, world)), variables
 
 
-def _number(environ: Mapping[str, str], name: str, launcher: Launcher, default: int | None = None) -> int:
+def _int_from_env(environ: Mapping[str, str], name: str, launcher: Launcher, default: int | None = None) -> int:
     """The number in an environment variable, or ``default`` where it is not set. Raises UsageError."""
     value = environ.get(name, "")
     if not value and default is not None:
@@ -76,27 +76,27 @@ def _number(environ: Mapping[str, str], name: str, launcher: Launcher, default: 
     return int(value)
 
 
-def first_host(nodes: str) -> str:
+def first_slurm_host(node_list: str) -> str:
     """The first host of SLURM's list: `gpu[07-09,12],login` begins with gpu07."""
-    first = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", nodes)
+    first = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", node_list)
     if first is None:
-        return nodes
+        return node_list
     prefix, ranges, suffix = first[1], first[2], first[3]
     return prefix + (re.split(r"[-,]", ranges)[0] if ranges else "") + suffix
 
 
-def step_port(environ: Mapping[str, str]) -> int:
+def slurm_step_port(environ: Mapping[str, str]) -> int:
     """A port that every task of a step works out alike and that other jobs and steps are unlikely to take: above the
     registered ports, below Linux's ephemeral ones. Raises UsageError."""
-    job, step = (_number(environ, name, "slurm", default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    job, step = (_int_from_env(environ, name, "slurm", default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return 20000 + (job * 31 + step) % 12000
 
 
-def local_tasks(environ: Mapping[str, str], world: int) -> int:
+def slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
     """Tasks of the step on this host, from `SLURM_STEP_TASKS_PER_NODE` such as `4(x2),3`. Raises UsageError."""
     counts: list[int] = []
     for part in (environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or "").split(","):
         if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
             counts += [int(found[1])] * int(found[2] or 1)
-    node = _number(environ, "SLURM_NODEID", "slurm", default=0)
-    return counts[node] if node < len(counts) else world
+    node = _int_from_env(environ, "SLURM_NODEID", "slurm", default=0)
+    return counts[node] if node < len(counts) else world_size

@@ -14,83 +14,89 @@ from urllib.parse import urlsplit
 import psutil
 
 from engine.config.schema import Config
-from engine.distributed.rank_env import Seat
+from engine.distributed.rank_env import RankInfo
 from engine.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-KEY = "device.init_method"
+INIT_METHOD_KEY = "device.init_method"
 # Clocks of a file server and of its hosts may differ by so much.
-CLOCK_SECONDS = 5.0
+MAX_CLOCK_SKEW_SECONDS = 5.0
 
 
-def check_meeting_point(method: str, environ: Mapping[str, str]) -> None:
+def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
     """Raises UsageError where the ranks that this process is about to spawn could not meet so."""
-    if method.startswith("file://"):
-        _check_file(_path(method))
-    elif method != "auto":
-        _check_address(*_address(method, environ))
+    if init_method.startswith("file://"):
+        _check_rendezvous_file(_file_path(init_method))
+    elif init_method != "auto":
+        _check_can_listen(*_host_and_port(init_method, environ))
 
 
-def check_launched_meeting_point(method: str, environ: Mapping[str, str], rank: int) -> None:
+def check_external_rendezvous(init_method: str, environ: Mapping[str, str], rank: int) -> None:
     """The same for a rank that a launcher started, which others may be ahead of. Raises UsageError."""
-    if method.startswith("file://"):
+    if init_method.startswith("file://"):
         if int(environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0:
             why = "ranks that torchrun starts again would find what those before them wrote; give it --max-restarts 0"
-            raise UsageError.one(KEY, f"{why}, or leave {KEY} out")
-        _check_file(_path(method), psutil.Process(os.getppid()).create_time() - CLOCK_SECONDS)
-    elif method.startswith("tcp://") and rank == 0:
-        host, port = _address(method, environ)
+            raise UsageError.one(INIT_METHOD_KEY, f"{why}, or leave {INIT_METHOD_KEY} out")
+        _check_rendezvous_file(
+            _file_path(init_method), psutil.Process(os.getppid()).create_time() - MAX_CLOCK_SKEW_SECONDS
+        )
+    elif init_method.startswith("tcp://") and rank == 0:
+        host, port = _host_and_port(init_method, environ)
         torchruns = (environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")) == (host, str(port))
         if not (torchruns and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
-            _check_address(host, port)
+            _check_can_listen(host, port)
 
 
-def open_store(config: Config, seat: Seat) -> Store:
+def open_store(config: Config, rank_info: RankInfo) -> Store:
     """Where this rank meets the others. Raises torch's errors where they do not come within `device.timeout`."""
     import torch.distributed as dist
 
     method, timeout = config.device.init_method, timedelta(seconds=config.device.timeout)
     url = "env://" if method == "auto" else method
-    store: Store = next(dist.rendezvous(url, seat.rank, seat.world_size, timeout=timeout))[0]
+    store: Store = next(dist.rendezvous(url, rank_info.rank, rank_info.world_size, timeout=timeout))[0]
     store.set_timeout(timeout)
     return store
 
 
-def clear_meeting_point(method: str) -> None:
+def remove_rendezvous_file(init_method: str) -> None:
     """Take away the file by which the ranks of a run met: the next ones would take it for theirs, and hang."""
-    if method.startswith("file://"):
+    if init_method.startswith("file://"):
         with suppress(OSError):
-            _path(method).unlink()
+            _file_path(init_method).unlink()
 
 
-def _path(method: str) -> Path:
-    return Path(method.removeprefix("file://"))
+def _file_path(init_method: str) -> Path:
+    return Path(init_method.removeprefix("file://"))
 
 
-def _address(method: str, environ: Mapping[str, str]) -> tuple[str, int]:
-    if method == "env://":
+def _host_and_port(init_method: str, environ: Mapping[str, str]) -> tuple[str, int]:
+    if init_method == "env://":
         host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
         if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
             shown = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
-            raise UsageError.one(KEY, f"env:// needs an address and a port in the environment, which has {shown}")
+            raise UsageError.one(
+                INIT_METHOD_KEY, f"env:// needs an address and a port in the environment, which has {shown}"
+            )
         return host, int(port)
-    url = urlsplit(method)
+    url = urlsplit(init_method)
     return str(url.hostname), int(url.port or 0)
 
 
-def _check_file(path: Path, since: float | None = None) -> None:
-    """One written after `since` may be of other ranks of this run."""
+def _check_rendezvous_file(path: Path, allowed_since: float | None = None) -> None:
+    """One written after `allowed_since` may be of other ranks of this run."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError.one(KEY, f"{path.parent} is no folder that can be written to; give another file")
+        raise UsageError.one(INIT_METHOD_KEY, f"{path.parent} is no folder that can be written to; give another file")
     with suppress(FileNotFoundError):
-        if since is None or not path.is_file() or path.stat().st_mtime < since:
+        if allowed_since is None or not path.is_file() or path.stat().st_mtime < allowed_since:
             path.lstat()
-            raise UsageError.one(KEY, f"{path} exists, perhaps from an earlier run; remove it or give another file")
+            raise UsageError.one(
+                INIT_METHOD_KEY, f"{path} exists, perhaps from an earlier run; remove it or give another file"
+            )
 
 
-def _check_address(host: str, port: int) -> None:
+def _check_can_listen(host: str, port: int) -> None:
     """Rank 0 listens there, which is of this host."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -98,7 +104,8 @@ def _check_address(host: str, port: int) -> None:
             probe.bind((address[0], 0))
     except OSError as error:
         raise UsageError.one(
-            KEY, f"{host} is no address of this host, on which rank 0 is ({error.strerror}); give one that is"
+            INIT_METHOD_KEY,
+            f"{host} is no address of this host, on which rank 0 is ({error.strerror}); give one that is",
         ) from error
     try:
         with socket.socket(family, kind, protocol) as probe:
@@ -107,4 +114,6 @@ def _check_address(host: str, port: int) -> None:
             probe.bind(("", port))
             probe.listen()
     except OSError as error:
-        raise UsageError.one(KEY, f"port {port} cannot be had here ({error.strerror}); give another") from error
+        raise UsageError.one(
+            INIT_METHOD_KEY, f"port {port} cannot be had here ({error.strerror}); give another"
+        ) from error

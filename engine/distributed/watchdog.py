@@ -14,102 +14,102 @@ from enum import IntEnum
 _SLOT = struct.Struct("qqq")
 
 
-class Place(IntEnum):
+class Phase(IntEnum):
     """What a rank does. All ranks come through the same places in the same order."""
 
-    SETTING_UP = 0
+    SETUP = 0
     DATA = 1
     FORWARD = 2
     BACKWARD = 3
     EVALUATION = 4
-    MEETING = 5
-    SAVING = 6
-    PAUSE = 7
+    REDUCE_METRICS = 5
+    CHECKPOINT = 6
+    PAUSED = 7
 
     @property
-    def words(self) -> str:
-        return _WORDS[self]
+    def label(self) -> str:
+        return _LABELS[self]
 
 
-_WORDS = {
-    Place.SETTING_UP: "setting up",
-    Place.DATA: "waiting for data",
-    Place.FORWARD: "in the forward pass",
-    Place.BACKWARD: "in the backward pass",
-    Place.EVALUATION: "in the evaluation",
-    Place.MEETING: "adding up over the ranks",
-    Place.SAVING: "saving a checkpoint",
-    Place.PAUSE: "paused",
+_LABELS = {
+    Phase.SETUP: "setting up",
+    Phase.DATA: "waiting for data",
+    Phase.FORWARD: "in the forward pass",
+    Phase.BACKWARD: "in the backward pass",
+    Phase.EVALUATION: "in the evaluation",
+    Phase.REDUCE_METRICS: "adding up over the ranks",
+    Phase.CHECKPOINT: "saving a checkpoint",
+    Phase.PAUSED: "paused",
 }
 
 
 @dataclass(frozen=True)
-class Beat:
-    """A rank has done `step` steps, and came since to its `count`-th place."""
+class Heartbeat:
+    """A rank has done `step` steps, and came since to its `phase_count`-th place."""
 
     step: int = 0
-    count: int = 0
-    place: Place = Place.SETTING_UP
+    phase_count: int = 0
+    phase: Phase = Phase.SETUP
 
 
-class Beats:
-    """One beat a rank, in memory that has no name and goes with the last process that has it. `handle` is that of
+class Heartbeats:
+    """One beat a rank, in memory that has no name and goes with the last process that has it. `fd` is that of
     another process's, received from it."""
 
-    def __init__(self, ranks: int, handle: int | None = None) -> None:
-        self._ranks = ranks
-        self.handle = os.memfd_create("gputrain-beats") if handle is None else handle
-        if handle is None:
-            os.ftruncate(self.handle, ranks * _SLOT.size)
-        self._memory = mmap.mmap(self.handle, ranks * _SLOT.size)
+    def __init__(self, num_ranks: int, fd: int | None = None) -> None:
+        self._num_ranks = num_ranks
+        self.fd = os.memfd_create("gputrain-beats") if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, num_ranks * _SLOT.size)
+        self._memory = mmap.mmap(self.fd, num_ranks * _SLOT.size)
 
-    def mark(self, rank: int, step: int, count: int, place: Place) -> None:
-        _SLOT.pack_into(self._memory, rank * _SLOT.size, step, count, place)
+    def write(self, rank: int, step: int, phase_count: int, phase: Phase) -> None:
+        _SLOT.pack_into(self._memory, rank * _SLOT.size, step, phase_count, phase)
 
-    def read(self) -> list[Beat]:
-        slots = (_SLOT.unpack_from(self._memory, rank * _SLOT.size) for rank in range(self._ranks))
-        return [Beat(step, count, Place(place)) for step, count, place in slots]
+    def read(self) -> list[Heartbeat]:
+        slots = (_SLOT.unpack_from(self._memory, rank * _SLOT.size) for rank in range(self._num_ranks))
+        return [Heartbeat(step, count, Phase(place)) for step, count, place in slots]
 
     def close(self) -> None:
         self._memory.close()
-        os.close(self.handle)
+        os.close(self.fd)
 
 
-class Marker:
+class HeartbeatWriter:
     """A rank's own beat."""
 
-    def __init__(self, beats: Beats, rank: int) -> None:
-        self._beats, self._rank = beats, rank
-        self._step = self._count = 0
+    def __init__(self, heartbeats: Heartbeats, rank: int) -> None:
+        self._heartbeats, self._rank = heartbeats, rank
+        self._step = self._phase_count = 0
 
-    def at(self, step: int, place: Place) -> None:
-        self._count = self._count + 1 if step == self._step else 0
+    def enter_phase(self, step: int, phase: Phase) -> None:
+        self._phase_count = self._phase_count + 1 if step == self._step else 0
         self._step = step
-        self._beats.mark(self._rank, step, self._count, place)
+        self._heartbeats.write(self._rank, step, self._phase_count, phase)
 
 
 class Watchdog:
-    """Knows for how long no rank has moved. `limit` is in seconds, 0 for none. It does not count while a rank is at
-    the place `except_at`."""
+    """Knows for how long no rank has moved. `timeout_s` is in seconds, 0 for none. It does not count while a rank is at
+    the place `exempt_phase`."""
 
-    def __init__(self, beats: Beats, limit: float, except_at: Place = Place.SETTING_UP) -> None:
-        self._beats, self.limit, self._except_at = beats, limit, except_at
-        self._seen: list[Beat] = []
-        self._since = time.monotonic()
+    def __init__(self, heartbeats: Heartbeats, timeout_s: float, exempt_phase: Phase = Phase.SETUP) -> None:
+        self._heartbeats, self.timeout_s, self._exempt_phase = heartbeats, timeout_s, exempt_phase
+        self._last_seen: list[Heartbeat] = []
+        self._last_change = time.monotonic()
 
-    def expired(self) -> list[Beat] | None:
+    def expired(self) -> list[Heartbeat] | None:
         """Where the ranks stand once the limit has passed."""
-        beats, now = self._beats.read(), time.monotonic()
-        if beats != self._seen or any(beat.place is self._except_at for beat in beats):
-            self._seen, self._since = beats, now
-        return beats if 0 < self.limit < now - self._since else None
+        heartbeats, now = self._heartbeats.read(), time.monotonic()
+        if heartbeats != self._last_seen or any(beat.phase is self._exempt_phase for beat in heartbeats):
+            self._last_seen, self._last_change = heartbeats, now
+        return heartbeats if 0 < self.timeout_s < now - self._last_change else None
 
 
-def behind(beats: Mapping[int, Beat]) -> list[int]:
+def lagging_ranks(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
     """The ranks that the others wait for: who has come the least far."""
-    least = min((beat.step, beat.count) for beat in beats.values())
-    return [rank for rank, beat in beats.items() if (beat.step, beat.count) == least]
+    least = min((beat.step, beat.phase_count) for beat in heartbeats.values())
+    return [rank for rank, beat in heartbeats.items() if (beat.step, beat.phase_count) == least]
 
 
-def standing(beat: Beat) -> str:
-    return f"it has done {beat.step} steps and is {beat.place.words}"
+def describe_progress(heartbeat: Heartbeat) -> str:
+    return f"it has done {heartbeat.step} steps and is {heartbeat.phase.label}"

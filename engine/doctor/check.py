@@ -7,8 +7,8 @@ from typing import Literal
 
 from engine.utils.host import Shortage
 
-Area = Literal["machine", "GPUs", "torch", "run"]
-State = Literal["ok", "warning", "problem", "unknown"]
+CheckArea = Literal["machine", "GPUs", "torch", "run"]
+CheckState = Literal["ok", "warning", "problem", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Check:
     """What was `found`, and where that is not well the `advice`: a problem keeps runs from training as they should, a
     warning may. `gpu` is the index of the GPU that it is about."""
 
-    area: Area
+    area: CheckArea
     name: str
-    state: State
+    state: CheckState
     found: str
     advice: str = ""
     gpu: int | None = None
@@ -28,8 +28,8 @@ class Check:
         return {key: value for key, value in asdict(self).items() if key != "gpu"}
 
 
-def short_of(area: Area, name: str, shortage: Shortage | None, enough: str) -> Check:
+def shortage_check(area: CheckArea, name: str, shortage: Shortage | None, ok_message: str) -> Check:
     """A warning where there is a shortage."""
     if shortage is None:
-        return Check(area, name, "ok", enough)
+        return Check(area, name, "ok", ok_message)
     return Check(area, name, "warning", shortage.found, shortage.advice)

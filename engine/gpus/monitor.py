@@ -7,25 +7,25 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from engine.gpus.snapshot import Reading, Snapshot, Wants
-from engine.gpus.start_sampler import start_sampler, started_ahead
+from engine.gpus.snapshot import Reading, SamplerOptions, Snapshot
+from engine.gpus.start_sampler import start_sampler, take_prestarted_sampler
 from engine.utils.errors import UsageError
-from engine.utils.files import expand
+from engine.utils.files import expand_user
 from engine.utils.helper_process import HelperExitedError, HelperProcess, HelperTimeoutError
 
-REPLAY = "replay:"
+REPLAY_PREFIX = "replay:"
 # A sampler that ended is started again after so long, and ever more rarely while there is no driver.
-RESTART_SECONDS = 1.0
-MOST_RESTART_SECONDS = 60.0
+RESTART_DELAY_SECONDS = 1.0
+MAX_RESTART_DELAY_SECONDS = 60.0
 # So long it may be silent before another takes its place.
-SILENT_SECONDS = 15.0
-END_SECONDS = 0.2
+UNRESPONSIVE_SECONDS = 15.0
+KILL_WAIT_SECONDS = 0.2
 
 
-class Monitor(Protocol):
+class GpuMonitor(Protocol):
     """Snapshots, as they come."""
 
-    def read(self, seconds: float) -> Snapshot | None:
+    def read(self, timeout_s: float) -> Snapshot | None:
         """The newest snapshot that came since the last call; waits at most so long for one."""
 
     def latest(self) -> Snapshot | None:
@@ -40,51 +40,51 @@ def recording_path() -> Path | None:
     given = os.environ.get("GPUTRAIN_NVML", "")
     if not given:
         return None
-    if not given.startswith(REPLAY) or given == REPLAY:
+    if not given.startswith(REPLAY_PREFIX) or given == REPLAY_PREFIX:
         raise UsageError.one("GPUTRAIN_NVML", f"{given!r} is not known; give replay:FILE, or leave it out")
-    return expand(given.removeprefix(REPLAY))
+    return expand_user(given.removeprefix(REPLAY_PREFIX))
 
 
 class DriverMonitor:
     """Starts the sampler, reads it, and starts another where it has ended: the driver may be back."""
 
-    def __init__(self, wants: Wants, process: HelperProcess | None = None) -> None:
-        self._wants = wants
+    def __init__(self, options: SamplerOptions, process: HelperProcess | None = None) -> None:
+        self._options = options
         self._latest: Snapshot | None = None
-        self._process: HelperProcess | None = process or start_sampler(wants.to_line())
-        self._started = self._heard = time.monotonic()
-        self._pause = RESTART_SECONDS
+        self._process: HelperProcess | None = process or start_sampler(options.to_line())
+        self._started_at = self._last_received_at = time.monotonic()
+        self._restart_delay_s = RESTART_DELAY_SECONDS
         self._closed = False
 
     def _start(self) -> None:
-        self._process = start_sampler(self._wants.to_line())
-        self._started = self._heard = time.monotonic()
+        self._process = start_sampler(self._options.to_line())
+        self._started_at = self._last_received_at = time.monotonic()
 
     def read(self, seconds: float) -> Snapshot | None:
         deadline = time.monotonic() + seconds
         while True:
-            news = self._drain(max(deadline - time.monotonic(), 0.0))
+            news = self._receive(max(deadline - time.monotonic(), 0.0))
             if news is None:
-                self._restart_where_needed()
+                self._restart_if_needed()
             if news is not None or time.monotonic() >= deadline:
                 return news
 
-    def _drain(self, seconds: float) -> Snapshot | None:
+    def _receive(self, timeout_s: float) -> Snapshot | None:
         if self._process is None:
-            time.sleep(min(seconds, 0.1))
+            time.sleep(min(timeout_s, 0.1))
             return None
         try:
-            line = self._process.read_lines(min(seconds, 0.5))[-1]
+            line = self._process.read_lines(min(timeout_s, 0.5))[-1]
         except HelperTimeoutError:
             return None
         except HelperExitedError as error:
             self._process.close(0.0)
             self._process = None
             return self._ended(error.exit_code)
-        self._heard = time.monotonic()
+        self._last_received_at = time.monotonic()
         self._latest = Snapshot.from_line(line)
         if self._latest.error is None:
-            self._pause = RESTART_SECONDS
+            self._restart_delay_s = RESTART_DELAY_SECONDS
         return self._latest
 
     def _ended(self, code: int | None) -> Snapshot | None:
@@ -94,18 +94,18 @@ class DriverMonitor:
         from engine.utils.exits import signal_name
 
         how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        self._latest = _failed(f"the process that asks the NVIDIA driver {how}")
+        self._latest = _error_snapshot(f"the process that asks the NVIDIA driver {how}")
         return self._latest
 
-    def _restart_where_needed(self) -> None:
+    def _restart_if_needed(self) -> None:
         now = time.monotonic()
         if self._closed:
             return
         if self._process is None:
-            if now - self._started >= self._pause:
-                self._pause = min(2 * self._pause, MOST_RESTART_SECONDS)
+            if now - self._started_at >= self._restart_delay_s:
+                self._restart_delay_s = min(2 * self._restart_delay_s, MAX_RESTART_DELAY_SECONDS)
                 self._start()
-        elif now - self._heard > SILENT_SECONDS + self._wants.period:
+        elif now - self._last_received_at > UNRESPONSIVE_SECONDS + self._options.period:
             # Killed, it may still hang inside the driver: another is started only when it is really gone.
             self._process.kill()
             if self._process.exit_code() is not None:
@@ -115,31 +115,31 @@ class DriverMonitor:
         if self._latest is None:
             return None
         # By a clock that nobody sets.
-        now = self._latest.time + time.monotonic() - self._heard
-        return self._latest.silent(now, self._wants.patience)
+        now = self._latest.time + time.monotonic() - self._last_received_at
+        return self._latest.as_of(now, self._options.stale_after_s)
 
     def close(self) -> None:
         self._closed = True
         process, self._process = self._process, None
         if process is not None:
-            process.close(END_SECONDS)
+            process.close(KILL_WAIT_SECONDS)
 
 
-def open_monitor(wants: Wants) -> Monitor:
+def open_monitor(options: SamplerOptions) -> GpuMonitor:
     """Of this host's driver, or of the recording that $GPUTRAIN_NVML names (`replay:FILE`). Raises UsageError."""
     path = recording_path()
     if path is not None:
         from engine.gpus.recording import RecordingMonitor
 
-        return RecordingMonitor(path, wants.patience)
-    ahead = started_ahead()
-    if ahead is not None and wants != Wants():
+        return RecordingMonitor(path, options.stale_after_s)
+    ahead = take_prestarted_sampler()
+    if ahead is not None and options != SamplerOptions():
         # It has perhaps answered already, and not to this.
-        ahead.close(END_SECONDS)
+        ahead.close(KILL_WAIT_SECONDS)
         ahead = None
-    return DriverMonitor(wants, ahead)
+    return DriverMonitor(options, ahead)
 
 
-def _failed(error: str) -> Snapshot:
+def _error_snapshot(error: str) -> Snapshot:
     unknown: Reading[str] = Reading(None, time.time(), error)
     return Snapshot(time.time(), os.uname().nodename, unknown, unknown, (), error)

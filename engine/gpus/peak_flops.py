@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from engine.config.training_sections import Precision
+from engine.config.training_sections import PrecisionConfig
 
 
 @dataclass(frozen=True)
-class Peak:
+class PeakTflops:
     """TFLOPS, dense; None where the GPU has no such tensor cores. `fp32` is without them."""
 
     fp32: float
@@ -24,37 +24,37 @@ class Peak:
 
 
 # By the whole name, without "NVIDIA", "Tesla" and "GeForce". An instance of a GPU (MIG) is a part of it, and in no row.
-PEAKS: dict[str, Peak] = {
-    r"B200": Peak(75, 1100, 2250, 2250),
-    r"H200|GH200 (480GB|144G HBM3e)|H100 80GB HBM3": Peak(67, 494.7, 989.4, 989.4),
-    r"H200 NVL|H100 NVL": Peak(60, 417.5, 835.5, 835.5),
-    r"H100 PCIe": Peak(51, 378, 756, 756),
-    r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe": Peak(19.5, 156, 312, 312),
-    r"A30": Peak(10.3, 82, 165, 165),
-    r"A10": Peak(31.2, 62.5, 125, 125),
-    r"A40": Peak(37.4, 74.8, 149.7, 149.7),
-    r"RTX A6000": Peak(38.7, 77.4, 154.8, 154.8),
-    r"L4": Peak(30.3, 60, 121, 121),
-    r"L40": Peak(90.5, 90.5, 181, 181),
-    r"L40S": Peak(91.6, 183, 362, 362),
-    r"V100-SXM2-(16|32)GB(-LS)?": Peak(15.7, None, 125, None),
-    r"V100-PCIE-(16|32)GB": Peak(14, None, 112, None),
-    r"V100S-PCIE-32GB": Peak(16.4, None, 130, None),
-    r"T4": Peak(8.1, None, 65, None),
-    r"RTX 3090": Peak(35.6, 35.6, 71, 71),
-    r"RTX 4090": Peak(82.6, 82.6, 165.2, 165.2),
+PEAK_TFLOPS: dict[str, PeakTflops] = {
+    r"B200": PeakTflops(75, 1100, 2250, 2250),
+    r"H200|GH200 (480GB|144G HBM3e)|H100 80GB HBM3": PeakTflops(67, 494.7, 989.4, 989.4),
+    r"H200 NVL|H100 NVL": PeakTflops(60, 417.5, 835.5, 835.5),
+    r"H100 PCIe": PeakTflops(51, 378, 756, 756),
+    r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe": PeakTflops(19.5, 156, 312, 312),
+    r"A30": PeakTflops(10.3, 82, 165, 165),
+    r"A10": PeakTflops(31.2, 62.5, 125, 125),
+    r"A40": PeakTflops(37.4, 74.8, 149.7, 149.7),
+    r"RTX A6000": PeakTflops(38.7, 77.4, 154.8, 154.8),
+    r"L4": PeakTflops(30.3, 60, 121, 121),
+    r"L40": PeakTflops(90.5, 90.5, 181, 181),
+    r"L40S": PeakTflops(91.6, 183, 362, 362),
+    r"V100-SXM2-(16|32)GB(-LS)?": PeakTflops(15.7, None, 125, None),
+    r"V100-PCIE-(16|32)GB": PeakTflops(14, None, 112, None),
+    r"V100S-PCIE-32GB": PeakTflops(16.4, None, 130, None),
+    r"T4": PeakTflops(8.1, None, 65, None),
+    r"RTX 3090": PeakTflops(35.6, 35.6, 71, 71),
+    r"RTX 4090": PeakTflops(82.6, 82.6, 165.2, 165.2),
 }
-_HALF = {"bf16": "bf16", "fp16": "fp16", "O1": "fp16", "O2": "fp16", "O3": "fp16"}
+_AMP_DTYPES = {"bf16": "bf16", "fp16": "fp16", "O1": "fp16", "O2": "fp16", "O3": "fp16"}
 
 
-def peak_tflops(name: str, precision: Precision) -> float | None:
+def peak_tflops(name: str, precision: PrecisionConfig) -> float | None:
     """Of one GPU at what it computes with: tensor cores where they are used, which of float32 are TF32, in which
     convolutions compute unless the config says otherwise. None where the GPU is not known."""
     short = re.sub(r"^(NVIDIA )?((Tesla|GeForce) )?", "", name.strip())
-    peak = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, short)), None)
+    peak = next((peak for pattern, peak in PEAK_TFLOPS.items() if re.fullmatch(pattern, short)), None)
     if peak is None:
         return None
-    if precision.amp in _HALF:
-        half: float | None = getattr(peak, _HALF[precision.amp])
+    if precision.amp in _AMP_DTYPES:
+        half: float | None = getattr(peak, _AMP_DTYPES[precision.amp])
         return half
     return peak.fp32 if precision.tf32 == "off" or peak.tf32 is None else peak.tf32

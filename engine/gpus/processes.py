@@ -10,16 +10,16 @@ from typing import Any
 
 import psutil
 
-from engine.gpus.nvml import Tenant
-from engine.gpus.reservation import Held, HeldRank
-from engine.gpus.snapshot import Missing, Process, Reading
+from engine.gpus.nvml import NvmlProcess
+from engine.gpus.reservation import ReservationInfo, ReservedRank
+from engine.gpus.snapshot import GpuProcess, Missing, Reading
 
-UNKNOWN_PID = "no such process here; it may be in another container"
-COMMAND_SIGNS = 400
+UNKNOWN_PID_REASON = "no such process here; it may be in another container"
+MAX_COMMAND_CHARS = 400
 
 
 @dataclass(frozen=True)
-class _Person:
+class _ProcessIdentity:
     """A process whose name and owner were looked up once."""
 
     process: psutil.Process
@@ -31,68 +31,83 @@ class ProcessTable:
     """Looks pids up on this host, and keeps what does not change."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Person] = {}
+        self._identities: dict[int, _ProcessIdentity] = {}
 
-    def describe(self, tenants: Sequence[Tenant], ranks: Sequence[HeldRank]) -> tuple[Process, ...]:
+    def describe(self, nvml_processes: Sequence[NvmlProcess], ranks: Sequence[ReservedRank]) -> tuple[GpuProcess, ...]:
         """The processes on one GPU, on which these ranks of our own compute.
 
         A rank is found by its pid. In a container the driver may list the host's pids, or none: a rank that is not
         found is then the one process that nobody knows, or one more that the driver keeps to itself.
         """
-        shown = {tenant.pid for tenant in tenants} | {rank.pid for rank in ranks}
-        self._known = {pid: one for pid, one in self._known.items() if pid in shown and one.process.is_running()}
+        shown = {tenant.pid for tenant in nvml_processes} | {rank.pid for rank in ranks}
+        self._identities = {
+            pid: one for pid, one in self._identities.items() if pid in shown and one.process.is_running()
+        }
         by_pid = {rank.pid: rank for rank in ranks}
-        found = [self._look(tenant.pid, tenant, by_pid.get(tenant.pid)) for tenant in tenants]
-        listed = {tenant.pid for tenant in tenants}
+        found = [self._describe_process(tenant.pid, tenant, by_pid.get(tenant.pid)) for tenant in nvml_processes]
+        listed = {tenant.pid for tenant in nvml_processes}
         missing = [rank for rank in ranks if rank.pid not in listed and psutil.pid_exists(rank.pid)]
-        phantoms = [place for place, one in enumerate(tenants) if one.pid not in self._known and one.kind == "compute"]
+        phantoms = [
+            place
+            for place, one in enumerate(nvml_processes)
+            if one.pid not in self._identities and one.kind == "compute"
+        ]
         if len(missing) == 1 and len(phantoms) == 1:
             place = phantoms[0]
-            found[place] = replace(self._look(missing[0].pid, tenants[place], missing[0]), pid=tenants[place].pid)
+            found[place] = replace(
+                self._describe_process(missing[0].pid, nvml_processes[place], missing[0]), pid=nvml_processes[place].pid
+            )
         else:
             unlisted: Reading[int] = Reading(None, time.time(), "the driver does not list this process")
-            found += [self._look(rank.pid, Tenant(rank.pid, "compute", None, unlisted), rank) for rank in missing]
+            found += [
+                self._describe_process(rank.pid, NvmlProcess(rank.pid, "compute", None, unlisted), rank)
+                for rank in missing
+            ]
         return tuple(found)
 
-    def _look(self, pid: int, tenant: Tenant, rank: HeldRank | None) -> Process:
+    def _describe_process(self, pid: int, nvml_process: NvmlProcess, rank: ReservedRank | None) -> GpuProcess:
         now = time.time()
-        user: Reading[str] = Reading(None, now, UNKNOWN_PID)
+        user: Reading[str] = Reading(None, now, UNKNOWN_PID_REASON)
         command: Reading[str] = user
-        cpu: Reading[float] = Reading(None, now, UNKNOWN_PID)
-        memory: Reading[int] = Reading(None, now, UNKNOWN_PID)
+        cpu: Reading[float] = Reading(None, now, UNKNOWN_PID_REASON)
+        memory: Reading[int] = Reading(None, now, UNKNOWN_PID_REASON)
         with suppress(psutil.NoSuchProcess):
-            fresh = pid not in self._known
-            person = self._person(pid)
+            fresh = pid not in self._identities
+            person = self._identify(pid)
             user, command = person.user, person.command
-            used = _permitted(person.process.cpu_percent)
+            used = _read_if_permitted(person.process.cpu_percent)
             cpu = Reading(None, now, "needs a second look") if fresh and used.reason is None else used
-            memory = _permitted(lambda: person.process.memory_info().rss)
-        kind: Any = tenant.kind
+            memory = _read_if_permitted(lambda: person.process.memory_info().rss)
+        kind: Any = nvml_process.kind
         run, number = (rank.run, rank.rank) if rank else (None, None)
-        return Process(pid, kind, tenant.instance, user, command, tenant.gpu_memory, cpu, memory, run, number)
+        return GpuProcess(
+            pid, kind, nvml_process.instance, user, command, nvml_process.gpu_memory, cpu, memory, run, number
+        )
 
-    def _person(self, pid: int) -> _Person:
+    def _identify(self, pid: int) -> _ProcessIdentity:
         """Raises psutil.NoSuchProcess."""
-        if pid not in self._known:
+        if pid not in self._identities:
             process = psutil.Process(pid)
-            self._known[pid] = _Person(process, _permitted(process.username), _permitted(lambda: _command(process)))
-        return self._known[pid]
+            self._identities[pid] = _ProcessIdentity(
+                process, _read_if_permitted(process.username), _read_if_permitted(lambda: _command(process))
+            )
+        return self._identities[pid]
 
 
 def _command(process: psutil.Process) -> str:
     # A kernel thread or a zombie has no command line.
-    return (" ".join(process.cmdline()) or process.name())[:COMMAND_SIGNS]
+    return (" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS]
 
 
-def _permitted(question: Any) -> Reading[Any]:
+def _read_if_permitted(call: Any) -> Reading[Any]:
     """Raises psutil.NoSuchProcess."""
     now = time.time()
     try:
-        return Reading(question(), now)
+        return Reading(call(), now)
     except (psutil.AccessDenied, KeyError):
         return Reading(None, now, Missing.NO_PERMISSION)
 
 
-def ranks_on(uuids: Sequence[str], held: Sequence[Held]) -> list[HeldRank]:
+def ranks_on(uuids: Sequence[str], reservations: Sequence[ReservationInfo]) -> list[ReservedRank]:
     """The ranks of these runs that said that CUDA gave them one of these devices."""
-    return [rank for one in held for rank in one.ranks if rank.uuid in uuids]
+    return [rank for one in reservations for rank in one.ranks if rank.uuid in uuids]

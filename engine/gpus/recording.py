@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.snapshot import Snapshot, Source
+from engine.gpus.snapshot import Snapshot, SnapshotSource
 from engine.utils.errors import UsageError
 
-LEAST_GAP_SECONDS = 0.05
+MIN_INTERVAL_SECONDS = 0.05
 
 
 def read_recording(path: Path) -> list[Snapshot]:
@@ -24,7 +24,7 @@ def read_recording(path: Path) -> list[Snapshot]:
     for number, line in enumerate(lines, 1):
         try:
             snapshot = Snapshot.from_line(line)
-            snapshots.append(replace(snapshot, source=Source("recording", snapshot.source.made_up)))
+            snapshots.append(replace(snapshot, source=SnapshotSource("recording", snapshot.source.made_up)))
         except ValueError as error:
             # What was being written when the recorder was killed.
             if number == len(lines) and snapshots:
@@ -38,42 +38,42 @@ def read_recording(path: Path) -> list[Snapshot]:
 class RecordingMonitor:
     """Plays a recording at the pace at which it was made, over and over, with its times moved to now."""
 
-    def __init__(self, path: Path, patience: float) -> None:
+    def __init__(self, path: Path, stale_after_s: float) -> None:
         """Raises UsageError."""
-        self._snapshots, self._patience = read_recording(path), patience
-        gaps = [max(after.time - before.time, LEAST_GAP_SECONDS) for before, after in pairwise(self._snapshots)]
-        self._gaps = [*gaps, gaps[-1] if gaps else 1.0]
-        self._place = -1
-        self._due = time.monotonic()
+        self._snapshots, self._stale_after_s = read_recording(path), stale_after_s
+        gaps = [max(after.time - before.time, MIN_INTERVAL_SECONDS) for before, after in pairwise(self._snapshots)]
+        self._intervals_s = [*gaps, gaps[-1] if gaps else 1.0]
+        self._position = -1
+        self._next_at = time.monotonic()
 
     def read(self, seconds: float) -> Snapshot | None:
-        wait = self._due - time.monotonic()
+        wait = self._next_at - time.monotonic()
         if wait > seconds:
             time.sleep(seconds)
             return None
         time.sleep(max(wait, 0.0))
-        self._place = (self._place + 1) % len(self._snapshots)
-        self._due = max(self._due + self._gaps[self._place], time.monotonic())
+        self._position = (self._position + 1) % len(self._snapshots)
+        self._next_at = max(self._next_at + self._intervals_s[self._position], time.monotonic())
         return self.latest()
 
     def latest(self) -> Snapshot | None:
-        if self._place < 0:
+        if self._position < 0:
             return None
-        snapshot = self._snapshots[self._place]
-        shift = self._due - self._gaps[self._place] + time.time() - time.monotonic() - snapshot.time
-        return Snapshot.from_dict(moved(snapshot.to_dict(), shift)).silent(time.time(), self._patience)
+        snapshot = self._snapshots[self._position]
+        shift = self._next_at - self._intervals_s[self._position] + time.time() - time.monotonic() - snapshot.time
+        return Snapshot.from_dict(shift_times(snapshot.to_dict(), shift)).as_of(time.time(), self._stale_after_s)
 
     def close(self) -> None:
         """There is nothing to close."""
 
 
-def moved(values: Any, seconds: float) -> Any:
+def shift_times(values: Any, offset_s: float) -> Any:
     """The same JSON with every `time` so much later."""
     if isinstance(values, list):
-        return [moved(value, seconds) for value in values]
+        return [shift_times(value, offset_s) for value in values]
     if not isinstance(values, dict):
         return values
     return {
-        key: value + seconds if key == "time" and isinstance(value, int | float) else moved(value, seconds)
+        key: value + offset_s if key == "time" and isinstance(value, int | float) else shift_times(value, offset_s)
         for key, value in values.items()
     }

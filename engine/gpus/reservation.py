@@ -24,13 +24,13 @@ from engine.utils.files import is_locked, read_json, replace_file
 from engine.utils.process import user_name
 
 RESERVATION_FORMAT = 1
-CHOOSING_SECONDS = 20.0
+LOCK_TIMEOUT_SECONDS = 20.0
 # A file that nobody touches for days is taken away from /tmp on many systems.
-TOUCH_SECONDS = 3600.0
+TOUCH_INTERVAL_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class HeldRank:
+class ReservedRank:
     """A rank of a run: its pid, and the device that CUDA gave it."""
 
     run: str
@@ -40,20 +40,20 @@ class HeldRank:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a live run holds, or waits for where `gpus` is empty: `wants` is its `device.gpus`."""
+class ReservationInfo:
+    """What a live run holds, or waits for where `gpus` is empty: `selection` is its `device.gpus`."""
 
     run: str
     user: str
     pid: int
     since: float
-    wants: str
+    selection: str
     visible: tuple[str, ...]
     gpus: tuple[str, ...]
-    ranks: tuple[HeldRank, ...]
+    ranks: tuple[ReservedRank, ...]
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         return not self.gpus
 
     @property
@@ -62,49 +62,50 @@ class Held:
         return self.pid, self.since
 
 
-def base() -> Path:
+def reservations_root() -> Path:
     return Path(os.environ.get("GPUTRAIN_RESERVATIONS") or "/tmp")  # noqa: S108 (known to all users of the host)
 
 
 class Reservation:
-    """This process's entry. It is there for others to see from `enter` to `release`."""
+    """This process's entry. It is there for others to see from `enqueue` to `release`."""
 
     def __init__(self) -> None:
-        self._lock: Path | None = None
-        self._handle = -1
+        self._lock_path: Path | None = None
+        self._lock_fd = -1
         self._values: dict[str, Any] = {}
-        self._touched = 0.0
+        self._touched_at = 0.0
 
-    def enter(self, wants: str, visible: Sequence[str], run: str) -> None:
-        """Stand in line for GPUs; to be called while `choosing`. Raises UsageError where it cannot be written."""
-        if self._lock is not None:
+    def enqueue(self, selection: str, visible: Sequence[str], run: str) -> None:
+        """Stand in line for GPUs; to be called while `allocation_lock`. Raises UsageError where it cannot be
+        written."""
+        if self._lock_path is not None:
             return
         try:
-            lock = self._make_lock()
-            os.fchmod(self._handle, 0o644)
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            lock = self._create_lock()
+            os.fchmod(self._lock_fd, 0o644)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         except OSError as error:
-            raise _unusable(base(), error) from error
-        self._lock = lock
+            raise _unusable(reservations_root(), error) from error
+        self._lock_path = lock
         self._values = {
             "format": RESERVATION_FORMAT,
             "run": run,
             "user": user_name(),
             "pid": os.getpid(),
             "since": time.time(),
-            "wants": wants,
+            "wants": selection,
             "visible": list(visible),
             "gpus": [],
             "ranks": [],
         }
         self._write()
 
-    def _make_lock(self) -> Path:
+    def _create_lock(self) -> Path:
         """Raises OSError, UsageError."""
         for last in (False, False, True):
             try:
-                lock = _own_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
-                self._handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                lock = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
+                self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
                 return lock
             except FileNotFoundError:
                 # A run that ended took the empty folder away in between.
@@ -114,62 +115,62 @@ class Reservation:
 
     @property
     def key(self) -> tuple[int, float] | None:
-        """As in `Held`; None before `enter`."""
-        return None if self._lock is None else (self._values["pid"], self._values["since"])
+        """As in `ReservationInfo`; None before `enqueue`."""
+        return None if self._lock_path is None else (self._values["pid"], self._values["since"])
 
     @property
     def since(self) -> float:
         return float(self._values["since"])
 
-    def hold(self, gpus: Sequence[str]) -> None:
-        """To be called while `choosing`."""
+    def reserve(self, gpus: Sequence[str]) -> None:
+        """To be called while `allocation_lock`."""
         self._values["gpus"] = list(gpus)
         self._write()
 
-    def name_run(self, run: str) -> None:
+    def set_run_name(self, run: str) -> None:
         """The run has its name now."""
         self._values["run"] = run
-        self._tell()
+        self._write_best_effort()
 
-    def show_ranks(self, ranks: Sequence[HeldRank]) -> None:
+    def publish_ranks(self, ranks: Sequence[ReservedRank]) -> None:
         self._values["ranks"] = [asdict(rank) for rank in ranks]
-        self._tell()
+        self._write_best_effort()
 
     def touch(self) -> None:
         """Show now and then that the files are in use."""
-        if self._lock is not None and time.monotonic() - self._touched > TOUCH_SECONDS:
-            self._touched = time.monotonic()
+        if self._lock_path is not None and time.monotonic() - self._touched_at > TOUCH_INTERVAL_SECONDS:
+            self._touched_at = time.monotonic()
             with suppress(OSError):
-                os.utime(self._lock)
-                os.utime(self._lock.with_suffix(".json"))
+                os.utime(self._lock_path)
+                os.utime(self._lock_path.with_suffix(".json"))
 
     def release(self) -> None:
         """Let go; nothing is left. May be called again."""
-        if self._lock is None:
+        if self._lock_path is None:
             return
-        lock, self._lock = self._lock, None
+        lock, self._lock_path = self._lock_path, None
         _remove(lock)
-        os.close(self._handle)
+        os.close(self._lock_fd)
 
-    def _tell(self) -> None:
+    def _write_best_effort(self) -> None:
         """What others only like to know is no reason to end a run."""
         with suppress(UsageError):
             self._write()
 
     def _write(self) -> None:
         """Raises UsageError."""
-        if self._lock is None:
+        if self._lock_path is None:
             return
-        self._touched = time.monotonic()
-        path = self._lock.with_suffix(".json")
+        self._touched_at = time.monotonic()
+        path = self._lock_path.with_suffix(".json")
         try:
             data = json.dumps(self._values).encode()
-            replace_file(path, lambda file: _write_for_all(file, data))
+            replace_file(path, lambda file: _write_world_readable(file, data))
         except OSError as error:
             raise _unusable(path, error) from error
 
 
-def _write_for_all(file: BinaryIO, data: bytes) -> None:
+def _write_world_readable(file: BinaryIO, data: bytes) -> None:
     """Before the file has its name: no other user may find it closed to them for an instant."""
     os.fchmod(file.fileno(), 0o644)
     file.write(data)
@@ -183,9 +184,9 @@ def _remove(lock: Path) -> None:
         lock.parent.rmdir()
 
 
-def _own_folder() -> Path:
+def _user_folder() -> Path:
     """Raises UsageError where it is not this user's alone to write to."""
-    folder = base() / f"gputrain-{os.getuid()}"
+    folder = reservations_root() / f"gputrain-{os.getuid()}"
     try:
         folder.mkdir(mode=0o755, exist_ok=True)
         status = folder.lstat()
@@ -197,7 +198,7 @@ def _own_folder() -> Path:
             )
         folder.chmod(0o755)
     except FileNotFoundError:
-        if base().is_dir():
+        if reservations_root().is_dir():
             raise
         raise _unusable(folder, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
     except OSError as error:
@@ -214,14 +215,14 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 
 
 @contextmanager
-def choosing() -> Iterator[None]:
+def allocation_lock() -> Iterator[None]:
     """One process of the host at a time. Raises UsageError where another does not make way."""
-    path = base() / "gputrain.lock"
-    deadline = time.monotonic() + CHOOSING_SECONDS
+    path = reservations_root() / "gputrain.lock"
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     while (handle := _lock_shared_file(path)) is None:
         if time.monotonic() > deadline:
             raise UsageError.one(
-                "device.gpus", f"another process has held {path} for {CHOOSING_SECONDS:.0f} s; see `fuser {path}`"
+                "device.gpus", f"another process has held {path} for {LOCK_TIMEOUT_SECONDS:.0f} s; see `fuser {path}`"
             )
         time.sleep(0.05)
     try:
@@ -256,11 +257,11 @@ def _lock_shared_file(path: Path) -> int | None:
     return None
 
 
-def all_held(*, clean: bool = False) -> list[Held]:
-    """What the live runs of all users hold or wait for, the first in line first. `clean`, for who is `choosing`, takes
-    away what dead runs of this user left."""
+def read_reservations(*, remove_stale: bool = False) -> list[ReservationInfo]:
+    """What the live runs of all users hold or wait for, the first in line first. `remove_stale`, for who is
+    `allocation_lock`, takes away what dead runs of this user left."""
     found = []
-    for folder in base().glob("gputrain-*"):
+    for folder in reservations_root().glob("gputrain-*"):
         # A folder that belongs to another than its name says is nobody's word.
         with suppress(OSError, ValueError):
             if folder.is_symlink() or folder.stat().st_uid != int(folder.name.removeprefix("gputrain-")):
@@ -271,17 +272,19 @@ def all_held(*, clean: bool = False) -> list[Held]:
                     if is_locked(lock):
                         held = _parse(read_json(lock.with_suffix(".json")) or {})
                         found += [held] if held is not None else []
-                    elif clean and folder.stat().st_uid == os.getuid():
+                    elif remove_stale and folder.stat().st_uid == os.getuid():
                         _remove(lock)
     return sorted(found, key=lambda held: held.since)
 
 
-def _parse(values: dict[str, Any]) -> Held | None:
+def _parse(values: dict[str, Any]) -> ReservationInfo | None:
     """None where it makes no sense."""
     try:
         run = str(values["run"])
-        ranks = tuple(HeldRank(run, int(rank["rank"]), int(rank["pid"]), str(rank["uuid"])) for rank in values["ranks"])
-        return Held(
+        ranks = tuple(
+            ReservedRank(run, int(rank["rank"]), int(rank["pid"]), str(rank["uuid"])) for rank in values["ranks"]
+        )
+        return ReservationInfo(
             run,
             str(values["user"]),
             int(values["pid"]),

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 SNAPSHOT_FORMAT = 1
 
 T = TypeVar("T")
-State = Literal["ok", "stale", "lost"]
+GpuState = Literal["ok", "stale", "lost"]
 
 # Every reading of a GPU and its unit.
 UNITS = {
@@ -48,7 +48,7 @@ UNITS = {
     "mig": "",
 }
 # What does not change with the load: still true of a GPU that does not answer.
-LASTING = {"name", "pci_bus_id", "max_sm_clock", "max_memory_clock"}
+STATIC_READINGS = {"name", "pci_bus_id", "max_sm_clock", "max_memory_clock"}
 
 
 class Missing(StrEnum):
@@ -78,13 +78,13 @@ class Reading(Generic[T]):
     def from_dict(cls, values: Mapping[str, Any]) -> Reading[T]:
         return cls(values["value"], values["time"], values.get("reason"))
 
-    def gone(self, reason: str) -> Reading[T]:
+    def without_value(self, reason: str) -> Reading[T]:
         """The same reading without its value."""
         return Reading(None, self.time, reason)
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class GpuProcess:
     """A process on a GPU. `pid` is the driver's, which in a container may be the host's; `run` and `rank` name a rank
     of one of our own runs; `instance` is the id of the MIG GPU instance. `memory` is the host's; both in bytes. `cpu`
     is in percent of one core."""
@@ -115,7 +115,7 @@ class Process:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Process:
+    def from_dict(cls, values: Mapping[str, Any]) -> GpuProcess:
         read: dict[str, Any] = {
             key: Reading.from_dict(values[key]) for key in ("user", "command", "gpu_memory", "cpu", "memory")
         }
@@ -124,7 +124,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class MigInstance:
     """A MIG instance: a part of a GPU that CUDA takes for a device. Ids are those of the GPU and compute instance."""
 
     uuid: str
@@ -145,7 +145,7 @@ class Instance:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Instance:
+    def from_dict(cls, values: Mapping[str, Any]) -> MigInstance:
         read: dict[str, Any] = {key: Reading.from_dict(values[key]) for key in ("name", "memory_used", "memory_total")}
         return cls(values["uuid"], values["gpu_instance"], values["compute_instance"], **read)
 
@@ -157,12 +157,12 @@ class Gpu:
 
     index: int
     uuid: str | None
-    state: State
+    state: GpuState
     age: float
     time: float | None
     readings: Mapping[str, Reading[Any]]
-    processes: Reading[tuple[Process, ...]]
-    instances: tuple[Instance, ...] = ()
+    processes: Reading[tuple[GpuProcess, ...]]
+    instances: tuple[MigInstance, ...] = ()
     runs: tuple[str, ...] = ()
     """Runs that have reserved this GPU."""
 
@@ -173,7 +173,7 @@ class Gpu:
         return self.readings[name].value
 
     @property
-    def divided(self) -> bool:
+    def mig_enabled(self) -> bool:
         return bool(self.value("mig") == "on")
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,9 +195,9 @@ class Gpu:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Gpu:
         unknown = {"value": None, "time": values["time"] or 0.0, "reason": "not in this recording"}
-        processes: Reading[tuple[Process, ...]] = Reading.from_dict(values["processes"])
+        processes: Reading[tuple[GpuProcess, ...]] = Reading.from_dict(values["processes"])
         if processes.value is not None:
-            listed = tuple(Process.from_dict(process) for process in values["processes"]["value"])
+            listed = tuple(GpuProcess.from_dict(process) for process in values["processes"]["value"])
             processes = replace(processes, value=listed)
         return cls(
             values["index"],
@@ -207,28 +207,40 @@ class Gpu:
             values["time"],
             {name: Reading.from_dict(values.get(name, unknown)) for name in UNITS},
             processes,
-            tuple(Instance.from_dict(instance) for instance in values["instances"]),
+            tuple(MigInstance.from_dict(instance) for instance in values["instances"]),
             tuple(values["runs"]),
         )
 
-    def aged(self, age: float) -> Gpu:
+    def with_age(self, age: float) -> Gpu:
         return replace(self, age=age)
 
-    def silent(self, age: float) -> Gpu:
+    def as_stale(self, age: float) -> Gpu:
         """The GPU as one that has not answered for so long."""
         reason = f"stale: no answer for {age:.0f} s"
-        kept = {name: value if name in LASTING else value.gone(reason) for name, value in self.readings.items()}
+        kept = {
+            name: value if name in STATIC_READINGS else value.without_value(reason)
+            for name, value in self.readings.items()
+        }
         instances = tuple(
-            replace(one, memory_used=one.memory_used.gone(reason), memory_total=one.memory_total.gone(reason))
+            replace(
+                one,
+                memory_used=one.memory_used.without_value(reason),
+                memory_total=one.memory_total.without_value(reason),
+            )
             for one in self.instances
         )
         return replace(
-            self, state="stale", age=age, readings=kept, processes=self.processes.gone(reason), instances=instances
+            self,
+            state="stale",
+            age=age,
+            readings=kept,
+            processes=self.processes.without_value(reason),
+            instances=instances,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SnapshotSource:
     """Where a snapshot comes from: the driver, or a recording, which may be made up."""
 
     kind: Literal["driver", "recording"] = "driver"
@@ -252,7 +264,7 @@ class Snapshot:
     cuda: Reading[str]
     gpus: tuple[Gpu, ...]
     error: str | None = None
-    source: Source = field(default_factory=Source)
+    source: SnapshotSource = field(default_factory=SnapshotSource)
     pending: bool = False
     """Not everything was asked once yet: the driver, or a GPU, is still to answer for the first time."""
 
@@ -291,28 +303,28 @@ class Snapshot:
                 Reading.from_dict(values["cuda"]),
                 tuple(Gpu.from_dict(gpu) for gpu in values["gpus"]),
                 values["error"],
-                Source(values["source"]["kind"], bool(values["source"]["made_up"])),
+                SnapshotSource(values["source"]["kind"], bool(values["source"]["made_up"])),
                 bool(values.get("pending")),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("not a snapshot of GPUs") from error
 
-    def silent(self, now: float, patience: float) -> Snapshot:
-        """The snapshot as it looks `now` (Unix seconds); GPUs older than `patience` seconds are stale."""
+    def as_of(self, now: float, stale_after_s: float) -> Snapshot:
+        """The snapshot as it looks `now` (Unix seconds); GPUs older than `stale_after_s` seconds are stale."""
         since = max(now - self.time, 0.0)
         gpus = tuple(
-            gpu.silent(gpu.age + since) if gpu.age + since > patience else gpu.aged(gpu.age + since)
+            gpu.as_stale(gpu.age + since) if gpu.age + since > stale_after_s else gpu.with_age(gpu.age + since)
             for gpu in self.gpus
         )
         return replace(self, gpus=gpus)
 
 
-LEAST_PERIOD_SECONDS = 0.25
-LEAST_PATIENCE_SECONDS = 2.0
+MIN_PERIOD_SECONDS = 0.25
+MIN_STALE_AFTER_SECONDS = 2.0
 
 
 @dataclass
-class Wants:
+class SamplerOptions:
     """What is to be asked, and how often in seconds. `gpus` are UUIDs; None means all."""
 
     period: float = 1.0
@@ -322,14 +334,14 @@ class Wants:
     gpus: list[str] | None = None
 
     @property
-    def patience(self) -> float:
+    def stale_after_s(self) -> float:
         """Seconds after which a GPU that has not answered is stale."""
-        return max(LEAST_PATIENCE_SECONDS, 2.5 * self.period)
+        return max(MIN_STALE_AFTER_SECONDS, 2.5 * self.period)
 
     def to_line(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_line(cls, line: str) -> Wants:
+    def from_line(cls, line: str) -> SamplerOptions:
         known = {part.name for part in fields(cls)}
         return cls(**{key: value for key, value in json.loads(line).items() if key in known})

@@ -9,22 +9,22 @@ from engine.utils.helper_process import HelperProcess
 
 PROGRAM = "from engine.gpus.sampler import main; main()"
 
-_ahead: list[HelperProcess] = []
+_prestarted: list[HelperProcess] = []
 
 
-def start_sampler(wants: str) -> HelperProcess:
-    """`wants` is a line of `Wants`. The process ends when its standard input closes. It does not die with the thread
-    that starts it, as those of `start_helper` do: a monitor passes from thread to thread."""
-    return HelperProcess(PROGRAM, wants, keep_stderr=False)
+def start_sampler(options_line: str) -> HelperProcess:
+    """`options_line` is a line of `SamplerOptions`. The process ends when its standard input closes. It does not die
+    with the thread that starts it, as those of `start_helper` do: a monitor passes from thread to thread."""
+    return HelperProcess(PROGRAM, options_line, keep_stderr=False)
 
 
-def start_ahead() -> None:
+def prestart_sampler() -> None:
     """Start one before it is known what will be wanted, for what mostly is: it answers while a command line is imported
     and read."""
     if not os.environ.get("GPUTRAIN_NVML"):
-        _ahead.append(start_sampler("{}"))
+        _prestarted.append(start_sampler("{}"))
 
 
-def started_ahead() -> HelperProcess | None:
+def take_prestarted_sampler() -> HelperProcess | None:
     """The one that was started so, once."""
-    return _ahead.pop() if _ahead else None
+    return _prestarted.pop() if _prestarted else None

@@ -9,34 +9,37 @@ import ctypes
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.gpus.selection import Device
+from engine.gpus.selection import CudaDevice
 from engine.utils.errors import UsageError
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 
-ASK_SECONDS = 60.0
+QUERY_TIMEOUT_SECONDS = 60.0
 UUID_BYTES = 16
 
 
-def visible(
-    devices: Sequence[Device],
+def visible_devices(
+    devices: Sequence[CudaDevice],
     environ: Mapping[str, str],
-    ask: Callable[[Mapping[str, str]], list[str]] | None = None,
-) -> list[Device]:
+    query_cuda: Callable[[Mapping[str, str]], list[str]] | None = None,
+) -> list[CudaDevice]:
     """The devices that CUDA would show, in its order: by UUID, a unique beginning of one, or index; what follows the
     first entry that names nothing is left out. CUDA's indices are PCI's where CUDA_DEVICE_ORDER says so or all cards
-    are alike; else the driver is asked (`ask`), in a child process. Raises UsageError where it does not answer."""
+    are alike; else the driver is asked (`query_cuda`), in a child process. Raises UsageError where it does not
+    answer."""
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
         return list(devices)
     parts = [part.strip() for part in variable.split(",")]
     in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) < 2
     if not in_pci_order and any(part.isdigit() for part in parts):
-        shown = (ask or ask_cuda)(environ)
-        by_cuda = (next((device for device in devices if one in (device.uuid, device.parent)), None) for one in shown)
+        shown = (query_cuda or query_cuda_uuids)(environ)
+        by_cuda = (
+            next((device for device in devices if one in (device.uuid, device.parent_uuid)), None) for one in shown
+        )
         return [device for device in by_cuda if device is not None]
-    left: list[Device] = []
+    left: list[CudaDevice] = []
     for part in parts:
-        found = _named(part, devices)
+        found = _match(part, devices)
         # Of a divided GPU CUDA takes the first instance.
         if not found or len({device.index for device in found}) > 1 or found[0] in left:
             break
@@ -44,25 +47,27 @@ def visible(
     return left
 
 
-def _named(part: str, devices: Sequence[Device]) -> list[Device]:
+def _match(part: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:
     if part.isdigit():
         return [device for device in devices if int(part) == device.index]
     # An older name of an instance: MIG-GPU-<uuid>/<GPU instance>/<compute instance>.
-    old = [device for device in devices if device.parent and part == f"MIG-{device.parent}/{device.place}"]
+    old = [device for device in devices if device.parent_uuid and part == f"MIG-{device.parent_uuid}/{device.mig_ids}"]
     begun = [
         device
         for device in devices
         if part.startswith(("GPU-", "MIG-"))
-        and (device.uuid.startswith(part) or (device.parent or "").startswith(part))
+        and (device.uuid.startswith(part) or (device.parent_uuid or "").startswith(part))
     ]
     return old or begun
 
 
-def ask_cuda(environ: Mapping[str, str]) -> list[str]:
+def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:
     """The UUIDs of what CUDA shows under these variables, in its order. In a child process, because setting CUDA up
     cannot be undone. Raises UsageError."""
     try:
-        return [str(one) for one in ask_helper("engine.gpus.visible_devices", timeout_s=ASK_SECONDS, env=environ)]
+        return [
+            str(one) for one in ask_helper("engine.gpus.visible_devices", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ)
+        ]
     except (OSError, HelperError) as error:
         raise UsageError.one(
             "CUDA_VISIBLE_DEVICES",
@@ -71,7 +76,7 @@ def ask_cuda(environ: Mapping[str, str]) -> list[str]:
         ) from error
 
 
-def shown_by_cuda() -> list[str]:
+def cuda_uuids() -> list[str]:
     """Asks CUDA itself, in this process. Raises OSError."""
     cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -92,5 +97,5 @@ def shown_by_cuda() -> list[str]:
 
 
 def main(parent: ParentPipe) -> None:
-    """The helper process of `ask_cuda`."""
-    parent.send(shown_by_cuda())
+    """The helper process of `query_cuda_uuids`."""
+    parent.send(cuda_uuids())

@@ -12,29 +12,29 @@ from safetensors.torch import save
 from torch import Tensor
 
 from engine.data.sources.base import ImageFormat
-from engine.inference.trained_model import Saved, build_trained
-from engine.runs.events import Epoch
+from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
+from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json, replace_file, write_json
 
 EXPORT_FORMAT = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS_FILE, DESCRIPTION_FILE = "model.safetensors", "model.json"
 
 
-def export(saved: Saved, run: RunFolder, folder: Path, *, force: bool = False) -> list[Path]:
+def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *, force: bool = False) -> list[Path]:
     """Write the weights and what they are into `folder`. Each file is whole or absent. Files of anything else but this
     run's export are overwritten only with `force`. Raises UsageError."""
-    paths = [folder / WEIGHTS, folder / DESCRIPTION]
+    paths = [folder / WEIGHTS_FILE, folder / DESCRIPTION_FILE]
     foreign = [path for path in paths if path.exists()]
-    before = read_json(folder / DESCRIPTION) or {}
+    before = read_json(folder / DESCRIPTION_FILE) or {}
     if foreign and not force and (before.get("gputrain") is None or before.get("run") != run.name):
         raise UsageError.one(str(foreign[0]), f"is not of {run.name}; give another --output, or overwrite with --force")
     # Weights that do not fit their model are of use to no one.
-    weights = plain(build_trained(saved, "cpu").model.state_dict())
-    description = describe(saved, run)
+    weights = standalone_state_dict(build_trained_model(checkpoint, "cpu").model.state_dict())
+    description = model_description(checkpoint, run)
     # Of another network with as many classes it must be known that they are others, see `engine.models.transfer`.
-    metadata = {"format": "pt", "classes": json.dumps(list(saved.classes))}
+    metadata = {"format": "pt", "classes": json.dumps(list(checkpoint.classes))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(paths[0], lambda file: file.write(save(weights, metadata)), durable=True)
@@ -44,7 +44,7 @@ def export(saved: Saved, run: RunFolder, folder: Path, *, force: bool = False) -
     return paths
 
 
-def plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Each tensor on the CPU, contiguous, in memory of its own: safetensors knows no two names for the same."""
     return {
         name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).contiguous().clone()
@@ -52,50 +52,50 @@ def plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def describe(saved: Saved, run: RunFolder) -> dict[str, Any]:
-    model, images = saved.config.model, saved.image_format
-    epoch = epoch_of(saved, run)
-    accuracy = None if epoch is None else epoch.ema_val_accuracy if saved.ema else epoch.val_accuracy
+def model_description(checkpoint: TrainedCheckpoint, run: RunFolder) -> dict[str, Any]:
+    model, images = checkpoint.config.model, checkpoint.image_format
+    epoch = find_epoch(checkpoint, run)
+    accuracy = None if epoch is None else epoch.ema_val_accuracy if checkpoint.ema else epoch.val_accuracy
     return {
         "format": EXPORT_FORMAT,
         "gputrain": version("gputrain"),
         "run": run.name,
-        "checkpoint": saved.path.name,
-        "step": saved.step,
+        "checkpoint": checkpoint.path.name,
+        "step": checkpoint.step,
         "epoch": None if epoch is None else epoch.epoch,
         "val_accuracy": accuracy if accuracy is not None and accuracy == accuracy else None,
-        "ema": saved.ema,
+        "ema": checkpoint.ema,
         "model": {"source": model.source, "name": model.name, "options": model.options},
-        "classes": list(saved.classes),
+        "classes": list(checkpoint.classes),
         "image": {
             "size": images.size,
             "channels": images.channels,
             "mean": list(images.mean),
             "std": list(images.std),
         },
-        "transforms": transforms_of(images),
-        "output": "sigmoid" if saved.config.loss.name == "bce" else "softmax",
+        "transforms": describe_transforms(images),
+        "output": "sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
     }
 
 
-def transforms_of(images: ImageFormat) -> list[dict[str, Any]]:
+def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
     """What is done to an image file before the model sees it, in this order. `central_square` is the largest square in
     the image's middle, which is cut out and then resized."""
     return [
         {"name": "exif_transpose"},
-        {"name": "convert", "mode": "L" if images.channels == 1 else "RGB"},
+        {"name": "convert", "mode": "L" if image_format.channels == 1 else "RGB"},
         {
             "name": "resize",
             "box": "central_square",
-            "size": [images.size, images.size],
+            "size": [image_format.size, image_format.size],
             "interpolation": "bilinear",
             "antialias": True,
         },
         {"name": "divide", "by": 255},
-        {"name": "normalize", "mean": list(images.mean), "std": list(images.std)},
+        {"name": "normalize", "mean": list(image_format.mean), "std": list(image_format.std)},
     ]
 
 
-def epoch_of(saved: Saved, run: RunFolder) -> Epoch | None:
+def find_epoch(checkpoint: TrainedCheckpoint, run: RunFolder) -> EpochEvent | None:
     """The epoch that ended with this checkpoint; None for one that was saved between."""
-    return next((epoch for epoch in run.history().epochs if epoch.step == saved.step), None)
+    return next((epoch for epoch in run.history().epochs if epoch.step == checkpoint.step), None)

@@ -15,58 +15,58 @@ import torch
 from PIL import UnidentifiedImageError
 
 from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
-from engine.data.sources.folder import files_below
+from engine.data.sources.folder import walk_files
 from engine.data.sources.image import read_image
-from engine.inference.trained_model import Trained
+from engine.inference.trained_model import TrainedModel
 from engine.utils.files import is_file
 
-BATCH_IMAGES = 64
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
-class Given:
-    """A file to be looked at; `named` says that it was asked for itself, and not found in a folder."""
+class InputFile:
+    """A file to be looked at; `explicit` says that it was asked for itself, and not found in a folder."""
 
     path: Path
-    named: bool
+    explicit: bool
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """The likeliest classes of an image, the first one first; or why it could not be read."""
 
-    given: Given
+    file: InputFile
     classes: tuple[tuple[str, float], ...] = ()
-    fault: str | None = None
+    error: str | None = None
 
 
-def files_in(paths: Sequence[Path]) -> Iterator[Given]:
+def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
     """The files that these stand for: those in a folder at any depth, in the order of their names, without hidden
     ones."""
     for path in paths:
         if path.is_dir():
-            yield from (Given(file, named=False) for file in sorted(files_below(path)))
+            yield from (InputFile(file, explicit=False) for file in sorted(walk_files(path)))
         else:
-            yield Given(path, named=True)
+            yield InputFile(path, explicit=True)
 
 
-def predict(trained: Trained, files: Sequence[Given], top: int) -> Iterator[Answer]:
+def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iterator[Prediction]:
     """An answer for each file, in their order, a batch at a time."""
-    image_format, names = trained.saved.image_format, trained.saved.classes
+    image_format, names = model.checkpoint.image_format, model.checkpoint.classes
     waiting = iter(files)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        while batch := list(islice(waiting, BATCH_IMAGES)):
-            read = list(pool.map(lambda given: _read(given.path, image_format), batch))
+        while batch := list(islice(waiting, BATCH_SIZE)):
+            read = list(pool.map(lambda given: _read_image_or_error(given.path, image_format), batch))
             images = [one for one in read if not isinstance(one, str)]
-            found = iter(_likeliest(trained, images, top) if images else ())
+            found = iter(_top_k_classes(model, images, top_k) if images else ())
             for given, one in zip(batch, read, strict=True):
                 if isinstance(one, str):
-                    yield Answer(given, fault=one)
+                    yield Prediction(given, error=one)
                 else:
-                    yield Answer(given, tuple((names[index], share) for index, share in next(found)))
+                    yield Prediction(given, tuple((names[index], share) for index, share in next(found)))
 
 
-def _read(path: Path, image_format: ImageFormat) -> Images | str:
+def _read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:
     """The image, or why it cannot be read."""
     if not is_file(path):
         return "is not a file" if path.exists() else "does not exist"
@@ -79,16 +79,16 @@ def _read(path: Path, image_format: ImageFormat) -> Images | str:
         return f"cannot be read: {getattr(cause, 'strerror', None) or cause}"
 
 
-def _likeliest(trained: Trained, images: Sequence[Images], top: int) -> list[list[tuple[int, float]]]:
+def _top_k_classes(model: TrainedModel, images: Sequence[Images], top_k: int) -> list[list[tuple[int, float]]]:
     """For each image the numbers of its likeliest classes with their probabilities."""
-    probabilities = trained.probabilities(torch.from_numpy(np.stack(images)))
-    best = probabilities.topk(min(top, probabilities.shape[1]), 1)
+    probabilities = model.probabilities(torch.from_numpy(np.stack(images)))
+    best = probabilities.topk(min(top_k, probabilities.shape[1]), 1)
     return [
         list(zip(indices, values, strict=True))
         for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 
-def as_number(probability: float) -> float | None:
+def finite_or_none(probability: float) -> float | None:
     """JSON has no NaN, which is what a model gives whose weights are not finite."""
     return probability if math.isfinite(probability) else None

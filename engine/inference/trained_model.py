@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.config.loader import check
+from engine.config.loader import validate_config
 from engine.config.schema import Config, sections
-from engine.data.augment.batch_ops import fit, normalise
+from engine.data.augment.batch_ops import convert_to_format, normalize
 from engine.data.sources.base import ImageFormat
 from engine.models.factory import build_model
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.utils.errors import UsageError
-from engine.utils.files import expand, is_file
+from engine.utils.files import expand_user, is_file
 
 
 @dataclass(frozen=True)
-class Saved:
+class TrainedCheckpoint:
     """What a checkpoint tells of a training; `weights` are the averaged ones where `ema` says so."""
 
     path: Path
@@ -36,35 +36,37 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """The model of a checkpoint in float32, in evaluation mode, on a device."""
 
-    saved: Saved
+    checkpoint: TrainedCheckpoint
     model: nn.Module
     device: torch.device
 
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
         """N x classes, on the model's device; `images` are N x C x H x W, uint8, of any size."""
-        images = fit(images, self.saved.image_format).to(self.device)
-        shape = (1, self.saved.image_format.channels, 1, 1)
-        mean = torch.tensor(self.saved.image_format.mean, device=self.device).view(shape)
-        std = torch.tensor(self.saved.image_format.std, device=self.device).view(shape)
-        found: Tensor = self.model(normalise(images, mean, std))
+        images = convert_to_format(images, self.checkpoint.image_format).to(self.device)
+        shape = (1, self.checkpoint.image_format.channels, 1, 1)
+        mean = torch.tensor(self.checkpoint.image_format.mean, device=self.device).view(shape)
+        std = torch.tensor(self.checkpoint.image_format.std, device=self.device).view(shape)
+        found: Tensor = self.model(normalize(images, mean, std))
         return found.float()
 
     def probabilities(self, images: Tensor) -> Tensor:
         """N x classes, on the model's device: they sum up to 1, but where the loss took each class for itself."""
         logits = self.logits(images)
-        return logits.sigmoid() if self.saved.config.loss.name == "bce" else logits.softmax(1)
+        return logits.sigmoid() if self.checkpoint.config.loss.name == "bce" else logits.softmax(1)
 
 
-def load_trained(folder: RunFolder, which: str = "best", *, device: str = "auto", raw: bool = False) -> Trained:
+def load_trained_model(
+    folder: RunFolder, which: str = "best", *, device: str = "auto", raw: bool = False
+) -> TrainedModel:
     """Raises UsageError."""
-    return build_trained(read_saved(folder, which, raw=raw), device)
+    return build_trained_model(read_trained_checkpoint(folder, which, raw=raw), device)
 
 
-def read_saved(folder: RunFolder, which: str = "best", *, raw: bool = False) -> Saved:
+def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool = False) -> TrainedCheckpoint:
     """`which` is best (the last where no epoch was evaluated yet), last, or a file; `raw` takes the weights themselves
     where there are averaged ones as well. No thread is started and no GPU touched. Raises UsageError."""
     path = find_checkpoint(folder, which)
@@ -73,9 +75,9 @@ def read_saved(folder: RunFolder, which: str = "best", *, raw: bool = False) -> 
     except DamagedCheckpointError as error:
         raise UsageError.one(str(path), f"{error}; give another with --checkpoint last, or a file") from error
     images, ema = state["image_format"], state["ema"] is not None and not raw
-    return Saved(
+    return TrainedCheckpoint(
         path,
-        config_of(state["config"]),
+        config_from_checkpoint(state["config"]),
         tuple(state["classes"]),
         ImageFormat(images["size"], images["channels"], tuple(images["mean"]), tuple(images["std"])),
         state["ema"] if ema else state["model"],
@@ -88,7 +90,7 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
     """Raises UsageError."""
     names = {"best": ("best.pt", "last.pt"), "last": ("last.pt",)}
     if which not in names:
-        path = expand(which)
+        path = expand_user(which)
         if not is_file(path):
             raise UsageError.one("--checkpoint", f"{which} is no file; give best, last or a file")
         return path
@@ -98,7 +100,7 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
     raise UsageError.one(folder.name, "has no checkpoint yet; it saves one at the end of an epoch")
 
 
-def config_of(values: Mapping[str, Any]) -> Config:
+def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
     """The config that a checkpoint was made with, but for keys that there are no longer. Raises UsageError."""
     known = sections()
     kept = {
@@ -106,44 +108,46 @@ def config_of(values: Mapping[str, Any]) -> Config:
         for section, keys in values.items()
         if section in known
     }
-    return check(kept)
+    return validate_config(kept)
 
 
-def build_trained(saved: Saved, device: str = "auto") -> Trained:
+def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> TrainedModel:
     """Raises UsageError."""
-    place = find_device(device)
-    model = empty_model(saved)
+    place = resolve_device(device)
+    model = build_architecture(checkpoint)
     try:
-        model.load_state_dict(saved.weights)
+        model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
-        name = saved.config.model.name
-        raise UsageError.one(str(saved.path), f"its weights do not fit the model {name}: {error}") from error
-    return Trained(saved, model.float().eval().requires_grad_(False).to(place), place)
+        name = checkpoint.config.model.name
+        raise UsageError.one(str(checkpoint.path), f"its weights do not fit the model {name}: {error}") from error
+    return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(place), place)
 
 
-def empty_model(saved: Saved) -> nn.Module:
+def build_architecture(checkpoint: TrainedCheckpoint) -> nn.Module:
     """The model of a checkpoint before its weights are put in; those that it began with are not fetched again."""
-    config = saved.config.model_copy(update={"model": saved.config.model.model_copy(update={"weights": None})})
-    return build_model(config, saved.image_format.channels, len(saved.classes), saved.image_format.size)
+    config = checkpoint.config.model_copy(
+        update={"model": checkpoint.config.model.model_copy(update={"weights": None})}
+    )
+    return build_model(config, checkpoint.image_format.channels, len(checkpoint.classes), checkpoint.image_format.size)
 
 
-def find_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """`auto` is the GPU where there is one that works, else the CPU. Raises UsageError."""
     if name == "auto":
         gpu = torch.device("cuda", 0)
-        return gpu if torch.cuda.is_available() and _fault_of(gpu) is None else torch.device("cpu")
+        return gpu if torch.cuda.is_available() and _device_fault(gpu) is None else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise UsageError.one("--device", f"{name} is not known; give auto, cpu, cuda or cuda:N")
-    if (fault := _fault_of(device)) is not None:
+    if (fault := _device_fault(device)) is not None:
         raise UsageError.one("--device", f"{name} cannot be used: {fault}; give auto or cpu")
     return device
 
 
-def _fault_of(device: torch.device) -> str | None:
+def _device_fault(device: torch.device) -> str | None:
     """Why nothing can be computed there, None where it can."""
     try:
         torch.zeros(1, device=device).add(1).cpu()

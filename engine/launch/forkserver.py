@@ -23,121 +23,121 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
-from engine.distributed.failures import failure_of
-from engine.distributed.watchdog import Beats
+from engine.distributed.failures import rank_failure
+from engine.distributed.watchdog import Heartbeats
 from engine.launch.rank_process import Inherited, run_rank
 from engine.runs.events import RankFailed
 from engine.training.job import Job
-from engine.utils.process import STOPPING, die_with_parent, redirect_output
+from engine.utils.process import STOP_SIGNALS, die_with_parent, redirect_output
 
 PROGRAM = "from engine.launch.forkserver import main; main()"
 # NumPy's library would start threads when it is imported. Torch's threads wait for each other in a loop: where another
 # process has one of the cores they would wait so for its whole time slice, and train at a fifth of the speed.
-QUIET_THREADS = {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "5000"}
+THREAD_ENV = {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "5000"}
 # So long it may take to end once it was killed: a process that waits for a dead disk or driver never does.
-KILL_SECONDS = 3.0
+KILL_TIMEOUT_SECONDS = 3.0
 # Between two looks at a rank that is about to end.
-ENDING_SECONDS = 0.01
+EXIT_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
-class Forked:
+class RanksStarted:
     """The ranks are there; a rank's pid lasts as long as the spawner does, which reaps none of them before its end."""
 
     pids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A negative `code` is a signal's number."""
+class RankExited:
+    """A negative `exit_code` is a signal's number."""
 
     rank: int
-    code: int
+    exit_code: int
 
 
-class Spawner:
+class ForkServer:
     """The supervisor's hold on it, from before it is known what ranks there will be: the import goes on meanwhile."""
 
     def __init__(self) -> None:
         mine, theirs = Pipe()
         # Held back for life in the spawner, and in a rank until it has handlers: a signal is often sent to all.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._process = subprocess.Popen(  # noqa: S603 (our own module)
                 [sys.executable, "-P", "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**QUIET_THREADS, **os.environ},
+                env={**THREAD_ENV, **os.environ},
             )
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._line = mine
-        self._codes: dict[int, int] = {}
-        self._ranks = 0
+        self._connection = mine
+        self._exit_codes: dict[int, int] = {}
+        self._num_ranks = 0
         self.pids: tuple[int, ...] = ()
         """Of the ranks, once they are there."""
         self.failure: RankFailed | None = None
         """Why there will be none."""
-        self.gone = False
+        self.died_early = False
         """It ended before the ranks did, and they with it."""
 
-    def fork(self, job: Job, connections: Sequence[Connection], beats: Beats) -> None:
+    def fork(self, job: Job, connections: Sequence[Connection], heartbeats: Heartbeats) -> None:
         """Let it fork the ranks, each with its end of a pipe, which is closed here. They get this process's environment
         as it is now."""
-        self._ranks = job.plan.ranks
+        self._num_ranks = job.plan.local_world_size
         with suppress(OSError):
-            self._line.send((job, dict(os.environ)))
-            for handle in (beats.handle, *(connection.fileno() for connection in connections)):
-                send_handle(self._line, handle, self._process.pid)
+            self._connection.send((job, dict(os.environ)))
+            for handle in (heartbeats.fd, *(connection.fileno() for connection in connections)):
+                send_handle(self._connection, handle, self._process.pid)
         for connection in connections:
             connection.close()
 
     def fileno(self) -> int:
-        return self._line.fileno()
+        return self._connection.fileno()
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """More news may come."""
-        return not self._line.closed
+        return not self._connection.closed
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take what has come in, without a wait for it."""
         try:
-            while self.open and self._line.poll():
-                self._take(self._line.recv())
+            while self.is_open and self._connection.poll():
+                self._handle(self._connection.recv())
         except (EOFError, OSError):
-            self._line.close()
-            self.gone = bool(self.alive())
-            code = self._reaped()
+            self._connection.close()
+            self.died_early = bool(self.alive())
+            code = self._wait_exit_code()
             for rank in self.alive():
-                self._codes[rank] = code
+                self._exit_codes[rank] = code
 
-    def _reaped(self) -> int:
+    def _wait_exit_code(self) -> int:
         try:
-            return self._process.wait(KILL_SECONDS)
+            return self._process.wait(KILL_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             return -signal.SIGKILL
 
-    def _take(self, news: Forked | Ended | RankFailed) -> None:
-        if isinstance(news, Forked):
-            self.pids = news.pids
-        elif isinstance(news, Ended):
-            self._codes[news.rank] = news.code
+    def _handle(self, message: RanksStarted | RankExited | RankFailed) -> None:
+        if isinstance(message, RanksStarted):
+            self.pids = message.pids
+        elif isinstance(message, RankExited):
+            self._exit_codes[message.rank] = message.exit_code
         else:
-            self.failure = news
+            self.failure = message
 
     def exit_code(self, rank: int) -> int | None:
         """None while it lives."""
-        return self._codes.get(rank)
+        return self._exit_codes.get(rank)
 
     def alive(self) -> list[int]:
         """The ranks that have not ended, also those that are yet to begin."""
-        return [rank for rank in range(self._ranks) if rank not in self._codes]
+        return [rank for rank in range(self._num_ranks) if rank not in self._exit_codes]
 
     def kill(self) -> None:
         """End whatever is left."""
-        if not self.open:
+        if not self.is_open:
             return
         for rank in self.alive():
             if self.pids:
@@ -145,13 +145,13 @@ class Spawner:
                     os.kill(self.pids[rank], signal.SIGKILL)
         if not self.pids:
             self._process.kill()
-        deadline = time.monotonic() + KILL_SECONDS
-        while self.open and self.alive() and time.monotonic() < deadline:
-            mp_connection.wait([self._line], deadline - time.monotonic())
-            self.look()
+        deadline = time.monotonic() + KILL_TIMEOUT_SECONDS
+        while self.is_open and self.alive() and time.monotonic() < deadline:
+            mp_connection.wait([self._connection], deadline - time.monotonic())
+            self.poll()
         self._process.kill()
-        self._reaped()
-        self._line.close()
+        self._wait_exit_code()
+        self._connection.close()
 
 
 def main() -> None:
@@ -166,7 +166,7 @@ def main() -> None:
         problem = error
     try:
         job, environment = line.recv()
-        handles = [recv_handle(line) for _ in range(1 + job.plan.ranks)]
+        handles = [recv_handle(line) for _ in range(1 + job.plan.local_world_size)]
     except EOFError:
         # No run came of it.
         os._exit(0)
@@ -178,25 +178,27 @@ def main() -> None:
         processes, store = _fork(job, handles, line)
     except Exception as error:
         # What has been forked already goes with this process.
-        line.send(failure_of(0, job.plan.devices[0], error))
+        line.send(rank_failure(0, job.plan.devices[0], error))
         os._exit(1)
-    line.send(Forked(tuple(process.pid or 0 for process in processes)))
-    _tell_ends(processes, line)
+    line.send(RanksStarted(tuple(process.pid or 0 for process in processes)))
+    _report_exits(processes, line)
     del store
     os._exit(0)
 
 
-def _fork(job: Job, handles: Sequence[int], line: Connection) -> tuple[list[BaseProcess], Any]:
+def _fork(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> tuple[list[BaseProcess], Any]:
     """All ranks, and then the store by which they meet, which lasts as long as what is returned."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
-    beats, connections = Beats(job.plan.ranks, handles[0]), [Connection(handle) for handle in handles[1:]]
-    listening = socket.create_server(("127.0.0.1", 0), backlog=max(128, job.plan.ranks))
-    arguments = (job, Inherited(connections, beats, line, os.getpid(), listening))
+    heartbeats, connections = Heartbeats(job.plan.local_world_size, fds[0]), [Connection(handle) for handle in fds[1:]]
+    listening = socket.create_server(("127.0.0.1", 0), backlog=max(128, job.plan.local_world_size))
+    arguments = (job, Inherited(connections, heartbeats, supervisor_connection, os.getpid(), listening))
     # What is there now is there for good, and shared: a collection in a rank would copy its pages.
     gc.freeze()
-    processes = mp.start_processes(run_rank, arguments, job.plan.ranks, join=False, start_method="fork").processes
+    processes = mp.start_processes(
+        run_rank, arguments, job.plan.local_world_size, join=False, start_method="fork"
+    ).processes
     for connection in connections:
         connection.close()
     # It starts a thread.
@@ -210,13 +212,13 @@ def _fork(job: Job, handles: Sequence[int], line: Connection) -> tuple[list[Base
     return list(processes), store
 
 
-def _tell_ends(processes: Sequence[BaseProcess], line: Connection) -> None:
+def _report_exits(processes: Sequence[BaseProcess], supervisor_connection: Connection) -> None:
     """Of each rank, as soon as it has ended. None is reaped: its pid is not to become another's while the supervisor
     may still send it a signal."""
     left = {process.sentinel: (rank, process.pid or 0) for rank, process in enumerate(processes)}
     ending: list[tuple[int, int]] = []
     while left or ending:
-        ready = mp_connection.wait(list(left), ENDING_SECONDS if ending else None)
+        ready = mp_connection.wait(list(left), EXIT_POLL_SECONDS if ending else None)
         ending += [left.pop(sentinel) for sentinel in list(left) if sentinel in ready]
         for one in list(ending):
             rank, pid = one
@@ -224,4 +226,6 @@ def _tell_ends(processes: Sequence[BaseProcess], line: Connection) -> None:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if ended is not None:
                 ending.remove(one)
-                line.send(Ended(rank, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
+                supervisor_connection.send(
+                    RankExited(rank, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+                )

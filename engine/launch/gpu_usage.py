@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from engine.gpus.monitor import DriverMonitor
-from engine.gpus.reservation import HeldRank
-from engine.gpus.snapshot import Gpu, Wants
-from engine.runs.events import Event, Gpus, RunStarted, Waiting
+from engine.gpus.reservation import ReservedRank
+from engine.gpus.snapshot import Gpu, SamplerOptions
+from engine.runs.events import Event, GpuEvent, RunStarted, WaitingForGpus
 from engine.runs.records import GpuSample
 
-EVERY_SECONDS = 5.0
-KEPT = (
+USAGE_INTERVAL_SECONDS = 5.0
+RECORDED_READINGS = (
     "busy",
     "sm_active",
     "tensor_active",
@@ -27,17 +27,19 @@ KEPT = (
 )
 
 
-class UsageWatch:
+class GpuUsagePoller:
     """Looks at these GPUs, by UUID. Without any it does nothing; it never waits, and never fails a run."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
         self._monitor: DriverMonitor | None = None
-        self._silent_at = time.monotonic() + 2 * EVERY_SECONDS
+        self._stale_at = time.monotonic() + 2 * USAGE_INTERVAL_SECONDS
         if uuids:
             with suppress(OSError):
-                self._monitor = DriverMonitor(Wants(period=EVERY_SECONDS, processes=False, gpus=list(uuids)))
+                self._monitor = DriverMonitor(
+                    SamplerOptions(period=USAGE_INTERVAL_SECONDS, processes=False, gpus=list(uuids))
+                )
 
-    def look(self) -> Gpus | None:
+    def poll(self) -> GpuEvent | None:
         """An event where one is due: that the driver says nothing is one too."""
         if self._monitor is None:
             return None
@@ -45,12 +47,12 @@ class UsageWatch:
             snapshot = self._monitor.read(0.0)
         except (OSError, ValueError):
             return None
-        if snapshot is None and time.monotonic() > self._silent_at:
+        if snapshot is None and time.monotonic() > self._stale_at:
             snapshot = self._monitor.latest()
         if snapshot is None:
             return None
-        self._silent_at = time.monotonic() + 2 * EVERY_SECONDS
-        return Gpus(gpus=[_sample(gpu, snapshot.host) for gpu in snapshot.gpus]) if snapshot.gpus else None
+        self._stale_at = time.monotonic() + 2 * USAGE_INTERVAL_SECONDS
+        return GpuEvent(gpus=[_sample(gpu, snapshot.host) for gpu in snapshot.gpus]) if snapshot.gpus else None
 
     def close(self) -> None:
         if self._monitor is not None:
@@ -58,23 +60,23 @@ class UsageWatch:
 
 
 def _sample(gpu: Gpu, host: str) -> GpuSample:
-    return GpuSample(gpu.uuid, host, gpu.state, **{name: gpu.value(name) for name in KEPT})
+    return GpuSample(gpu.uuid, host, gpu.state, **{name: gpu.value(name) for name in RECORDED_READINGS})
 
 
-def waiting_told(tell: Callable[[Event], None]) -> Callable[[str], None]:
+def waiting_emitter(emit: Callable[[Event], None]) -> Callable[[str], None]:
     """Tells why a run waits, once for each reason."""
     told: list[str] = []
 
     def waiting(reason: str) -> None:
         if told[-1:] != [reason]:
             told.append(reason)
-            tell(Waiting(message=reason))
+            emit(WaitingForGpus(message=reason))
 
     return waiting
 
 
-def ranks_here(started: RunStarted) -> list[HeldRank]:
+def local_gpu_ranks(started: RunStarted) -> list[ReservedRank]:
     """The ranks of this host that have a GPU, as other users may know them."""
     here = socket.gethostname()
     ranks = [one for one in started.ranks if one.host == here and one.device != "cpu"]
-    return [HeldRank(started.name, one.rank, one.pid, one.device) for one in ranks]
+    return [ReservedRank(started.name, one.rank, one.pid, one.device) for one in ranks]

@@ -10,17 +10,17 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 
 from engine.distributed.channel import PipeChannel, StopFlag
-from engine.distributed.failures import failure_of
-from engine.distributed.rank_env import Seat
+from engine.distributed.failures import rank_failure
+from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import open_store
-from engine.distributed.watchdog import Beats, Marker
-from engine.runs.events import Refused
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.runs.events import ConfigRejected
 from engine.training.job import ExitCode, Job
 from engine.utils.errors import UsageError
-from engine.utils.process import STOPPING, die_with_parent, leave
+from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
 
 # Makes a rank write to the log where in its code it is.
-TELL_WHERE = signal.SIGUSR2
+DUMP_TRACEBACK_SIGNAL = signal.SIGUSR2
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Inherited:
     ``store_socket`` listens where the store of the ranks will be, unless ``device.init_method`` says where to meet."""
 
     connections: list[Connection]
-    heartbeats: Beats
+    heartbeats: Heartbeats
     fork_server_connection: Connection
     fork_server_pid: int
     store_socket: socket.socket
@@ -45,14 +45,14 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     port = store_socket.getsockname()[1]
     store_socket.close()
     faulthandler.enable()
-    faulthandler.register(TELL_WHERE, all_threads=True)
+    faulthandler.register(DUMP_TRACEBACK_SIGNAL, all_threads=True)
     flag = StopFlag()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, flag.raise_it)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    channel = PipeChannel(connections[rank], flag, Marker(inherited.heartbeats, rank))
-    seat = Seat(rank, job.plan.ranks, rank, job.plan.ranks)
+        signal.signal(number, flag.handle_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    channel = PipeChannel(connections[rank], flag, HeartbeatWriter(inherited.heartbeats, rank))
+    rank_info = RankInfo(rank, job.plan.local_world_size, rank, job.plan.local_world_size)
     code = ExitCode.FAILED
     try:
         import torch.distributed as dist
@@ -63,14 +63,14 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
         if job.config.device.init_method == "auto":
             store: dist.Store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         else:
-            store = open_store(job.config, seat)
-        outcome = train(job, seat, store, channel)
+            store = open_store(job.config, rank_info)
+        outcome = train(job, rank_info, store, channel)
         code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
     except UsageError as error:
-        channel.send(Refused(problems=[[problem.where, problem.what] for problem in error.problems]))
-        code = ExitCode.REFUSED
+        channel.send(ConfigRejected(problems=[[problem.location, problem.message] for problem in error.problems]))
+        code = ExitCode.USAGE_ERROR
     except BaseException as error:
-        channel.send(failure_of(rank, job.plan.devices[rank], error, job.config))
+        channel.send(rank_failure(rank, job.plan.devices[rank], error, job.config))
     finally:
         # Whatever comes: the interpreter's own end would wait for loader processes, which do not hear it.
-        leave(code)
+        exit_now(code)

@@ -13,15 +13,17 @@ from engine.utils.errors import UsageError
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes (He et al., 2015)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
@@ -71,4 +73,4 @@ def _check_width(width: int) -> None:
         raise UsageError.one("model.options", f"width must be a whole number from 1 up, not {width!r}")
 
 
-BUILTIN: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear, "resnet18-small": resnet18_small}
+BUILTIN_BUILDERS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear, "resnet18-small": resnet18_small}

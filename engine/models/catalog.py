@@ -12,22 +12,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from engine.config.training_sections import BUILTIN_MODELS, Model
-from engine.config.user_code import is_own
-from engine.utils.errors import UsageError, nearest, not_installed
+from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
+from engine.config.user_code import is_user_code
+from engine.utils.errors import UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_json, write_json
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
 # In the order in which model.source auto looks through them.
-SOURCES = ("builtin", "torchvision", "timm")
+MODEL_SOURCES = ("builtin", "torchvision", "timm")
 _HELPER_MODULE = "engine.models.catalog_process"
 
 
 @dataclass(frozen=True)
-class KnownModel:
-    """A model of one of the `SOURCES`. `parameters` counts those of the model as its library makes it by itself, None
-    where they have not been counted; `weights` are the names of its pretrained weights, the library's choice first;
-    `top1` is the accuracy of these on ImageNet in percent, where the library tells it."""
+class CatalogModel:
+    """A model of one of the `MODEL_SOURCES`. `parameters` counts those of the model as its library makes it by itself,
+    None where they have not been counted; `weights` are the names of its pretrained weights, the library's choice
+    first; `top1` is the accuracy of these on ImageNet in percent, where the library tells it."""
 
     source: str
     name: str
@@ -39,32 +39,36 @@ class KnownModel:
         return asdict(self)
 
 
-def check_model_name(model: Model) -> None:
+def check_model_name(model: ModelConfig) -> None:
     """Raises UsageError where no model has this name. Own code (`module:name`) is not looked at."""
-    if is_own(model.name):
+    if is_user_code(model.name):
         return
-    sources = SOURCES if model.source == "auto" else (model.source,)
+    sources = MODEL_SOURCES if model.source == "auto" else (model.source,)
     known: list[str] = []
     for source in sources:
-        found = names_of(source, optional=source not in (model.source, "torchvision"))
+        found = model_names(source, missing_ok=source not in (model.source, "torchvision"))
         if model.name in found:
             return
         known += found
     where = "no model" if model.source == "auto" else f"no model of {model.source}"
-    others = [source for source in SOURCES if source not in sources and model.name in names_of(source, optional=True)]
-    hint = f"; {others[0]} has one: model.source={others[0]}" if others else nearest(model.name, known)
+    others = [
+        source
+        for source in MODEL_SOURCES
+        if source not in sources and model.name in model_names(source, missing_ok=True)
+    ]
+    hint = f"; {others[0]} has one: model.source={others[0]}" if others else did_you_mean(model.name, known)
     raise UsageError.one("model.name", f"{where} is called {model.name!r} (`gputrain models` lists them){hint}")
 
 
-def names_of(source: str, *, optional: bool) -> list[str]:
+def model_names(source: str, *, missing_ok: bool) -> list[str]:
     """What `model.name` can be for a source. Where its library is not there or does not work there are none if it is
-    `optional`; else raises UsageError."""
+    `missing_ok`; else raises UsageError."""
     if source == "builtin":
         return list(BUILTIN_MODELS)
     try:
         models = library_models(source)
     except UsageError:
-        if optional:
+        if missing_ok:
             return []
         raise
     if source == "timm":
@@ -83,7 +87,7 @@ def library_version(source: str) -> str | None:
         return None
 
 
-def library_models(source: str) -> list[KnownModel]:
+def library_models(source: str) -> list[CatalogModel]:
     """All classification models of torchvision or timm. Raises UsageError where the library is not there or does not
     work."""
     installed = library_version(source)
@@ -91,58 +95,60 @@ def library_models(source: str) -> list[KnownModel]:
         raise UsageError.one("model.source", not_installed(source))
     path = cache_folder() / f"models-{source}-{installed}.json"
     try:
-        return _as_models(read_json(path))
+        return _parse_models(read_json(path))
     except (KeyError, TypeError, ValueError):
         pass
     try:
         told = ask_helper(_HELPER_MODULE, {"task": "list", "source": source})
     except HelperError as error:
         raise UsageError.one("model.source", f"the models of {source} cannot be listed: {error}") from error
-    _keep(path.name, told)
-    return _as_models(told)
+    _write_cache(path.name, told)
+    return _parse_models(told)
 
 
-def _as_models(stored: dict[str, Any] | None) -> list[KnownModel]:
+def _parse_models(stored: dict[str, Any] | None) -> list[CatalogModel]:
     """Raises KeyError, TypeError or ValueError where this is no list of models."""
     if stored is None:
         raise ValueError("there is nothing")
-    return [KnownModel(**{**model, "weights": tuple(map(str, model["weights"]))}) for model in stored["known"]]
+    return [CatalogModel(**{**model, "weights": tuple(map(str, model["weights"]))}) for model in stored["known"]]
 
 
-def builtin_models() -> list[KnownModel]:
-    return [KnownModel("builtin", name) for name in BUILTIN_MODELS]
+def builtin_models() -> list[CatalogModel]:
+    return [CatalogModel("builtin", name) for name in BUILTIN_MODELS]
 
 
-def matching(models: Sequence[KnownModel], wanted: str | None) -> list[KnownModel]:
-    """Those whose name has `wanted` in it, or fits it where it is a pattern with `*`, `?` or `[…]`, in any case."""
-    if not wanted:
+def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[CatalogModel]:
+    """Those whose name has `query` in it, or fits it where it is a pattern with `*`, `?` or `[…]`, in any case."""
+    if not query:
         return list(models)
-    pattern = wanted.lower() if any(sign in wanted for sign in "*?[") else f"*{wanted.lower()}*"
+    pattern = query.lower() if any(sign in query for sign in "*?[") else f"*{query.lower()}*"
     return [model for model in models if fnmatch.fnmatchcase(model.name.lower(), pattern)]
 
 
-def stored_counts(source: str) -> dict[str, int]:
+def cached_parameter_counts(source: str) -> dict[str, int]:
     """Parameters by name, as far as they have been counted for the installed version."""
-    stored = read_json(cache_folder() / _counts_file(source)) or {}
+    stored = read_json(cache_folder() / _counts_file_name(source)) or {}
     return {name: count for name, count in stored.items() if isinstance(count, int)}
 
 
-def with_parameters(models: Sequence[KnownModel], told: Callable[[str, int], None]) -> Iterator[KnownModel]:
-    """The same models, by source, each as soon as its parameters are known. `told` hears of each source how many are
-    to be counted."""
-    for source in SOURCES:
+def with_parameter_counts(
+    models: Sequence[CatalogModel], on_count: Callable[[str, int], None]
+) -> Iterator[CatalogModel]:
+    """The same models, by source, each as soon as its parameters are known. `on_count` hears of each source how many
+    are to be counted."""
+    for source in MODEL_SOURCES:
         ours = [model for model in models if model.source == source]
         if any(model.parameters is None for model in ours):
-            stored = stored_counts(source)
+            stored = cached_parameter_counts(source)
             ours = [model if model.parameters else replace(model, parameters=stored.get(model.name)) for model in ours]
         missing = [model.name for model in ours if model.parameters is None]
-        told(source, len(missing))
-        with closing(count_models(source, missing)) as counts:
+        on_count(source, len(missing))
+        with closing(count_model_parameters(source, missing)) as counts:
             for model in ours:
                 yield replace(model, parameters=next(counts)) if model.parameters is None else model
 
 
-def count_models(source: str, names: Sequence[str]) -> Generator[int | None, None, None]:
+def count_model_parameters(source: str, names: Sequence[str]) -> Generator[int | None, None, None]:
     """The parameters of each, in this order, as they are counted by building it without storage; None where that fails.
     What has been counted is kept, also when it is given up half-way."""
     if not names:
@@ -161,14 +167,14 @@ def count_models(source: str, names: Sequence[str]) -> Generator[int | None, Non
                 yield count
         finally:
             # Another may have counted others meanwhile.
-            _keep(_counts_file(source), stored_counts(source) | counted)
+            _write_cache(_counts_file_name(source), cached_parameter_counts(source) | counted)
 
 
-def _counts_file(source: str) -> str:
+def _counts_file_name(source: str) -> str:
     return f"parameters-{source}-{library_version(source)}.json"
 
 
-def _keep(name: str, values: dict[str, Any]) -> None:
+def _write_cache(name: str, values: dict[str, Any]) -> None:
     # Without a cache it is asked again.
     with suppress(OSError):
         cache_folder().mkdir(parents=True, exist_ok=True)

@@ -10,29 +10,29 @@ from typing import Any
 
 from torch import nn
 
-from engine.models.meta_device import bare
+from engine.models.meta_device import build_on_meta
 from engine.utils.helper_process import ParentPipe
-from engine.utils.host import cores
+from engine.utils.host import available_cores
 from engine.utils.process import die_with_parent
 
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 # Models that are worth a process of their own to count.
-LEAST_PER_PROCESS = 10
+MIN_MODELS_PER_PROCESS = 10
 
 
 def main(parent: ParentPipe) -> None:
-    """Answer the request `list` with one JSON object; `count` with the parameters, or null, of each name."""
+    """Answer the request `list` with one JSON object; `parameter_count` with the parameters, or null, of each name."""
     request = parent.receive()
     source = request["source"]
     if request["task"] == "list":
-        parent.send({"known": LISTS[source]()})
+        parent.send({"known": MODEL_LISTERS[source]()})
         return
-    for count in counted(source, request["names"]):
+    for count in parameter_counts(source, request["names"]):
         parent.send(count)
 
 
-def torchvision_models() -> list[dict[str, Any]]:
-    """torchvision's classification models, as `KnownModel`s."""
+def list_torchvision_models() -> list[dict[str, Any]]:
+    """torchvision's classification models, as `CatalogModel`s."""
     from torchvision import models
 
     found = []
@@ -43,11 +43,11 @@ def torchvision_models() -> list[dict[str, Any]]:
         meta = {} if default is None else default.meta
         named = [] if default is None else [default.name, *(one.name for one in weights if one is not default)]
         top1 = meta.get("_metrics", {}).get("ImageNet-1K", {}).get("acc@1")
-        found.append(_known("torchvision", name, named, meta.get("num_params"), top1))
+        found.append(_model_entry("torchvision", name, named, meta.get("num_params"), top1))
     return found
 
 
-def timm_models() -> list[dict[str, Any]]:
+def list_timm_models() -> list[dict[str, Any]]:
     import timm
 
     tags: dict[str, list[str]] = {}
@@ -61,30 +61,33 @@ def timm_models() -> list[dict[str, Any]]:
         # The default can be an entry without weights.
         there = tags.get(name, [])
         named = [*(tag for tag in there if tag == first), *(tag for tag in there if tag != first)]
-        found.append(_known("timm", name, named, None, None))
+        found.append(_model_entry("timm", name, named, None, None))
     return found
 
 
-LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {"torchvision": torchvision_models, "timm": timm_models}
+MODEL_LISTERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "torchvision": list_torchvision_models,
+    "timm": list_timm_models,
+}
 
 
-def _known(
+def _model_entry(
     source: str, name: str, weights: Sequence[str], parameters: int | None, top1: float | None
 ) -> dict[str, Any]:
     return {"source": source, "name": name, "parameters": parameters, "weights": list(weights), "top1": top1}
 
 
-def count(source: str, name: str) -> int | None:
+def parameter_count(source: str, name: str) -> int | None:
     """The parameters of a model as its library makes it by itself; None where it cannot be made."""
     try:
-        model = bare(lambda: _make(source, name))
+        model = build_on_meta(lambda: _build_default_model(source, name))
     except Exception:
         # Of a thousand models any may want a package that is not there.
         return None
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _make(source: str, name: str) -> nn.Module:
+def _build_default_model(source: str, name: str) -> nn.Module:
     made: nn.Module
     if source == "timm":
         import timm
@@ -97,26 +100,26 @@ def _make(source: str, name: str) -> nn.Module:
         made = models.get_model(name, weights=None)
         return made
     from engine.config.schema import Config
-    from engine.config.training_sections import Model
-    from engine.models.summary import build
+    from engine.config.training_sections import ModelConfig
+    from engine.models.summary import build_untrained_model
 
     # Of CIFAR-10's shape: the built-in models are made for small images.
-    return build(Config(model=Model(name=name, source="builtin")), 3, 10, 32)
+    return build_untrained_model(Config(model=ModelConfig(name=name, source="builtin")), 3, 10, 32)
 
 
-def _count(task: tuple[str, str]) -> int | None:
-    return count(*task)
+def _parameter_count_task(task: tuple[str, str]) -> int | None:
+    return parameter_count(*task)
 
 
-def counted(source: str, names: Sequence[str]) -> Iterator[int | None]:
+def parameter_counts(source: str, names: Sequence[str]) -> Iterator[int | None]:
     """The parameters of each, in order, counted by several processes where there are many."""
-    processes = min(cores(), MOST_PROCESSES, len(names) // LEAST_PER_PROCESS)
+    processes = min(available_cores(), MAX_PROCESSES, len(names) // MIN_MODELS_PER_PROCESS)
     tasks = [(source, name) for name in names]
     if processes < 2:
-        yield from map(_count, tasks)
+        yield from map(_parameter_count_task, tasks)
         return
     if source == "timm":
         # Once, for all of them.
         import timm  # noqa: F401
     with multiprocessing.get_context("fork").Pool(processes, die_with_parent, (os.getpid(),)) as pool:
-        yield from pool.imap(_count, tasks, chunksize=4)
+        yield from pool.imap(_parameter_count_task, tasks, chunksize=4)

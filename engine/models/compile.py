@@ -19,16 +19,16 @@ def compile_in_place(model: nn.Module, config: Config) -> None:
         model.compile(mode=config.model.compile_mode, dynamic=False)
 
 
-def compiled_for(config: Config, images: int, whole: int) -> AbstractContextManager[object]:
-    """In it the model runs compiled for `whole` images, and as it was written for any other number of them: the last
-    batch of an epoch is worth neither another compilation nor slower code for all."""
-    if not config.model.compile or images == whole:
+def eager_for_partial_batch(config: Config, num_images: int, full_batch_size: int) -> AbstractContextManager[object]:
+    """In it the model runs compiled for `full_batch_size` images, and as it was written for any other number of them:
+    the last batch of an epoch is worth neither another compilation nor slower code for all."""
+    if not config.model.compile or num_images == full_batch_size:
         return nullcontext()
     eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return eager
 
 
-def refused(config: Config, error: Exception) -> UsageError | None:
+def compile_usage_error(config: Config, error: Exception) -> UsageError | None:
     """What an error of torch.compile's own says of the config; None for any other."""
     from torch._dynamo.exc import TorchDynamoException
 
@@ -41,7 +41,7 @@ def refused(config: Config, error: Exception) -> UsageError | None:
     )
 
 
-def end_compilers() -> None:
+def stop_compile_workers() -> None:
     """The processes that compiled in parallel; nothing is compiled after the warm-up."""
     from torch._inductor.async_compile import shutdown_compile_workers
 

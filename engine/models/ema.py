@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 
-class Ema:
+class ModelEma:
     """Holds `model`, whose weights are an exponential average of another's in float32. The decay grows to its value as
     `(1 + n) / (10 + n)` over the first steps, so that the weights of the beginning are soon forgotten (TensorFlow's
     ExponentialMovingAverage)."""
@@ -23,7 +23,7 @@ class Ema:
         fresh = [parameter.detach().float() for parameter in model.parameters()]
         torch._foreach_lerp_([parameter.data for parameter in self.model.parameters()], fresh, 1 - decay)
 
-    def take_buffers(self, model: nn.Module) -> None:
+    def copy_buffers(self, model: nn.Module) -> None:
         """BatchNorm's running statistics are averages already."""
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)

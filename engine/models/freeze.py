@@ -8,21 +8,21 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine.config.training_sections import Model
-from engine.utils.errors import Problem, UsageError, nearest
+from engine.config.training_sections import ModelConfig
+from engine.utils.errors import Problem, UsageError, did_you_mean
 
 
-def freeze(model: nn.Module, config: Model) -> list[nn.Module]:
+def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     """Keep what `model.freeze` names from training. Returns the layers with running statistics in it, which stay in
-    evaluation mode, see `set_training`; dropout in frozen parts goes on. Raises UsageError for names that the model
+    evaluation mode, see `set_train_mode`; dropout in frozen parts goes on. Raises UsageError for names that the model
     does not have, and where nothing is left that trains."""
     if config.freeze == "none":
         return []
     if config.freeze == "backbone":
-        trains = classifier_names(model)
-        frozen = _not(trains)
+        trains = classifier_paths(model)
+        frozen = _all_but(trains)
     else:
-        frozen = _beginning_with(model, config.freeze)
+        frozen = _prefix_matcher(model, config.freeze)
     for name, parameter in model.named_parameters():
         if frozen(name):
             parameter.requires_grad_(False)
@@ -35,22 +35,22 @@ def freeze(model: nn.Module, config: Model) -> list[nn.Module]:
     ]
 
 
-def _is_frozen(path: str, norm: nn.Module, frozen: Callable[[str], bool]) -> bool:
+def _is_frozen(path: str, norm: nn.Module, is_frozen_name: Callable[[str], bool]) -> bool:
     """A layer without weights of its own goes by its place."""
     weights = list(norm.parameters(recurse=False))
     if weights:
         return not any(weight.requires_grad for weight in weights)
-    return frozen(f"{path}.running_mean")
+    return is_frozen_name(f"{path}.running_mean")
 
 
-def set_training(model: nn.Module, frozen: Iterable[nn.Module]) -> None:
+def set_train_mode(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> None:
     """`model.train()`, but for the frozen layers, whose running statistics are to stay as they are."""
     model.train()
-    for part in frozen:
+    for part in frozen_layers:
         part.eval()
 
 
-def classifier_names(model: nn.Module) -> list[str]:
+def classifier_paths(model: nn.Module) -> list[str]:
     """The part of a model that tells the classes: what timm's model says, for torchvision's its head by the name that
     it has there, else the last layer with parameters."""
     library = type(model).__module__.partition(".")[0]
@@ -67,39 +67,39 @@ def classifier_names(model: nn.Module) -> list[str]:
     return with_weights[-1:]
 
 
-def _beginning_with(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str], bool]:
+def _prefix_matcher(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str], bool]:
     """Whether a name is one of these or lies below one. Raises UsageError for each that holds nothing."""
     inside = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     parts = [path for path, part in model.named_modules() if path and list(part.parameters())]
     problems = [
         Problem(
             "model.freeze",
-            f"the model has no weights called {prefix}{nearest(prefix, parts) or _tops(parts)}",
+            f"the model has no weights called {prefix}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
         )
         for prefix in prefixes
-        if not any(_below(name, [prefix]) for name in inside)
+        if not any(_has_prefix(name, [prefix]) for name in inside)
     ]
     if problems:
         raise UsageError(problems)
-    return lambda name: _below(name, prefixes)
+    return lambda name: _has_prefix(name, prefixes)
 
 
-def _tops(parts: list[str]) -> str:
+def _top_level_hint(parts: list[str]) -> str:
     return f"; there are {', '.join(path for path in parts if '.' not in path)}, or backbone for all but the last layer"
 
 
-def _not(trains: list[str]) -> Callable[[str], bool]:
-    return lambda name: not _below(name, trains)
+def _all_but(prefixes: list[str]) -> Callable[[str], bool]:
+    return lambda name: not _has_prefix(name, prefixes)
 
 
-def _below(name: str, prefixes: Iterable[str]) -> bool:
+def _has_prefix(name: str, prefixes: Iterable[str]) -> bool:
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def sync_batch_norm(model: nn.Module, frozen: Iterable[nn.Module]) -> nn.Module:
+def convert_to_sync_batch_norm(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> nn.Module:
     """The model with torch's SyncBatchNorm for each BatchNorm that is not frozen; parameters stay the same objects.
     Raises UsageError where nothing would be synchronised, and for layers that cannot be converted."""
-    still = set(frozen)
+    still = set(frozen_layers)
     layers = [(path, part) for path, part in model.named_modules() if isinstance(part, _BatchNorm)]
     if not layers:
         raise UsageError.one("model.sync_bn", "the model has no BatchNorm, so there is nothing to synchronise")
@@ -109,7 +109,7 @@ def sync_batch_norm(model: nn.Module, frozen: Iterable[nn.Module]) -> nn.Module:
             "model.sync_bn", "all BatchNorm of the model is frozen, so there is nothing to synchronise"
         )
     for path, part in training:
-        convert = _converter(path, part)
+        convert = _sync_batch_norm_converter(path, part)
         if path == "":
             return convert(part)
         parent, _, attribute = path.rpartition(".")
@@ -117,7 +117,7 @@ def sync_batch_norm(model: nn.Module, frozen: Iterable[nn.Module]) -> nn.Module:
     return model
 
 
-def _converter(path: str, layer: nn.Module) -> Callable[[nn.Module], nn.Module]:
+def _sync_batch_norm_converter(path: str, layer: nn.Module) -> Callable[[nn.Module], nn.Module]:
     """torch's own conversion drops whatever else a layer does in its forward, such as timm's activations."""
     if type(layer).__module__.startswith("timm."):
         from timm.layers import convert_sync_batchnorm

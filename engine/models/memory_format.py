@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.schema import Config
-from engine.config.user_code import is_own
+from engine.config.user_code import is_user_code
 
 
-def memory_format(config: Config, model: nn.Module, device: torch.device) -> torch.memory_format:
+def resolve_memory_format(config: Config, model: nn.Module, device: torch.device) -> torch.memory_format:
     """What `model.channels_last` asks for. With `auto` the channels lie together where that is faster: in models with
     two-dimensional convolutions, on GPUs in half precision, whose tensor cores want it so, and on the CPU. On one core,
     forward and back in float32, cnn on 28x28 was measured to take 0.67 to 0.75 of the time, SqueezeNet and MobileNetV3
@@ -25,17 +25,17 @@ def memory_format(config: Config, model: nn.Module, device: torch.device) -> tor
     if wanted == "auto":
         convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
         faster = device.type == "cpu" or config.precision.amp not in ("off", "O0")
-        own = config.model.source == "auto" and is_own(config.model.name)
+        own = config.model.source == "auto" and is_user_code(config.model.name)
         wanted = "on" if convolves and faster and not own else "off"
     return torch.channels_last if wanted == "on" else torch.contiguous_format
 
 
-def arrange(model: nn.Module, memory: torch.memory_format) -> None:
+def apply_memory_format(model: nn.Module, memory_format: torch.memory_format) -> None:
     """Only weights of four dimensions are touched. The parameters stay the same objects."""
-    if memory is torch.channels_last:
-        model.to(memory_format=memory)
+    if memory_format is torch.channels_last:
+        model.to(memory_format=memory_format)
 
 
-def plain(state: Mapping[str, Any]) -> dict[str, Any]:
+def contiguous_state_dict(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict as it would be without: a file says nothing of how the model lay in memory."""
     return {name: value.contiguous() if isinstance(value, Tensor) else value for name, value in state.items()}

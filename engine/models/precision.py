@@ -14,38 +14,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine.config.training_sections import Precision
+from engine.config.training_sections import PrecisionConfig
 from engine.utils.errors import Problem
 
-_AUTOCAST = {"fp16": torch.float16, "O1": torch.float16, "bf16": torch.bfloat16}
-_SCALED = {"fp16", "O1", "O2"}
+_AUTOCAST_DTYPES = {"fp16": torch.float16, "O1": torch.float16, "bf16": torch.bfloat16}
+_GRAD_SCALER_MODES = {"fp16", "O1", "O2"}
 # Compute capability of the first GPUs with TF32, Ampere's.
-_TF32_SINCE = (8, 0)
+_TF32_MIN_CAPABILITY = (8, 0)
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: PrecisionConfig, device: torch.device) -> AbstractContextManager[object]:
     """Does nothing where all is computed in the model's own type."""
-    dtype = _AUTOCAST.get(precision.amp)
+    dtype = _AUTOCAST_DTYPES.get(precision.amp)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
+def build_grad_scaler(precision: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:
     """Passes everything through where no scaling is needed."""
-    return torch.amp.GradScaler(device.type, enabled=precision.amp in _SCALED)
+    return torch.amp.GradScaler(device.type, enabled=precision.amp in _GRAD_SCALER_MODES)
 
 
-def skips_of_scaler(precision: Precision) -> int:
+def max_scaler_skips(precision: PrecisionConfig) -> int:
     """Steps in a row that the gradient scaler may leave out while it looks for its scale: it begins with 2^16, halves
     it at each, and a gradient that does not fit at 2^-8 is none that scaling helps."""
-    return 24 if precision.amp in _SCALED else 0
+    return 24 if precision.amp in _GRAD_SCALER_MODES else 0
 
 
-def input_type(precision: Precision) -> torch.dtype:
+def input_dtype(precision: PrecisionConfig) -> torch.dtype:
     """What images are given to the model in."""
     return torch.float16 if precision.amp in ("O2", "O3") else torch.float32
 
 
-def halve(model: nn.Module, precision: Precision) -> nn.Module | None:
+def apply_half_precision(model: nn.Module, precision: PrecisionConfig) -> nn.Module | None:
     """Bring a float32 model to the type that its level asks for, and give a float32 copy that is to be trained in its
     place where there is to be one: the master weights of O2."""
     if precision.amp == "O3":
@@ -61,19 +61,19 @@ def halve(model: nn.Module, precision: Precision) -> nn.Module | None:
     return master
 
 
-def give_gradients(model: nn.Module, master: nn.Module) -> None:
+def model_grads_to_master_grads(model: nn.Module, master: nn.Module) -> None:
     """Those of the model to its master."""
     for mine, own in zip(model.parameters(), master.parameters(), strict=True):
         own.grad = None if mine.grad is None else mine.grad.float()
 
 
 @torch.no_grad()
-def take_weights(model: nn.Module, master: nn.Module) -> None:
+def master_params_to_model_params(model: nn.Module, master: nn.Module) -> None:
     """Those of the master back to the model."""
     torch._foreach_copy_(list(model.parameters()), list(master.parameters()))
 
 
-def full_state(model: nn.Module, master: nn.Module | None) -> dict[str, Tensor]:
+def full_precision_state_dict(model: nn.Module, master: nn.Module | None) -> dict[str, Tensor]:
     """The model's state dict in float32: its master's weights where it has one, and its own buffers."""
     state = {
         name: value.float() if value.dtype == torch.float16 else value for name, value in model.state_dict().items()
@@ -84,12 +84,12 @@ def full_state(model: nn.Module, master: nn.Module | None) -> dict[str, Tensor]:
     return {name: state[name] if name in buffers else value for name, value in master.state_dict().items()}
 
 
-def set_tf32(precision: Precision) -> None:
+def set_tf32(precision: PrecisionConfig) -> None:
     if precision.tf32 != "auto":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision.tf32 == "on"
 
 
-def problems_of_precision(precision: Precision, device: torch.device) -> list[Problem]:
+def precision_problems(precision: PrecisionConfig, device: torch.device) -> list[Problem]:
     """Why the device cannot compute so."""
     problems = []
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
@@ -99,6 +99,8 @@ def problems_of_precision(precision: Precision, device: torch.device) -> list[Pr
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
         problems.append(Problem("precision.amp", f"{name} has no bfloat16; give fp16 or off"))
-    if precision.tf32 == "on" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < _TF32_SINCE):
+    if precision.tf32 == "on" and (
+        device.type != "cuda" or torch.cuda.get_device_capability(device) < _TF32_MIN_CAPABILITY
+    ):
         problems.append(Problem("precision.tf32", f"{name} has no TF32; give auto or off"))
     return problems

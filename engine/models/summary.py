@@ -19,22 +19,22 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.config.schema import Config
-from engine.config.user_code import is_own
+from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.folder import class_names
-from engine.data.sources.formats import image_format, likely_format
+from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source
 from engine.models.factory import build_model, check_model, weight_bytes
 from engine.models.freeze import freeze
-from engine.models.meta_device import bare
+from engine.models.meta_device import build_on_meta
 
 Shape = tuple[int, ...]
 # All others have ten, unless the config says otherwise.
-CLASSES = {"cifar100": 100}
+DATASET_NUM_CLASSES = {"cifar100": 100}
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSummary:
     """A module. `parameters`, `trainable` (those of them that train) and `multiply_adds` are those of all within it;
     `output` is the shape of its last output, None where it was not called or gave no tensor."""
 
@@ -48,7 +48,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Feature:
+class FeatureMap:
     """The last output of one resolution: its shape, and how many pixels of the image across one of it stands for, None
     where it is a sequence."""
 
@@ -58,7 +58,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ModelSummary:
     """`images` is the shape of the input. `layers` come in the order of the model's definition, the whole of it first.
     `activation_bytes` are the outputs of all layers without layers of their own; `saved_bytes` what a forward pass
     keeps for the backward pass, the images included."""
@@ -73,26 +73,26 @@ class Summary:
     multiply_adds: int
     activation_bytes: int
     saved_bytes: int
-    layers: list[Layer]
-    features: list[Feature]
+    layers: list[LayerSummary]
+    features: list[FeatureMap]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def summarize(config: Config, batch_size: int = 1) -> Summary:
+def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
     """The model of a config for a batch of its data's images, with random weights. Raises UsageError."""
-    images, classes = images_of(config)
+    images, classes = input_spec(config)
     shape = (batch_size, images.channels, images.size, images.size)
     try:
-        model = build_bare(config, images.channels, classes, images.size)
+        model = build_meta_model(config, images.channels, classes, images.size)
         trace = trace_model(model, torch.empty(shape, device="meta"))
     except Exception:
         # A forward pass that looks at values needs them, and how it fails without them is open.
-        model = build(config, images.channels, classes, images.size)
+        model = build_untrained_model(config, images.channels, classes, images.size)
         check_model(model, config.model.name, images.channels, images.size, classes)
         trace = trace_model(model, torch.zeros(shape))
-    return Summary(
+    return ModelSummary(
         config.model.name,
         shape,
         classes,
@@ -103,78 +103,78 @@ def summarize(config: Config, batch_size: int = 1) -> Summary:
         trace.multiply_adds.get("", 0),
         trace.activation_bytes,
         trace.saved_bytes,
-        list(layers_of(model, trace)),
-        features_of(trace.calls, shape),
+        list(layer_summaries(model, trace)),
+        feature_maps(trace.calls, shape),
     )
 
 
-def build(config: Config, channels: int, classes: int, size: int) -> nn.Module:
+def build_untrained_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
     """The model of a config with random weights, whatever `model.weights` says, frozen where the config says so."""
-    model = build_model(config, channels, classes, size)
+    model = build_model(config, channels, num_classes, image_size)
     freeze(model, config.model)
     return model
 
 
-def build_bare(config: Config, channels: int, classes: int, size: int) -> nn.Module:
+def build_meta_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
     """The same without storage."""
-    return bare(lambda: build(config, channels, classes, size))
+    return build_on_meta(lambda: build_untrained_model(config, channels, num_classes, image_size))
 
 
-def images_of(config: Config) -> tuple[ImageFormat, int]:
+def input_spec(config: Config) -> tuple[ImageFormat, int]:
     """What the data looks like to the model, and its classes, as far as that can be told without a look at each image.
     Data of the user's own is opened. Raises UsageError."""
-    data, likely = config.data, likely_format(config)
-    if is_own(data.dataset):
+    data, likely = config.data, expected_input_format(config)
+    if is_user_code(data.dataset):
         source = open_source(config)
-        return image_format(config, source), len(source.classes)
+        return model_input_format(config, source), len(source.classes)
     if data.num_classes is not None:
         return likely, data.num_classes
     if data.dataset == "folder":
         return likely, len(class_names(data))
-    return likely, CLASSES.get(data.dataset, 10)
+    return likely, DATASET_NUM_CLASSES.get(data.dataset, 10)
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """One call of a module: the shapes that went in and came out, and the calls within it, in their order."""
 
     path: str
-    input: Shape | None = None
-    output: Shape | None = None
-    calls: list[Call] = field(default_factory=list)
+    input_shape: Shape | None = None
+    output_shape: Shape | None = None
+    children: list[ModuleCall] = field(default_factory=list)
 
 
 @dataclass
-class Trace:
+class ForwardTrace:
     """One forward pass. `multiply_adds` are those of each path, over all its calls; `calls` are those of the model's
     own layers."""
 
-    outputs: dict[str, Shape | None] = field(default_factory=dict)
+    output_shapes: dict[str, Shape | None] = field(default_factory=dict)
     multiply_adds: dict[str, int] = field(default_factory=dict)
     activation_bytes: int = 0
     saved_bytes: int = 0
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
 
 
-def trace_model(model: nn.Module, images: Tensor) -> Trace:
+def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
     """One forward pass in evaluation mode, of which gradients could be taken."""
-    trace, open_calls, flops_before = Trace(), [Call("")], [0]
+    trace, open_calls, flops_before = ForwardTrace(), [ModuleCall("")], [0]
     counter = FlopCounterMode(display=False)
 
     def enter(path: str, inputs: tuple[Any, ...]) -> None:
-        open_calls.append(Call(path, shape_of(inputs)))
+        open_calls.append(ModuleCall(path, first_shape(inputs)))
         flops_before.append(counter.get_total_flops())
 
     def leave(path: str, leaf: bool, inputs: tuple[Any, ...], output: Any) -> None:
         call = open_calls.pop()
-        call.output = trace.outputs[path] = shape_of(output)
-        open_calls[-1].calls.append(call)
+        call.output_shape = trace.output_shapes[path] = first_shape(output)
+        open_calls[-1].children.append(call)
         flops = counter.get_total_flops() - flops_before.pop()
         trace.multiply_adds[path] = trace.multiply_adds.get(path, 0) + flops // 2
         if leaf:
-            before = {storage_of(tensor) for tensor in tensors_in(inputs)}
+            before = {storage_id(tensor) for tensor in tensors_in(inputs)}
             # What works in place, or gives another view, takes no memory of its own.
-            fresh = [tensor for tensor in tensors_in(output) if storage_of(tensor) not in before]
+            fresh = [tensor for tensor in tensors_in(output) if storage_id(tensor) not in before]
             trace.activation_bytes += sum(tensor.nbytes for tensor in fresh)
 
     handles = []
@@ -186,42 +186,42 @@ def trace_model(model: nn.Module, images: Tensor) -> Trace:
                 lambda _, inputs, output, path=path, leaf=leaf: leave(path, leaf, inputs, output)
             ),
         ]
-    training, saved = model.training, Saved(model)
+    training, saved = model.training, SavedTensorTracker(model)
     model.eval()
     try:
-        with images.device, _without_fast_path(), counter, saved.hooks(), torch.enable_grad():
+        with images.device, _mha_fastpath_disabled(), counter, saved.hooks(), torch.enable_grad():
             model(images)
     finally:
         model.train(training)
         for handle in handles:
             handle.remove()
-    trace.saved_bytes = saved.bytes
-    trace.calls = open_calls[0].calls[0].calls
+    trace.saved_bytes = saved.total_bytes
+    trace.calls = open_calls[0].children[0].children
     return trace
 
 
-class Saved:
+class SavedTensorTracker:
     """Sums up the tensors that autograd keeps for the backward pass, each storage once, without those of the model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._known = {storage_of(value) for value in (*model.parameters(), *model.buffers())}
+        self._seen_storages = {storage_id(value) for value in (*model.parameters(), *model.buffers())}
         # Kept, or another could come to lie in the same place.
-        self._kept: list[Tensor] = []
-        self.bytes = 0
+        self._tensor_refs: list[Tensor] = []
+        self.total_bytes = 0
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        if storage_of(tensor) not in self._known:
-            self._known.add(storage_of(tensor))
-            self._kept.append(tensor)
-            self.bytes += tensor.untyped_storage().nbytes()
+        if storage_id(tensor) not in self._seen_storages:
+            self._seen_storages.add(storage_id(tensor))
+            self._tensor_refs.append(tensor)
+            self.total_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
 
 @contextmanager
-def _without_fast_path() -> Iterator[None]:
+def _mha_fastpath_disabled() -> Iterator[None]:
     """nn.MultiheadAttention as it trains: its way for evaluation is one operation that nobody can look into."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -239,69 +239,69 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
 
 
-def shape_of(value: Any) -> Shape | None:
+def first_shape(value: Any) -> Shape | None:
     """Of the first tensor in it."""
     found = tensors_in(value)
     return tuple(found[0].shape) if found else None
 
 
-def storage_of(tensor: Tensor) -> int:
+def storage_id(tensor: Tensor) -> int:
     """What tells one storage from another while both are there."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def layers_of(model: nn.Module, trace: Trace) -> Iterator[Layer]:
+def layer_summaries(model: nn.Module, trace: ForwardTrace) -> Iterator[LayerSummary]:
     for path, module in model.named_modules():
         parameters = list(module.parameters())
-        yield Layer(
+        yield LayerSummary(
             path,
             type(module).__name__,
             path.count(".") + 1 if path else 0,
-            trace.outputs.get(path),
+            trace.output_shapes.get(path),
             sum(parameter.numel() for parameter in parameters),
             sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
             trace.multiply_adds.get(path, 0),
         )
 
 
-def features_of(calls: list[Call], images: Shape) -> list[Feature]:
+def feature_maps(calls: list[ModuleCall], input_shape: Shape) -> list[FeatureMap]:
     """The last output of each resolution on the way through the model, in the order in which they are reached."""
-    last: dict[Shape, Call] = {}
-    smallest = images[2:]
-    for call in _on_the_way(calls, images[0]):
-        place = resolution(call.output, images[0]) or ()
+    last: dict[Shape, ModuleCall] = {}
+    smallest = input_shape[2:]
+    for call in _stage_outputs(calls, input_shape[0]):
+        place = feature_resolution(call.output_shape, input_shape[0]) or ()
         # What attention cuts into windows can look like a larger image.
         if len(place) == 1 or place <= smallest:
             last[place] = call
             smallest = place if len(place) == 2 else smallest
     return [
-        Feature(call.path, call.output or (), images[-1] / place[0] if len(place) == 2 else None)
+        FeatureMap(call.path, call.output_shape or (), input_shape[-1] / place[0] if len(place) == 2 else None)
         for place, call in last.items()
     ]
 
 
-def _on_the_way(calls: list[Call], batch: int) -> Iterator[Call]:
+def _stage_outputs(calls: list[ModuleCall], batch_size: int) -> Iterator[ModuleCall]:
     """The calls between which a stage may end: those that lead from one resolution to the next and no further. What is
     within them, such as the first layers of a block that halves the image, is no way of its own."""
     for call in calls:
-        here = resolution(call.output, batch)
-        others = _resolutions(call, batch) - {resolution(call.input, batch), here, None}
+        here = feature_resolution(call.output_shape, batch_size)
+        others = _inner_resolutions(call, batch_size) - {feature_resolution(call.input_shape, batch_size), here, None}
         if others:
-            yield from _on_the_way(call.calls, batch)
+            yield from _stage_outputs(call.children, batch_size)
         elif here is not None:
             yield call
 
 
-def _resolutions(call: Call, batch: int) -> set[Shape | None]:
+def _inner_resolutions(call: ModuleCall, batch_size: int) -> set[Shape | None]:
     """Of all that is within a call."""
-    found: set[Shape | None] = {resolution(one.output, batch) for one in call.calls}
-    return found.union(*(_resolutions(one, batch) for one in call.calls))
+    found: set[Shape | None] = {feature_resolution(one.output_shape, batch_size) for one in call.children}
+    return found.union(*(_inner_resolutions(one, batch_size) for one in call.children))
 
 
-def resolution(shape: Shape | None, batch: int) -> Shape | None:
+def feature_resolution(shape: Shape | None, batch_size: int) -> Shape | None:
     """Height and width of a feature map, N x C x H x W or N x H x W x C, or the length of a sequence, N x L x C; None
     of what is neither, or has no extent. Images are square."""
-    if shape is None or len(shape) not in (3, 4) or shape[0] != batch:
+    if shape is None or len(shape) not in (3, 4) or shape[0] != batch_size:
         return None
     place: Shape = shape[1:2]
     if len(shape) == 4:

@@ -13,79 +13,81 @@ from torch import nn
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
 from engine.models.compile import compile_in_place
-from engine.models.ema import Ema
+from engine.models.ema import ModelEma
 from engine.models.factory import build_model, check_model
-from engine.models.freeze import freeze, sync_batch_norm
-from engine.models.memory_format import arrange, memory_format
-from engine.models.precision import halve
+from engine.models.freeze import convert_to_sync_batch_norm, freeze
+from engine.models.memory_format import apply_memory_format, resolve_memory_format
+from engine.models.precision import apply_half_precision
 from engine.models.transfer import load_weights
-from engine.utils.errors import Problem, UsageError, collecting
+from engine.utils.errors import Problem, UsageError, collect_problems
 
 
 @dataclass(frozen=True)
-class Network:
+class TrainingModel:
     """`model` is what computes; `master` holds the weights that are trained where those are not the model's own;
     `frozen` are the parts that stay in evaluation mode; `notes` are for the log."""
 
     model: nn.Module
     master: nn.Module | None
     frozen: list[nn.Module]
-    ema: Ema | None
+    ema: ModelEma | None
     notes: list[str]
 
     @property
-    def trained(self) -> nn.Module:
+    def optimized_model(self) -> nn.Module:
         """What the optimizer is given."""
         return self.master or self.model
 
 
-def build_network(
+def build_training_model(
     config: Config,
-    images: ImageFormat,
+    image_format: ImageFormat,
     classes: Sequence[str],
     device: torch.device,
     problems: list[Problem],
-    saved: Mapping[str, Any] | None = None,
-) -> Network:
-    """`saved` is the checkpoint to go on from. What is wrong with the weights and the frozen parts is added to
+    checkpoint: Mapping[str, Any] | None = None,
+) -> TrainingModel:
+    """`checkpoint` is the checkpoint to go on from. What is wrong with the weights and the frozen parts is added to
     `problems`; raises UsageError where there can be no model at all."""
     notes: list[str] = []
-    model = build_model(config, images.channels, len(classes), images.size)
-    check_model(model, config.model.name, images.channels, images.size, len(classes))
-    with collecting(problems):
-        if saved:
-            fit_checkpoint(model, saved, config, classes)
+    model = build_model(config, image_format.channels, len(classes), image_format.size)
+    check_model(model, config.model.name, image_format.channels, image_format.size, len(classes))
+    with collect_problems(problems):
+        if checkpoint:
+            load_checkpoint_weights(model, checkpoint, config, classes)
         elif config.model.weights is not None:
-            loaded = load_weights(model, config, images.size, classes)
-            notes += [loaded.in_words()] if loaded is not None else []
+            loaded = load_weights(model, config, image_format.size, classes)
+            notes += [loaded.describe()] if loaded is not None else []
     frozen: list[nn.Module] = []
-    with collecting(problems):
+    with collect_problems(problems):
         frozen = freeze(model, config.model)
-    with collecting(problems):
+    with collect_problems(problems):
         if config.model.sync_bn:
-            model = sync_batch_norm(model, frozen)
-    arrange(model.to(device), memory_format(config, model, device))
+            model = convert_to_sync_batch_norm(model, frozen)
+    apply_memory_format(model.to(device), resolve_memory_format(config, model, device))
     ema, master = None, None
     try:
-        ema = Ema(model, config.model.ema) if config.model.ema else None
-        master = halve(model, config.precision)
+        ema = ModelEma(model, config.model.ema) if config.model.ema else None
+        master = apply_half_precision(model, config.precision)
     except RuntimeError as error:
         # deepcopy's, of tensors that the model computed and keeps, as torch's older weight_norm does.
         key = "model.ema" if config.model.ema else "precision.amp"
         problems.append(Problem(key, f"needs a copy of the model, and {config.model.name} cannot be copied: {error}"))
     compile_in_place(model, config)
-    return Network(model, master, frozen, ema, notes)
+    return TrainingModel(model, master, frozen, ema, notes)
 
 
-def fit_checkpoint(model: nn.Module, saved: Mapping[str, Any], config: Config, classes: Sequence[str]) -> None:
+def load_checkpoint_weights(
+    model: nn.Module, checkpoint: Mapping[str, Any], config: Config, classes: Sequence[str]
+) -> None:
     """Put the weights of a checkpoint into the model. Raises UsageError where they are not its own."""
-    if saved["classes"] != list(classes):
-        was = saved["classes"]
+    if checkpoint["classes"] != list(classes):
+        was = checkpoint["classes"]
         raise UsageError.one(
             "data.path", f"the checkpoint was trained on the classes {was}, and the data has {list(classes)}"
         )
     try:
-        model.load_state_dict(saved["model"])
+        model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:
         raise UsageError.one(
             "model.name",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from engine.config.schema import Config
-from engine.utils.errors import Problem, nearest
+from engine.utils.errors import Problem, did_you_mean
 
 
 def weights_problems(config: Config) -> list[Problem]:
@@ -14,11 +14,11 @@ def weights_problems(config: Config) -> list[Problem]:
     weights = config.model.weights
     if weights is None or weights == "pretrained":
         return []
-    wrong = wrong_with(Path(weights))
+    wrong = weights_file_problem(Path(weights))
     return [Problem("model.weights", wrong)] if wrong else []
 
 
-def wrong_with(path: Path) -> str | None:
+def weights_file_problem(path: Path) -> str | None:
     """Why a file cannot hold weights, None where it may."""
     try:
         if path.is_dir():
@@ -26,7 +26,7 @@ def wrong_with(path: Path) -> str | None:
             return f"{path} is a folder; give a file" + (f", such as {inside}" if inside else "")
         if not path.exists():
             names = [each.name for each in path.parent.glob("*")] if path.parent.is_dir() else []
-            return f"there is no file {path}{nearest(path.name, names)}"
+            return f"there is no file {path}{did_you_mean(path.name, names)}"
         if not os.access(path, os.R_OK):
             return f"{path} may not be read by this user"
         return f"{path} is empty" if path.stat().st_size == 0 else None

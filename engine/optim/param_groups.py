@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from engine.config.training_sections import Optim
-from engine.utils.errors import Problem, UsageError, nearest
+from engine.config.training_sections import OptimConfig
+from engine.utils.errors import Problem, UsageError, did_you_mean
 
 # A group as torch's optimizers take it.
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 
 
-def parameter_groups(config: Optim, model: nn.Module) -> list[Group]:
+def build_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroup]:
     """The parameters that train, with their names, in groups of one learning rate and weight decay each, in the order
     of the model: one group where nothing else is asked for. `lr_scale` is the group's share of the learning rate, the
     product of what `optim.layer_lr` and `optim.layer_decay` say. Raises UsageError."""
@@ -23,24 +23,26 @@ def parameter_groups(config: Optim, model: nn.Module) -> list[Group]:
     _check_prefixes(config, [name for name, _ in parameters])
     if not any(parameter.requires_grad for _, parameter in parameters):
         raise UsageError.one("model.freeze", "leaves nothing of the model to train; name fewer parts, or none")
-    layers = layers_of(model) if config.layer_decay != 1.0 else {}
+    layers = layer_ids(model) if config.layer_decay != 1.0 else {}
     last = max(layers.values(), default=0)
-    undecayed = _undecayed(config, model)
-    groups: dict[tuple[float, float], Group] = {}
+    undecayed = _no_weight_decay(config, model)
+    groups: dict[tuple[float, float], ParamGroup] = {}
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue
-        scale = layer_factor(config.layer_lr, name) * config.layer_decay ** (last - layers.get(name, last))
+        scale = layer_lr_factor(config.layer_lr, name) * config.layer_decay ** (last - layers.get(name, last))
         decay = 0.0 if undecayed(name, parameter) else config.weight_decay
         group = groups.setdefault((scale, decay), {"params": [], "lr_scale": scale, "weight_decay": decay})
         group["params"].append((name, parameter))
     return list(groups.values())
 
 
-def _check_prefixes(config: Optim, names: list[str]) -> None:
+def _check_prefixes(config: OptimConfig, names: list[str]) -> None:
     parts = dict.fromkeys(".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 2))
     problems = [
-        Problem("optim.layer_lr", f"the model has no part {prefix!r}{nearest(prefix, parts) or _top(parts)}")
+        Problem(
+            "optim.layer_lr", f"the model has no part {prefix!r}{did_you_mean(prefix, parts) or _top_level_hint(parts)}"
+        )
         for prefix in config.layer_lr
         if prefix not in parts
     ]
@@ -48,17 +50,17 @@ def _check_prefixes(config: Optim, names: list[str]) -> None:
         raise UsageError(problems)
 
 
-def _top(parts: dict[str, None]) -> str:
+def _top_level_hint(parts: dict[str, None]) -> str:
     return "; there are " + ", ".join(part for part in parts if "." not in part)
 
 
-def layer_factor(factors: dict[str, float], name: str) -> float:
+def layer_lr_factor(factors: dict[str, float], name: str) -> float:
     """The factor of the longest of the prefixes that a parameter's name begins with, up to a dot; 1 without one."""
     fitting = [prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")]
     return factors[max(fitting, key=len)] if fitting else 1.0
 
 
-def _undecayed(config: Optim, model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
+def _no_weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
     """What has no weight decay with `optim.decay_norms` false: biases and the weights of normalisation, which are the
     parameters of fewer than two dimensions, and what the model itself names (`no_weight_decay`, as timm's do)."""
     if config.decay_norms:
@@ -67,7 +69,7 @@ def _undecayed(config: Optim, model: nn.Module) -> Callable[[str, nn.Parameter],
     return lambda name, parameter: parameter.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in named)
 
 
-def layers_of(model: nn.Module) -> dict[str, int]:
+def layer_ids(model: nn.Module) -> dict[str, int]:
     """For each parameter the number of its layer, from 0 at the images to the greatest at the head.
 
     A model of timm says itself what its layers are (`group_matcher`). Of others the parts are taken in their order:
@@ -85,7 +87,7 @@ def layers_of(model: nn.Module) -> dict[str, int]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     layers: dict[str, int] = {}
     layer, begun = 0, False
-    for begins, part in _parts(model, _size(model) / 2):
+    for begins, part in _iter_blocks(model, _parameter_count(model) / 2):
         if begins and begun:
             layer += 1
         begun = begun or begins
@@ -94,10 +96,12 @@ def layers_of(model: nn.Module) -> dict[str, int]:
     return layers
 
 
-def _parts(module: nn.Module, much: float) -> Iterator[tuple[bool, list[nn.Parameter]]]:
+def _iter_blocks(module: nn.Module, max_block_size: float) -> Iterator[tuple[bool, list[nn.Parameter]]]:
     """The parameters of each part of a model, and whether it begins a layer."""
-    children = [child for child in module.children() if _size(child)]
-    opened = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or _size(module) > much
+    children = [child for child in module.children() if _parameter_count(child)]
+    opened = (
+        isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or _parameter_count(module) > max_block_size
+    )
     if not children or not opened:
         parameters = list(module.parameters())
         yield any(parameter.ndim >= 2 for parameter in parameters), parameters
@@ -105,8 +109,8 @@ def _parts(module: nn.Module, much: float) -> Iterator[tuple[bool, list[nn.Param
     if own := list(module.parameters(recurse=False)):
         yield False, own
     for child in children:
-        yield from _parts(child, much)
+        yield from _iter_blocks(child, max_block_size)
 
 
-def _size(module: nn.Module) -> int:
+def _parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())

@@ -7,22 +7,22 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from engine.config.training_sections import Schedule
+from engine.config.training_sections import ScheduleConfig
 
 # What torch's scheduler has seen; its settings are the config's.
-_SEEN = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+_SCHEDULER_STATE_KEYS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
 
-class Plateau:
+class PlateauFactor:
     """torch's ReduceLROnPlateau on a learning rate of 1, which is the factor on the real one. For schedules of another
     name it stays 1."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self._lr = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    def __init__(self, schedule: ScheduleConfig) -> None:
+        self._factor_optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
         self._scheduler = None
         if schedule.name == "plateau":
             self._scheduler = ReduceLROnPlateau(
-                self._lr,
+                self._factor_optimizer,
                 factor=schedule.gamma,
                 patience=schedule.patience,
                 threshold=schedule.threshold,
@@ -32,9 +32,9 @@ class Plateau:
 
     @property
     def factor(self) -> float:
-        return float(self._lr.param_groups[0]["lr"])
+        return float(self._factor_optimizer.param_groups[0]["lr"])
 
-    def see(self, val_loss: float) -> None:
+    def step(self, val_loss: float) -> None:
         """Once an epoch, with the same loss on all ranks."""
         if self._scheduler is not None:
             self._scheduler.step(val_loss)
@@ -42,12 +42,12 @@ class Plateau:
     def state_dict(self) -> dict[str, Any]:
         if self._scheduler is None:
             return {}
-        return {"factor": self.factor, **{key: getattr(self._scheduler, key) for key in _SEEN}}
+        return {"factor": self.factor, **{key: getattr(self._scheduler, key) for key in _SCHEDULER_STATE_KEYS}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing is taken over where this schedule or that of the state is another than plateau."""
         if self._scheduler is None or not state:
             return
-        self._lr.param_groups[0]["lr"] = state["factor"]
-        for key in _SEEN:
+        self._factor_optimizer.param_groups[0]["lr"] = state["factor"]
+        for key in _SCHEDULER_STATE_KEYS:
             setattr(self._scheduler, key, state[key])

@@ -8,26 +8,26 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from engine.config.optimizer_options import (
-    COMMON,
-    FLAG,
-    NOT_OPTIONS,
-    Option,
-    Rule,
+    BOOL,
+    COMMON_OPTIONS,
+    RESERVED_ARGUMENTS,
+    OptimizerOption,
+    ValueRule,
     are_numbers,
-    is_number,
+    is_finite_number,
     option_problems,
 )
-from engine.config.training_sections import Optim
-from engine.utils.errors import Problem, UsageError, nearest, not_installed
+from engine.config.training_sections import OptimConfig
+from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_json, write_json
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 
-PREFIX = "timm:"
+TIMM_PREFIX = "timm:"
 
 
-def check_timm_optimizer(optim: Optim) -> list[Problem]:
+def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:
     """What is wrong with an optimizer of timm, or with its parameters; nothing for others."""
-    if not optim.name.startswith(PREFIX):
+    if not optim.name.startswith(TIMM_PREFIX):
         return []
     try:
         options = timm_options(optim.name)
@@ -36,41 +36,43 @@ def check_timm_optimizer(optim: Optim) -> list[Problem]:
     return list(option_problems(optim, options))
 
 
-def timm_options(name: str) -> dict[str, Option]:
+def timm_options(name: str) -> dict[str, OptimizerOption]:
     """The parameters of `timm:NAME`. Raises UsageError where there is no such optimizer, or it takes no plain step."""
-    known = _catalogue()
-    plain = name.removeprefix(PREFIX)
+    known = _catalog()
+    plain = name.removeprefix(TIMM_PREFIX)
     if plain.startswith("lookahead_"):
         raise UsageError.one("optim.name", f"{name}: timm's lookahead around an optimizer is not supported")
     if plain not in known:
-        usable = [PREFIX + one for one, about in known.items() if "options" in about]
-        hint = nearest(name, usable) or f"; there are {', '.join(usable)}"
+        usable = [TIMM_PREFIX + one for one, about in known.items() if "options" in about]
+        hint = did_you_mean(name, usable) or f"; there are {', '.join(usable)}"
         raise UsageError.one("optim.name", f"timm has no optimizer {plain!r}{hint}")
     if "refused" in known[plain]:
         raise UsageError.one("optim.name", f"{name} cannot be taken: it {known[plain]['refused']}")
-    return {key: _option(key, **about) for key, about in known[plain]["options"].items()}
+    return {key: _option_from_default(key, **about) for key, about in known[plain]["options"].items()}
 
 
-def _option(key: str, default: Any, optional: bool) -> Option:
+def _option_from_default(key: str, default: Any, optional: bool) -> OptimizerOption:
     """What a parameter may be, as its default shows it; the optimizer itself has the last word on it."""
-    common = COMMON.get(key)
-    if common is not None and (default is None or common.holds(default) or default == 0):
-        return Option(default, common)
+    common = COMMON_OPTIONS.get(key)
+    if common is not None and (default is None or common.is_valid(default) or default == 0):
+        return OptimizerOption(default, common)
     if isinstance(default, bool):
-        rule = FLAG
-    elif is_number(default):
-        rule = Rule("a number", is_number)
+        rule = BOOL
+    elif is_finite_number(default):
+        rule = ValueRule("a number", is_finite_number)
     elif isinstance(default, list) and are_numbers(default, len(default)):
         count = len(default)
-        rule = Rule(f"{count} numbers", lambda value: are_numbers(value, count))
+        rule = ValueRule(f"{count} numbers", lambda value: are_numbers(value, count))
     else:
-        rule = Rule("what timm takes", lambda value: True)
+        rule = ValueRule("what timm takes", lambda value: True)
     if optional:
-        return Option(default, Rule(f"{rule.allowed}, or null", lambda value: value is None or rule.holds(value)))
-    return Option(default, rule)
+        return OptimizerOption(
+            default, ValueRule(f"{rule.allowed}, or null", lambda value: value is None or rule.is_valid(value))
+        )
+    return OptimizerOption(default, rule)
 
 
-def _catalogue() -> dict[str, Any]:
+def _catalog() -> dict[str, Any]:
     try:
         installed = version("timm")
     except PackageNotFoundError as error:
@@ -94,10 +96,10 @@ def _catalogue() -> dict[str, Any]:
 
 def main(parent: ParentPipe) -> None:
     """The helper process that imports timm."""
-    parent.send(describe())
+    parent.send(describe_optimizers())
 
 
-def describe() -> dict[str, Any]:
+def describe_optimizers() -> dict[str, Any]:
     """Of each of timm's optimizers the parameters, or why it cannot be taken. Imports timm, and with it torch."""
     from timm.optim import get_optimizer_info, list_optimizers
 
@@ -111,24 +113,24 @@ def describe() -> dict[str, Any]:
         elif about.opt_class.__name__ == "Kron":
             found[name] = {"refused": "draws random numbers that no checkpoint keeps, so no run could go on exactly"}
         else:
-            found[name] = {"options": _parameters(about)}
+            found[name] = {"options": _optimizer_parameters(about)}
     return found
 
 
-def _parameters(about: Any) -> dict[str, Any]:
-    """`about` is timm's OptimInfo."""
+def _optimizer_parameters(info: Any) -> dict[str, Any]:
+    """`info` is timm's OptimInfo."""
     found = {}
-    for key, parameter in inspect.signature(about.opt_class).parameters.items():
-        if key in NOT_OPTIONS:
+    for key, parameter in inspect.signature(info.opt_class).parameters.items():
+        if key in RESERVED_ARGUMENTS:
             continue
-        default = (about.defaults or {}).get(key, parameter.default)
+        default = (info.defaults or {}).get(key, parameter.default)
         if key == "momentum" and not default:
             # As timm's own maker of optimizers has it.
             default = 0.9
         optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
-        found[key] = {"default": default if _is_plain(default) else None, "optional": optional}
+        found[key] = {"default": default if _is_serializable(default) else None, "optional": optional}
     return found
 
 
-def _is_plain(value: object) -> bool:
+def _is_serializable(value: object) -> bool:
     return isinstance(value, bool | int | float | str | tuple | None)

@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 CHECKPOINT_FORMAT = 3
-FIELDS = {
+CHECKPOINT_KEYS = {
     *("config", "classes", "image_format", "model", "ema", "optimizer", "scaler", "plateau", "epoch", "batch", "step"),
     *("skipped", "skipped_in_row", "global_batch", "images", "best_epoch", "best_accuracy", "ranks"),
 }
 CHECKSUM_PREFIX = b"gputrain sha256 "
 COMMENT_BYTES = len(CHECKSUM_PREFIX) + hashlib.sha256().digest_size * 2
-_BLOCK_BYTES = 1 << 20
+_READ_CHUNK_BYTES = 1 << 20
 
 
 class DamagedCheckpointError(Exception):
@@ -30,7 +30,7 @@ def checkpoints_by_step(folder: Path) -> list[Path]:
     return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Every file that a run can go on from, the newest first. A second name of one of them is left out; where the file
     system has no hard links it is a copy, and may be sound where the other is not."""
     steps = checkpoints_by_step(folder)
@@ -44,13 +44,13 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return found
 
 
-def check_bytes(path: Path) -> None:
+def verify_checksum(path: Path) -> None:
     """Raises DamagedCheckpointError unless the file's checksum is that of its content, OSError where it cannot be
     read."""
     checksum = hashlib.sha256()
     with path.open("rb") as file:
         left = path.stat().st_size - COMMENT_BYTES
-        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
+        while left > 0 and (block := file.read(min(_READ_CHUNK_BYTES, left))):
             checksum.update(block)
             left -= len(block)
         comment = file.read()

@@ -22,42 +22,43 @@ from engine.utils.process import user_name
 
 REQUEST_FORMAT = 1
 RequestName = Literal["stop", "checkpoint", "pause", "continue"]
-REQUESTS: tuple[str, ...] = get_args(RequestName)
+REQUEST_NAMES: tuple[str, ...] = get_args(RequestName)
 # A request takes some 200 bytes.
-MOST_BYTES = 1 << 16
+MAX_REQUEST_BYTES = 1 << 16
 # What stands for a request that was not so much as read, and what comes of it.
-REFUSED = {
+REFUSAL_OUTCOMES = {
     "foreign file": "refused: the file belongs to another user than the run",
     "strange file": "refused: it is not a regular file",
-    "large file": f"refused: it has more than {MOST_BYTES} bytes",
+    "large file": f"refused: it has more than {MAX_REQUEST_BYTES} bytes",
     "unreadable file": "refused: it holds no request",
 }
 
 
 @dataclass(frozen=True)
-class Request:
-    """Something asked of a run's owner; known are those of `REQUESTS`. One of `REFUSED` is not to be done."""
+class ControlRequest:
+    """Something asked of a run's owner; known are those of `REQUEST_NAMES`. One of `REFUSAL_OUTCOMES` is not to be
+    done."""
 
     request: str
     by: str
 
 
 @dataclass
-class Asked:
-    """What a run has been asked for so far: to stop; how many checkpoints; `holds`, how often to pause or to go on
-    again, which is odd while it is to pause; and how many checkpoints the clock asked for. Each only grows, so the most
-    that any rank knows of is the latest."""
+class RequestCounters:
+    """What a run has been asked for so far: to stop; how many checkpoints; `pause_toggles`, how often to pause or to go
+    on again, which is odd while it is to pause; and how many checkpoints the clock asked for. Each only grows, so the
+    most that any rank knows of is the latest."""
 
     stop: bool = False
     checkpoints: int = 0
-    holds: int = 0
-    due: int = 0
+    pause_toggles: int = 0
+    timed_checkpoints: int = 0
 
     @property
     def paused(self) -> bool:
-        return self.holds % 2 == 1
+        return self.pause_toggles % 2 == 1
 
-    def take(self, request: str) -> str:
+    def apply(self, request: str) -> str:
         """Note a request; what comes of it, in words."""
         if request == "stop":
             already, self.stop = self.stop, True
@@ -68,55 +69,57 @@ class Asked:
         if request in ("pause", "continue"):
             if self.paused == (request == "pause"):
                 return "is paused already" if self.paused else "is not paused"
-            self.holds += 1
+            self.pause_toggles += 1
             return "at the next step" if self.paused else "at once"
-        return REFUSED.get(request, "not known here, left undone")
+        return REFUSAL_OUTCOMES.get(request, "not known here, left undone")
 
-    def numbers(self) -> list[int]:
-        return [int(self.stop), self.checkpoints, self.holds, self.due]
+    def to_list(self) -> list[int]:
+        return [int(self.stop), self.checkpoints, self.pause_toggles, self.timed_checkpoints]
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[int]) -> Asked:
+    def from_list(cls, numbers: Sequence[int]) -> RequestCounters:
         return cls(bool(numbers[0]), *numbers[1:])
 
 
-def send_request(control: Path, request: RequestName) -> None:
+def send_request(control_folder: Path, request: RequestName) -> None:
     """Raises UsageError where this user may not."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
-    path = control / f"{time.time_ns()}-{os.getpid()}.json"
+    path = control_folder / f"{time.time_ns()}-{os.getpid()}.json"
     values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}
     try:
-        owner = _user_of_run(control)
+        owner = _owner_uid(control_folder)
         if owner is not None and os.geteuid() not in (owner, 0):
             # It would be refused there, and who waits for it would wait for ever.
-            raise UsageError.one(str(control), f"you may not ask this run to {request}: it belongs to uid {owner}")
-        control.mkdir(exist_ok=True)
+            raise UsageError.one(
+                str(control_folder), f"you may not ask this run to {request}: it belongs to uid {owner}"
+            )
+        control_folder.mkdir(exist_ok=True)
         write_json(path, values)
     except OSError as error:
-        raise UsageError.one(str(control), f"you may not ask this run to {request}: {error.strerror}") from error
+        raise UsageError.one(str(control_folder), f"you may not ask this run to {request}: {error.strerror}") from error
 
 
-def _user_of_run(control: Path) -> int | None:
+def _owner_uid(control_folder: Path) -> int | None:
     """The user whose process has the run in its hands, or had it last; None where none had. Raises OSError."""
     try:
-        return control.with_name("owner.json").stat().st_uid
+        return control_folder.with_name("owner.json").stat().st_uid
     except FileNotFoundError:
         return None
 
 
-def take_requests(control: Path) -> Iterator[Request]:
+def consume_requests(control_folder: Path) -> Iterator[ControlRequest]:
     """The requests that came in since the last call, oldest first; each is removed as it is taken. What cannot be
     removed is passed over, or it would be done again at every call."""
     try:
         # By its handle: a link in its place could lead to a folder whose files are no requests.
-        folder = os.open(control, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(control_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
     try:
         for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):  # noqa: PTH208 (a handle)
             try:
-                request = _read(folder, name)
-                _remove(folder, name)
+                request = _read_request(folder, name)
+                _remove_request(folder, name)
             except OSError:
                 continue
             yield request
@@ -126,7 +129,7 @@ def take_requests(control: Path) -> Iterator[Request]:
         os.close(folder)
 
 
-def _read(folder: int, name: str) -> Request:
+def _read_request(folder: int, name: str) -> ControlRequest:
     """Neither follows a link nor waits for a writer. Raises OSError where there is no such file."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     by = f"uid {status.st_uid}"
@@ -134,28 +137,30 @@ def _read(folder: int, name: str) -> Request:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         regular = stat.S_ISREG(status.st_mode)
-        return Request("strange file" if not regular else "foreign file" if _foreign(status) else "unreadable file", by)
+        return ControlRequest(
+            "strange file" if not regular else "foreign file" if _is_foreign(status) else "unreadable file", by
+        )
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            return Request("strange file", by)
-        if _foreign(status):
-            return Request("foreign file", by)
-        if status.st_size > MOST_BYTES:
-            return Request("large file", by)
-        values = json.loads(os.read(handle, MOST_BYTES))
-        return Request(str(values["request"]), str(values.get("by", "someone")))
+            return ControlRequest("strange file", by)
+        if _is_foreign(status):
+            return ControlRequest("foreign file", by)
+        if status.st_size > MAX_REQUEST_BYTES:
+            return ControlRequest("large file", by)
+        values = json.loads(os.read(handle, MAX_REQUEST_BYTES))
+        return ControlRequest(str(values["request"]), str(values.get("by", "someone")))
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return Request("unreadable file", by)
+        return ControlRequest("unreadable file", by)
     finally:
         os.close(handle)
 
 
-def _foreign(status: os.stat_result) -> bool:
+def _is_foreign(status: os.stat_result) -> bool:
     return status.st_uid not in (os.geteuid(), 0)
 
 
-def _remove(folder: int, name: str) -> None:
+def _remove_request(folder: int, name: str) -> None:
     """Raises OSError where it cannot be. A folder only gets another name: what lies in it is not ours to delete."""
     try:
         os.unlink(name, dir_fd=folder)

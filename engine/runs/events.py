@@ -73,7 +73,7 @@ class RunResumed(RunStarted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Event):
+class StepEvent(Event):
     """Every `run.log_every` steps. `losses` are those of each step since the event before, averaged over the ranks;
     `lr` is the learning rate of the last; `data_wait` is the share of the time that rank 0 waited for data."""
 
@@ -87,7 +87,7 @@ class Step(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch(Event):
+class EpochEvent(Event):
     """An epoch is trained and evaluated. `step` is its last one; `skipped` counts the steps that were left out so far,
     because a loss or a gradient was not finite; `unread` the images of this epoch that could not be read;
     `images_per_second` is that of training, over all ranks. `val_top5` is the share of images whose class is among the
@@ -115,7 +115,7 @@ class Epoch(Event):
     work: list[RankEpochTiming] = field(default_factory=list)
 
     @property
-    def kept_accuracy(self) -> float:
+    def selection_accuracy(self) -> float:
         """By which the best epoch is chosen: of the averaged weights where there are such. -1 where it is no number."""
         for accuracy in (self.ema_val_accuracy, self.val_accuracy):
             # What was no number is None in a journal.
@@ -137,13 +137,13 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warned(Event):
+class WarningEvent(Event):
     type: ClassVar[str] = "warning"
     message: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control(Event):
+class ControlEvent(Event):
     """A request was taken, and what came of it."""
 
     type: ClassVar[str] = "control"
@@ -153,7 +153,7 @@ class Control(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paused(Event):
+class RunPaused(Event):
     """All ranks hold after `step`, until they are asked to go on or to stop."""
 
     type: ClassVar[str] = "paused"
@@ -162,7 +162,7 @@ class Paused(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continued(Event):
+class RunContinued(Event):
     """All ranks go on after `step`, where they held."""
 
     type: ClassVar[str] = "continued"
@@ -194,7 +194,7 @@ class RunFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Starting(Event):
+class RunStarting(Event):
     """The run has its folder, and its ranks are being set up, which takes a while. For who waits at the terminal; the
     journal begins with `run_started`."""
 
@@ -204,7 +204,7 @@ class Starting(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting(Event):
+class WaitingForGpus(Event):
     """The GPUs that were asked for are not free; `message` says why. For who waits at the terminal."""
 
     type: ClassVar[str] = "waiting"
@@ -212,7 +212,7 @@ class Waiting(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchFound(Event):
+class BatchSizeFound(Event):
     """What `data.batch_size: auto` came to, and why. For who waits at the terminal; the run's config has the number."""
 
     type: ClassVar[str] = "batch_found"
@@ -220,7 +220,7 @@ class BatchFound(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpus(Event):
+class GpuEvent(Event):
     """What the GPUs of a run did when it was looked."""
 
     type: ClassVar[str] = "gpus"
@@ -228,7 +228,7 @@ class Gpus(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused(Event):
+class ConfigRejected(Event):
     """What was asked for turned out to be impossible while the ranks were set up: `problems` are pairs of key and
     reason. Told to the owner of the run, who takes the run back; the journal never sees it."""
 
@@ -237,29 +237,29 @@ class Refused(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flush(Event):
+class FlushJournal(Event):
     """All that was told before is to be on the disk: a checkpoint follows, and a run that goes on from it must find in
     its journal what came before. Told to the owner of the run; the journal never sees it."""
 
     type: ClassVar[str] = "flush"
 
 
-EVENTS: dict[str, type[Event]] = {
+EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
         RunStarted,
         RunResumed,
-        Step,
-        Epoch,
-        Gpus,
+        StepEvent,
+        EpochEvent,
+        GpuEvent,
         CheckpointSaved,
-        Warned,
-        Control,
-        Paused,
-        Continued,
+        WarningEvent,
+        ControlEvent,
+        RunPaused,
+        RunContinued,
         RankFailed,
         RunFinished,
-        Refused,
-        Flush,
+        ConfigRejected,
+        FlushJournal,
     )
 }

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from engine.runs.history import History, history_of
+from engine.runs.history import History, history_from_events
 from engine.runs.journal import JournalReader
-from engine.utils.errors import UsageError, nearest
-from engine.utils.files import expand, is_file, is_locked, read_json
+from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.files import expand_user, is_file, is_locked, read_json
 
-SILENT_SECONDS = 30.0
+HEARTBEAT_TIMEOUT_SECONDS = 30.0
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     PAUSED = "paused"
@@ -30,15 +30,15 @@ class State(StrEnum):
 
     @property
     def live(self) -> bool:
-        return self in (State.STARTING, State.RUNNING, State.PAUSED, State.STOPPING)
+        return self in (RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING)
 
 
-def runs_root(given: str | None = None) -> Path:
+def runs_root(override: str | None = None) -> Path:
     """The folder that runs lie in: as given, else $GPUTRAIN_RUNS, else ./runs. Raises UsageError."""
-    return expand(given or os.environ.get("GPUTRAIN_RUNS") or "runs").absolute()
+    return expand_user(override or os.environ.get("GPUTRAIN_RUNS") or "runs").absolute()
 
 
-def fit_for_a_name(stem: str) -> str:
+def sanitize_run_name(stem: str) -> str:
     """A file's name made into the beginning of a run's: what a run's name may not hold becomes a dash."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:80] or "run"
 
@@ -110,38 +110,38 @@ class RunFolder:
 
     def history(self) -> History:
         """What the journal adds up to by now."""
-        return history_of(JournalReader(self.journal).poll())
+        return history_from_events(JournalReader(self.journal).poll())
 
-    def state(self, history: History) -> State:
+    def state(self, history: History) -> RunState:
         """What the journal says, and whether anyone is still there to go on with it."""
-        if not self.owned():
-            return _ended_as(history.finished.state) if history.finished else State.CRASHED
+        if not self.is_owned():
+            return _final_state(history.finished.state) if history.finished else RunState.CRASHED
         if history.started is None or history.finished is not None or history.failures:
             # Of failures without an end one is followed by another start.
-            return State.STARTING
+            return RunState.STARTING
         if history.stopping:
-            return State.STOPPING
-        return State.PAUSED if history.paused else State.RUNNING
+            return RunState.STOPPING
+        return RunState.PAUSED if history.paused else RunState.RUNNING
 
-    def owned(self) -> bool:
+    def is_owned(self) -> bool:
         """Whether a process has the run in its hands."""
         owner = read_json(self.owner)
         if owner is not None and owner.get("host") != socket.gethostname():
             # A lock says nothing across hosts on every file system; the heartbeat does, null where the owner left.
             heartbeat = owner.get("heartbeat")
-            return isinstance(heartbeat, int | float) and time.time() - heartbeat < SILENT_SECONDS
+            return isinstance(heartbeat, int | float) and time.time() - heartbeat < HEARTBEAT_TIMEOUT_SECONDS
         try:
             return is_locked(self.lock)
         except OSError:
             return False
 
 
-def _ended_as(word: str) -> State:
+def _final_state(state: str) -> RunState:
     """What a journal says at its end; a word that is not known here is no success."""
-    return State(word) if word in set(State) and not State(word).live else State.FAILED
+    return RunState(state) if state in set(RunState) and not RunState(state).live else RunState.FAILED
 
 
-def all_runs(root: Path) -> list[RunFolder]:
+def list_runs(root: Path) -> list[RunFolder]:
     """Every run in `root`, the one that was started last first. Raises UsageError where it cannot be read."""
     try:
         paths = list(root.iterdir())
@@ -149,15 +149,17 @@ def all_runs(root: Path) -> list[RunFolder]:
         return []
     except OSError as error:
         raise UsageError.one("runs folder", f"{root} cannot be read: {error.strerror}") from error
-    return sorted((RunFolder(path) for path in paths if _is_run(path)), key=lambda run: (-_started(run), run.name))
+    return sorted(
+        (RunFolder(path) for path in paths if _is_run_folder(path)), key=lambda run: (-_start_time(run), run.name)
+    )
 
 
-def _is_run(path: Path) -> bool:
+def _is_run_folder(path: Path) -> bool:
     """Another user's run that this one may not look into is passed over; so is a link, which could lead anywhere."""
     return is_file(path / "lock") and not path.is_symlink()
 
 
-def _started(run: RunFolder) -> float:
+def _start_time(run: RunFolder) -> float:
     """The config is written when a run starts and when it goes on."""
     try:
         return run.config.stat().st_mtime
@@ -167,7 +169,7 @@ def _started(run: RunFolder) -> float:
 
 def find_run(root: Path, reference: str) -> RunFolder:
     """The run that a name, a unique beginning of one, a folder or `last` means. Raises UsageError."""
-    runs = all_runs(root)
+    runs = list_runs(root)
     names = [run.name for run in runs]
     if reference == "last" and runs:
         return runs[0]
@@ -175,7 +177,7 @@ def find_run(root: Path, reference: str) -> RunFolder:
         return RunFolder(root / reference)
     # Its own name, in its own runs folder, whatever way leads there.
     given = Path(os.path.realpath(reference))
-    if _is_run(given):
+    if _is_run_folder(given):
         return RunFolder(given)
     begun = [name for name in names if name.startswith(reference)]
     if len(begun) == 1:
@@ -185,4 +187,4 @@ def find_run(root: Path, reference: str) -> RunFolder:
     if not runs:
         raise UsageError.one(reference, f"there are no runs in {root}; say where they are with --runs-dir")
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    raise UsageError.one(reference, f"no run of that name in {root}; there are {shown}{nearest(reference, names)}")
+    raise UsageError.one(reference, f"no run of that name in {root}; there are {shown}{did_you_mean(reference, names)}")

@@ -7,28 +7,36 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from engine.runs.bottleneck import SLOW_EPOCHS, Slowed, Verdict, judge, share_of, slowed_by, utilization
+from engine.runs.bottleneck import (
+    STRAGGLER_EPOCHS,
+    Bottleneck,
+    GpuThrottling,
+    diagnose,
+    model_flops_utilization,
+    update_throttling,
+    valid_share,
+)
 from engine.runs.events import (
-    Continued,
-    Control,
-    Epoch,
+    ControlEvent,
+    EpochEvent,
     Event,
-    Gpus,
-    Paused,
+    GpuEvent,
     RankFailed,
+    RunContinued,
     RunFinished,
+    RunPaused,
     RunResumed,
     RunStarted,
-    Step,
+    StepEvent,
 )
 from engine.runs.records import GpuSample, number
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """The content of `summary.json`. `seconds` is the time that all sittings of the run took together; `gpus` says what
-    each GPU did, see `GpuUse`; `verdict` what limits the run, see `engine.runs.bottleneck`, `data_wait` is the share of
-    the training time that the ranks waited for data, and `mfu` the model FLOPs utilization, in the latest epoch."""
+    each GPU did, see `GpuStats`; `verdict` what limits the run, see `engine.runs.bottleneck`, `data_wait` is the share
+    of the training time that the ranks waited for data, and `mfu` the model FLOPs utilization, in the latest epoch."""
 
     state: str
     epochs: int = 0
@@ -40,7 +48,7 @@ class Summary:
     images_per_second: float | None = None
     seconds: float = 0.0
     message: str = ""
-    verdict: Verdict | None = None
+    verdict: Bottleneck | None = None
     data_wait: float | None = None
     mfu: float | None = None
     gpus: list[dict[str, object]] = field(default_factory=list)
@@ -49,7 +57,7 @@ class Summary:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Summary:
+    def from_dict(cls, values: Mapping[str, Any]) -> RunSummary:
         """The summary that a file holds, without `gpus`; what is missing or of another type is as in a new run."""
         best_epoch = number(values.get("best_epoch"))
         return cls(
@@ -63,38 +71,38 @@ class Summary:
             images_per_second=number(values.get("images_per_second")),
             seconds=number(values.get("seconds")) or 0.0,
             message=str(values.get("message", "")),
-            verdict=Verdict.from_dict(values.get("verdict")),
+            verdict=Bottleneck.from_dict(values.get("verdict")),
             data_wait=number(values.get("data_wait")),
             mfu=number(values.get("mfu")),
         )
 
 
 @dataclass
-class GpuUse:
-    """What one GPU did, over all looks at it: means of what was known, and the most. `slowed` is what slows it down in
-    the latest looks."""
+class GpuStats:
+    """What one GPU did, over all looks at it: means of what was known, and the most. `throttling` is what slows it down
+    in the latest looks."""
 
     host: str
-    sums: dict[str, list[float]] = field(default_factory=dict)
-    most: dict[str, float] = field(default_factory=dict)
-    throttled: set[str] = field(default_factory=set)
-    slowed: Slowed | None = None
+    totals: dict[str, list[float]] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    throttle_reasons: set[str] = field(default_factory=set)
+    throttling: GpuThrottling | None = None
 
     def add(self, sample: GpuSample, time: float) -> None:
         """At a look at `time`."""
         for name in ("busy", "sm_active", "tensor_active", "power"):
             if (value := getattr(sample, name)) is not None:
-                total = self.sums.setdefault(name, [0.0, 0.0])
+                total = self.totals.setdefault(name, [0.0, 0.0])
                 total[0] += value
                 total[1] += 1
         for name in ("memory_used", "temperature"):
             if (value := getattr(sample, name)) is not None:
-                self.most[name] = max(self.most.get(name, 0.0), value)
-        self.throttled |= set(sample.throttle_reasons)
-        self.slowed = slowed_by(sample, time, self.slowed)
+                self.maxima[name] = max(self.maxima.get(name, 0.0), value)
+        self.throttle_reasons |= set(sample.throttle_reasons)
+        self.throttling = update_throttling(sample, time, self.throttling)
 
     def mean(self, name: str) -> float | None:
-        total = self.sums.get(name)
+        total = self.totals.get(name)
         return None if total is None else round(total[0] / total[1], 1)
 
     def to_dict(self, uuid: str) -> dict[str, object]:
@@ -103,9 +111,9 @@ class GpuUse:
             "uuid": uuid,
             "host": self.host,
             **{name: self.mean(name) for name in ("busy", "sm_active", "tensor_active", "power")},
-            "most_memory_used": self.most.get("memory_used"),
-            "most_temperature": self.most.get("temperature"),
-            "throttled": sorted(self.throttled),
+            "most_memory_used": self.maxima.get("memory_used"),
+            "most_temperature": self.maxima.get("temperature"),
+            "throttled": sorted(self.throttle_reasons),
         }
 
 
@@ -114,133 +122,146 @@ class History:
     """The state that a run's events add up to. Feed it with `add`, in the journal's order."""
 
     started: RunStarted | None = None
-    epochs: list[Epoch] = field(default_factory=list)
-    step: Step | None = None
+    epochs: list[EpochEvent] = field(default_factory=list)
+    latest_step: StepEvent | None = None
     stopping: bool = False
     paused: bool = False
     failures: list[RankFailed] = field(default_factory=list)
     finished: RunFinished | None = None
     seconds: float = 0.0
-    gpus: dict[str, GpuUse] = field(default_factory=dict)
-    latest_gpus: Gpus | None = None
-    _sitting: float | None = None
-    _latest: float = 0.0
+    gpus: dict[str, GpuStats] = field(default_factory=dict)
+    latest_gpus: GpuEvent | None = None
+    _session_start: float | None = None
+    _latest_time: float = 0.0
 
     def add(self, event: Event) -> None:
         match event:
             case RunStarted():
                 # The sitting before ended without a word if it crashed: its time is up to its last event.
-                self._close_sitting()
-                self._sitting = event.time
+                self._end_session()
+                self._session_start = event.time
                 self.started, self.finished = event, None
                 self.stopping = self.paused = False
                 self.failures.clear()
                 for use in self.gpus.values():
-                    use.slowed = None
+                    use.throttling = None
                 if isinstance(event, RunResumed):
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
-                    if self.step is not None and self.step.step > event.from_step:
-                        self.step = None
-            case Step():
-                self.step = event
-            case Epoch():
+                    if self.latest_step is not None and self.latest_step.step > event.from_step:
+                        self.latest_step = None
+            case StepEvent():
+                self.latest_step = event
+            case EpochEvent():
                 self.epochs.append(event)
-            case Gpus():
+            case GpuEvent():
                 self.latest_gpus = event
                 for sample in event.gpus:
-                    self.gpus.setdefault(str(sample.uuid), GpuUse(sample.host)).add(sample, event.time)
-            case Control():
+                    self.gpus.setdefault(str(sample.uuid), GpuStats(sample.host)).add(sample, event.time)
+            case ControlEvent():
                 self.stopping = self.stopping or event.request == "stop"
-            case Paused():
+            case RunPaused():
                 self.paused = True
-            case Continued():
+            case RunContinued():
                 self.paused = False
             case RankFailed():
                 self.failures.append(event)
             case RunFinished():
                 self.finished = event
-        self._latest = event.time
+        self._latest_time = event.time
         if isinstance(event, RunFinished):
-            self._close_sitting()
+            self._end_session()
 
-    def _close_sitting(self) -> None:
-        if self._sitting is not None:
-            self.seconds += self._latest - self._sitting
-            self._sitting = None
+    def _end_session(self) -> None:
+        if self._session_start is not None:
+            self.seconds += self._latest_time - self._session_start
+            self._session_start = None
 
-    def _median_rate(self) -> float | None:
+    def _median_images_per_second(self) -> float | None:
         """Leaves out epochs of which a sitting had nothing but the evaluation."""
         rates = [epoch.images_per_second for epoch in self.epochs if (epoch.images_per_second or 0) > 0]
         return round(statistics.median(rates), 1) if rates else None
 
     @property
-    def best(self) -> Epoch | None:
+    def best(self) -> EpochEvent | None:
         """The first epoch of the highest validation accuracy."""
-        return max(self.epochs, key=lambda epoch: epoch.kept_accuracy, default=None)
+        return max(self.epochs, key=lambda epoch: epoch.selection_accuracy, default=None)
 
     @property
-    def done(self) -> int:
+    def steps_done(self) -> int:
         """Steps that are done."""
-        return max(self.step.step if self.step else 0, self.epochs[-1].step if self.epochs else 0)
+        return max(self.latest_step.step if self.latest_step else 0, self.epochs[-1].step if self.epochs else 0)
 
     @property
-    def eta(self) -> float | None:
+    def eta_s(self) -> float | None:
         """Seconds that the rest of the run takes at the latest pace; None where that is not known."""
         if self.started is None or not self.started.steps_per_epoch:
             return None
-        left = self.started.epochs - self.done / self.started.steps_per_epoch
+        left = self.started.epochs - self.steps_done / self.started.steps_per_epoch
         # What was no number is None in a journal.
         if self.epochs and (self.epochs[-1].seconds or 0) > 0:
             return max(left, 0.0) * self.epochs[-1].seconds
-        if self.step is None or (self.step.images_per_second or 0) <= 0:
+        if self.latest_step is None or (self.latest_step.images_per_second or 0) <= 0:
             return None
-        return max(left, 0.0) * self.started.steps_per_epoch * self.started.global_batch / self.step.images_per_second
+        return (
+            max(left, 0.0)
+            * self.started.steps_per_epoch
+            * self.started.global_batch
+            / self.latest_step.images_per_second
+        )
 
     @property
-    def measured(self) -> Epoch | None:
+    def latest_session_epoch(self) -> EpochEvent | None:
         """The latest epoch of this sitting, by which it is judged: each sitting may have other devices."""
         return self.epochs[-1] if self.epochs and self.started and self.epochs[-1].time >= self.started.time else None
 
     @property
-    def verdict(self) -> Verdict | None:
+    def bottleneck(self) -> Bottleneck | None:
         """What limits the run by now; None where that is not known."""
-        slowed = {uuid: use.slowed for uuid, use in self.gpus.items() if use.slowed is not None}
-        sitting = [epoch for epoch in self.epochs[-SLOW_EPOCHS:] if self.started and epoch.time >= self.started.time]
-        return judge(self.started, sitting, slowed)
+        slowed = {uuid: use.throttling for uuid, use in self.gpus.items() if use.throttling is not None}
+        session = [
+            epoch for epoch in self.epochs[-STRAGGLER_EPOCHS:] if self.started and epoch.time >= self.started.time
+        ]
+        return diagnose(self.started, session, slowed)
 
     @property
     def data_wait(self) -> float | None:
         """Share of the training time that the ranks waited for data: of the latest epoch, before the first is over of
         rank 0's latest steps."""
-        return share_of(self.measured.data_wait if self.measured else self.step.data_wait if self.step else None)
+        return valid_share(
+            self.latest_session_epoch.data_wait
+            if self.latest_session_epoch
+            else self.latest_step.data_wait
+            if self.latest_step
+            else None
+        )
 
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization of the latest epoch."""
-        return utilization(self.started, self.measured)
+        return model_flops_utilization(self.started, self.latest_session_epoch)
 
-    def summary(self) -> Summary:
-        last, best, verdict = (self.epochs[-1] if self.epochs else None), self.best, self.verdict
-        running = self._latest - self._sitting if self._sitting is not None else 0.0
-        return Summary(
+    def summary(self) -> RunSummary:
+        last, best, bottleneck = (self.epochs[-1] if self.epochs else None), self.best, self.bottleneck
+        running = self._latest_time - self._session_start if self._session_start is not None else 0.0
+        return RunSummary(
             state=self.finished.state if self.finished else "running",
             epochs=last.epoch if last else 0,
             train_loss=last.train_loss if last else None,
             val_loss=last.val_loss if last else None,
             val_accuracy=last.val_accuracy if last else None,
             best_epoch=best.epoch if best else None,
-            best_val_accuracy=best.kept_accuracy if best and best.kept_accuracy >= 0 else None,
-            images_per_second=self._median_rate(),
+            best_val_accuracy=best.selection_accuracy if best and best.selection_accuracy >= 0 else None,
+            images_per_second=self._median_images_per_second(),
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
-            verdict=verdict,
+            verdict=bottleneck,
             data_wait=self.data_wait,
             mfu=self.mfu,
             gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
         )
 
 
-def history_of(events: Iterable[Event]) -> History:
+def history_from_events(events: Iterable[Event]) -> History:
     history = History()
     for event in events:
         history.add(event)

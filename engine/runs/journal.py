@@ -10,11 +10,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from engine.runs.events import EVENTS, Event
+from engine.runs.events import EVENT_TYPES, Event
 from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
-from engine.utils.files import open_to_read
+from engine.utils.files import open_regular_file
 
-PIECE_BYTES = 1 << 20
+READ_CHUNK_BYTES = 1 << 20
 
 
 # What JSON may hold for a field of each type; a number that JSON cannot hold is null.
@@ -29,7 +29,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 # Fields that are lists of objects, and what makes records of these.
-RECORDS: Mapping[str, Callable[[list[dict[str, Any]]], list[Any]]] = {
+OBJECT_LIST_FIELDS: Mapping[str, Callable[[list[dict[str, Any]]], list[Any]]] = {
     "ranks": RankDevice.from_objects,
     "gpus": GpuSample.from_objects,
     "memory": RankPeakMemory.from_objects,
@@ -37,18 +37,18 @@ RECORDS: Mapping[str, Callable[[list[dict[str, Any]]], list[Any]]] = {
 }
 
 
-_KNOWN = {
+_FIELD_TYPES = {
     name: {part.name: _JSON_TYPES[str(part.type).partition("[")[0]] for part in fields(kind)} | {"time": (int, float)}
-    for name, kind in EVENTS.items()
+    for name, kind in EVENT_TYPES.items()
 }
 
 
-def _finite(value: Any) -> Any:
+def _nonfinite_to_none(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, list):
-        return [_finite(part) for part in value]
+        return [_nonfinite_to_none(part) for part in value]
     return value
 
 
@@ -56,34 +56,36 @@ def to_line(event: Event) -> str:
     """The event as one line of JSON, without the line's end."""
     values = asdict(event)
     ordered = {"type": event.type, "time": round(values.pop("time"), 3)}
-    return json.dumps(ordered | {key: _finite(value) for key, value in values.items()}, allow_nan=False)
+    return json.dumps(ordered | {key: _nonfinite_to_none(value) for key, value in values.items()}, allow_nan=False)
 
 
 def from_line(line: str) -> Event | None:
     """The event of a line of JSON; None for a torn line, an unknown type, or one that lacks a field or has one of
     another type."""
     try:
-        values = json.loads(line, parse_constant=_nothing)
+        values = json.loads(line, parse_constant=_constant_to_none)
         name = values["type"]
-        known = _KNOWN[name]
+        known = _FIELD_TYPES[name]
         kept = {key: value for key, value in values.items() if key in known}
         # What happened now knows its time by itself; what is read does not.
-        if "time" not in kept or not all(isinstance(value, known[key]) and _fits(value) for key, value in kept.items()):
+        if "time" not in kept or not all(
+            isinstance(value, known[key]) and _in_range(value) for key, value in kept.items()
+        ):
             return None
-        for field in RECORDS.keys() & kept.keys():
+        for field in OBJECT_LIST_FIELDS.keys() & kept.keys():
             if not all(isinstance(one, dict) for one in kept[field]):
                 return None
-            kept[field] = RECORDS[field](kept[field])
-        return EVENTS[name](**kept)
+            kept[field] = OBJECT_LIST_FIELDS[field](kept[field])
+        return EVENT_TYPES[name](**kept)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _nothing(_: str) -> None:
+def _constant_to_none(_: str) -> None:
     """Python's JSON reads NaN and Infinity, which are no JSON."""
 
 
-def _fits(value: Any) -> bool:
+def _in_range(value: Any) -> bool:
     """Whether a number is one that can be computed with."""
     return not isinstance(value, int | float) or -LARGEST < value < LARGEST
 
@@ -118,19 +120,19 @@ class JournalReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.offset = 0
-        self._rest = b""
+        self._partial_line = b""
 
-    def poll(self, most: int | None = None) -> Iterator[Event]:
-        """The events of the lines that are whole by now, of `most` bytes where given; none where there is no journal
-        yet. Of a long journal no more than a piece is in memory."""
+    def poll(self, max_bytes: int | None = None) -> Iterator[Event]:
+        """The events of the lines that are whole by now, of `max_bytes` bytes where given; none where there is no
+        journal yet. Of a long journal no more than a piece is in memory."""
         try:
-            with open_to_read(self._path) as file:
+            with open_regular_file(self._path) as file:
                 end = os.fstat(file.fileno()).st_size
-                end = end if most is None else min(end, self.offset + most)
+                end = end if max_bytes is None else min(end, self.offset + max_bytes)
                 file.seek(self.offset)
-                while data := file.read(min(max(end - self.offset, 0), PIECE_BYTES)):
+                while data := file.read(min(max(end - self.offset, 0), READ_CHUNK_BYTES)):
                     self.offset += len(data)
-                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    *lines, self._partial_line = (self._partial_line + data).split(b"\n")
                     for line in lines:
                         event = from_line(line.decode(errors="replace"))
                         if event is not None:

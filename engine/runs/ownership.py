@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from engine.runs.control import take_requests
-from engine.runs.folder import RunFolder, _is_run
+from engine.runs.control import consume_requests
+from engine.runs.folder import RunFolder, _is_run_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json, write_json
 from engine.utils.process import user_name
@@ -22,7 +22,7 @@ from engine.utils.process import user_name
 OWNER_FORMAT = 1
 
 
-HEARTBEAT_SECONDS = 5.0
+HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
 class Ownership:
@@ -31,16 +31,16 @@ class Ownership:
     def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
         """Raises UsageError where another process owns the folder."""
         self.folder, self._agents = folder, list(agents)
-        self._beaten = 0.0
+        self._last_heartbeat = 0.0
         # Someone who asks for the run's state holds the lock for an instant.
         for _ in range(20):
-            handle = _lock(folder.lock)
+            handle = _try_lock(folder.lock)
             if handle is not None:
                 break
             time.sleep(0.05)
         owner = read_json(folder.owner) or {}
         elsewhere = owner.get("host") not in (None, socket.gethostname())
-        if handle is not None and elsewhere and folder.owned():
+        if handle is not None and elsewhere and folder.is_owned():
             # Not every file system tells one host of another's lock.
             os.close(handle)
             handle = None
@@ -50,17 +50,17 @@ class Ownership:
                 f"is being run by process {owner.get('pid', '?')} on {owner.get('host', 'another host')}; "
                 f"stop it with `gputrain stop {folder.name}` or take another name",
             )
-        self._handle = handle
-        self.beat()
+        self._lock_fd = handle
+        self.renew_heartbeat()
 
-    def beat(self) -> None:
+    def renew_heartbeat(self) -> None:
         """Renew the heartbeat where it is due. A full disk must not end a run, so no error leaves this."""
-        if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
+        if time.monotonic() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
             return
-        self._beaten = time.monotonic()
-        self._write(round(time.time(), 3))
+        self._last_heartbeat = time.monotonic()
+        self._write_owner(round(time.time(), 3))
 
-    def _write(self, heartbeat: float | None) -> None:
+    def _write_owner(self, heartbeat: float | None) -> None:
         values = {
             "format": OWNER_FORMAT,
             "host": socket.gethostname(),
@@ -74,11 +74,11 @@ class Ownership:
 
     def release(self) -> None:
         if self.folder.path.exists():
-            self._write(None)
-        os.close(self._handle)
+            self._write_owner(None)
+        os.close(self._lock_fd)
 
 
-def _lock(path: Path) -> int | None:
+def _try_lock(path: Path) -> int | None:
     """A handle that holds the lock; None where another holds it, or its file was taken away in the meantime."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -92,54 +92,54 @@ def _lock(path: Path) -> int | None:
 
 
 @dataclass
-class Claim:
+class ClaimedRun:
     """A run folder that this process owns, and the folders above it that were made for it."""
 
     folder: RunFolder
     ownership: Ownership
-    fresh: bool
-    made: list[Path] = field(default_factory=list)
+    is_new: bool
+    created_parents: list[Path] = field(default_factory=list)
 
-    def clear(self) -> None:
+    def remove_leftovers(self) -> None:
         """Take away what an earlier owner can have left: requests that came too late, and half-written checkpoints."""
-        for _ in take_requests(self.folder.control):
+        for _ in consume_requests(self.folder.control):
             pass
         for path in self.folder.checkpoints.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Take a fresh folder away, and those above it; one with a history is left as it is."""
-        if not self.fresh:
+        if not self.is_new:
             return
         shutil.rmtree(self.folder.path, ignore_errors=True)
-        for parent in self.made:
+        for parent in self.created_parents:
             try:
                 parent.rmdir()
             except OSError:
                 return
 
 
-def claim(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequence[str] = ()) -> Claim:
+def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequence[str] = ()) -> ClaimedRun:
     """Make and own the folder of a run that starts, or own that of one that goes on (`resume`, and it exists).
     Without a name it becomes `stem-N`. Raises UsageError."""
     try:
         made = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
-        if name is not None and resume and _is_run(root / name):
+        if name is not None and resume and _is_run_folder(root / name):
             folder = RunFolder(root / name)
-            claimed = Claim(folder, Ownership(folder, agents), fresh=False)
-            claimed.clear()
+            claimed = ClaimedRun(folder, Ownership(folder, agents), is_new=False)
+            claimed.remove_leftovers()
             return claimed
-        folder = RunFolder(_new_folder(root, name, stem))
+        folder = RunFolder(_create_run_folder(root, name, stem))
     except OSError as error:
         raise UsageError.one(
             "runs folder",
             f"{root} cannot be written to: {error.strerror}; give another with --runs-dir or GPUTRAIN_RUNS",
         ) from error
-    return Claim(folder, Ownership(folder, agents), fresh=True, made=made)
+    return ClaimedRun(folder, Ownership(folder, agents), is_new=True, created_parents=made)
 
 
-def _new_folder(root: Path, name: str | None, stem: str) -> Path:
+def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
     for candidate in [name] if name is not None else (f"{stem}-{number}" for number in count(1)):
         try:
             (root / candidate).mkdir()

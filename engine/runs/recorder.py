@@ -10,11 +10,11 @@ from contextlib import suppress
 
 from engine.config.schema import Config, as_dict
 from engine.config.yaml_io import to_yaml
-from engine.runs.event_lines import lines_of
-from engine.runs.events import Epoch, Event, Flush, RankFailed, RunFinished, RunStarted, Warned
+from engine.runs.event_lines import event_lines
+from engine.runs.events import EpochEvent, Event, FlushJournal, RankFailed, RunFinished, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal
-from engine.runs.tensorboard import Scalars
+from engine.runs.tensorboard import TensorBoardWriter
 from engine.utils.files import replace_file, write_json
 from engine.utils.text import printable
 
@@ -37,7 +37,7 @@ class Recorder:
             self._write_config()
         self._journal = Journal(folder.journal)
         self._log = os.open(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._scalars = Scalars(folder.tensorboard)
+        self._tensorboard = TensorBoardWriter(folder.tensorboard)
         self._disk_full = False
         self._lock = threading.Lock()
         self.closed = threading.Event()
@@ -48,14 +48,14 @@ class Recorder:
                 self._record(event)
 
     def _record(self, event: Event) -> None:
-        if isinstance(event, Flush):
+        if isinstance(event, FlushJournal):
             with suppress(OSError):
                 self._journal.sync()
             return
         self.history.add(event)
         try:
             self._journal.append(event)
-            for line in lines_of(event, self.history):
+            for line in event_lines(event, self.history):
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
                 os.write(self._log, f"{stamp}  {line}\n".encode())
             if isinstance(event, RankFailed):
@@ -63,16 +63,16 @@ class Recorder:
             if isinstance(event, RunStarted):
                 # Not earlier: a resume that turns out to be impossible must leave the run as it was.
                 self._write_config()
-            if isinstance(event, Epoch):
-                self._scalars.write(event)
-            if isinstance(event, Epoch | RunFinished):
+            if isinstance(event, EpochEvent):
+                self._tensorboard.write(event)
+            if isinstance(event, EpochEvent | RunFinished):
                 self._journal.sync()
                 write_json(self.folder.summary, self.history.summary().to_dict())
         except OSError as error:
             if not self._disk_full:
                 self._disk_full = True
                 message = f"the run folder cannot be written to ({error.strerror}); training goes on"
-                self._listener(Warned(message=message))
+                self._listener(WarningEvent(message=message))
         self._listener(event)
 
     def _write_config(self) -> None:
@@ -83,6 +83,6 @@ class Recorder:
         with self._lock:
             self.closed.set()
         with suppress(OSError):
-            self._scalars.close()
+            self._tensorboard.close()
         self._journal.close()
         os.close(self._log)

@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from engine.runs.events import Epoch
+from engine.runs.events import EpochEvent
 
 
-class Scalars:
+class TensorBoardWriter:
     """Writes below `folder/train` and `folder/val`. The writers are made with the first epoch: importing them earlier
     would take a core from the ranks while they start."""
 
@@ -18,14 +18,14 @@ class Scalars:
         self._folder = folder
         self._writers: dict[str, Any] = {}
 
-    def write(self, epoch: Epoch) -> None:
+    def write(self, epoch: EpochEvent) -> None:
         """Raises OSError."""
         self._write("train", epoch, loss=epoch.train_loss, accuracy=epoch.train_accuracy, learning_rate=epoch.lr)
         self._write("val", epoch, loss=epoch.val_loss, accuracy=epoch.val_accuracy, top5=epoch.val_top5)
         if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
             self._write("ema", epoch, loss=epoch.ema_val_loss, accuracy=epoch.ema_val_accuracy)
 
-    def _write(self, series: str, epoch: Epoch, **values: float) -> None:
+    def _write(self, series: str, epoch: EpochEvent, **values: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -6,51 +6,60 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.runs.events import Continued, Epoch, Event, Paused, RunFinished, RunResumed, RunStarted, Step
+from engine.runs.events import (
+    EpochEvent,
+    Event,
+    RunContinued,
+    RunFinished,
+    RunPaused,
+    RunResumed,
+    RunStarted,
+    StepEvent,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal import JournalReader, from_line
-from engine.utils.files import open_to_read
+from engine.utils.files import open_regular_file
 
 # A journal up to this size, in bytes, is read as a whole.
-SHORT_BYTES = 1 << 20
-TAIL_BYTES = 1 << 18
+MAX_FULL_READ_BYTES = 1 << 20
+INITIAL_TAIL_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
-SCAN_BYTES = 1 << 20
+SCAN_BLOCK_BYTES = 1 << 20
 # Each says whether a run trains, holds or has ended.
-TELLING = (RunStarted, Step, Epoch, Paused, Continued, RunFinished)
+STATE_EVENTS = (RunStarted, StepEvent, EpochEvent, RunPaused, RunContinued, RunFinished)
 
 
-class RunWatch:
+class RunWatcher:
     """The newest state of one run. Of a long journal `history` knows the first event and the latest ones: its best and
     its number of epochs are then those of `summary.json`."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.bytes_read = 0
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.history = History()
         self.partial = False
         """Of the journal only the ends were read."""
         self._reader: JournalReader | None = None
 
-    def look(self) -> History:
+    def poll(self) -> History:
         """What the run has come to by now. Begins anew where the journal was taken away or became shorter."""
         journal = self.folder.journal
         try:
             size = journal.stat().st_size
         except OSError:
-            self._begin()
+            self._reset()
             return self.history
         if self._reader is not None and size < self._reader.offset:
-            self._begin()
+            self._reset()
         if self._reader is None:
             reader = JournalReader(journal)
-            if size > SHORT_BYTES:
+            if size > MAX_FULL_READ_BYTES:
                 try:
-                    events, reader.offset, read = both_ends(journal, size)
+                    events, reader.offset, read = read_head_and_tail(journal, size)
                 except OSError:
                     return self.history
                 self.partial = True
@@ -65,12 +74,12 @@ class RunWatch:
         return self.history
 
 
-def both_ends(journal: Path, size: int) -> tuple[list[Event], int, int]:
+def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]:
     """How the latest sitting of a journal of this many bytes began, and its latest events, from one on that tells the
     state; where the last whole line ends, and how many bytes were read as lines for it."""
-    with open_to_read(journal) as file:
+    with open_regular_file(journal) as file:
         first = from_line(file.readline(HEAD_BYTES).decode(errors="replace"))
-        length, read = TAIL_BYTES, HEAD_BYTES
+        length, read = INITIAL_TAIL_BYTES, HEAD_BYTES
         while True:
             start = max(size - length, 0)
             file.seek(start)
@@ -79,19 +88,19 @@ def both_ends(journal: Path, size: int) -> tuple[list[Event], int, int]:
             events = [event for line in lines[min(start, 1) :] if (event := from_line(line.decode(errors="replace")))]
             if start == 0:
                 return events, size - len(torn), read + length
-            if any(isinstance(event, TELLING) for event in events):
-                begun = latest_resumption(file, start) or first
+            if any(isinstance(event, STATE_EVENTS) for event in events):
+                begun = find_last_resume(file, start) or first
                 return [begun, *events] if begun else events, size - len(torn), read + length
             read += length
             length *= 2
 
 
-def latest_resumption(file: BinaryIO, end: int) -> Event | None:
+def find_last_resume(file: BinaryIO, end: int) -> Event | None:
     """The last `run_resumed` that begins before this place; looked for as bytes, which takes half a second
     for a gigabyte."""
     mark = f'{{"type": "{RunResumed.type}"'.encode()
     while end > 0:
-        start = max(end - SCAN_BYTES, 0)
+        start = max(end - SCAN_BLOCK_BYTES, 0)
         file.seek(start)
         # A line that begins in this block may run on into the one behind it.
         block = file.read(end - start + HEAD_BYTES)

@@ -32,24 +32,24 @@ import torch
 
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
+    CHECKPOINT_KEYS,
     CHECKSUM_PREFIX,
     COMMENT_BYTES,
-    FIELDS,
     DamagedCheckpointError,
-    check_bytes,
     checkpoints_by_step,
-    checkpoints_in,
+    list_checkpoints,
+    verify_checksum,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import link_file, replace_file, sync_folder
+from engine.utils.files import fsync_folder, link_file, replace_file
 
 
-class _Hashed:
+class _HashingWriter:
     """A file that is written from front to back, and the checksum of it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._held = b""
+        self._tail = b""
         self.checksum = hashlib.sha256()
         self.error: OSError | None = None
 
@@ -57,16 +57,16 @@ class _Hashed:
         """The last two bytes are held back: of an archive they are the length of its comment."""
         view = memoryview(data).cast("B")
         if len(view) < 2:
-            held = self._held + bytes(view)
-            self._put(held[:-2])
-            self._held = held[-2:]
+            held = self._tail + bytes(view)
+            self._write_hashed(held[:-2])
+            self._tail = held[-2:]
         else:
-            self._put(self._held)
-            self._put(view[:-2])
-            self._held = bytes(view[-2:])
+            self._write_hashed(self._tail)
+            self._write_hashed(view[:-2])
+            self._tail = bytes(view[-2:])
         return len(view)
 
-    def _put(self, data: bytes | memoryview) -> None:
+    def _write_hashed(self, data: bytes | memoryview) -> None:
         self.checksum.update(data)
         try:
             self._file.write(data)
@@ -78,7 +78,7 @@ class _Hashed:
         self._file.flush()
 
     def close_with_checksum(self) -> None:
-        self._put(struct.pack("<H", COMMENT_BYTES))
+        self._write_hashed(struct.pack("<H", COMMENT_BYTES))
         self._file.write(CHECKSUM_PREFIX + self.checksum.hexdigest().encode())
 
 
@@ -87,7 +87,7 @@ def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep:
     the newest `keep`. It is on the disk on return, and those before are left alone until then. Raises OSError."""
 
     def write(file: BinaryIO) -> None:
-        hashed = _Hashed(file)
+        hashed = _HashingWriter(file)
         try:
             torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, hashed))
         except RuntimeError as error:
@@ -104,7 +104,7 @@ def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep:
     link_file(path, folder / "last.pt")
     if best:
         link_file(path, folder / "best.pt")
-    sync_folder(folder)
+    fsync_folder(folder)
     return path
 
 
@@ -113,7 +113,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     with those that are newer. These get another name, so that they are not counted again. Raises UsageError where none
     is sound, where one cannot be read or is of another format."""
     damaged: list[str] = []
-    for path in checkpoints_in(folder):
+    for path in list_checkpoints(folder):
         try:
             return path, load_checkpoint(path), damaged
         except DamagedCheckpointError as error:
@@ -131,7 +131,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Raises DamagedCheckpointError, and UsageError where the file is of another format or cannot be read now."""
     try:
-        check_bytes(path)
+        verify_checksum(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found = state["format"]
     except DamagedCheckpointError:
@@ -147,6 +147,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UsageError.one(
             str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; take the one that fits"
         )
-    if missing := FIELDS - state.keys():
+    if missing := CHECKPOINT_KEYS - state.keys():
         raise DamagedCheckpointError(f"is no checkpoint of gputrain: it lacks {', '.join(sorted(missing))}")
     return state

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.distributed.watchdog import Place
-from engine.runs.control import Asked
-from engine.runs.events import CheckpointSaved, Warned
+from engine.distributed.watchdog import Phase
+from engine.runs.control import RequestCounters
+from engine.runs.events import CheckpointSaved, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import save_checkpoint
-from engine.training.loop import share_buffers
-from engine.training.rank_state import Trainer
+from engine.training.loop import broadcast_buffers
+from engine.training.rank_state import RankState
 from engine.training.state_dict import gather_state
 
 # Between two warnings that no checkpoint can be written.
@@ -28,7 +28,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        state: Trainer,
+        state: RankState,
         classes: Sequence[str],
         folder: RunFolder | None,
         cpu_group: dist.ProcessGroup,
@@ -53,23 +53,23 @@ class CheckpointWriter:
             self._last_save_time = time.monotonic()
         return fires
 
-    def is_due(self, agreed: Asked) -> bool:
+    def is_due(self, agreed: RequestCounters) -> bool:
         """Whether a checkpoint is to be written at this step. Before a stop none is: the stop writes its own."""
         if agreed.stop:
             return False
         if self._is_requested(agreed):
             return True
         every, step = self._config.every_steps, self._state.position.step
-        due = agreed.due > self._served_timer or (every > 0 and step % every == 0)
+        due = agreed.timed_checkpoints > self._served_timer or (every > 0 and step % every == 0)
         return due and step > self._last_saved_step
 
-    def _is_requested(self, agreed: Asked) -> bool:
+    def _is_requested(self, agreed: RequestCounters) -> bool:
         return agreed.checkpoints > self._served_requests
 
-    def serve(self, agreed: Asked) -> None:
+    def serve(self, agreed: RequestCounters) -> None:
         """Write within an epoch the checkpoint that `is_due`."""
         requested = self._is_requested(agreed)
-        self._served_requests, self._served_timer = agreed.checkpoints, agreed.due
+        self._served_requests, self._served_timer = agreed.checkpoints, agreed.timed_checkpoints
         self._write_mid_epoch(requested=requested)
 
     def write_before_stop(self) -> None:
@@ -81,9 +81,9 @@ class CheckpointWriter:
         """All ranks are at the same step, with nothing under way between them but the log and a question whether to go
         on."""
         state, position = self._state, self._state.position
-        state.log.settle()
-        state.log.check_untold(position.step, position.epoch, state.lr(position.epoch, position.batch))
-        share_buffers(state.model)
+        state.step_log.wait_pending()
+        state.step_log.check_unreported(position.step, position.epoch, state.lr(position.epoch, position.batch))
+        broadcast_buffers(state.model)
         self.write(requested=requested)
 
     def update_best(self, epoch: int, accuracy: float) -> bool:
@@ -96,7 +96,7 @@ class CheckpointWriter:
     def write(self, *, best: bool = False, requested: bool = False) -> str | None:
         """Write a checkpoint of all ranks; return on rank 0 the reason why that failed, if it did. A collective."""
         state, position = self._state, self._state.position
-        state.channel.at(position.step, Place.SAVING)
+        state.channel.enter_phase(position.step, Phase.CHECKPOINT)
         self._last_saved_step, self._last_save_time = position.step, time.monotonic()
         content = gather_state(state, self._classes, self._cpu_group)
         if content is None or self._folder is None:
@@ -123,4 +123,6 @@ class CheckpointWriter:
         if always or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
             self._last_save_warning = now
             step = self._state.position.step
-            self._state.channel.send(Warned(message=f"the checkpoint of step {step} could not be written: {reason}"))
+            self._state.channel.send(
+                WarningEvent(message=f"the checkpoint of step {step} could not be written: {reason}")
+            )

@@ -7,14 +7,14 @@ import os
 import torch
 
 from engine.config.schema import Config
-from engine.distributed.node_plan import Plan
-from engine.distributed.rank_env import Seat
-from engine.models.precision import problems_of_precision, set_tf32
+from engine.distributed.node_plan import NodePlan
+from engine.distributed.rank_env import RankInfo
+from engine.models.precision import precision_problems, set_tf32
 from engine.utils.errors import UsageError
 from engine.utils.process import keep_freed_memory
 
 
-def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
+def _init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.device:
     torch.backends.cudnn.benchmark = config.device.cudnn_benchmark and not config.device.deterministic
     torch.backends.cudnn.deterministic = config.device.deterministic
     if config.device.deterministic:
@@ -29,11 +29,11 @@ def _open_device(config: Config, plan: Plan, seat: Seat) -> torch.device:
                 "device.gpus",
                 f"torch {torch.__version__} cannot use the GPUs that the driver shows; train with --gpus cpu",
             )
-        device = torch.device("cuda", plan.place(seat.local_rank))
+        device = torch.device("cuda", plan.device_index(rank_info.local_rank))
         torch.cuda.set_device(device)
-        for place in plan.places(seat.local_rank):
-            check_device(plan.devices[place], plan.parents[place], cuda_uuid(torch.device("cuda", place)))
-    if problems := problems_of_precision(config.precision, device):
+        for place in plan.device_indices(rank_info.local_rank):
+            check_device(plan.devices[place], plan.parent_uuids[place], cuda_uuid(torch.device("cuda", place)))
+    if problems := precision_problems(config.precision, device):
         raise UsageError(problems)
     set_tf32(config.precision)
     return device
@@ -48,10 +48,11 @@ def cuda_uuid(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def check_device(wanted: str, parent: str | None, given: str) -> None:
+def check_device(expected: str, parent: str | None, actual: str) -> None:
     """Raises WrongDeviceError unless CUDA gave what was wanted. CUDA may tell an instance by the GPU that it is of."""
-    if not any(uuid is not None and uuid.split("-", 1)[-1] == given for uuid in (wanted, parent)):
+    if not any(uuid is not None and uuid.split("-", 1)[-1] == actual for uuid in (expected, parent)):
         raise WrongDeviceError(
-            f"CUDA gave this rank the GPU {given}, and {wanted} was chosen for it: the driver's order of GPUs changed, "
+            f"CUDA gave this rank the GPU {actual}, and {expected} was chosen for it: the driver's order of GPUs "
+            "changed, "
             "or something set CUDA_VISIBLE_DEVICES in between; start again"
         )

@@ -7,8 +7,8 @@ from enum import IntEnum
 from typing import Literal
 
 from engine.config.schema import Config
-from engine.data.sources.base import Source
-from engine.distributed.node_plan import Plan
+from engine.data.sources.base import ImageSource
+from engine.distributed.node_plan import NodePlan
 from engine.runs.events import RankFailed
 from engine.runs.folder import RunFolder
 
@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
 
     FINISHED = 0
     FAILED = 1
-    REFUSED = 2
+    USAGE_ERROR = 2
     STOPPED = 3
 
 
@@ -30,16 +30,16 @@ class Job:
     `resumed` says that the folder has a history; `source` is given where it was opened ahead of the ranks."""
 
     config: Config
-    plan: Plan
+    plan: NodePlan
     folder: RunFolder | None
     resumed: bool
-    source: Source | None
+    source: ImageSource | None
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How the ranks ended. `failure` is set where the state is failed, `why` where it is killed."""
+class RunResult:
+    """How the ranks ended. `failure` is set where the state is failed, `reason` where it is killed."""
 
     state: Literal["finished", "stopped", "killed", "failed"]
     failure: RankFailed | None = None
-    why: str = ""
+    reason: str = ""

@@ -12,35 +12,35 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.config.schema import Config
-from engine.config.user_code import is_own, load_own
+from engine.config.user_code import is_user_code, load_user_code
 from engine.utils.errors import UsageError
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
-def balanced_weights(counts: NDArray[np.integer]) -> NDArray[np.float64]:
+def balanced_class_weights(class_counts: NDArray[np.integer]) -> NDArray[np.float64]:
     """A weight for each class, in inverse proportion to its images; over all images their mean is 1."""
-    weights: NDArray[np.float64] = counts.sum() / (len(counts) * np.maximum(counts, 1))
+    weights: NDArray[np.float64] = class_counts.sum() / (len(class_counts) * np.maximum(class_counts, 1))
     return weights
 
 
 def build_loss(
-    config: Config, classes: int, counts: Callable[[], NDArray[np.integer]], device: torch.device
+    config: Config, num_classes: int, class_counts: Callable[[], NDArray[np.integer]], device: torch.device
 ) -> Criterion:
-    """`counts` tells the training images of each class, which it may take long to find out. Computed in float32,
+    """`class_counts` tells the training images of each class, which it may take long to find out. Computed in float32,
     whatever the logits are in. Raises UsageError where the user's own loss cannot be had."""
     loss = config.loss
-    if is_own(loss.name):
-        return _own_loss(config, classes, device)
+    if is_user_code(loss.name):
+        return _user_loss(config, num_classes, device)
     weights: Tensor | None = None
     if loss.class_weights == "balanced":
-        weights = torch.tensor(balanced_weights(counts()), dtype=torch.float32, device=device)
+        weights = torch.tensor(balanced_class_weights(class_counts()), dtype=torch.float32, device=device)
     if loss.name == "cross_entropy":
         return lambda logits, targets: _cross_entropy(logits.float(), targets, weights, loss.label_smoothing)
     elementwise = F.mse_loss if loss.name == "mse" else F.binary_cross_entropy_with_logits
 
     def on_shares(logits: Tensor, targets: Tensor) -> Tensor:
-        shares = smooth(targets, classes, loss.label_smoothing)
+        shares = smooth_labels(targets, num_classes, loss.label_smoothing)
         if weights is None:
             return elementwise(logits.float(), shares)
         each = elementwise(logits.float(), shares, reduction="none").mean(1)
@@ -57,15 +57,15 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, smoo
     return F.cross_entropy(logits, targets, weights, reduction="none", label_smoothing=smoothing).mean()
 
 
-def smooth(targets: Tensor, classes: int, smoothing: float) -> Tensor:
+def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor:
     """Targets as N x classes shares, of which `smoothing` is spread over all classes alike."""
-    shares = targets if targets.is_floating_point() else F.one_hot(targets, classes).float()
-    return shares * (1 - smoothing) + smoothing / classes
+    shares = targets if targets.is_floating_point() else F.one_hot(targets, num_classes).float()
+    return shares * (1 - smoothing) + smoothing / num_classes
 
 
-def _own_loss(config: Config, classes: int, device: torch.device) -> Criterion:
+def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criterion:
     """The user's function, or an instance of the user's class, tried once before it is relied on."""
-    found: Any = load_own("loss.name", config.loss.name, config.run.code)
+    found: Any = load_user_code("loss.name", config.loss.name, config.run.code)
 
     called: Any = found
 
@@ -73,20 +73,22 @@ def _own_loss(config: Config, classes: int, device: torch.device) -> Criterion:
         value: Tensor = called(logits.float(), targets)
         return value
 
-    targets = torch.arange(2, device=device) % classes
+    targets = torch.arange(2, device=device) % num_classes
     mixed = config.augment.mixup > 0 or config.augment.cutmix > 0
     try:
         called = found() if isinstance(found, type) else found
         if isinstance(called, nn.Module):
             called = called.to(device)
-        value: Any = own(torch.zeros(2, classes, device=device, requires_grad=True), targets)
+        value: Any = own(torch.zeros(2, num_classes, device=device, requires_grad=True), targets)
         if mixed:
-            value = own(torch.zeros(2, classes, device=device, requires_grad=True), smooth(targets, classes, 0.1))
+            value = own(
+                torch.zeros(2, num_classes, device=device, requires_grad=True), smooth_labels(targets, num_classes, 0.1)
+            )
     except Exception as error:
         shares = " or with shares of classes, which mixup and cutmix make of them" if mixed else ""
         raise UsageError.one(
             "loss.name",
-            f"{config.loss.name} fails with logits (N x {classes}) and labels (N){shares}: "
+            f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){shares}: "
             f"{type(error).__name__}: {error}",
         ) from error
     if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:

@@ -13,26 +13,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from engine.config.schema import Config
-from engine.data.augment.mixup import Mixer
-from engine.data.pipelines.device import DeviceBatch, DeviceBatches
-from engine.data.sampler import Shares
+from engine.data.augment.mixup import MixupCutmix
+from engine.data.pipelines.device import DeviceBatch, DeviceLoader
+from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
-from engine.distributed.watchdog import Place
-from engine.models.compile import compiled_for
-from engine.models.ema import Ema
-from engine.models.memory_format import memory_format
+from engine.distributed.watchdog import Phase
+from engine.models.compile import eager_for_partial_batch
+from engine.models.ema import ModelEma
+from engine.models.memory_format import resolve_memory_format
 from engine.optim.lr_schedule import lr_factor, scaled_lr
-from engine.optim.plateau import Plateau
-from engine.runs.events import Warned
+from engine.optim.plateau import PlateauFactor
+from engine.runs.events import WarningEvent
 from engine.training.losses import Criterion
-from engine.training.metrics import Totals
+from engine.training.metrics import MetricAccumulator
 from engine.training.step_log import StepLog
-from engine.training.timing import Work
+from engine.training.timing import PhaseTimer
 
 # With so many batches in a row of which nothing can be read it is not the images that are bad.
-MOST_UNREAD_BATCHES = 10
+MAX_UNREADABLE_BATCHES = 10
 
 
 @dataclass
@@ -44,104 +44,108 @@ class Position:
     step: int = 0
 
 
-class Seen(NamedTuple):
+class BatchResult(NamedTuple):
     """Of a batch in training: its mean loss and how many of its images were right, both on the device."""
 
     loss: Tensor
-    right: Tensor
-    images: int
+    correct: Tensor
+    num_images: int
     weight: float
 
 
 @dataclass(kw_only=True)
-class Trainer:
+class RankState:
     """All that one rank trains with. `model` is what computes, `wrapped` the same in DistributedDataParallel or
     DataParallel; `master` holds the weights that the optimizer changes where those are not the model's own."""
 
     config: Config
     device: torch.device
-    shares: Shares
+    sampler: DistributedBatchSampler
     model: nn.Module
     wrapped: nn.Module
     master: nn.Module | None
-    frozen: list[nn.Module]
+    frozen_modules: list[nn.Module]
     criterion: Criterion
-    mixer: Mixer
+    mixer: MixupCutmix
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
-    plateau: Plateau
-    ema: Ema | None
-    batches: DeviceBatches
+    plateau: PlateauFactor
+    ema: ModelEma | None
+    batches: DeviceLoader
     image_format: ImageFormat
-    classes: int
+    num_classes: int
     channel: Channel
-    agree: Agreement
-    log: StepLog
+    agreement: Agreement
+    step_log: StepLog
     position: Position
-    totals: Totals
+    totals: MetricAccumulator
 
     def __post_init__(self) -> None:
-        self.work = Work(self.device)
-        self._told: set[str] = set()
-        self._unread_in_row = 0
-        self._keeps_buffers = self.config.optim.nonfinite == "skip"
+        self.timer = PhaseTimer(self.device)
+        self._reported_files: set[str] = set()
+        self._consecutive_unreadable = 0
+        self._restores_buffers = self.config.optim.nonfinite == "skip"
         # Taken once: to walk through the modules of a model takes longer than many of its steps' parts.
-        self._own = list(self.model.parameters())
-        self.memory_format = memory_format(self.config, self.model, self.device)
+        self._parameters = list(self.model.parameters())
+        self.memory_format = resolve_memory_format(self.config, self.model, self.device)
 
     @property
-    def weights(self) -> nn.Module:
+    def trained_model(self) -> nn.Module:
         """The model with the weights that the optimizer changes."""
         return self.master or self.model
 
-    def next_batch(self, totals: Totals) -> DeviceBatch:
+    def next_batch(self, totals: MetricAccumulator) -> DeviceBatch:
         """What of the batch could not be read is counted in `totals`."""
-        self.channel.at(self.position.step, Place.DATA)
+        self.channel.enter_phase(self.position.step, Phase.DATA)
         batch = next(self.batches)
         if batch.unread:
             totals.counts[2] += len(batch.unread)
-            self._tell_unread(batch.unread)
-        self._unread_in_row = self._unread_in_row + 1 if batch.unread and batch.weight == 0 else 0
-        if self._unread_in_row > MOST_UNREAD_BATCHES:
-            raise UnreadableImageError(f"no image of {self._unread_in_row} batches in a row: {batch.unread[0]}")
+            self._warn_unreadable(batch.unread)
+        self._consecutive_unreadable = (
+            self._consecutive_unreadable + 1 if batch.unread and batch.loss_weight == 0 else 0
+        )
+        if self._consecutive_unreadable > MAX_UNREADABLE_BATCHES:
+            raise UnreadableImageError(
+                f"no image of {self._consecutive_unreadable} batches in a row: {batch.unread[0]}"
+            )
         return batch
 
-    def _tell_unread(self, files: Sequence[str]) -> None:
+    def _warn_unreadable(self, files: Sequence[str]) -> None:
         """Each file once."""
-        fresh = [file for file in files if file not in self._told]
-        self._told.update(fresh)
+        fresh = [file for file in files if file not in self._reported_files]
+        self._reported_files.update(fresh)
         for file in fresh:
-            self.channel.send(Warned(message=f"{file}; it is left out"))
+            self.channel.send(WarningEvent(message=f"{file}; it is left out"))
 
-    def forget_gradients(self) -> None:
-        for parameter in self._own:
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
             parameter.grad = None
 
-    def keep_buffers(self) -> list[Tensor]:
+    def snapshot_buffers(self) -> list[Tensor]:
         """Copies of the model's buffers, where a step may be left out: the running statistics of BatchNorm take in what
         is not finite in the forward pass already."""
-        return [buffer.clone() for buffer in self.model.buffers()] if self._keeps_buffers else []
+        return [buffer.clone() for buffer in self.model.buffers()] if self._restores_buffers else []
 
-    def put_buffers_back(self, before: Sequence[Tensor], bad: Tensor) -> None:
-        """Where `bad`."""
-        if before:
-            for buffer, old in zip(self.model.buffers(), before, strict=True):
-                buffer.copy_(torch.where(bad, old, buffer))
+    def restore_buffers(self, snapshot: Sequence[Tensor], nonfinite: Tensor) -> None:
+        """Where `nonfinite`."""
+        if snapshot:
+            for buffer, old in zip(self.model.buffers(), snapshot, strict=True):
+                buffer.copy_(torch.where(nonfinite, old, buffer))
 
     def lr(self, epoch: int, batch: int) -> float:
         """Learning rate of the step on the epoch's `batch`-th batch, from 1. Taken from the place in the data and not
         from a count of steps: a run that goes on with another batch size keeps its schedule."""
-        step = (epoch - 1) * self.shares.steps_per_epoch + batch
-        factor = lr_factor(self.config.schedule, step, self.shares.steps_per_epoch, self.config.run.epochs)
-        return scaled_lr(self.config.optim, self.shares.devices) * factor * self.plateau.factor
+        step = (epoch - 1) * self.sampler.steps_per_epoch + batch
+        factor = lr_factor(self.config.schedule, step, self.sampler.steps_per_epoch, self.config.run.epochs)
+        return scaled_lr(self.config.optim, self.sampler.num_devices) * factor * self.plateau.factor
 
-    def logits_of(self, model: Callable[[Tensor], Tensor], images: Tensor, type_: torch.dtype) -> Tensor:
+    def compute_logits(self, model: Callable[[Tensor], Tensor], images: Tensor, dtype: torch.dtype) -> Tensor:
         """What the model, wrapped or not, gives for images. To be called in `autocast`."""
-        with compiled_for(self.config, len(images), self.shares.batch_size):
-            logits: Tensor = model(images.to(type_, memory_format=self.memory_format))
+        with eager_for_partial_batch(self.config, len(images), self.sampler.batch_size):
+            logits: Tensor = model(images.to(dtype, memory_format=self.memory_format))
         return logits
 
-    def without_sync(self) -> AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """In it the gradients of a rank stay with it, until more are added to them."""
         if isinstance(self.wrapped, DistributedDataParallel):
             return cast(AbstractContextManager[None], self.wrapped.no_sync())

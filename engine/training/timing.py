@@ -35,80 +35,80 @@ class Stopwatch:
         self._stopped_seconds += time.perf_counter() - start
 
 
-class Work:
-    """One rank's. Of each batch `wait`, `arrived` and `forwarded` are called, in this order."""
+class PhaseTimer:
+    """One rank's. Of each batch `start_data_wait`, `end_data_wait` and `end_forward` are called, in this order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._free: list[torch.cuda.Event] = []
-        self._under_way: deque[list[torch.cuda.Event]] = deque()
-        self.begin()
+        self._event_pool: list[torch.cuda.Event] = []
+        self._in_flight: deque[list[torch.cuda.Event]] = deque()
+        self.start_epoch()
 
-    def begin(self) -> None:
+    def start_epoch(self) -> None:
         """An epoch's training begins."""
-        self._waited = self._forward = 0.0
-        self._asked_at = self._arrived_at = 0.0
-        self._marks: list[torch.cuda.Event] = []
+        self._data_wait_seconds = self._forward_seconds = 0.0
+        self._wait_started = self._forward_started = 0.0
+        self._batch_events: list[torch.cuda.Event] = []
 
-    def wait(self) -> None:
+    def start_data_wait(self) -> None:
         """The next batch is asked for."""
-        self._asked_at = time.perf_counter()
+        self._wait_started = time.perf_counter()
         if self._device.type == "cuda":
-            self._marks = []
-            self._mark()
+            self._batch_events = []
+            self._record_event()
 
-    def arrived(self) -> float:
+    def end_data_wait(self) -> float:
         """The batch is there: for how many seconds the host waited for it."""
-        self._arrived_at = time.perf_counter()
-        seconds = self._arrived_at - self._asked_at
+        self._forward_started = time.perf_counter()
+        seconds = self._forward_started - self._wait_started
         if self._device.type == "cuda":
-            self._mark()
+            self._record_event()
         else:
-            self._waited += seconds
+            self._data_wait_seconds += seconds
         return seconds
 
-    def forwarded(self) -> None:
+    def end_forward(self) -> None:
         """The forward pass of the batch is done, its loss included."""
         if self._device.type == "cuda":
-            self._mark()
-            self._under_way.append(self._marks)
+            self._record_event()
+            self._in_flight.append(self._batch_events)
             # One a step is enough to keep as few under way as the host is ahead of the device.
-            if self._under_way[0][-1].query():
-                self._take_oldest()
+            if self._in_flight[0][-1].query():
+                self._consume_oldest()
         else:
-            self._forward += time.perf_counter() - self._arrived_at
+            self._forward_seconds += time.perf_counter() - self._forward_started
 
-    def _mark(self) -> None:
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+    def _record_event(self) -> None:
+        event = self._event_pool.pop() if self._event_pool else torch.cuda.Event(enable_timing=True)
         event.record()
-        self._marks.append(event)
+        self._batch_events.append(event)
 
-    def _take_oldest(self) -> None:
-        asked, arrived, forwarded = marks = self._under_way.popleft()
-        self._waited += asked.elapsed_time(arrived) / 1000
-        self._forward += arrived.elapsed_time(forwarded) / 1000
-        self._free += marks
+    def _consume_oldest(self) -> None:
+        asked, arrived, forwarded = marks = self._in_flight.popleft()
+        self._data_wait_seconds += asked.elapsed_time(arrived) / 1000
+        self._forward_seconds += arrived.elapsed_time(forwarded) / 1000
+        self._event_pool += marks
 
     def seconds(self) -> tuple[float, float]:
-        """Waited for data and spent in forward passes since `begin`. A wait for the device."""
-        if self._under_way:
-            self._under_way[-1][-1].synchronize()
-        while self._under_way:
-            self._take_oldest()
-        return self._waited, self._forward
+        """Waited for data and spent in forward passes since `start_epoch`. A wait for the device."""
+        if self._in_flight:
+            self._in_flight[-1][-1].synchronize()
+        while self._in_flight:
+            self._consume_oldest()
+        return self._data_wait_seconds, self._forward_seconds
 
 
-def gather_work(work: Work, trained: float, hosts: dist.ProcessGroup) -> list[RankEpochTiming]:
-    """The timings of all ranks, of which this one trained for `trained` seconds; on rank 0, nothing elsewhere. A
-    collective on `hosts`, a group for what lies in host memory."""
-    mine = torch.tensor([trained, *work.seconds()], dtype=torch.float64)
-    lead = dist.get_rank(hosts) == 0
-    ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size(hosts))] if lead else None
-    dist.gather(mine, ranks, group=hosts)
+def gather_timings(timer: PhaseTimer, train_seconds: float, cpu_group: dist.ProcessGroup) -> list[RankEpochTiming]:
+    """The timings of all ranks, of which this one trained for `train_seconds` seconds; on rank 0, nothing elsewhere. A
+    collective on `cpu_group`, a group for what lies in host memory."""
+    mine = torch.tensor([train_seconds, *timer.seconds()], dtype=torch.float64)
+    lead = dist.get_rank(cpu_group) == 0
+    ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size(cpu_group))] if lead else None
+    dist.gather(mine, ranks, group=cpu_group)
     return [RankEpochTiming(rank, *(round(value, 4) for value in one.tolist())) for rank, one in enumerate(ranks or [])]
 
 
-def share_waited(timings: Sequence[RankEpochTiming]) -> float:
+def data_wait_share(timings: Sequence[RankEpochTiming]) -> float:
     """Of the training time, mean over the ranks; NaN where nothing was trained."""
     trained = sum(one.seconds for one in timings)
     return round(min(sum(one.waited for one in timings) / trained, 1.0), 4) if trained > 0 else float("nan")

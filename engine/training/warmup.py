@@ -12,160 +12,169 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.distributed.parallel import images_to_try
+from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
-from engine.models.compile import end_compilers, refused
-from engine.models.freeze import set_training
-from engine.models.precision import autocast, input_type
-from engine.runs.events import Warned
-from engine.training.rank_state import Trainer
+from engine.models.compile import compile_usage_error, stop_compile_workers
+from engine.models.freeze import set_train_mode
+from engine.models.precision import autocast, input_dtype
+from engine.runs.events import WarningEvent
+from engine.training.rank_state import RankState
 from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import Problem, UsageError
-from engine.utils.text import counted
+from engine.utils.text import pluralize
 
 # A step that is as short as this is timed so many times more: something else may come between.
-SHORT_SECONDS, MORE_STEPS = 0.01, 8
+SHORT_STEP_SECONDS, EXTRA_TIMED_STEPS = 0.01, 8
 # CUDA graphs are recorded in the second, and replayed from the third on.
-COMPILED_STEPS = 3
+COMPILE_WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What the throw-away steps of `images` images showed: `seconds` of the fastest, forward and back, and `flops`, the
-    floating-point operations of one image in both. `peak_tflops` is what all GPUs of the run could do in a second. NaN
-    what is not known: the last two on the CPU, and the peak of a GPU that is in no table."""
+class WarmupResult:
+    """What the throw-away steps of `batch_size` images showed: `step_seconds` of the fastest, forward and back, and
+    `flops_per_image`, the floating-point operations of one image in both. `peak_tflops` is what all GPUs of the run
+    could do in a second. NaN what is not known: the last two on the CPU, and the peak of a GPU that is in no table."""
 
-    seconds: float
-    images: int
-    flops: float
+    step_seconds: float
+    batch_size: int
+    flops_per_image: float
     peak_tflops: float
 
 
-def warm_up(t: Trainer, hosts: dist.ProcessGroup) -> Tried:
+def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     """Forward and back, with the model's state put back after it; and all of the compiling, where the model is to be
-    compiled. Raises UsageError where the model cannot. Also a collective on `hosts`, a group for what lies in host
+    compiled. Raises UsageError where the model cannot. Also a collective on `cpu_group`, a group for what lies in host
     memory.
 
     DDP sorts its gradient buckets anew after the first backward, which changes the order of additions: a resumed run
     would differ from an uninterrupted one if the first real step were the first of all.
     """
-    buffers = {name: buffer.clone() for name, buffer in t.model.named_buffers()}
-    rng_before = rng_state(t.device)
-    set_training(t.model, t.frozen)
-    count = images_to_try(t.shares)
+    buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
+    rng_before = rng_state(state.device)
+    set_train_mode(state.model, state.frozen_modules)
+    count = warmup_batch_size(state.sampler)
     try:
-        _step(t, count)
+        _forward_backward(state, count)
     except (ValueError, RuntimeError) as error:
-        if t.config.model.compile and (refusal := refused(t.config, error)) is not None:
+        if state.config.model.compile and (refusal := compile_usage_error(state.config, error)) is not None:
             raise refusal from error
-        if isinstance(error, torch.OutOfMemoryError) or (problem := _unfit(t, count, error)) is None:
+        if isinstance(error, torch.OutOfMemoryError) or (problem := _diagnose_failure(state, count, error)) is None:
             raise
         raise UsageError([problem]) from error
-    unused = [name for name, one in t.model.named_parameters() if one.requires_grad and one.grad is None]
+    unused = [name for name, one in state.model.named_parameters() if one.requires_grad and one.grad is None]
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise UsageError.one(
             "model.name",
-            f"{t.config.model.name} does not use {', '.join(unused[:3])}{more} for what it gives, so nothing could be "
+            f"{state.config.model.name} does not use {', '.join(unused[:3])}{more} for what it gives, so nothing "
+            "could be "
             "learned of them; take them out of the model, or freeze them with model.freeze",
         )
-    seconds = _least_seconds(t, count, hosts)
-    flops, peak = (count_flops(t, count), _peak_of_all(t, hosts)) if t.device.type == "cuda" else (math.nan, math.nan)
-    if t.config.model.compile:
-        _compile(t)
-        set_training(t.model, t.frozen)
-    t.forget_gradients()
+    seconds = _fastest_step_seconds(state, count, cpu_group)
+    flops, peak = (
+        (count_flops_per_image(state, count), _total_peak_tflops(state, cpu_group))
+        if state.device.type == "cuda"
+        else (math.nan, math.nan)
+    )
+    if state.config.model.compile:
+        _warm_up_compiled(state)
+        set_train_mode(state.model, state.frozen_modules)
+    state.zero_grad()
     with torch.no_grad():
-        for name, buffer in t.model.named_buffers():
+        for name, buffer in state.model.named_buffers():
             buffer.copy_(buffers[name])
-    set_rng_state(rng_before, t.device)
-    return Tried(seconds, count, flops, peak)
+    set_rng_state(rng_before, state.device)
+    return WarmupResult(seconds, count, flops, peak)
 
 
-def _step(t: Trainer, count: int) -> None:
-    _forward(t, t.wrapped, count).float().sum().backward()
+def _forward_backward(state: RankState, batch_size: int) -> None:
+    _forward(state, state.wrapped, batch_size).float().sum().backward()
 
 
-def _least_seconds(t: Trainer, count: int, hosts: dist.ProcessGroup) -> float:
-    """A collective also on `hosts`."""
+def _fastest_step_seconds(state: RankState, batch_size: int, cpu_group: dist.ProcessGroup) -> float:
+    """A collective also on `cpu_group`."""
     # Gradients are sent in another order from the first of these on, which takes a while to settle.
-    _timed_step(t, count)
-    first = _timed_step(t, count)
+    _timed_step(state, batch_size)
+    first = _timed_step(state, batch_size)
     longest = torch.tensor(first, dtype=torch.float64)
-    dist.all_reduce(longest, dist.ReduceOp.MAX, group=hosts)
-    more = MORE_STEPS if longest.item() < SHORT_SECONDS else 0
-    return min([first, *(_timed_step(t, count) for _ in range(more))])
+    dist.all_reduce(longest, dist.ReduceOp.MAX, group=cpu_group)
+    more = EXTRA_TIMED_STEPS if longest.item() < SHORT_STEP_SECONDS else 0
+    return min([first, *(_timed_step(state, batch_size) for _ in range(more))])
 
 
-def _timed_step(t: Trainer, count: int) -> float:
-    _wait_for(t.device)
+def _timed_step(state: RankState, batch_size: int) -> float:
+    _synchronize(state.device)
     began = time.perf_counter()
-    _step(t, count)
-    _wait_for(t.device)
+    _forward_backward(state, batch_size)
+    _synchronize(state.device)
     return time.perf_counter() - began
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def count_flops(t: Trainer, count: int) -> float:
+def count_flops_per_image(state: RankState, batch_size: int) -> float:
     """Floating-point operations of one image, forward and backward, as torch's FlopCounterMode counts them: those of
     convolutions, matrix products and attention, two for a multiply-add. What is frozen takes none for its gradients."""
     # It brings Triton with it, which a run on the CPU does without.
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    trained = [parameter for parameter in t.model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
     with counter:
         # Past what torch.compile made of it: of that nothing could be counted.
-        out = _forward(t, t.model.forward, count)
+        out = _forward(state, state.model.forward, batch_size)
         # Not `backward`, which DistributedDataParallel would take part in.
         torch.autograd.grad(out.float().sum(), trained)
-    return counter.get_total_flops() / count
+    return counter.get_total_flops() / batch_size
 
 
-def _peak_of_all(t: Trainer, hosts: dist.ProcessGroup) -> float:
+def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
     """TFLOPS of all GPUs of the run together, NaN where one of them is not known. A collective."""
-    first = torch.device(t.device).index or 0
-    places = range(first, first + t.shares.devices_a_rank)
-    known = [peak_tflops(torch.cuda.get_device_name(place), t.config.precision) for place in places]
+    first = torch.device(state.device).index or 0
+    places = range(first, first + state.sampler.devices_per_rank)
+    known = [peak_tflops(torch.cuda.get_device_name(place), state.config.precision) for place in places]
     total = torch.tensor(sum(math.nan if one is None else one for one in known), dtype=torch.float64)
-    dist.all_reduce(total, group=hosts)
+    dist.all_reduce(total, group=cpu_group)
     return total.item()
 
 
-def _forward(t: Trainer, model: Callable[[Tensor], Tensor], count: int) -> Tensor:
-    images = torch.rand((count, t.image_format.channels, t.image_format.size, t.image_format.size), device=t.device)
-    with autocast(t.config.precision, t.device):
-        return t.logits_of(model, images, input_type(t.config.precision))
+def _forward(state: RankState, model: Callable[[Tensor], Tensor], batch_size: int) -> Tensor:
+    images = torch.rand(
+        (batch_size, state.image_format.channels, state.image_format.size, state.image_format.size), device=state.device
+    )
+    with autocast(state.config.precision, state.device):
+        return state.compute_logits(model, images, input_dtype(state.config.precision))
 
 
-def _compile(t: Trainer) -> None:
+def _warm_up_compiled(state: RankState) -> None:
     """For training and for evaluation, by their first whole batches. Raises UsageError where that cannot be done."""
-    if t.shares.rank == 0:
-        name, mode = t.config.model.name, t.config.model.compile_mode
-        t.channel.send(Warned(message=f"compiling {name} (model.compile_mode {mode}), which can take minutes"))
+    if state.sampler.rank == 0:
+        name, mode = state.config.model.name, state.config.model.compile_mode
+        state.channel.send(
+            WarningEvent(message=f"compiling {name} (model.compile_mode {mode}), which can take minutes")
+        )
     try:
-        for _ in range(COMPILED_STEPS):
-            t.forget_gradients()
-            _forward(t, t.wrapped, t.shares.batch_size).float().sum().backward()
-        t.model.eval()
+        for _ in range(COMPILE_WARMUP_STEPS):
+            state.zero_grad()
+            _forward(state, state.wrapped, state.sampler.batch_size).float().sum().backward()
+        state.model.eval()
         with torch.no_grad():
-            for _ in range(COMPILED_STEPS):
-                _forward(t, t.model, t.shares.batch_size)
+            for _ in range(COMPILE_WARMUP_STEPS):
+                _forward(state, state.model, state.sampler.batch_size)
     except Exception as error:
-        if (problem := refused(t.config, error)) is None:
+        if (problem := compile_usage_error(state.config, error)) is None:
             raise
         raise problem from error
-    end_compilers()
+    stop_compile_workers()
 
 
-def _unfit(t: Trainer, count: int, error: Exception) -> Problem | None:
+def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Problem | None:
     """What an error of the throw-away step says of the config; None where it is none of its faults."""
-    config = t.config
-    if "view size is not compatible" in str(error) and t.memory_format is torch.channels_last:
+    config = state.config
+    if "view size is not compatible" in str(error) and state.memory_format is torch.channels_last:
         return Problem(
             "model.channels_last",
             f"{config.model.name} cannot take such images: {error} Or give model.channels_last=off",
@@ -173,12 +182,14 @@ def _unfit(t: Trainer, count: int, error: Exception) -> Problem | None:
     if "more than 1 value per channel" in str(error):
         return Problem(
             "data.batch_size",
-            f"{config.model.name} cannot train on {count} image a rank, the smallest batch of an epoch: {error}; "
+            f"{config.model.name} cannot train on {batch_size} image a rank, the smallest batch of an epoch: {error}; "
             "give another batch size, or data.drop_last=true",
         )
-    if input_type(config.precision) == torch.float16:
+    if input_dtype(config.precision) == torch.float16:
         what = f"{config.model.name} cannot compute in float16 alone ({error}); give fp16, bf16 or off"
         return Problem("precision.amp", f"{config.precision.amp}: {what}")
     if isinstance(error, ValueError):
-        return Problem("model.name", f"{config.model.name} fails on a batch of {counted(count, 'image')}: {error}")
+        return Problem(
+            "model.name", f"{config.model.name} fails on a batch of {pluralize(batch_size, 'image')}: {error}"
+        )
     return None

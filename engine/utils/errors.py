@@ -10,28 +10,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `where` is a config key, a flag or a file; `source` is the file that sets the key.
+    """One thing that is wrong. `location` is a config key, a flag or a file; `source` is the file that sets the key.
     `advice` says what to do where a caller shows it apart from the `reason`. `others` are the keys whose values rule
     this one out."""
 
-    where: str
+    location: str
     reason: str
     advice: str = ""
     source: str = ""
     others: tuple[str, ...] = ()
 
     @property
-    def what(self) -> str:
+    def message(self) -> str:
         """The reason, with the advice."""
         return f"{self.reason}; {self.advice}" if self.advice else self.reason
 
     @property
     def label(self) -> str:
         """The key, with the file that sets it."""
-        return f"{self.where} (in {self.source})" if self.source else self.where
+        return f"{self.location} (in {self.source})" if self.source else self.location
 
     def __str__(self) -> str:
-        return f"{self.label}: {self.what}" if self.where else self.what
+        return f"{self.label}: {self.message}" if self.location else self.message
 
 
 class UsageError(Exception):
@@ -42,12 +42,12 @@ class UsageError(Exception):
         self.problems = list(problems)
 
     @classmethod
-    def one(cls, where: str, reason: str, advice: str = "") -> UsageError:
-        return cls([Problem(where, reason, advice)])
+    def one(cls, location: str, reason: str, advice: str = "") -> UsageError:
+        return cls([Problem(location, reason, advice)])
 
 
 @contextmanager
-def collecting(problems: list[Problem]) -> Iterator[None]:
+def collect_problems(problems: list[Problem]) -> Iterator[None]:
     """What is found wrong within is added to `problems`, and not raised."""
     try:
         yield
@@ -55,7 +55,7 @@ def collecting(problems: list[Problem]) -> Iterator[None]:
         problems += error.problems
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the known word that is most like this one, or nothing."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {found[0]}?" if found else ""

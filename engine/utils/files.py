@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from engine.utils.errors import UsageError
 
 
-def expand(path: str) -> Path:
+def expand_user(path: str) -> Path:
     """The path with `~` and `~user` written out. Raises UsageError where there is no such user."""
     try:
         return Path(path).expanduser()
@@ -60,10 +60,10 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
         temporary.unlink(missing_ok=True)
         raise
     if durable:
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -101,7 +101,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     replace_file(path, lambda file: file.write(text.encode()))
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BinaryIO:
     """Raises OSError also where it is no regular file: of a pipe, reading would wait for a writer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -113,7 +113,7 @@ def open_to_read(path: Path) -> BinaryIO:
 def read_json(path: Path) -> dict[str, Any] | None:
     """None where the file is not there, not readable or not a JSON object."""
     try:
-        with open_to_read(path) as file:
+        with open_regular_file(path) as file:
             values = json.load(file)
     except (OSError, ValueError, RecursionError):
         return None

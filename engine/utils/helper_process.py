@@ -248,7 +248,7 @@ def run_helper(module: str) -> None:
     import traceback
     from importlib import import_module
 
-    from engine.utils.process import die_with_parent, leave
+    from engine.utils.process import die_with_parent, exit_now
 
     # Code of the user's may parse the arguments when it is imported.
     die_with_parent(int(sys.argv.pop()))
@@ -258,6 +258,6 @@ def run_helper(module: str) -> None:
         import_module(module).main(parent)
     except Exception:
         traceback.print_exc()
-        leave(1)
+        exit_now(1)
     # Neither threads of a library nor torch's slow exit are waited for.
-    leave(0)
+    exit_now(0)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-CONTROL_GROUP = Path("/sys/fs/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> tuple[int, int]:
@@ -18,16 +18,16 @@ def free_memory() -> tuple[int, int]:
     host = psutil.virtual_memory()
     free, total = int(host.available), int(host.total)
     with suppress(OSError, ValueError, KeyError):
-        limit = int((CONTROL_GROUP / "memory.max").read_text())
-        used = int((CONTROL_GROUP / "memory.current").read_text())
-        kinds = dict(line.split() for line in (CONTROL_GROUP / "memory.stat").read_text().splitlines())
+        limit = int((CGROUP_ROOT / "memory.max").read_text())
+        used = int((CGROUP_ROOT / "memory.current").read_text())
+        kinds = dict(line.split() for line in (CGROUP_ROOT / "memory.stat").read_text().splitlines())
         # The system gives back what it only keeps in case that it is read again.
         free = min(free, max(limit - used + int(kinds["inactive_file"]), 0))
         total = min(total, limit)
     return free, total
 
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Shortage(NamedTuple):
@@ -42,40 +42,40 @@ class Shortage(NamedTuple):
 
 def free_bytes(path: Path) -> int:
     """Left for this user on the file system that `path` lies on, or will lie on. Raises OSError."""
-    found = os.statvfs(existing(path))
+    found = os.statvfs(nearest_existing(path))
     return found.f_bavail * found.f_frsize
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path itself, or the nearest folder above it that is there."""
     return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
 
 
-def most_open_files() -> int | None:
-    """The limit that `raise_open_files` can raise to; None for none."""
+def max_open_files() -> int | None:
+    """The limit that `raise_open_files_limit` can raise to; None for none."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return None if hard == resource.RLIM_INFINITY else hard
 
 
-def raise_open_files() -> None:
+def raise_open_files_limit() -> None:
     """Let this process, and those that it will start, have as many files open as the system allows it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def in_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """In the largest unit that it fills, powers of 1024: 12.8 MiB."""
     power = 0
-    while size >= 1024 and power < len(UNITS) - 1:
+    while size >= 1024 and power < len(BYTE_UNITS) - 1:
         size, power = size / 1024, power + 1
-    return f"{size:.1f}".removesuffix(".0") + f" {UNITS[power]}"
+    return f"{size:.1f}".removesuffix(".0") + f" {BYTE_UNITS[power]}"
 
 
-RANKS_PER_CORE = 4
+MAX_RANKS_PER_CORE = 4
 
 
-def cores() -> int:
+def available_cores() -> int:
     """CPU cores that this process may use: its affinity, and the quota of its control group where one is set."""
     allowed = len(os.sched_getaffinity(0))
     try:

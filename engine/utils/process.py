@@ -14,19 +14,19 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the one that started it ends, however that comes about. `parent` is that
+def die_with_parent(parent_pid: int) -> None:
+    """Ask Linux to kill this process when the one that started it ends, however that comes about. `parent_pid` is that
     one's pid, in case it has gone already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
 # Of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 2**31 - 1
+_TRIM_THRESHOLD_BYTES = 2**31 - 1
 # Older versions take no more than the second.
-_LARGEST_BLOCKS = (2**30, 2**25)
+_MMAP_THRESHOLDS_BYTES = (2**30, 2**25)
 
 
 def keep_freed_memory() -> None:
@@ -34,8 +34,8 @@ def keep_freed_memory() -> None:
     on the CPU would pay for their pages anew: a tenth to a fifth of its time."""
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        if any(mallopt(_M_MMAP_THRESHOLD, size) for size in _LARGEST_BLOCKS):
-            mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        if any(mallopt(_M_MMAP_THRESHOLD, size) for size in _MMAP_THRESHOLDS_BYTES):
+            mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
 def redirect_output(log: Path | None) -> None:
@@ -51,7 +51,7 @@ def redirect_output(log: Path | None) -> None:
     os.close(handle)
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """End this process now. The interpreter's own end would take a second with torch loaded."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -69,31 +69,31 @@ def user_name() -> str:
         return f"uid {os.getuid()}"
 
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-class Signals:
+class SignalHandler:
     """What signals ask of a supervisor: SIGINT, SIGTERM and SIGUSR1, which SLURM sends ahead of its time limit, to
     stop; a second SIGINT to kill."""
 
     def __init__(self) -> None:
-        self.by: str | None = None
-        self.kill = False
-        self.warned = False
+        self.signal_name: str | None = None
+        self.kill_requested = False
+        self.time_limit_near = False
         """SIGUSR1 came: the time of the job is nearly over."""
         self._interrupted = False
 
     def install(self) -> None:
-        for number in STOPPING:
-            signal.signal(number, self._note)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self.kill = self.kill or (number == signal.SIGINT and self._interrupted)
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.kill_requested = self.kill_requested or (number == signal.SIGINT and self._interrupted)
         self._interrupted = self._interrupted or number == signal.SIGINT
-        self.warned = self.warned or number == signal.SIGUSR1
-        self.by = signal.Signals(number).name
+        self.time_limit_near = self.time_limit_near or number == signal.SIGUSR1
+        self.signal_name = signal.Signals(number).name
 
 
-def outlive_terminal() -> None:
+def ignore_sighup() -> None:
     """Ignore the end of the terminal or of the SSH session; so do the processes that this one starts."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.config.loader import resolve
-from engine.data.pipelines.in_memory_images import hold
-from engine.data.pipelines.memory import MemoryBatches
-from engine.data.sampler import Shares
+from engine.config.loader import resolve_config
+from engine.data.pipelines.in_memory_images import load_in_memory
+from engine.data.pipelines.memory import InMemoryLoader
+from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat
 
@@ -51,10 +51,12 @@ def ours(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
     source = ArraySource(
         form, tuple("0123456789"), {"train": images, "val": images[:8]}, {"train": labels, "val": labels[:8]}
     )
-    config = resolve(None, [f"augment.crop_padding={PADDING}", "augment.flip=true", f"data.batch_size={BATCH}"]).config
-    shares = Shares(IMAGES, 8, BATCH, 0, 1, True, 0)
-    requests = [*shares.train(1), *shares.train(2)]
-    batches = MemoryBatches(hold(source, config, form), config, form, requests, device)
+    config = resolve_config(
+        None, [f"augment.crop_padding={PADDING}", "augment.flip=true", f"data.batch_size={BATCH}"]
+    ).config
+    shares = DistributedBatchSampler(IMAGES, 8, BATCH, 0, 1, True, 0)
+    requests = [*shares.train_requests(1), *shares.train_requests(2)]
+    batches = InMemoryLoader(load_in_memory(source, config, form), config, form, requests, device)
     steps = len(requests) // 2
     for _ in range(steps):
         next(batches)

@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from engine.config.loader import resolve
-from engine.data.pipelines.device import StreamedBatches
-from engine.data.pipelines.loader import Batches
-from engine.data.sampler import Shares
-from engine.data.sources.folder import COLOUR
-from engine.data.sources.formats import image_format
+from engine.config.loader import resolve_config
+from engine.data.pipelines.device import StreamingLoader
+from engine.data.pipelines.loader import BatchLoader
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.folder import IMAGENET_RGB_STATS
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 
 IMAGES, CLASSES, SIDE, SIZE, BATCH = 2000, 2, 256, 64, 64
@@ -54,7 +54,7 @@ def reference(root: Path, workers: int) -> Pairs:
             transforms.RandomHorizontalFlip(),
             transforms.PILToTensor(),
             v2.ToDtype(torch.float32, scale=True),
-            transforms.Normalize(*COLOUR),
+            transforms.Normalize(*IMAGENET_RGB_STATS),
         ]
     )
     data = torchvision.datasets.ImageFolder(str(root), recipe)
@@ -66,11 +66,15 @@ def reference(root: Path, workers: int) -> Pairs:
 
 def ours(root: Path, workers: int) -> Pairs:
     data = [f"data.path={root}", "data.dataset=folder", f"data.image_size={SIZE}", "data.val_split=0.001"]
-    config = resolve(None, [*data, f"data.batch_size={BATCH}", "augment.resized_crop=true", "augment.flip=true"]).config
+    config = resolve_config(
+        None, [*data, f"data.batch_size={BATCH}", "augment.resized_crop=true", "augment.flip=true"]
+    ).config
     source = open_source(config)
-    images = image_format(config, source)
-    shares = Shares(source.count("train"), source.count("val"), BATCH, 0, 1, True, 0)
-    batches = StreamedBatches(Batches(source, config, images, shares.train(1), workers), images, torch.device("cpu"))
+    images = model_input_format(config, source)
+    shares = DistributedBatchSampler(source.num_images("train"), source.num_images("val"), BATCH, 0, 1, True, 0)
+    batches = StreamingLoader(
+        BatchLoader(source, config, images, shares.train_requests(1), workers), images, torch.device("cpu")
+    )
     return ((batch.images, batch.labels) for batch in iter(batches.__next__, None))
 
 

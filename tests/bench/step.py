@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from in_process import one_rank
 
 from engine.data.pipelines.device import DeviceBatch
-from engine.distributed.agreement import SECONDS, Agreement
-from engine.runs.control import Asked
+from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
+from engine.runs.control import RequestCounters
 from engine.training.loop import evaluate, train_step
-from engine.training.trainer import Fit
+from engine.training.trainer import Trainer
 
 BATCHES = 8
 EVALUATED = 20
@@ -103,10 +103,10 @@ def counted(parts: list[tuple[Any, str]], spent: dict[str, float]) -> Iterator[N
             setattr(owner, name, function)
 
 
-def telemetry(fit: Fit, steps: int) -> dict[str, float]:
+def telemetry(fit: Trainer, steps: int) -> dict[str, float]:
     """Microseconds of CPU time a step within what tells of it, by function."""
-    t, spent = fit.trainer, dict[str, float]()
-    parts = [(t.channel, name) for name in ("at", "send", "asked")] + [(t.log, name) for name in ("add", "waited")]
+    t, spent = fit.state, dict[str, float]()
+    parts = [(t.channel, name) for name in ("at", "send", "asked")] + [(t.step_log, name) for name in ("add", "waited")]
     empty = time.process_time()
     for _ in range(1000):
         time.process_time()
@@ -126,9 +126,9 @@ def ask(rank: int, path: str, answers: Any) -> None:
     agree = Agreement(dist.group.WORLD)
     used = time.process_time()
     for _ in range(QUESTIONS):
-        agree(Asked)
+        agree(RequestCounters)
         # While the run is to pause each call asks.
-        agree.settle().holds = 1
+        agree.wait_pending().pause_toggles = 1
     answers.put((time.process_time() - used) / QUESTIONS * 1e6)
     dist.barrier()
     dist.destroy_process_group()
@@ -153,12 +153,12 @@ def main() -> None:
     recipe |= {"data.fake_val": options.batch * EVALUATED, "optim.lr": LR, "schedule.name": "constant"}
     recipe |= {"schedule.warmup_epochs": 0} | dict(one.split("=", 1) for one in overrides)
     with one_rank(*(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()) as fit:
-        t = fit.trainer
+        t = fit.state
         bare = deepcopy(t.model).train()
         optimizer = torch.optim.SGD(bare.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, fused=True)
         shape = (options.batch, t.image_format.channels, options.size, options.size)
         made = [
-            (torch.randn(shape, device=t.device), torch.randint(t.classes, shape[:1], device=t.device))
+            (torch.randn(shape, device=t.device), torch.randint(t.num_classes, shape[:1], device=t.device))
             for _ in range(BATCHES)
         ]
         t.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in made])
@@ -184,7 +184,7 @@ def main() -> None:
         spent = telemetry(fit, options.steps)
         with tempfile.TemporaryDirectory() as folder:
             question = microseconds_of_a_question(Path(folder) / "meeting")
-        spent["a question, two ranks"] = question * min(step / (SECONDS * 1e6), 1.0)
+        spent["a question, two ranks"] = question * min(step / (POLL_INTERVAL_SECONDS * 1e6), 1.0)
         for name, part in (*spent.items(), ("all", sum(spent.values()))):
             print(f"telemetry {name:<22} {part:7.1f} us of {step:.0f} us a step, {part / step:.3%}")
 

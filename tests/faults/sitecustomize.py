@@ -45,20 +45,20 @@ def happen(kind: str, images: Any) -> Any:
 
 def bring_in(loop: Any, faults: list[dict[str, Any]]) -> None:
     """Of each `kind`, `rank`, `steps`; with `once`, the path of a file, only where that is not there yet."""
-    forward_and_back = loop.forward_and_back
+    forward_backward = loop.forward_backward
 
     def faulty(t: Any, batch: Any, number: int) -> Any:
         for fault in faults:
             mark = fault["once"]
-            if t.shares.rank != fault["rank"] or t.position.step + 1 not in fault["steps"]:
+            if t.sampler.rank != fault["rank"] or t.position.step + 1 not in fault["steps"]:
                 continue
             if mark is None or not Path(mark).exists():
                 if mark is not None:
                     Path(mark).touch()
                 batch = replace(batch, images=happen(fault["kind"], batch.images))
-        return forward_and_back(t, batch, number)
+        return forward_backward(t, batch, number)
 
-    loop.forward_and_back = faulty
+    loop.forward_backward = faulty
 
 
 class Finder(importlib.abc.MetaPathFinder):

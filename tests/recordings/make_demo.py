@@ -14,12 +14,12 @@ from typing import Any
 
 from make_eight_gpus import GIB, gpu, known, process, values
 
-from engine.config.loader import check
+from engine.config.loader import validate_config
 from engine.config.schema import Config, as_dict
 from engine.config.yaml_io import to_yaml
-from engine.gpus.snapshot import Gpu, Snapshot, Source
+from engine.gpus.snapshot import Gpu, Snapshot, SnapshotSource
 from engine.optim.lr_schedule import lr_factor
-from engine.runs.events import CheckpointSaved, Epoch, Event, Gpus, RunFinished, RunStarted, Step
+from engine.runs.events import CheckpointSaved, EpochEvent, Event, GpuEvent, RunFinished, RunStarted, StepEvent
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample, RankDevice
 
@@ -55,7 +55,7 @@ class Training:
 
     @property
     def config(self) -> Config:
-        return check(
+        return validate_config(
             {
                 "run": {"name": self.name, "epochs": self.epochs},
                 "device": {"gpus": "0,1"},
@@ -99,16 +99,16 @@ def events(run: Training) -> Iterator[Event]:
         noise = rng.gauss(0.03, 0.01 + 0.05 * lr)
         losses.append(round(abs(2.3 * math.exp(-9 * share) + 0.18 * (1 - share) + noise), 5))
         if step % LOG_EVERY == 0 or step == total:
-            yield Step(
+            yield StepEvent(
                 time=now, step=step, epoch=epoch, losses=losses, lr=lr,
                 images_per_second=round(rate + rng.gauss(0, 50), 1), data_wait=0.01,
             )  # fmt: skip
             losses = []
         if step % GPUS_EVERY == 0:
-            yield Gpus(time=now, gpus=[gpu_use(rank, 96 + rng.randrange(3)) for rank in (0, 1)])
+            yield GpuEvent(time=now, gpus=[gpu_use(rank, 96 + rng.randrange(3)) for rank in (0, 1)])
         if step % run.steps_per_epoch == 0:
             done = epoch / run.epochs
-            yield Epoch(
+            yield EpochEvent(
                 time=now, epoch=epoch, step=step,
                 train_loss=round(2.1 * math.exp(-9 * done) + 0.17 * (1 - done) + 0.02, 5),
                 train_accuracy=round(1 - 0.75 * math.exp(-7 * done) - 0.06 * (1 - done), 5),
@@ -127,7 +127,7 @@ def gpu_use(rank: int, busy: int) -> GpuSample:
     )  # fmt: skip
 
 
-def evaluation(epoch: Epoch, num_classes: int) -> dict[str, Any]:
+def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
     """What the evaluation of an epoch finds: as many images are right as the epoch tells."""
     rng = random.Random(epoch.epoch)  # noqa: S311 (nothing is kept secret by it)
     images = IMAGES_PER_CLASS * num_classes
@@ -167,9 +167,9 @@ def snapshot(second: int) -> Snapshot:
             more = {"run": run, "rank": index if run else None, "cpu": 100.0 + wave}
             processes.append(process(now, FIRST_PID + index, user, command, memory, **more))
         gpus.append(gpu(index, now, readings, *processes, runs=(run,) if run else ()))
-    gpus.append(gpu(7, -4.0, values(7, -4.0, 0)).silent(4.0 + second))
+    gpus.append(gpu(7, -4.0, values(7, -4.0, 0)).as_stale(4.0 + second))
     named: list[Gpu] = [replace(one, uuid=gpu_uuid(one.index)) for one in gpus]
-    source = Source("recording", made_up=True)
+    source = SnapshotSource("recording", made_up=True)
     return Snapshot(now, HOST, known("580.95", now), known("13.0", now), tuple(named), None, source)
 
 
@@ -185,6 +185,6 @@ if __name__ == "__main__":
         (folder / "config.yaml").write_text(to_yaml(as_dict(run.config)))
         recorded = list(events(run))
         write_lines(folder / "events.jsonl.gz", map(to_line, recorded))
-        found = [evaluation(event, len(run.classes)) for event in recorded if isinstance(event, Epoch)]
+        found = [evaluation(event, len(run.classes)) for event in recorded if isinstance(event, EpochEvent)]
         write_lines(folder / "evaluations.json.gz", [json.dumps({"classes": run.classes, "epochs": found})])
     write_lines(DATA / "gpus.jsonl.gz", (snapshot(second).to_line() for second in range(RECORDED_SECONDS)))

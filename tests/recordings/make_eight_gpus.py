@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.snapshot import LASTING, UNITS, Gpu, Instance, Process, Reading, Snapshot, Source
+from engine.gpus.snapshot import STATIC_READINGS, UNITS, Gpu, GpuProcess, MigInstance, Reading, Snapshot, SnapshotSource
 
 BEGIN = 1_760_000_000.0
 SECONDS = 12
@@ -58,8 +58,8 @@ def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Rea
     }
 
 
-def process(now: float, pid: int, user: str, command: str, used: float, **more: Any) -> Process:
-    return Process(
+def process(now: float, pid: int, user: str, command: str, used: float, **more: Any) -> GpuProcess:
+    return GpuProcess(
         pid,
         more.get("kind", "compute"),
         more.get("instance"),
@@ -73,7 +73,7 @@ def process(now: float, pid: int, user: str, command: str, used: float, **more: 
     )
 
 
-def gpu(index: int, now: float, readings: dict[str, Reading[Any]], *processes: Process, **more: Any) -> Gpu:
+def gpu(index: int, now: float, readings: dict[str, Reading[Any]], *processes: GpuProcess, **more: Any) -> Gpu:
     uuid = f"GPU-{index:08x}-5f1e-4c2d-9a7b-0123456789ab"
     return Gpu(index, uuid, "ok", 0.01, now, readings, known(processes, now), **more)
 
@@ -95,11 +95,14 @@ def snapshot(second: int) -> Snapshot:
     hot = values(4, now, 88, temperature=91, throttle=["thermal"], sm_clock=990)
     gpus.append(gpu(4, now, hot, process(now, 9377, "bob", "python train.py --config llm.yaml", 52)))
     silent = gpu(5, BEGIN, values(5, BEGIN, 40))
-    gpus.append(silent if second < 3 else silent.silent(float(second)))
-    lost = {name: reading if name in LASTING else reading.gone("lost") for name, reading in values(6, now, 0).items()}
+    gpus.append(silent if second < 3 else silent.as_stale(float(second)))
+    lost = {
+        name: reading if name in STATIC_READINGS else reading.without_value("lost")
+        for name, reading in values(6, now, 0).items()
+    }
     gpus.append(Gpu(6, gpus[5].uuid.replace("5", "6", 1), "lost", 0.01, now, lost, Reading(None, now, "lost")))  # type: ignore[union-attr]
     parts = tuple(
-        Instance(
+        MigInstance(
             f"MIG-{place:08x}-77aa-4c2d-9a7b-0123456789ab",
             place,
             0,
@@ -113,7 +116,7 @@ def snapshot(second: int) -> Snapshot:
     divided |= dict.fromkeys(("busy", "sm_active", "tensor_active", "dram_active"), Reading(None, now, "not supported"))
     notebook = process(now, 5120, "carol", "jupyter-lab", 11, instance=1, cpu=3.0)
     gpus.append(gpu(7, now, divided, notebook, instances=parts))
-    source = Source("recording", made_up=True)
+    source = SnapshotSource("recording", made_up=True)
     return Snapshot(now, "made-up-host", known("580.95.05", now), known("13.0", now), tuple(gpus), None, source)
 
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 # Beyond it the room around a number is no number.
-LARGEST = 1e307
+MAX_AXIS_LIMIT = 1e307
 
 
 @dataclass(frozen=True)
 class Series:
     """Points in the order of `x`; `y` is finite, or NaN where there is a gap."""
 
-    x: Floats
-    y: Floats
+    x: FloatArray
+    y: FloatArray
 
     def between(self, low: float, high: float) -> Series:
         """The points from `low` to `high`, and the one before and after, so that lines run on to the edges."""
@@ -28,7 +28,7 @@ class Series:
         last = int(np.searchsorted(self.x, high, "right")) + 1
         return Series(self.x[first:last], self.y[first:last])
 
-    def limits(self) -> tuple[float, float] | None:
+    def y_limits(self) -> tuple[float, float] | None:
         """The lowest and the highest value; None where there is none."""
         if len(self.y) == 0:
             return None
@@ -41,7 +41,7 @@ class Series:
         value = float(self.y[-1]) if len(self.y) else math.nan
         return value if math.isfinite(value) else None
 
-    def at(self, x: float) -> float | None:
+    def value_at(self, x: float) -> float | None:
         """The value of the point nearest to `x`; None where it is no number, or there is no point."""
         if len(self.x) == 0:
             return None
@@ -52,13 +52,13 @@ class Series:
         return value if math.isfinite(value) else None
 
 
-def above_zero(series: Series) -> Series:
+def mask_nonpositive(series: Series) -> Series:
     """The same points with a gap where a logarithmic axis has no place."""
-    limits = series.limits()
+    limits = series.y_limits()
     return series if limits is None or limits[0] > 0 else Series(series.x, np.where(series.y > 0, series.y, np.nan))
 
 
-def reduce_to_columns(series: Series, low: float, high: float, columns: int) -> list[Series]:
+def downsample_min_max(series: Series, low: float, high: float, columns: int) -> list[Series]:
     """At most two points for each of `columns` columns from `low` to `high`, its lowest and its highest, in the order
     in which they lie; one piece for each stretch between gaps. There is a gap where a column has points and none of
     them is a number."""
@@ -66,7 +66,7 @@ def reduce_to_columns(series: Series, low: float, high: float, columns: int) -> 
     if len(x) == 0 or high <= low:
         return []
     if len(x) <= 2 * columns:
-        return _pieces(x, y)
+        return _split_at_gaps(x, y)
     width = (high - low) / columns
     place = np.searchsorted(x, low + width * np.arange(columns + 1))
     place[0], place[-1] = 0, len(x)
@@ -75,10 +75,10 @@ def reduce_to_columns(series: Series, low: float, high: float, columns: int) -> 
     middle = (x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2
     rising = y[starts] <= y[np.append(starts[1:], len(x)) - 1]
     first, second = np.where(rising, least, most), np.where(rising, most, least)
-    return _pieces(np.repeat(middle, 2), np.stack([first, second], 1).reshape(-1))
+    return _split_at_gaps(np.repeat(middle, 2), np.stack([first, second], 1).reshape(-1))
 
 
-def _pieces(x: Floats, y: Floats) -> list[Series]:
+def _split_at_gaps(x: FloatArray, y: FloatArray) -> list[Series]:
     """Split at what is no number."""
     good = np.isfinite(y)
     if good.all():
@@ -89,14 +89,14 @@ def _pieces(x: Floats, y: Floats) -> list[Series]:
 
 
 # A smoothed curve is made of at most so many points: of means of the points between them where there are more.
-SMOOTH_POINTS = 2048
+MAX_SMOOTHED_POINTS = 2048
 
 
-def smooth(series: Series, share: float) -> Series:
-    """Each point the mean of those around it, over this `share` of all of them; of those that are numbers."""
+def smooth(series: Series, window_share: float) -> Series:
+    """Each point the mean of those around it, over this `window_share` of all of them; of those that are numbers."""
     x, y = series.x, series.y
-    if len(x) > SMOOTH_POINTS:
-        starts = np.linspace(0, len(x), SMOOTH_POINTS, endpoint=False).astype(np.int64)
+    if len(x) > MAX_SMOOTHED_POINTS:
+        starts = np.linspace(0, len(x), MAX_SMOOTHED_POINTS, endpoint=False).astype(np.int64)
     else:
         starts = np.arange(len(x))
     if len(starts) < 3:
@@ -106,7 +106,7 @@ def smooth(series: Series, share: float) -> Series:
         good = np.isfinite(y)
         sums = np.add.reduceat(np.where(good, y, 0.0), starts)
         counts = np.add.reduceat(good.astype(np.float64), starts)
-    half = max(int(len(starts) * share / 2), 1)
+    half = max(int(len(starts) * window_share / 2), 1)
     place = np.arange(len(starts))
     low, high = np.maximum(place - half, 0), np.minimum(place + half + 1, len(starts))
     all_sums, all_counts = np.append(0.0, np.cumsum(sums)), np.append(0.0, np.cumsum(counts))
@@ -115,12 +115,12 @@ def smooth(series: Series, share: float) -> Series:
     return Series((x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2, means)
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from `low` to `high`, in steps of 1, 2 or 5 times a power of ten; at most `most` where that is 2 or
-    more."""
+def ticks(low: float, high: float, max_ticks: int) -> list[float]:
+    """Round numbers from `low` to `high`, in steps of 1, 2 or 5 times a power of ten; at most `max_ticks` where that is
+    2 or more."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return [low] if math.isfinite(low) else []
-    rough = (high - low) / max(most - 1, 1)
+    rough = (high - low) / max(max_ticks - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     sizes = [size * power for size in (0.2, 0.5, 1, 2, 5, 10)]
     place = next(place for place, size in enumerate(sizes) if size >= rough * (1 - 1e-9))
@@ -128,24 +128,24 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     # Where the step that gives few enough gives less than two, smaller ones are tried.
     for step in reversed(sizes[: place + 1]):
         found = [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-        if len(found) >= min(most, 2):
+        if len(found) >= min(max_ticks, 2):
             break
     return found
 
 
-def log_ticks(low: float, high: float, most: int) -> list[float]:
+def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
     """Powers of ten between two positive numbers, or round numbers where there are not two."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first < 1:
-        return [tick for tick in ticks(low, high, most) if tick > 0]
-    stride = max(1, math.ceil((last - first + 1) / max(most, 1)))
+        return [tick for tick in ticks(low, high, max_ticks) if tick > 0]
+    stride = max(1, math.ceil((last - first + 1) / max(max_ticks, 1)))
     return [10.0**power for power in range(first, last + 1, stride)]
 
 
 def tick_labels(values: list[float]) -> list[str]:
     """Each number as short as tells it from the others."""
     for digits in range(1, 8):
-        labels = [short_number(value, digits) for value in values]
+        labels = [format_number(value, digits) for value in values]
         if len(set(labels)) == len(values) and all(
             math.isclose(float(label), value, rel_tol=1e-3, abs_tol=1e-12)
             for label, value in zip(labels, values, strict=True)
@@ -154,7 +154,7 @@ def tick_labels(values: list[float]) -> list[str]:
     return [f"{value:g}" for value in values]
 
 
-def short_number(value: float, digits: int = 4) -> str:
+def format_number(value: float, digits: int = 4) -> str:
     """With so many significant digits; large whole numbers in full up to a million."""
     if abs(value) < 1e6 and value == int(value):
         return str(int(value))
@@ -163,12 +163,12 @@ def short_number(value: float, digits: int = 4) -> str:
     return f"{mantissa}e{int(power)}" if exponent else mantissa
 
 
-def padded(low: float, high: float, log: bool) -> tuple[float, float]:
+def pad_limits(low: float, high: float, log: bool) -> tuple[float, float]:
     """Limits with some room around the values; around a single value too."""
     if log:
         span = math.log10(high) - math.log10(low)
         room = 0.05 * span if span > 0 else 0.5
         return 10 ** max(math.log10(low) - room, -307.0), 10 ** min(math.log10(high) + room, 308.0)
-    low, high = max(low, -LARGEST), min(high, LARGEST)
+    low, high = max(low, -MAX_AXIS_LIMIT), min(high, MAX_AXIS_LIMIT)
     room = 0.05 * (high - low) if high > low else abs(low) * 0.1 or 0.5
     return low - room, high + room

@@ -9,43 +9,43 @@ from typing import Literal
 
 import numpy as np
 
-from engine.runs.events import Epoch, Event, RunResumed, RunStarted, Step
-from tui.charts.axis import Floats, Series
+from engine.runs.events import EpochEvent, Event, RunResumed, RunStarted, StepEvent
+from tui.charts.axis import FloatArray, Series
 
 XAxis = Literal["epoch", "step", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "hours")
 
 
 # So many steps may be missing in a journal before what it says is no longer believed.
-MISSING_STEPS = 10_000_000
+MAX_MISSING_STEPS = 10_000_000
 
 
-def is_number(value: object) -> bool:
+def is_finite_number(value: object) -> bool:
     """A journal can hold anything."""
     return isinstance(value, float | int) and math.isfinite(value)
 
 
-class Growing:
+class GrowingArray:
     """Numbers in an array that grows; what is not set is NaN."""
 
     def __init__(self) -> None:
         self._values = np.full(1024, np.nan)
         self.length = 0
 
-    def set(self, place: int, values: Floats | list[float]) -> None:
-        end = place + len(values)
+    def set(self, start: int, values: FloatArray | list[float]) -> None:
+        end = start + len(values)
         if end > len(self._values):
             grown = np.full(max(end, 2 * len(self._values)), np.nan)
             grown[: self.length] = self._values[: self.length]
             self._values = grown
-        self._values[place:end] = values
+        self._values[start:end] = values
         self.length = max(self.length, end)
 
     def append(self, value: float | None) -> None:
         if self.length == len(self._values):
             self.set(self.length, np.array([math.nan]))
             self.length -= 1
-        self._values[self.length] = value if is_number(value) else math.nan
+        self._values[self.length] = value if is_finite_number(value) else math.nan
         self.length += 1
 
     def truncate(self, length: int) -> None:
@@ -54,44 +54,44 @@ class Growing:
             self.length = length
 
     @property
-    def values(self) -> Floats:
+    def values(self) -> FloatArray:
         return self._values[: self.length]
 
 
-class Curves:
+class CurveData:
     """The curves of one run. `version` changes with them."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew."""
         self.version += 1
         self.steps_per_epoch = 0
-        self.unreadable = 0
+        self.nonfinite_count = 0
         """Values that are no finite number."""
-        self._losses = Growing()
+        self._losses = GrowingArray()
         """The training loss of each step, from step 1 on."""
-        self._gaps_left = MISSING_STEPS
-        self._places: dict[XAxis, Growing] = {}
+        self._missing_steps_left = MAX_MISSING_STEPS
+        self._step_positions: dict[XAxis, GrowingArray] = {}
         """Where those steps lie on an axis."""
-        self._told = {name: Growing() for name in ("step", "time", "lr")}
+        self._step_events = {name: GrowingArray() for name in ("step", "time", "lr")}
         """Of each `step` event."""
-        self._epochs = {
-            name: Growing()
+        self._epoch_events = {
+            name: GrowingArray()
             for name in (
                 *("step", "train_loss", "val_loss", "train_accuracy", "val_accuracy"),
                 *("ema_val_loss", "ema_val_accuracy"),
             )
         }
-        self._sitting = 0.0
+        self._time_offset_s = 0.0
         """Added to a time to make it one of training: the run did not train between two sittings."""
 
     def add_events(self, events: Iterable[Event] | None) -> None:
         """Add events in the journal's order; None says that the journal began anew."""
         if events is None:
-            self.forget()
+            self.reset()
         for event in events or ():
             self.add(event)
 
@@ -100,75 +100,77 @@ class Curves:
         match event:
             case RunStarted():
                 if event.steps_per_epoch != self.steps_per_epoch:
-                    self._places.clear()
+                    self._step_positions.clear()
                 self.steps_per_epoch = event.steps_per_epoch
-                trained = float(self._told["time"].values[-1]) if self._told["time"].length else 0.0
+                trained = float(self._step_events["time"].values[-1]) if self._step_events["time"].length else 0.0
                 if isinstance(event, RunResumed):
-                    self._drop_after(event.from_step)
-                self._sitting = trained - event.time
-            case Step():
+                    self._truncate_after(event.from_step)
+                self._time_offset_s = trained - event.time
+            case StepEvent():
                 first = event.step - len(event.losses)
                 gap = max(first - self._losses.length, 0)
-                if first < 0 or gap > self._gaps_left:
+                if first < 0 or gap > self._missing_steps_left:
                     return
-                self._gaps_left -= gap
+                self._missing_steps_left -= gap
                 losses = event.losses
-                if not all(map(is_number, losses)):
-                    losses = [loss if is_number(loss) else math.nan for loss in losses]
-                    self.unreadable += sum(map(math.isnan, losses))
+                if not all(map(is_finite_number, losses)):
+                    losses = [loss if is_finite_number(loss) else math.nan for loss in losses]
+                    self.nonfinite_count += sum(map(math.isnan, losses))
                 self._losses.set(first, losses)
-                for name, value in (("step", event.step), ("time", event.time + self._sitting), ("lr", event.lr)):
-                    self._told[name].append(value)
-            case Epoch():
-                for name, numbers in self._epochs.items():
+                for name, value in (("step", event.step), ("time", event.time + self._time_offset_s), ("lr", event.lr)):
+                    self._step_events[name].append(value)
+            case EpochEvent():
+                for name, numbers in self._epoch_events.items():
                     value = getattr(event, name)
                     numbers.append(value)
                     # Most runs have no averaged weights.
-                    self.unreadable += not is_number(value) and not name.startswith("ema_")
+                    self.nonfinite_count += not is_finite_number(value) and not name.startswith("ema_")
             case _:
                 return
         self.version += 1
 
-    def _drop_after(self, step: int) -> None:
+    def _truncate_after(self, step: int) -> None:
         self._losses.truncate(step)
-        self._places.clear()
-        for table in (self._told, self._epochs):
+        self._step_positions.clear()
+        for table in (self._step_events, self._epoch_events):
             kept = int(np.searchsorted(table["step"].values, step, "right"))
             for numbers in table.values():
                 numbers.truncate(kept)
 
     @property
     def last_step(self) -> int:
-        last = self._epochs["step"].values[-1] if self._epochs["step"].length else 0
+        last = self._epoch_events["step"].values[-1] if self._epoch_events["step"].length else 0
         return max(self._losses.length, int(last))
 
     def last_x(self, axis: XAxis) -> float:
         """Where the latest step lies on an axis; 1 where there is none yet."""
-        place = float(self.place(np.array([float(max(self.last_step, 1))]), axis)[0])
+        place = float(self.x_positions(np.array([float(max(self.last_step, 1))]), axis)[0])
         return place if place > 0 else 1.0
 
     def train_loss(self, axis: XAxis) -> Series:
-        places, length = self._places.setdefault(axis, Growing()), self._losses.length
+        places, length = self._step_positions.setdefault(axis, GrowingArray()), self._losses.length
         if places.length < length:
             # Only of those that came since: there may be millions.
-            places.set(places.length, self.place(np.arange(places.length + 1.0, length + 1.0), axis))
+            places.set(places.length, self.x_positions(np.arange(places.length + 1.0, length + 1.0), axis))
         return Series(places.values[:length], self._losses.values)
 
-    def of_epochs(self, name: str, axis: XAxis) -> Series:
+    def epoch_metric(self, name: str, axis: XAxis) -> Series:
         """`train_loss`, `val_loss`, `ema_val_loss` and the like at the end of each epoch."""
-        return self._over(self._epochs["step"].values, self._epochs[name].values, axis)
+        return self._series_over_steps(self._epoch_events["step"].values, self._epoch_events[name].values, axis)
 
     def lr(self, axis: XAxis) -> Series:
-        return self._over(self._told["step"].values, self._told["lr"].values, axis)
+        return self._series_over_steps(self._step_events["step"].values, self._step_events["lr"].values, axis)
 
-    def _over(self, steps: Floats, values: Floats, axis: XAxis) -> Series:
-        return Series(self.place(steps, axis), values)
+    def _series_over_steps(self, steps: FloatArray, values: FloatArray, axis: XAxis) -> Series:
+        return Series(self.x_positions(steps, axis), values)
 
-    def place(self, steps: Floats, axis: XAxis) -> Floats:
+    def x_positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
         """Where these steps lie on an axis."""
         if axis == "epoch" and self.steps_per_epoch > 0:
             return steps / self.steps_per_epoch
-        if axis == "hours" and self._told["step"].length:
-            hours: Floats = np.interp(steps, self._told["step"].values, self._told["time"].values) / 3600
+        if axis == "hours" and self._step_events["step"].length:
+            hours: FloatArray = (
+                np.interp(steps, self._step_events["step"].values, self._step_events["time"].values) / 3600
+            )
             return hours
         return steps

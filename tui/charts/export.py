@@ -10,19 +10,28 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from engine.utils.text import printable
-from tui.charts.axis import Series, above_zero, log_ticks, padded, reduce_to_columns, smooth, tick_labels, ticks
-from tui.charts.plot import Curve, Window
+from tui.charts.axis import (
+    Series,
+    downsample_min_max,
+    log_ticks,
+    mask_nonpositive,
+    pad_limits,
+    smooth,
+    tick_labels,
+    ticks,
+)
+from tui.charts.plot import Curve, PlotWindow
 
 Scale = Callable[[float], float]
 
 WIDTH, HEIGHT = 900, 480
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 # Okabe and Ito's, in the order of the curves.
-COLOURS = ("#0072B2", "#E69F00", "#009E73")
+COLORS = ("#0072B2", "#E69F00", "#009E73")
 
 
 def export_chart(
-    run_name: str, chart_id: str, curves: Sequence[Curve], window: Window, x_label: str, folder: Path
+    run_name: str, chart_id: str, curves: Sequence[Curve], window: PlotWindow, x_label: str, folder: Path
 ) -> list[Path]:
     """Write the window as SVG and all points as CSV, to files named after run and chart, numbered where those exist.
     Raises OSError."""
@@ -44,13 +53,13 @@ def export_chart(
     return paths
 
 
-def to_svg(curves: Sequence[Curve], window: Window, title: str, axis: str) -> str:
+def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str) -> str:
     """The window's curves with axes, names and, where they are smoothed, the raw ones behind."""
     seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
     if window.log:
-        seen = [(curve, above_zero(series)) for curve, series in seen]
-    limits = [limit for _, series in seen for limit in series.limits() or ()]
-    low, high = padded(min(limits, default=0.1), max(limits, default=1.0), window.log)
+        seen = [(curve, mask_nonpositive(series)) for curve, series in seen]
+    limits = [limit for _, series in seen for limit in series.y_limits() or ()]
+    low, high = pad_limits(min(limits, default=0.1), max(limits, default=1.0), window.log)
 
     def across(x: float) -> float:
         return LEFT + (x - window.low) / (window.high - window.low) * (WIDTH - LEFT - RIGHT)
@@ -66,7 +75,7 @@ def to_svg(curves: Sequence[Curve], window: Window, title: str, axis: str) -> st
         f'<clipPath id="window"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
         f'height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
         f'<text x="{LEFT}" y="24" font-weight="bold">{escape(title)}</text>',
-        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(axis)}</text>',
+        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_label)}</text>',
     ]
     y_ticks = (log_ticks if window.log else ticks)(low, high, 6)
     for tick, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
@@ -78,7 +87,7 @@ def to_svg(curves: Sequence[Curve], window: Window, title: str, axis: str) -> st
         parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
     place = LEFT + 260.0
     for number, (curve, series) in enumerate(seen):
-        colour, lines = COLOURS[number % len(COLOURS)], curve.marker == "braille"
+        colour, lines = COLORS[number % len(COLORS)], curve.marker == "braille"
         smoothed = lines and window.smoothing > 0
         for drawn, opacity in (
             ((series, 0.3), (smooth(series, window.smoothing), 1.0)) if smoothed else ((series, 1.0),)
@@ -94,19 +103,19 @@ def to_svg(curves: Sequence[Curve], window: Window, title: str, axis: str) -> st
 
 
 def _strokes(
-    series: Series, window: Window, across: Scale, up: Scale, colour: str, opacity: float, lines: bool
+    series: Series, window: PlotWindow, x_to_px: Scale, y_to_px: Scale, color: str, opacity: float, connected: bool
 ) -> list[str]:
     found = []
-    for piece in reduce_to_columns(series, window.low, window.high, WIDTH):
-        points = [(across(x), up(y)) for x, y in zip(piece.x.tolist(), piece.y.tolist(), strict=True)]
-        if lines and len(points) > 1:
+    for piece in downsample_min_max(series, window.low, window.high, WIDTH):
+        points = [(x_to_px(x), y_to_px(y)) for x, y in zip(piece.x.tolist(), piece.y.tolist(), strict=True)]
+        if connected and len(points) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             found.append(
-                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5" opacity="{opacity}" '
+                f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5" opacity="{opacity}" '
                 'clip-path="url(#window)"/>'
             )
         else:
             found += [
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" clip-path="url(#window)"/>' for x, y in points
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}" clip-path="url(#window)"/>' for x, y in points
             ]
     return found

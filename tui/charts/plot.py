@@ -10,28 +10,37 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from tui.charts.axis import Series, above_zero, log_ticks, padded, reduce_to_columns, smooth, tick_labels, ticks
+from tui.charts.axis import (
+    Series,
+    downsample_min_max,
+    log_ticks,
+    mask_nonpositive,
+    pad_limits,
+    smooth,
+    tick_labels,
+    ticks,
+)
 
 # A character of Braille is two dots wide.
-DOTS = 2
-BLANK = "\u2800"
-SHORT_GAP = 6
-LEAST_WIDTH, LEAST_HEIGHT = 16, 4
-SIGN_COLUMNS = 12
+DOTS_PER_COLUMN = 2
+BLANK_BRAILLE = "\u2800"
+MAX_JOINED_GAP_COLUMNS = 6
+MIN_WIDTH, MIN_HEIGHT = 16, 4
+MIN_MARKER_COLUMNS = 12
 
 
 @dataclass(frozen=True)
 class Curve:
-    """`marker` is `braille`, which is joined by lines, or a sign; `colour` is one of the terminal's 256."""
+    """`marker` is `braille`, which is joined by lines, or a sign; `color` is one of the terminal's 256."""
 
     label: str
     series: Series
     marker: str
-    colour: int
+    color: int
 
 
 @dataclass(frozen=True)
-class Window:
+class PlotWindow:
     """What of the curves is seen: from `low` to `high` on the x axis."""
 
     low: float
@@ -43,27 +52,28 @@ class Window:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines of text. The x axis begins at column `left` and is `across` columns long; 0 where nothing is drawn."""
+    """Lines of text. The x axis begins at column `area_left` and is `area_width` columns long; 0 where nothing is
+    drawn."""
 
     lines: list[Text]
-    left: int = 0
-    across: int = 0
+    area_left: int = 0
+    area_width: int = 0
 
 
-def plot(curves: Sequence[Curve], window: Window, width: int, height: int) -> Plot:
+def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -> Plot:
     """`height` lines of `width` columns, or one that says why there are none."""
-    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+    if width < MIN_WIDTH or height < MIN_HEIGHT:
         return Plot([Text("too small to draw")])
     seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
     if window.log:
-        seen = [(curve, above_zero(series)) for curve, series in seen]
-    ys = [limit for _, series in seen for limit in series.limits() or ()]
+        seen = [(curve, mask_nonpositive(series)) for curve, series in seen]
+    ys = [limit for _, series in seen for limit in series.y_limits() or ()]
     if not ys:
-        return Plot([Text(_nothing(seen, window.log))])
-    return _draw(seen, window, padded(min(ys), max(ys), window.log), width, height)
+        return Plot([Text(_empty_message(seen, window.log))])
+    return _draw(seen, window, pad_limits(min(ys), max(ys), window.log), width, height)
 
 
-def _painted(line: str) -> Text:
+def _parse_ansi(line: str) -> Text:
     """A line of plotext's with its colours. A short gap between two strokes of one colour becomes Braille without dots,
     which is shorter to send than two changes of colour."""
     first, *parts = line.split("\x1b[")
@@ -79,26 +89,26 @@ def _painted(line: str) -> Text:
             colour = f"color({code.removeprefix('38;5;')})"
         if text:
             pieces.append((text, weight + colour))
-            _join_last(pieces)
+            _merge_across_gap(pieces)
     return Text.assemble(*pieces, no_wrap=True, end="")
 
 
-def _join_last(pieces: list[tuple[str, str]]) -> None:
+def _merge_across_gap(pieces: list[tuple[str, str]]) -> None:
     if len(pieces) < 3:
         return
     (before, style), (gap, _), (after, same) = pieces[-3:]
-    if style == same and gap.isspace() and len(gap) <= SHORT_GAP and before[-1] > BLANK < after[0]:
-        pieces[-3:] = [(before + BLANK * len(gap) + after, style)]
+    if style == same and gap.isspace() and len(gap) <= MAX_JOINED_GAP_COLUMNS and before[-1] > BLANK_BRAILLE < after[0]:
+        pieces[-3:] = [(before + BLANK_BRAILLE * len(gap) + after, style)]
 
 
-def _nothing(seen: Sequence[tuple[Curve, Series]], log: bool) -> str:
-    if any(len(series.y) for _, series in seen):
+def _empty_message(visible: Sequence[tuple[Curve, Series]], log: bool) -> str:
+    if any(len(series.y) for _, series in visible):
         return "nothing that can be drawn: no value is a number above 0" if log else "no value is a finite number"
     return "no data here yet"
 
 
 def _draw(
-    seen: Sequence[tuple[Curve, Series]], window: Window, y_limits: tuple[float, float], width: int, height: int
+    visible: Sequence[tuple[Curve, Series]], window: PlotWindow, y_limits: tuple[float, float], width: int, height: int
 ) -> Plot:
     import plotext
     from plotext import pixel
@@ -125,21 +135,21 @@ def _draw(
     figure.ruler(1, 0).ticks([_scaled(tick, log) for tick in y_ticks], y_labels)
 
     def stroke(series: Series, marker: str, colour: int, columns: int, style: str | None = None) -> None:
-        for piece in reduce_to_columns(series, window.low, window.high, columns):
+        for piece in downsample_min_max(series, window.low, window.high, columns):
             paint = pixel(foreground=colour, style=style) if style else pixel(foreground=colour)
             ys = [_scaled(y, log) for y in piece.y.tolist()]
             signal = figure.signal(piece.x.tolist(), ys, marker=plotext.marker(marker, pixel=paint))
             figure.draw(signal.lines() if marker == "braille" and len(ys) > 1 else signal)
 
-    for curve, series in seen:
-        columns = DOTS * inner if curve.marker == "braille" else max(inner // 2, SIGN_COLUMNS)
+    for curve, series in visible:
+        columns = DOTS_PER_COLUMN * inner if curve.marker == "braille" else max(inner // 2, MIN_MARKER_COLUMNS)
         if window.smoothing and curve.marker == "braille" and len(series.y) > 2:
-            stroke(series, curve.marker, curve.colour, columns // 2, "dim")
-            stroke(smooth(series, window.smoothing), curve.marker, curve.colour, columns)
+            stroke(series, curve.marker, curve.color, columns // 2, "dim")
+            stroke(smooth(series, window.smoothing), curve.marker, curve.color, columns)
         else:
-            stroke(series, curve.marker, curve.colour, columns)
+            stroke(series, curve.marker, curve.color, columns)
     text: str = figure.build().string()
-    return Plot([_painted(line) for line in text.rstrip("\n").split("\n")], left, inner)
+    return Plot([_parse_ansi(line) for line in text.rstrip("\n").split("\n")], left, inner)
 
 
 def _scaled(value: float, log: bool) -> float:

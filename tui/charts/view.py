@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tui.charts.axis import short_number
-from tui.charts.curves import X_AXES, Curves, XAxis
-from tui.charts.plot import Curve, Window
+from tui.charts.axis import format_number
+from tui.charts.curves import X_AXES, CurveData, XAxis
+from tui.charts.plot import Curve, PlotWindow
 
-SMOOTHINGS = (0.0, 0.02, 0.1)
-CURSOR_SHARE = 0.01
-TRAIN_COLOUR, VALIDATION_COLOUR, LR_COLOUR, EMA_COLOUR = 75, 214, 36, 177
-VALIDATION_SIGN = "•"
+SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
+CURSOR_STEP_SHARE = 0.01
+TRAIN_COLOR, VALIDATION_COLOR, LR_COLOR, EMA_COLOR = 75, 214, 36, 177
+VALIDATION_MARKER = "•"
 
 
 @dataclass(frozen=True)
-class View:
+class ChartView:
     """The visible window, without the data that is looked at. `span` is the visible length of the axis, None for all;
     `end` is where it ends, None for the latest point."""
 
@@ -29,54 +29,54 @@ class View:
     end: float | None = None
     cursor: float | None = None
 
-    def limits(self, data: Curves) -> tuple[float, float]:
+    def x_limits(self, data: CurveData) -> tuple[float, float]:
         last = data.last_x(self.axis)
         end = last if self.end is None else self.end
         return end - (last if self.span is None else self.span), end
 
-    def window(self, data: Curves, name: str) -> Window:
-        low, high = self.limits(data)
-        smoothing = self.smoothing if name == "loss" else 0.0
-        return Window(low, high, self.log and name != "accuracy", smoothing)
+    def window(self, data: CurveData, chart_id: str) -> PlotWindow:
+        low, high = self.x_limits(data)
+        smoothing = self.smoothing if chart_id == "loss" else 0.0
+        return PlotWindow(low, high, self.log and chart_id != "accuracy", smoothing)
 
-    def curves_of(self, data: Curves, name: str) -> list[Curve]:
-        if name == "lr":
-            return [Curve("", data.lr(self.axis), "braille", LR_COLOUR)]
-        train = data.train_loss(self.axis) if name == "loss" else data.of_epochs("train_accuracy", self.axis)
+    def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
+        if chart_id == "lr":
+            return [Curve("", data.lr(self.axis), "braille", LR_COLOR)]
+        train = data.train_loss(self.axis) if chart_id == "loss" else data.epoch_metric("train_accuracy", self.axis)
         curves = [
-            Curve("train", train, "braille", TRAIN_COLOUR),
-            Curve("val", data.of_epochs(f"val_{name}", self.axis), VALIDATION_SIGN, VALIDATION_COLOUR),
+            Curve("train", train, "braille", TRAIN_COLOR),
+            Curve("val", data.epoch_metric(f"val_{chart_id}", self.axis), VALIDATION_MARKER, VALIDATION_COLOR),
         ]
-        averaged = data.of_epochs(f"ema_val_{name}", self.axis)
+        averaged = data.epoch_metric(f"ema_val_{chart_id}", self.axis)
         if np.isfinite(averaged.y).any():
-            curves.append(Curve("ema", averaged, VALIDATION_SIGN, EMA_COLOUR))
+            curves.append(Curve("ema", averaged, VALIDATION_MARKER, EMA_COLOR))
         return curves
 
-    def note(self, data: Curves, name: str) -> str:
+    def subtitle(self, data: CurveData, chart_id: str) -> str:
         """What is not plain to see: the axis, the scale, and what cannot be drawn."""
-        words = [self.axis if self.cursor is None else f"{self.axis} {short_number(self.cursor)}"]
-        if self.log and name != "accuracy":
+        words = [self.axis if self.cursor is None else f"{self.axis} {format_number(self.cursor)}"]
+        if self.log and chart_id != "accuracy":
             words.append("log")
-        if self.smoothing and name == "loss":
+        if self.smoothing and chart_id == "loss":
             words.append(f"smooth {self.smoothing:.0%}")
-        if data.unreadable and name == "loss":
-            words.append(f"{data.unreadable} not finite")
+        if data.nonfinite_count and chart_id == "loss":
+            words.append(f"{data.nonfinite_count} not finite")
         return "  ".join(words)
 
-    def next_axis(self) -> View:
+    def next_axis(self) -> ChartView:
         axis = X_AXES[(X_AXES.index(self.axis) + 1) % len(X_AXES)]
         return replace(self, axis=axis, span=None, end=None, cursor=None)
 
-    def next_smoothing(self) -> View:
-        place = (SMOOTHINGS.index(self.smoothing) + 1) % len(SMOOTHINGS)
-        return replace(self, smoothing=SMOOTHINGS[place])
+    def next_smoothing(self) -> ChartView:
+        place = (SMOOTHING_LEVELS.index(self.smoothing) + 1) % len(SMOOTHING_LEVELS)
+        return replace(self, smoothing=SMOOTHING_LEVELS[place])
 
-    def whole(self) -> View:
+    def reset_zoom(self) -> ChartView:
         return replace(self, span=None, end=None, cursor=None)
 
-    def zoom(self, data: Curves, factor: float) -> View:
+    def zoom(self, data: CurveData, factor: float) -> ChartView:
         """Around the cursor where there is one, else around the middle; the latest point stays in view."""
-        (low, high), last = self.limits(data), data.last_x(self.axis)
+        (low, high), last = self.x_limits(data), data.last_x(self.axis)
         span = (high - low) * factor
         if span >= last:
             return replace(self, span=None, end=None)
@@ -87,14 +87,14 @@ class View:
         middle = self.cursor if self.cursor is not None else (low + high) / 2
         return replace(self, span=span, end=min(max(middle + span / 2, span), last))
 
-    def pan(self, data: Curves, share: float) -> View:
-        (low, high), last = self.limits(data), data.last_x(self.axis)
+    def pan(self, data: CurveData, share: float) -> ChartView:
+        (low, high), last = self.x_limits(data), data.last_x(self.axis)
         span = high - low
         end = min(max(high + share * span, span), last)
         # At the end it goes on with what comes.
         return replace(self, end=None if end >= last else end)
 
-    def move_cursor(self, data: Curves, columns: int) -> View:
-        low, high = self.limits(data)
-        place = high if self.cursor is None else self.cursor + columns * CURSOR_SHARE * (high - low)
+    def move_cursor(self, data: CurveData, steps: int) -> ChartView:
+        low, high = self.x_limits(data)
+        place = high if self.cursor is None else self.cursor + steps * CURSOR_STEP_SHARE * (high - low)
         return replace(self, cursor=min(max(place, low), high))

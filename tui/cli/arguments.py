@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tui.flags import FLAGS
+from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
-    from engine.config.loader import Resolved
+    from engine.config.loader import ResolvedConfig
 
 
 class ConfigCommand(TyperCommand):
     """A command whose flags are described by the config's own fields, read only when its help is shown."""
 
     def get_help(self, ctx: Any) -> str:
-        from engine.config.schema import describe
+        from engine.config.schema import describe_key
 
         for param in self.params:
-            if param.name in FLAGS:
-                param.help = f"{describe(FLAGS[param.name])} ({FLAGS[param.name]})"  # type: ignore[attr-defined]
+            if param.name in FLAG_TO_KEY:
+                param.help = f"{describe_key(FLAG_TO_KEY[param.name])} ({FLAG_TO_KEY[param.name]})"  # type: ignore[attr-defined]
         return super().get_help(ctx)
 
 
 @contextmanager
-def usage_errors() -> Iterator[None]:
+def exit_on_usage_error() -> Iterator[None]:
     """Say what is wrong, one line for each problem, and leave with exit code 2."""
     from engine.utils.errors import UsageError
 
@@ -63,31 +63,33 @@ def is_override(argument: str) -> bool:
     return "/" not in argument.partition("=")[0] and "=" in argument
 
 
-def flags_given(values: dict[str, str | None]) -> dict[str, tuple[str, str | bool]]:
+def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, str | bool]]:
     """Of parameters of a command and what was typed for them: the config's keys, each with the flag and its value."""
     return {
-        FLAGS[name]: (f"--{name.replace('_', '-')} {value}", value)
+        FLAG_TO_KEY[name]: (f"--{name.replace('_', '-')} {value}", value)
         for name, value in values.items()
         if value is not None
     }
 
 
-def resolve_arguments(arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None) -> Resolved:
-    from engine.config.loader import resolve
+def resolve_arguments(
+    arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None
+) -> ResolvedConfig:
+    from engine.config.loader import resolve_config
 
     file, overrides = split_arguments(arguments)
-    return resolve(file, overrides, flags)
+    return resolve_config(file, overrides, flags)
 
 
 ARGUMENTS_HELP = "CONFIG (a YAML file or a preset such as digits), then section.key=value for any key of the config."
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=ARGUMENTS_HELP)]
-RunsDir = Annotated[
+ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=ARGUMENTS_HELP)]
+RunsDirOption = Annotated[
     str | None, typer.Option("--runs-dir", help="Folder that runs lie in [default: $GPUTRAIN_RUNS or ./runs]")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-LowBandwidth = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LowBandwidthOption = Annotated[
     bool, typer.Option("--low-bandwidth", help="Draw every 5 seconds and not every second, for slow links.")
 ]
-RunName = Annotated[
+RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")
 ]

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from tui.cli.arguments import (
-    Arguments,
-    AsJson,
+    ConfigArguments,
     ConfigCommand,
-    flags_given,
+    JsonOption,
+    exit_on_usage_error,
+    flag_overrides,
     resolve_arguments,
     split_arguments,
-    usage_errors,
 )
 
 app = typer.Typer()
@@ -25,7 +25,7 @@ DEFAULT_EPOCHS = 3
 
 @app.command(cls=ConfigCommand, epilog="Example: gputrain bench flowers.yaml --ranks-list 1,2,4 --repeats 3")
 def bench(
-    arguments: Arguments = None,
+    arguments: ConfigArguments = None,
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
     counts: Annotated[
         str | None,
@@ -47,7 +47,7 @@ def bench(
     model: Annotated[str | None, typer.Option("--model")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset")] = None,
     data_path: Annotated[str | None, typer.Option("--data-path")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train the same work on 1, 2, 4 … GPUs, or CPU ranks, and say how much faster it gets.
 
@@ -56,40 +56,40 @@ def bench(
     ranks. With --limit each run has one beside it that is given one batch again and again: so fast it could be if no
     data had to come. Exit codes: 0 all measured, 1 a run failed, 2 bad usage or config.
     """
-    from engine.bench.report import Run, speeds_of
+    from engine.bench.report import BenchRun, scaling_results
     from engine.bench.runner import plan_bench, run_bench
-    from tui.launcher import command_line
-    from tui.text.bench import bench_lines, plan_in_words, print_chart, run_in_words
+    from tui.launcher import gputrain_command
+    from tui.text.bench import bench_lines, describe_bench_plan, describe_bench_run, print_chart
 
     given = {
         "gpus": gpus, "batch_size": batch_size, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
         "data_path": data_path, "epochs": None if epochs_each is None else str(epochs_each),
     }  # fmt: skip
-    with usage_errors():
-        flags = flags_given(given)
+    with exit_on_usage_error():
+        flags = flag_overrides(given)
         file, overrides = split_arguments(arguments)
         resolved = resolve_arguments([file or "digits", *overrides], flags)
         # What a config is to be trained for is more than it takes to measure it.
         epochs = resolved.config.run.epochs if "run.epochs" in resolved.typed else DEFAULT_EPOCHS
-        plan = plan_bench(resolved.config, numbers(counts), epochs, repeats, strong=strong, limit=limit)
-    typer.echo(plan_in_words(plan), err=True)
-    runs: list[Run] = []
-    total = len(plan.counts) * plan.repeats * (2 if plan.limit else 1)
+        plan = plan_bench(resolved.config, parse_rank_counts(counts), epochs, repeats, strong=strong, limit=limit)
+    typer.echo(describe_bench_plan(plan), err=True)
+    runs: list[BenchRun] = []
+    total = len(plan.rank_counts) * plan.repeats * (2 if plan.limit else 1)
     interrupted = False
     try:
-        for run in run_bench(plan, command_line()):
+        for run in run_bench(plan, gputrain_command()):
             runs.append(run)
-            typer.echo(f"{len(runs)}/{total}  {run_in_words(run)}", err=True)
+            typer.echo(f"{len(runs)}/{total}  {describe_bench_run(run)}", err=True)
     except KeyboardInterrupt:
         interrupted = True
         typer.echo(f"asked to stop after {len(runs)} of {total} runs; nothing of them is left", err=True)
-    speeds = speeds_of(runs)
+    speeds = scaling_results(runs)
     if as_json:
         values = {
             "format": BENCH_FORMAT,
             "model": plan.config.model.name,
             "dataset": plan.config.data.dataset,
-            "device": "gpu" if plan.on_gpus else "cpu",
+            "device": "gpu" if plan.on_gpu else "cpu",
             "scaling": "strong" if plan.strong else "weak",
             "epochs": plan.epochs,
             "repeats": plan.repeats,
@@ -105,7 +105,7 @@ def bench(
     raise typer.Exit(1 if interrupted or any(run.message for run in runs) else 0)
 
 
-def numbers(text: str | None) -> list[int]:
+def parse_rank_counts(text: str | None) -> list[int]:
     """Of `1,2,4`. Raises UsageError."""
     from engine.utils.errors import UsageError
 

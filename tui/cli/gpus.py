@@ -17,47 +17,47 @@ from typing import IO, TYPE_CHECKING
 
 import typer
 
-from engine.gpus.monitor import Monitor, open_monitor
-from engine.gpus.snapshot import LEAST_PERIOD_SECONDS, Snapshot, Wants
+from engine.gpus.monitor import GpuMonitor, open_monitor
+from engine.gpus.snapshot import MIN_PERIOD_SECONDS, SamplerOptions, Snapshot
 from engine.utils.errors import UsageError
-from engine.utils.files import expand
+from engine.utils.files import expand_user
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
 # The sampler says after two seconds that a GPU does not answer; it may take longer to start.
-FIRST_SECONDS = 10.0
-KEY_SECONDS = 0.2
+FIRST_SNAPSHOT_TIMEOUT_SECONDS = 10.0
+KEY_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class GpuView:
+class GpusOptions:
     """What was asked for. `samples` ends it; without `watch` and `record` there is one."""
 
     json: bool
     watch: bool
     processes: bool
     links: bool
-    interval: float
+    interval_s: float
     samples: int | None
     record: str | None
 
     @property
-    def count(self) -> int | None:
+    def sample_count(self) -> int | None:
         return self.samples if self.watch or self.record or self.samples else 1
 
 
-def show_gpus(view: GpuView) -> None:
+def show_gpus(options: GpusOptions) -> None:
     """Raises UsageError."""
     # The share of the CPU that a process takes is known from its second look on.
-    quick = view.count == 1 and view.processes
-    monitor = open_monitor(Wants(LEAST_PERIOD_SECONDS if quick else view.interval, links=view.links))
+    quick = options.sample_count == 1 and options.processes
+    monitor = open_monitor(SamplerOptions(MIN_PERIOD_SECONDS if quick else options.interval_s, links=options.links))
     try:
-        with _recorder(view.record) as record:
+        with _open_recording(options.record) as record:
             if quick:
-                monitor.read(FIRST_SECONDS)
-            _show(view, monitor, record)
+                monitor.read(FIRST_SNAPSHOT_TIMEOUT_SECONDS)
+            _show_samples(options, monitor, record)
     except BrokenPipeError:
         # The reader has seen enough; nothing may be written when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -67,19 +67,19 @@ def show_gpus(view: GpuView) -> None:
         monitor.close()
 
 
-def _show(view: GpuView, monitor: Monitor, record: IO[str] | None) -> None:
-    output = _Output(view)
+def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: IO[str] | None) -> None:
+    output = _SnapshotPrinter(options)
     told: str | None = None
-    left = view.count
-    with output, _keys() as keys:
+    left = options.sample_count
+    with output, _stdin_keys() as keys:
         while left is None or left > 0:
-            snapshot = _next(monitor, view, keys)
+            snapshot = _next_snapshot(monitor, options, keys)
             if snapshot is None:
                 return
             if snapshot.error is not None and snapshot.error != told:
-                from tui.text.gpus import no_driver
+                from tui.text.gpus import no_driver_message
 
-                typer.echo(no_driver(snapshot), err=True)
+                typer.echo(no_driver_message(snapshot), err=True)
             told = snapshot.error
             if record is not None:
                 record.write(snapshot.to_line() + "\n")
@@ -88,35 +88,35 @@ def _show(view: GpuView, monitor: Monitor, record: IO[str] | None) -> None:
             left = None if left is None else left - 1
 
 
-def _next(monitor: Monitor, view: GpuView, keys: int | None) -> Snapshot | None:
+def _next_snapshot(monitor: GpuMonitor, options: GpusOptions, keys_fd: int | None) -> Snapshot | None:
     """The next snapshot; one that has aged where the sampler is silent; None where `q` was pressed."""
-    patience = FIRST_SECONDS if monitor.latest() is None else max(view.interval, 1.0) + 1.0
+    patience = FIRST_SNAPSHOT_TIMEOUT_SECONDS if monitor.latest() is None else max(options.interval_s, 1.0) + 1.0
     waited = 0.0
     while waited < patience:
-        if (snapshot := monitor.read(KEY_SECONDS)) is not None:
+        if (snapshot := monitor.read(KEY_POLL_SECONDS)) is not None:
             return snapshot
-        if keys is not None and select.select([keys], [], [], 0)[0] and os.read(keys, 1) in (b"q", b""):
+        if keys_fd is not None and select.select([keys_fd], [], [], 0)[0] and os.read(keys_fd, 1) in (b"q", b""):
             return None
-        waited += KEY_SECONDS
+        waited += KEY_POLL_SECONDS
     latest = monitor.latest()
     if latest is None:
         raise UsageError.one("gpus", f"{socket.gethostname()}: nothing could be learnt in {patience:.0f} s")
     return latest
 
 
-class _Output:
+class _SnapshotPrinter:
     """Where snapshots go: JSON or a table, drawn in its place on a terminal."""
 
-    def __init__(self, view: GpuView) -> None:
-        self._view = view
-        self._in_place = view.watch and not view.json and sys.stdout.isatty()
-        self._quiet = view.record is not None and not view.watch and not view.json
+    def __init__(self, options: GpusOptions) -> None:
+        self._options = options
+        self._in_place = options.watch and not options.json and sys.stdout.isatty()
+        self._record_only = options.record is not None and not options.watch and not options.json
         self._live: Live | None = None
 
-    def __enter__(self) -> _Output:
-        if self._quiet:
-            typer.echo(f"Recording to {self._view.record}; Ctrl-C ends it.", err=True)
-        if not self._view.json and not self._quiet:
+    def __enter__(self) -> _SnapshotPrinter:
+        if self._record_only:
+            typer.echo(f"Recording to {self._options.record}; Ctrl-C ends it.", err=True)
+        if not self._options.json and not self._record_only:
             from rich.live import Live
 
             from tui.text.tables import table_console
@@ -132,13 +132,13 @@ class _Output:
             self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
-        if self._quiet:
+        if self._record_only:
             return
-        if self._view.json:
-            whole = self._view.count == 1
+        if self._options.json:
+            whole = self._options.sample_count == 1
             print(json.dumps(snapshot.to_dict(), indent=2) if whole else snapshot.to_line(), flush=True)
             return
-        lines = _lines(snapshot, self._view, self._console.width)
+        lines = _snapshot_lines(snapshot, self._options, self._console.width)
         if self._live is None:
             for line in lines:
                 self._console.print(line, soft_wrap=True)
@@ -148,25 +148,25 @@ class _Output:
             self._live.update(Group(*lines), refresh=True)
 
 
-def _lines(snapshot: Snapshot, view: GpuView, width: int) -> list[Text]:
+def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int) -> list[Text]:
     from rich.text import Text
 
-    from tui.text.gpus import gpu_lines, process_lines, processes_of, title_line
+    from tui.text.gpus import gpu_lines, host_title_line, list_gpu_processes, process_lines
 
     if not snapshot.gpus:
         return []
-    lines = [title_line(snapshot), *gpu_lines(snapshot, width)]
-    return [*lines, Text(""), *process_lines(processes_of(snapshot), width)] if view.processes else lines
+    lines = [host_title_line(snapshot), *gpu_lines(snapshot, width)]
+    return [*lines, Text(""), *process_lines(list_gpu_processes(snapshot), width)] if options.processes else lines
 
 
 @contextmanager
-def _recorder(path: str | None) -> Iterator[IO[str] | None]:
+def _open_recording(path: str | None) -> Iterator[IO[str] | None]:
     """A file that is not there yet. Raises UsageError."""
     if path is None:
         yield None
         return
     try:
-        with Path(expand(path)).open("x", encoding="utf-8") as file:
+        with Path(expand_user(path)).open("x", encoding="utf-8") as file:
             yield file
     except FileExistsError as error:
         raise UsageError.one("--record", f"{path} exists; give another file, or remove it") from error
@@ -175,7 +175,7 @@ def _recorder(path: str | None) -> Iterator[IO[str] | None]:
 
 
 @contextmanager
-def _keys() -> Iterator[int | None]:
+def _stdin_keys() -> Iterator[int | None]:
     """The terminal's keys as they are pressed; None where there is no terminal."""
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
         yield None

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.gpus.snapshot import LEAST_PERIOD_SECONDS
+from engine.gpus.snapshot import MIN_PERIOD_SECONDS
 from tui.cli.arguments import (
-    Arguments,
-    AsJson,
+    ConfigArguments,
     ConfigCommand,
-    LowBandwidth,
-    RunName,
-    RunsDir,
-    flags_given,
+    JsonOption,
+    LowBandwidthOption,
+    RunArgument,
+    RunsDirOption,
+    exit_on_usage_error,
+    flag_overrides,
     resolve_arguments,
     split_arguments,
-    usage_errors,
 )
 from tui.cli.bench import app as bench_app
 from tui.cli.models import app as models_app
 from tui.cli.trained import app as trained_app
-from tui.flags import FLAGS
+from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
-    from engine.config.loader import Resolved
+    from engine.config.loader import ResolvedConfig
 
 app = typer.Typer(
     name="gputrain",
@@ -48,19 +48,21 @@ app.add_typer(bench_app)
 app.add_typer(trained_app)
 
 
-def print_version(wanted: bool) -> None:
-    if wanted:
+def print_version(value: bool) -> None:
+    if value:
         from importlib.metadata import version
 
         typer.echo(f"gputrain {version('gputrain')}")
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+]
 
 
 @app.callback()
-def gputrain(show_version: Version = False) -> None:
+def gputrain(show_version: VersionOption = False) -> None:
     """Train on several GPUs from a terminal: start a run, watch it, leave, come back."""
 
 
@@ -69,7 +71,7 @@ def gputrain(show_version: Version = False) -> None:
     epilog="Every key: gputrain config. Example: gputrain run --headless digits --epochs 5 optim.lr=0.1",
 )
 def run(
-    arguments: Arguments = None,
+    arguments: ConfigArguments = None,
     headless: Annotated[
         bool, typer.Option("--headless", help="No screen: progress on stderr, for scripts and batch queues.")
     ] = False,
@@ -93,7 +95,7 @@ def run(
     name: Annotated[str | None, typer.Option("--name")] = None,
     launcher: Annotated[str | None, typer.Option("--launcher")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
-    runs_dir: RunsDir = None,
+    runs_dir: RunsDirOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
     ] = False,
@@ -115,16 +117,16 @@ def run(
         "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
         "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
     }  # fmt: skip
-    with usage_errors():
-        flags = flags_given(given)
+    with exit_on_usage_error():
+        flags = flag_overrides(given)
         for key, switched in (("resume", resume), ("wait", wait)):
             if switched:
-                flags[FLAGS[key]] = (f"--{key}", True)
+                flags[FLAG_TO_KEY[key]] = (f"--{key}", True)
         if ngpu is not None:
             chosen = f"free:{ngpu}" if ngpu else "cpu"
             if gpus is not None and gpus != chosen:
                 raise UsageError.one("--ngpu", f"means --gpus {chosen}, and --gpus {gpus} is given too; keep one")
-            flags[FLAGS["gpus"]] = (f"--ngpu {ngpu}", chosen)
+            flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", chosen)
         file, _ = split_arguments(arguments)
         try:
             resolved = resolve_arguments(arguments, flags)
@@ -132,40 +134,44 @@ def run(
             from engine.launch.preflight import with_all_problems
 
             raise with_all_problems(error) from error
-        if wants_screen(headless=headless or as_json or dry_run):
-            start_on_screen(sys.argv[1:], runs_dir)
+        if should_open_screen(headless=headless or as_json or dry_run):
+            run_with_screen(sys.argv[1:], runs_dir)
         else:
-            start(resolved, Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
+            run_headless(resolved, Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
 
 
-def wants_screen(*, headless: bool) -> bool:
+def should_open_screen(*, headless: bool) -> bool:
     """Not where another has started the ranks: each of them is a process of its own."""
-    from engine.distributed.rank_env import find_launcher
+    from engine.distributed.rank_env import detect_launcher
 
-    return not headless and sys.stdin.isatty() and sys.stdout.isatty() and find_launcher("auto", os.environ) == "spawn"
+    return (
+        not headless and sys.stdin.isatty() and sys.stdout.isatty() and detect_launcher("auto", os.environ) == "spawn"
+    )
 
 
-def start_on_screen(arguments: list[str], runs_dir: str | None) -> None:
+def run_with_screen(arguments: list[str], runs_dir: str | None) -> None:
     """The same command without a screen, in a session of its own; then the screen. Raises UsageError."""
     from engine.runs.folder import runs_root
     from tui.cli.open_tui import open_screen
-    from tui.launcher import start_run
+    from tui.launcher import launch_run
 
     # Behind the command's name: behind a `--` it would be no flag.
-    open_screen(started=start_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
+    open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
 
 
-def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False) -> None:
+def run_headless(
+    resolved: ResolvedConfig, default_name: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False
+) -> None:
     """Run a config to its end and leave with its exit code. Raises UsageError."""
     from engine.launch.launcher import launch
-    from engine.launch.lifecycle import Order
-    from engine.runs.folder import fit_for_a_name, runs_root
-    from tui.cli.progress import InBackground, listener
+    from engine.launch.lifecycle import RunRequest
+    from engine.runs.folder import runs_root, sanitize_run_name
+    from tui.cli.progress import BackgroundPrinter, make_printer
 
     config = resolved.config
-    stem = fit_for_a_name(stem or f"{config.data.dataset}-{config.model.name}")
-    order = Order(config, runs_root(runs_dir), stem, dry_run)
-    hear = InBackground(listener(json=as_json, dry_run=dry_run))
+    default_name = sanitize_run_name(default_name or f"{config.data.dataset}-{config.model.name}")
+    order = RunRequest(config, runs_root(runs_dir), default_name, dry_run)
+    hear = BackgroundPrinter(make_printer(json=as_json, dry_run=dry_run))
     try:
         code = launch(order, hear)
     finally:
@@ -176,22 +182,22 @@ def start(resolved: Resolved, stem: str | None, runs_dir: str | None, *, as_json
 
 @app.command(epilog="Example: gputrain config digits optim.lr=0.2 --diff")
 def config(
-    arguments: Arguments = None,
+    arguments: ConfigArguments = None,
     diff: Annotated[bool, typer.Option("--diff", help="Only what differs from the defaults.")] = False,
     sources: Annotated[bool, typer.Option("--sources", help="Where each value came from.")] = False,
     described: Annotated[
         bool, typer.Option("--describe", help="What each key is for, what it may be, and its default.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the config that these arguments come to."""
     if described:
-        describe_keys(as_json=as_json)
+        print_config_keys(as_json=as_json)
         return
     from engine.config.schema import as_dict
     from engine.config.yaml_io import to_yaml
 
-    with usage_errors():
+    with exit_on_usage_error():
         resolved = resolve_arguments(arguments)
     values = as_dict(resolved.config, only_changed=diff)
     if not sources:
@@ -210,13 +216,13 @@ def config(
         typer.echo(f"{setting:<48}  {row['source']}")
 
 
-def describe_keys(*, as_json: bool) -> None:
+def print_config_keys(*, as_json: bool) -> None:
     from engine.config.schema import fields
-    from tui.flags import value_text
-    from tui.form.model import kind_of
+    from tui.flags import format_value
+    from tui.form.model import field_kind
 
     rows = {
-        key: {"description": info.description, "choices": list(kind_of(info.annotation)[0]), "default": info.default}
+        key: {"description": info.description, "choices": list(field_kind(info.annotation)[0]), "default": info.default}
         for key, info in fields()
     }
     if as_json:
@@ -224,27 +230,27 @@ def describe_keys(*, as_json: bool) -> None:
         return
     for key, row in rows.items():
         choices = f" One of {', '.join(row['choices'])}." if row["choices"] else ""
-        default = value_text(row["default"])
+        default = format_value(row["default"])
         default = f" [default: {default}]" if default not in ("", "[]") else ""
         typer.echo(f"{key}\n    {row['description']}{choices}{default}")
 
 
 @app.command()
-def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
     """List the runs, the one that was started last first."""
-    from engine.runs.folder import all_runs, runs_root
-    from engine.runs.watcher import RunWatch
-    from tui.text.runs import as_table, describe_run
+    from engine.runs.folder import list_runs, runs_root
+    from engine.runs.watcher import RunWatcher
+    from tui.text.runs import format_runs_table, make_run_row
 
-    with usage_errors():
+    with exit_on_usage_error():
         root = runs_root(runs_dir)
-        rows = [describe_run(RunWatch(folder)) for folder in all_runs(root)]
+        rows = [make_run_row(RunWatcher(folder)) for folder in list_runs(root)]
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
     elif not rows:
         typer.echo(f"There are no runs in {root}. Start one: gputrain run --headless digits", err=True)
     else:
-        typer.echo(as_table(rows))
+        typer.echo(format_runs_table(rows))
 
 
 @app.command(epilog="Example: gputrain gpus --watch --processes")
@@ -260,7 +266,7 @@ def gpus(
         bool, typer.Option("--links", help="Measure the traffic over PCIe too, which takes 40 ms a GPU (in --json).")
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=LEAST_PERIOD_SECONDS, max=3600, help="Seconds between two samples.")
+        float, typer.Option("--interval", min=MIN_PERIOD_SECONDS, max=3600, help="Seconds between two samples.")
     ] = 1.0,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="End after so many samples.")] = None,
     record: Annotated[
@@ -269,18 +275,18 @@ def gpus(
     ] = None,
 ) -> None:
     """Show what every GPU does, and who uses it."""
-    from tui.cli.gpus import GpuView, show_gpus
+    from tui.cli.gpus import GpusOptions, show_gpus
 
-    with usage_errors():
-        show_gpus(GpuView(as_json, watch, processes, links, interval, samples, record))
+    with exit_on_usage_error():
+        show_gpus(GpusOptions(as_json, watch, processes, links, interval, samples, record))
 
 
 @app.command(cls=ConfigCommand, epilog="Example: gputrain doctor flowers.yaml --gpus 0,1")
 def doctor(
-    arguments: Arguments = None,
+    arguments: ConfigArguments = None,
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
-    runs_dir: RunsDir = None,
-    as_json: AsJson = False,
+    runs_dir: RunsDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what is wrong with this machine for training, and what to do about it.
 
@@ -291,16 +297,18 @@ def doctor(
     from engine.runs.folder import runs_root
     from tui.text.doctor import show_checks
 
-    with usage_errors():
-        flags: dict[str, tuple[str, str | bool]] = {} if gpus is None else {FLAGS["gpus"]: (f"--gpus {gpus}", gpus)}
+    with exit_on_usage_error():
+        flags: dict[str, tuple[str, str | bool]] = (
+            {} if gpus is None else {FLAG_TO_KEY["gpus"]: (f"--gpus {gpus}", gpus)}
+        )
         checks = examine(resolve_arguments(arguments, flags).config, runs_root(runs_dir))
         raise typer.Exit(0 if show_checks(checks, as_json=as_json) else 1)
 
 
 @app.command()
 def stop(
-    run: RunName,
-    runs_dir: RunsDir = None,
+    run: RunArgument,
+    runs_dir: RunsDirOption = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait until the run has stopped.")] = False,
 ) -> None:
     """Stop a run at its next step, with a checkpoint.
@@ -311,31 +319,31 @@ def stop(
 
     from engine.runs.control import send_request
     from engine.runs.folder import find_run, runs_root
-    from engine.runs.watcher import RunWatch
+    from engine.runs.watcher import RunWatcher
 
-    with usage_errors():
+    with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run)
-    watch = RunWatch(folder)
-    state = folder.state(watch.look())
+    watch = RunWatcher(folder)
+    state = folder.state(watch.poll())
     if not state.live:
         typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
         return
-    with usage_errors():
+    with exit_on_usage_error():
         send_request(folder.control, "stop")
     while not no_wait and state.live:
         time.sleep(0.2)
-        state = folder.state(watch.look())
+        state = folder.state(watch.poll())
     typer.echo(f"{folder.name} is asked to stop." if no_wait else f"{folder.name} is {state}.", err=True)
 
 
 @app.command()
 def resume(
-    run: RunName,
+    run: RunArgument,
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to go on with, such as run.epochs=30.")
     ] = None,
     headless: Annotated[bool, typer.Option("--headless", help="No screen: progress on stderr.")] = False,
-    runs_dir: RunsDir = None,
+    runs_dir: RunsDirOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
     ] = False,
@@ -344,11 +352,11 @@ def resume(
 
     The config is the one that it was started with, but for what is given here.
     """
-    from engine.config.loader import resolve
+    from engine.config.loader import resolve_config
     from engine.runs.folder import find_run, runs_root
     from engine.utils.errors import UsageError
 
-    with usage_errors():
+    with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run)
         if not folder.config.exists():
             raise UsageError.one(folder.name, "has no config.yaml to go on with; start a new run")
@@ -358,29 +366,31 @@ def resume(
             "run.resume": ("gputrain resume", True),
             "run.name": ("gputrain resume", folder.name),
         }
-        resolved = resolve(str(folder.config), changes or [], flags)
-        if wants_screen(headless=headless or as_json):
-            start_on_screen(sys.argv[1:], str(folder.path.parent))
+        resolved = resolve_config(str(folder.config), changes or [], flags)
+        if should_open_screen(headless=headless or as_json):
+            run_with_screen(sys.argv[1:], str(folder.path.parent))
         else:
-            start(resolved, None, str(folder.path.parent), as_json=as_json)
+            run_headless(resolved, None, str(folder.path.parent), as_json=as_json)
 
 
 @app.command()
-def attach(run: RunName = "last", runs_dir: RunsDir = None, low_bandwidth: LowBandwidth = False) -> None:
+def attach(
+    run: RunArgument = "last", runs_dir: RunsDirOption = None, low_bandwidth: LowBandwidthOption = False
+) -> None:
     """Watch a run, live or finished, on the screen.
 
     Leaving stops nothing.
     """
     from tui.cli.open_tui import open_screen
 
-    with usage_errors():
+    with exit_on_usage_error():
         open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
 
 
-def cockpit(
+def open_tui(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Open this run at once.")] = None,
-    runs_dir: RunsDir = None,
-    low_bandwidth: LowBandwidth = False,
+    runs_dir: RunsDirOption = None,
+    low_bandwidth: LowBandwidthOption = False,
     demo: Annotated[
         bool, typer.Option("--demo", help="A made-up server with eight GPUs and a made-up run, to look around.")
     ] = False,
@@ -388,7 +398,7 @@ def cockpit(
     """See the GPUs, start runs, watch them, leave, come back. q leaves; runs go on."""
     from tui.cli.open_tui import open_demo, open_screen
 
-    with usage_errors():
+    with exit_on_usage_error():
         if demo:
             open_demo(low_bandwidth)
         else:
@@ -396,13 +406,13 @@ def cockpit(
 
 
 screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-screen_app.command(context_settings={"help_option_names": ["-h", "--help"]})(cockpit)
+screen_app.command(context_settings={"help_option_names": ["-h", "--help"]})(open_tui)
 
 
 @app.command()
 def logs(
-    run: RunName,
-    runs_dir: RunsDir = None,
+    run: RunArgument,
+    runs_dir: RunsDirOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what comes, until the run ends or Ctrl-C.")
     ] = False,
@@ -411,17 +421,17 @@ def logs(
     import time
 
     from engine.runs.folder import find_run, runs_root
-    from engine.runs.watcher import RunWatch
+    from engine.runs.watcher import RunWatcher
 
-    with usage_errors():
+    with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run)
-    watch = RunWatch(folder)
+    watch = RunWatcher(folder)
     if not folder.log.exists():
         typer.echo(f"{folder.name} has no log yet.", err=True)
         return
     with folder.log.open(encoding="utf-8", errors="replace") as file:
         while True:
-            live = follow and folder.state(watch.look()).live
+            live = follow and folder.state(watch.poll()).live
             for line in file:
                 sys.stdout.write(line)
             sys.stdout.flush()

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from tui.cli.arguments import Arguments, AsJson, ConfigCommand, flags_given, resolve_arguments, usage_errors
+from tui.cli.arguments import (
+    ConfigArguments,
+    ConfigCommand,
+    JsonOption,
+    exit_on_usage_error,
+    flag_overrides,
+    resolve_arguments,
+)
 
 app = typer.Typer()
 
@@ -23,7 +30,7 @@ def models(
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Only those with pretrained weights.")] = False,
     source: Annotated[SourceName | None, typer.Option("--source", help="Only those of one source.")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the models by name: their parameters, their pretrained weights, and the top-1 accuracy of these on ImageNet
     where the library tells it.
@@ -31,16 +38,16 @@ def models(
     Parameters are those of the model as its library makes it: for 1000 classes mostly, the built-in ones for ten
     classes of 3 x 32 x 32 images. They are counted once for each installed version.
     """
-    from engine.models.catalog import matching, with_parameters
-    from tui.text.models import known_models, nothing_found, print_models, tell_count
+    from engine.models.catalog import filter_models, with_parameter_counts
+    from tui.text.models import announce_parameter_count, list_models, no_match_message, print_models
 
-    with usage_errors():
-        known = known_models(source)
-        found = [model for model in matching(known, wanted) if model.weights or not pretrained]
+    with exit_on_usage_error():
+        known = list_models(source)
+        found = [model for model in filter_models(known, wanted) if model.weights or not pretrained]
     if not found:
-        typer.echo(nothing_found(known, wanted, pretrained=pretrained), err=True)
+        typer.echo(no_match_message(known, wanted, pretrained=pretrained), err=True)
         raise typer.Exit(1)
-    counted = with_parameters(found, tell_count)
+    counted = with_parameter_counts(found, announce_parameter_count)
     if as_json:
         listed = [model.to_dict() for model in counted]
         typer.echo(json.dumps({"format": MODELS_FORMAT, "models": listed}, indent=2))
@@ -52,7 +59,7 @@ def models(
     cls=ConfigCommand, epilog="Example: gputrain summary --model resnet50 data.image_size=224 data.num_classes=1000"
 )
 def summary(
-    arguments: Arguments = None,
+    arguments: ConfigArguments = None,
     model: Annotated[str | None, typer.Option("--model")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset")] = None,
     data_path: Annotated[str | None, typer.Option("--data-path")] = None,
@@ -63,7 +70,7 @@ def summary(
     features: Annotated[
         bool, typer.Option("--features", help="The feature maps instead: the last of each resolution.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the layers of a model for the images of its data: output shape, parameters, multiply-adds.
 
@@ -73,15 +80,15 @@ def summary(
     from tui.text.model_summary import feature_lines, layer_lines, total_lines
 
     given = {"model": model, "dataset": dataset, "data_path": data_path}
-    with usage_errors():
-        config = resolve_arguments(arguments, flags_given(given)).config
+    with exit_on_usage_error():
+        config = resolve_arguments(arguments, flag_overrides(given)).config
         from engine.models.catalog import check_model_name
 
         check_model_name(config.model)
         # What torch alone can tell.
-        from engine.models.summary import summarize
+        from engine.models.summary import summarize_model
 
-        found = summarize(config, images)
+        found = summarize_model(config, images)
     if as_json:
         typer.echo(json.dumps({"format": SUMMARY_FORMAT, **found.to_dict()}, indent=2))
         return

@@ -17,18 +17,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.gpus.recording import RecordingMonitor
-from engine.gpus.snapshot import Wants
-from engine.runs.control import Asked, take_requests
-from engine.runs.event_lines import line_of
-from engine.runs.events import CheckpointSaved, Continued, Control, Epoch, Event, Paused, RunFinished, Step
+from engine.gpus.snapshot import SamplerOptions
+from engine.runs.control import RequestCounters, consume_requests
+from engine.runs.event_lines import event_line
+from engine.runs.events import (
+    CheckpointSaved,
+    ControlEvent,
+    EpochEvent,
+    Event,
+    RunContinued,
+    RunFinished,
+    RunPaused,
+    StepEvent,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, from_line
 from engine.runs.ownership import Ownership
 from engine.utils.files import write_json
 
-NOTICE = "MADE UP: no such server"
+DEMO_NOTICE = "MADE UP: no such server"
 DATA = Path(__file__).with_name("data")
-LIVE, DONE = "fashion-17", "digits-3"
+LIVE_RUN, FINISHED_RUN = "fashion-17", "digits-3"
 LIVE_AGE_SECONDS = 248.0
 """How long the live run has been training when the demo opens: six of its thirty epochs."""
 DONE_AGE_SECONDS = 7300.0
@@ -65,9 +74,9 @@ class ReplayedRun:
         with self.folder.log.open("a", encoding="utf-8") as log:
             for event in events:
                 self._journal.append(event)
-                if (line := line_of(event)) is not None:
+                if (line := event_line(event)) is not None:
                     log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(event.time))}  {line}\n")
-        if epochs := [event.epoch for event in events if isinstance(event, Epoch)]:
+        if epochs := [event.epoch for event in events if isinstance(event, EpochEvent)]:
             evaluated = self._evaluations["epochs"][: max(epochs)]
             best = max(evaluated, key=lambda one: one["top1"])
             classes = self._evaluations["classes"]
@@ -88,15 +97,15 @@ class DemoServer:
 
     def __enter__(self) -> DemoServer:
         now = time.time()
-        finished = recorded_events(DONE, now - DONE_AGE_SECONDS)
-        run = ReplayedRun(RunFolder(self.runs_dir / DONE), DONE, finished)
+        finished = recorded_events(FINISHED_RUN, now - DONE_AGE_SECONDS)
+        run = ReplayedRun(RunFolder(self.runs_dir / FINISHED_RUN), FINISHED_RUN, finished)
         run.close()
         for path in (run.folder.journal, run.folder.lock, run.folder.config):
             os.utime(path, (now, finished[-1].time))
-        events = recorded_events(LIVE, now - LIVE_AGE_SECONDS)
+        events = recorded_events(LIVE_RUN, now - LIVE_AGE_SECONDS)
         past = [event for event in events if event.time <= now]
         self._upcoming = events[len(past) :]
-        self._live = ReplayedRun(RunFolder(self.runs_dir / LIVE), LIVE, past)
+        self._live = ReplayedRun(RunFolder(self.runs_dir / LIVE_RUN), LIVE_RUN, past)
         self._thread.start()
         return self
 
@@ -109,23 +118,23 @@ class DemoServer:
         """Return a monitor that replays the GPUs in a loop."""
         path = self._folder / "gpus.jsonl"
         path.write_text(recorded("gpus.jsonl"))
-        return RecordingMonitor(path, Wants(interval_s).patience)
+        return RecordingMonitor(path, SamplerOptions(interval_s).stale_after_s)
 
     def _continue_live_run(self) -> None:
         """Append events as their time comes; checkpoint, pause and stop on request."""
-        run, asked, paused, step, epoch, paused_s = self._live, Asked(), False, 0, 0, 0.0
+        run, asked, paused, step, epoch, paused_s = self._live, RequestCounters(), False, 0, 0, 0.0
         ownership = Ownership(run.folder)
         while self._upcoming and not self._stop_event.wait(REPLAY_INTERVAL_SECONDS):
-            ownership.beat()
-            for request in take_requests(run.folder.control):
+            ownership.renew_heartbeat()
+            for request in consume_requests(run.folder.control):
                 checkpoints = asked.checkpoints
-                run.append(Control(request=request.request, by=request.by, outcome=asked.take(request.request)))
+                run.append(ControlEvent(request=request.request, by=request.by, outcome=asked.apply(request.request)))
                 if asked.checkpoints > checkpoints:
                     path = f"checkpoints/step-{step:08d}.pt"
                     run.append(CheckpointSaved(path=path, step=step, epoch=epoch, asked=True))
             if asked.paused != paused:
                 paused = asked.paused
-                run.append(Paused(step=step, epoch=epoch) if paused else Continued(step=step, epoch=epoch))
+                run.append(RunPaused(step=step, epoch=epoch) if paused else RunContinued(step=step, epoch=epoch))
             if asked.stop:
                 run.append(RunFinished(state="stopped", message="made up, and so cannot be resumed"))
                 break
@@ -134,7 +143,7 @@ class DemoServer:
                 continue
             while self._upcoming and self._upcoming[0].time + paused_s <= time.time():
                 event = self._upcoming.pop(0)
-                if isinstance(event, Step):
+                if isinstance(event, StepEvent):
                     step, epoch = event.step, event.epoch
                 run.append(replace(event, time=event.time + paused_s))
         run.close()

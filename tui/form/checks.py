@@ -7,61 +7,63 @@ import threading
 from dataclasses import dataclass, field
 
 from engine.config.schema import Config
-from engine.data.batching import problems_of_shares, shares_of_counts
-from engine.data.inspection_process import DataLook, Images
-from engine.data.sampler import Shares
-from engine.distributed.node_plan import plan
-from engine.gpus.reservation import all_held
-from engine.gpus.selection import devices_of, select
+from engine.data.batching import build_sampler_from_counts, sampler_problems
+from engine.data.inspection_process import DataInspection, ImageCounts
+from engine.data.sampler import DistributedBatchSampler
+from engine.distributed.node_plan import plan_node
+from engine.gpus.reservation import read_reservations
+from engine.gpus.selection import cuda_devices, select
 from engine.gpus.snapshot import Snapshot
 from engine.models.catalog import check_model_name
 from engine.utils.errors import Problem, UsageError
 
 
 @dataclass(frozen=True)
-class Checked:
+class FormCheckResult:
     """Of one config: how many ranks it comes to, its images where they could be counted, and what is wrong."""
 
-    ranks: int = 1
+    total_ranks: int = 1
     on_gpus: bool = False
-    shares: Shares | None = None
+    sampler: DistributedBatchSampler | None = None
     problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass
-class Count:
+class DatasetScan:
     """A look at the data of one config, under way or done."""
 
     key: str
-    look: DataLook
-    images: Images | None = None
+    inspection: DataInspection
+    image_counts: ImageCounts | None = None
     problems: list[Problem] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
         try:
-            self.images = self.look.wait()
+            self.image_counts = self.inspection.wait()
         except UsageError as error:
             self.problems = error.problems
-        self.done.set()
+        self.finished.set()
 
 
-class Checker:
+class FormChecker:
     """Looks at one config after the other; a look at data that is no longer wanted is given up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._count: Count | None = None
+        self._scan: DatasetScan | None = None
 
-    def check(self, config: Config, snapshot: Snapshot | None) -> Checked:
+    def check(self, config: Config, snapshot: Snapshot | None) -> FormCheckResult:
         """Waits for what it looks at."""
         problems: list[Problem] = []
         ranks, on_gpus = config.device.ranks, False
         try:
-            gpus = select(config.device.gpus, devices_of(snapshot, all_held()) if snapshot is not None else [])
-            share = plan(config, gpus)
+            gpus = select(
+                config.device.gpus, cuda_devices(snapshot, read_reservations()) if snapshot is not None else []
+            )
+            share = plan_node(config, gpus)
             # A rank with several GPUs comes to the same as one for each.
-            ranks, on_gpus = share.ranks * share.devices_a_rank, share.on_gpu
+            ranks, on_gpus = share.local_world_size * share.devices_per_rank, share.on_gpu
         except UsageError as error:
             # That a driver has not answered yet is no fault of what was typed; a GPU that is taken can be waited for.
             if snapshot is not None and not snapshot.pending and not config.device.wait:
@@ -70,38 +72,38 @@ class Checker:
             check_model_name(config.model)
         except UsageError as error:
             problems += error.problems
-        counted = self._images_of(config)
+        counted = self._scan_for(config)
         problems += counted.problems
         shares = None
-        if counted.images is not None:
-            shares = shares_of_counts(config, counted.images.train, counted.images.val, ranks)
-            problems += problems_of_shares(shares) if config.data.batch_size != "auto" else []
-        return Checked(ranks, on_gpus, shares, problems)
+        if counted.image_counts is not None:
+            shares = build_sampler_from_counts(config, counted.image_counts.train, counted.image_counts.val, ranks)
+            problems += sampler_problems(shares) if config.data.batch_size != "auto" else []
+        return FormCheckResult(ranks, on_gpus, shares, problems)
 
-    def _images_of(self, config: Config) -> Count:
+    def _scan_for(self, config: Config) -> DatasetScan:
         """Of the look that is under way, or was done, for the same data; of another one where there is none."""
-        key = f"{config.data.model_dump_json(include=DATA_KEYS)}{config.run.seed}"
+        key = f"{config.data.model_dump_json(include=IMAGE_COUNT_KEYS)}{config.run.seed}"
         with self._lock:
-            count = self._count
+            count = self._scan
             if count is not None and count.key == key:
                 mine = False
             else:
                 if count is not None:
-                    count.look.give_up()
-                count = self._count = Count(key, DataLook(config))
+                    count.inspection.cancel()
+                count = self._scan = DatasetScan(key, DataInspection(config))
                 mine = True
         if mine:
             count.wait()
-        count.done.wait()
+        count.finished.wait()
         return count
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with self._lock:
-            if self._count is not None:
-                self._count.look.give_up()
+            if self._scan is not None:
+                self._scan.inspection.cancel()
 
 
 # What the number of images hangs on.
-DATA_KEYS = {
+IMAGE_COUNT_KEYS = {
     *("dataset", "path", "download", "val_split", "num_classes", "image_size", "channels", "fake_train", "fake_val"),
 }

@@ -15,15 +15,15 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from engine.runs.folder import RunFolder, State
-from tui.keymap import EVERYWHERE, Command, bindings_of
-from tui.launcher import Started
-from tui.pollers import GpuFeed, Pace, RunsFeed
+from engine.runs.folder import RunFolder, RunState
+from tui.keymap import GLOBAL_COMMANDS, Command, make_bindings
+from tui.launcher import LaunchedRun
+from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
 from tui.text.palette import NOTICE, STRONG
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
 
-LEAST_COLUMNS, LEAST_ROWS = 60, 15
+MIN_COLUMNS, MIN_ROWS = 60, 15
 
 
 class Filter(Entry):
@@ -31,29 +31,29 @@ class Filter(Entry):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", show=False)]
 
-    def __init__(self, id: str = "filter", hint: str = "type to filter, enter keeps it, esc ends it") -> None:  # noqa: A002
-        super().__init__(id=id, hint=hint)
+    def __init__(self, id: str = "filter", placeholder: str = "type to filter, enter keeps it, esc ends it") -> None:  # noqa: A002
+        super().__init__(id=id, placeholder=placeholder)
         self.display = False
-        self._came_from: Widget | None = None
+        self._previous_focus: Widget | None = None
 
-    def begin(self) -> None:
+    def activate(self) -> None:
         if not self.has_focus:
-            self._came_from = self.screen.focused
+            self._previous_focus = self.screen.focused
         self.display = True
         self.focus()
 
     def action_dismiss(self) -> None:
         self.value = ""
         self.display = False
-        self.go_back()
+        self.restore_focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.go_back()
+        self.restore_focus()
 
-    def go_back(self) -> None:
+    def restore_focus(self) -> None:
         """To what had the focus before, where that is still shown."""
-        came_from = self._came_from
+        came_from = self._previous_focus
         if came_from is not None and came_from.is_attached and came_from.region:
             came_from.focus()
         else:
@@ -66,12 +66,12 @@ class AppServices(Protocol):
     runs_dir: Path
     demo_notice: str | None
     """Shown on every screen of a demonstration, in which nothing is started; None outside of one."""
-    intervals: Pace
-    gpu_poller: GpuFeed
-    run_list_poller: RunsFeed
+    intervals: RefreshIntervals
+    gpu_poller: GpuPoller
+    run_list_poller: RunListPoller
     picked_gpu_uuids: set[str]
     """GPUs for the next run."""
-    pending_run: Started | None
+    pending_run: LaunchedRun | None
     """A run that was started here and has not begun."""
 
     def source_notice(self) -> str | None: ...
@@ -84,78 +84,79 @@ class AppServices(Protocol):
 
     def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> None: ...
 
-    def resume_run(self, folder: RunFolder, state: State | None) -> None: ...
+    def resume_run(self, folder: RunFolder, state: RunState | None) -> None: ...
 
     def switch_to_run(self, folder: RunFolder) -> None: ...
 
     async def action_back(self) -> None: ...
 
 
-class CockpitScreen(Screen[None]):
-    """`COMMANDS_HERE` are its own; `tick` is called while it is shown, once a period and when it comes up."""
+class GputrainScreen(Screen[None]):
+    """`SCREEN_COMMANDS` are its own; `update_content` is called while it is shown, once a period and when it comes
+    up."""
 
-    COMMANDS_HERE: ClassVar[Sequence[Command]] = ()
-    COMMANDS_EVERYWHERE: ClassVar[Sequence[Command]] = EVERYWHERE
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = ()
+    SHARED_COMMANDS: ClassVar[Sequence[Command]] = GLOBAL_COMMANDS
     SHOWS_RUNS: ClassVar[bool] = False
     COMMAND_TABLE: ClassVar[Sequence[Command]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.COMMAND_TABLE = (*cls.COMMANDS_HERE, *cls.COMMANDS_EVERYWHERE)
+        cls.COMMAND_TABLE = (*cls.SCREEN_COMMANDS, *cls.SHARED_COMMANDS)
 
     def __init__(self, app: AppServices) -> None:
         super().__init__()
-        self.cockpit = app
+        self.gputrain_app = app
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
-        for binding in bindings_of(self.COMMANDS_HERE):
-            self.bind_command(binding)
+        for binding in make_bindings(self.SCREEN_COMMANDS):
+            self.add_binding(binding)
 
-    def bind_command(self, binding: Binding) -> None:
+    def add_binding(self, binding: Binding) -> None:
         for key in binding.key.split(","):
             self._bindings.bind(key, binding.action, binding.description, show=False)
 
     def compose(self) -> ComposeResult:
         yield Static("", id="title", markup=False)
-        yield from self.body()
-        if any(command.action == "filter" for command in self.COMMANDS_HERE):
+        yield from self.compose_body()
+        if any(command.action == "filter" for command in self.SCREEN_COMMANDS):
             yield Filter()
         yield Keys(self.COMMAND_TABLE)
         yield Static(
-            f"This terminal is too small: gputrain needs {LEAST_COLUMNS} columns and {LEAST_ROWS} lines. "
+            f"This terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
             "Make it larger, or press q to leave; runs go on.",
             id="too-small",
         )
 
-    def body(self) -> ComposeResult:
+    def compose_body(self) -> ComposeResult:
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        self.set_interval(self.cockpit.intervals.look, self._tick_where_shown)
+        self.set_interval(self.gputrain_app.intervals.poll_s, self._update_if_on_top)
         # What comes first need not wait for the first of those.
         for seconds in (0.1, 0.3, 0.6):
-            self.set_timer(seconds, self._tick_where_shown)
+            self.set_timer(seconds, self._update_if_on_top)
 
     def on_screen_resume(self) -> None:
-        self.cockpit.run_list_poller.wanted = self.SHOWS_RUNS
+        self.gputrain_app.run_list_poller.enabled = self.SHOWS_RUNS
         # By then it may have been left again.
-        self.call_after_refresh(self._tick_where_shown)
+        self.call_after_refresh(self._update_if_on_top)
 
-    def _tick_where_shown(self) -> None:
-        if self.on_top:
-            self.tick()
+    def _update_if_on_top(self) -> None:
+        if self.is_on_top:
+            self.update_content()
 
     @property
-    def on_top(self) -> bool:
+    def is_on_top(self) -> bool:
         """Textual's `is_current` holds for the screen below, too, which would then be drawn for nobody."""
         return self.app.screen_stack[-1:] == [self]
 
-    def tick(self) -> None:
+    def update_content(self) -> None:
         """Show what the feeds have come to."""
 
     def on_resize(self, event: events.Resize) -> None:
-        self.set_class(event.size.width < LEAST_COLUMNS or event.size.height < LEAST_ROWS, "-too-small")
-        self.call_after_refresh(self._tick_where_shown)
+        self.set_class(event.size.width < MIN_COLUMNS or event.size.height < MIN_ROWS, "-too-small")
+        self.call_after_refresh(self._update_if_on_top)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """In a terminal that is too small nothing is done that cannot be seen."""
@@ -165,7 +166,7 @@ class CockpitScreen(Screen[None]):
         """What this is at the left, what goes on at the right, and what is made up in between."""
         line = Text(no_wrap=True, end="", overflow="ellipsis")
         line.append(" gputrain ", STRONG)
-        notice = self.cockpit.source_notice()
+        notice = self.gputrain_app.source_notice()
         told = Text(f" {left}", no_wrap=True)
         # What is made up is said before all else.
         told.truncate(
@@ -194,7 +195,7 @@ class CockpitScreen(Screen[None]):
         return next((one.value.strip().lower() for one in found), "")
 
     def action_filter(self) -> None:
-        self.query_one(Filter).begin()
+        self.query_one(Filter).activate()
 
     async def action_back(self) -> None:
         """First out of the filter, then to the screen before."""
@@ -202,8 +203,8 @@ class CockpitScreen(Screen[None]):
             if line.display:
                 line.action_dismiss()
                 return
-        await self.cockpit.action_back()
+        await self.gputrain_app.action_back()
 
     @on(Input.Changed, "#filter")
-    def _filter_more(self) -> None:
-        self.tick()
+    def _apply_filter(self) -> None:
+        self.update_content()

@@ -18,7 +18,7 @@ from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row
 
 
-class Choice(ModalScreen[str | None]):
+class ChoiceDialog(ModalScreen[str | None]):
     """One of several rows, by its key; None where it was left with escape."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", show=False)]
@@ -32,13 +32,13 @@ class Choice(ModalScreen[str | None]):
             box.border_title = Text(self._title).plain.replace("[", "\\[")
             if self._note:
                 yield Static(self._note, classes="note", markup=False)
-            yield Lines(choosing=True)
+            yield Lines(selectable=True)
             yield Static("enter choose   esc back", classes="hint")
 
     def on_mount(self) -> None:
         lines = self.query_one(Lines)
         lines.styles.height = min(len(self._rows), 16)
-        lines.show(self._rows)
+        lines.set_rows(self._rows)
         lines.focus()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
@@ -48,12 +48,12 @@ class Choice(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-def stop_question(question: str) -> Choice:
+def stop_dialog(question: str) -> ChoiceDialog:
     """Answered with `yes`; what comes first changes nothing."""
-    return Choice(question, [Row("no", Text("go on training")), Row("yes", Text("stop"))])
+    return ChoiceDialog(question, [Row("no", Text("go on training")), Row("yes", Text("stop"))])
 
 
-class Several(ModalScreen[list[str] | None]):
+class MultiChoiceDialog(ModalScreen[list[str] | None]):
     """Any number of rows, by their keys; None where it was left with escape."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -61,38 +61,40 @@ class Several(ModalScreen[list[str] | None]):
         Binding("space", "turn", show=False),
     ]
 
-    def __init__(self, title: str, rows: Sequence[Row], chosen: Sequence[str]) -> None:
+    def __init__(self, title: str, rows: Sequence[Row], selected: Sequence[str]) -> None:
         super().__init__()
-        self._title, self._rows, self._chosen = title, list(rows), set(chosen)
+        self._title, self._rows, self._selected = title, list(rows), set(selected)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = self._title
-            yield Lines(choosing=True)
+            yield Lines(selectable=True)
             yield Static("space pick   enter done   esc back", classes="hint")
 
     def on_mount(self) -> None:
         self.query_one(Lines).styles.height = min(len(self._rows), 16)
-        self._show()
+        self._update_rows()
         self.query_one(Lines).focus()
 
-    def _show(self) -> None:
+    def _update_rows(self) -> None:
         marks = {True: Text("[x] ", STRONG), False: Text("[ ] ")}
-        self.query_one(Lines).show([Row(row.key, marks[row.key in self._chosen] + row.text) for row in self._rows])
+        self.query_one(Lines).set_rows(
+            [Row(row.key, marks[row.key in self._selected] + row.text) for row in self._rows]
+        )
 
     def action_turn(self) -> None:
-        if (key := self.query_one(Lines).key) is not None:
-            self._chosen ^= {key}
-            self._show()
+        if (key := self.query_one(Lines).selected_key) is not None:
+            self._selected ^= {key}
+            self._update_rows()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self.dismiss([row.key for row in self._rows if row.key in self._chosen])
+        self.dismiss([row.key for row in self._rows if row.key in self._selected])
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
-class Question(ModalScreen[str | None]):
+class TextInputDialog(ModalScreen[str | None]):
     """A line of text; None where it was left with escape."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
@@ -115,7 +117,7 @@ class Question(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class Reader(ModalScreen[None]):
+class TextDialog(ModalScreen[None]):
     """Lines to read and scroll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -137,13 +139,13 @@ class Reader(ModalScreen[None]):
         self.query_one(Lines).focus()
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self._show)
+        self.call_after_refresh(self._update_lines)
 
-    def _show(self) -> None:
+    def _update_lines(self) -> None:
         lines = self.query_one(Lines)
         wrapped = [part for line in self._lines for part in line.wrap(self.app.console, max(lines.size.width, 20))]
         lines.styles.height = len(wrapped)
-        lines.show_texts(wrapped)
+        lines.set_texts(wrapped)
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard("\n".join(line.plain for line in self._lines))
@@ -154,11 +156,11 @@ class Reader(ModalScreen[None]):
 
 
 def help_lines(commands: Sequence[Command]) -> list[Text]:
-    width = max(len(command.shown_key) for command in commands)
+    width = max(len(command.key_label) for command in commands)
     titles = max(len(command.title) for command in commands)
     return [
         Text.assemble(
-            (command.shown_key.rjust(width), STRONG), "  ", command.title.ljust(titles), "  ", (command.help, MUTED)
+            (command.key_label.rjust(width), STRONG), "  ", command.title.ljust(titles), "  ", (command.help, MUTED)
         )
         for command in commands
     ]

@@ -17,31 +17,41 @@ from engine.config.loader import presets
 from engine.config.schema import Config
 from engine.runs.folder import runs_root
 from engine.utils.errors import Problem, UsageError
-from engine.utils.text import counted, printable
+from engine.utils.text import pluralize, printable
 from tui.charts.axis import Series
-from tui.charts.plot import Curve, Window
-from tui.charts.view import LR_COLOUR
-from tui.form.checks import Checked, Checker
-from tui.form.model import Form, form_fields, form_of_run, hints, lr_curve, matters, problems_of, remember, remembered
-from tui.keymap import FORM, WHILE_TYPING, Command
-from tui.screens.base import AppServices, CockpitScreen, Filter
-from tui.screens.dialogs import Question, Reader, Several, problem_lines
+from tui.charts.plot import Curve, PlotWindow
+from tui.charts.view import LR_COLOR
+from tui.form.checks import FormChecker, FormCheckResult
+from tui.form.model import (
+    Form,
+    form_fields,
+    form_from_run,
+    form_problems,
+    is_relevant,
+    load_last_form,
+    lr_curve,
+    optimizer_placeholders,
+    save_last_form,
+)
+from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
+from tui.screens.base import AppServices, Filter, GputrainScreen
+from tui.screens.dialogs import MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
 from tui.text.gpus import gpu_lines
 from tui.text.palette import BAD, MUTED
-from tui.text.tables import NONE
+from tui.text.tables import UNKNOWN
 from tui.widgets.chart import Chart
 from tui.widgets.field import Chooser, Field
 from tui.widgets.lines import Row
 
 # The curve is drawn with these where the number of images is not known yet.
-GUESSED_STEPS = 100
-CURVE_POINTS = 1000
+ASSUMED_STEPS_PER_EPOCH = 100
+MAX_LR_CURVE_POINTS = 1000
 NO_PRESET = "(none)"
 
 
-class FormScreen(CockpitScreen):
-    COMMANDS_HERE: ClassVar[Sequence[Command]] = FORM
-    COMMANDS_EVERYWHERE: ClassVar[Sequence[Command]] = WHILE_TYPING
+class FormScreen(GputrainScreen):
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FORM_COMMANDS
+    SHARED_COMMANDS: ClassVar[Sequence[Command]] = TYPING_GLOBAL_COMMANDS
     AUTO_FOCUS = "#preset"
 
     def __init__(self, app: AppServices, run_config: Path | None = None) -> None:
@@ -50,18 +60,18 @@ class FormScreen(CockpitScreen):
         self._run_config = run_config
         self.form = Form()
         self._fields = form_fields()
-        self._more = False
-        self._checker = Checker()
-        self._checked: Checked | None = None
+        self._show_all = False
+        self._checker = FormChecker()
+        self._check_result: FormCheckResult | None = None
         self._problems: list[Problem] = []
 
-    def body(self) -> ComposeResult:
+    def compose_body(self) -> ComposeResult:
         if self._run_config is not None:
-            self.form = form_of_run(self._run_config)
+            self.form = form_from_run(self._run_config)
         else:
             # What is tried in a demonstration is not what is wanted next time.
-            self.form = remembered() if self.cockpit.demo_notice is None else Form("digits")
-        self._take_picks()
+            self.form = load_last_form() if self.gputrain_app.demo_notice is None else Form("digits")
+        self._apply_picked_gpus()
         values = self.form.values()
         with Container(id="form"):
             with Vertical(id="left"):
@@ -78,7 +88,7 @@ class FormScreen(CockpitScreen):
                         )
                         yield Static("What the fields begin with.", classes="description")
                     for info in self._fields:
-                        if info.main:
+                        if info.is_main:
                             yield Field(info, values[info.key])
                 yield Static("", id="about", markup=False)
             with Container(id="beside"):
@@ -96,25 +106,25 @@ class FormScreen(CockpitScreen):
             names.append(base)
         return [(Text(printable(Path(name).parent.name if "/" in name else name)), name) for name in names]
 
-    def _take_picks(self) -> None:
+    def _apply_picked_gpus(self) -> None:
         """The GPUs that were picked on the first screen."""
-        snapshot, picked = self.cockpit.gpu_poller.snapshot, self.cockpit.picked_gpu_uuids
+        snapshot, picked = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids
         if snapshot is not None and picked:
             indices = [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
-            self.form.type("device.gpus", ",".join(indices))
+            self.form.set_value("device.gpus", ",".join(indices))
 
     def on_mount(self) -> None:
         self.query_one("#plan").border_title = "plan"
         self._show_fields()
-        self._check()
+        self._validate_form()
 
     def on_unmount(self) -> None:
-        self._checker.give_up()
+        self._checker.cancel()
 
-    def tick(self) -> None:
+    def update_content(self) -> None:
         wrong = len(self._all_problems())
-        ready = "ready to start " if self._checked is not None else "checking … "
-        right = f"{counted(wrong, 'thing')} to mend " if wrong else ready
+        ready = "ready to start " if self._check_result is not None else "checking … "
+        right = f"{pluralize(wrong, 'thing')} to mend " if wrong else ready
         self.show_title("new run", right)
 
     # Fields
@@ -122,42 +132,42 @@ class FormScreen(CockpitScreen):
     def _show_fields(self) -> None:
         """Those that matter beside what is chosen, or that are searched for."""
         values, wanted = self.form.values(), self.query_one("#search", Input).value.strip().lower()
-        snapshot = self.cockpit.gpu_poller.snapshot
+        snapshot = self.gputrain_app.gpu_poller.snapshot
         no_gpu = snapshot is None or not snapshot.gpus
         self.query_one(".preset").display = not wanted
-        empty = hints(values)
+        empty = optimizer_placeholders(values)
         for one in self.query(Field):
             key = one.info.key
             if one.is_mounted:
-                one.hint(empty.get(key, ""))
+                one.set_placeholder(empty.get(key, ""))
             if wanted:
                 one.display = wanted in key or wanted in one.info.description.lower()
             else:
-                shown = one.info.main or self._more or key in self.form.typed or one.has_class("-wrong")
+                shown = one.info.is_main or self._show_all or key in self.form.overrides or one.has_class("-wrong")
                 on_cpu = key != "device.ranks" or no_gpu or values["device.gpus"] == "cpu"
-                one.display = shown and on_cpu and matters(key, values)
+                one.display = shown and on_cpu and is_relevant(key, values)
 
-    def _fill(self) -> None:
+    def _show_values(self) -> None:
         """Show in each field what holds by now."""
         values = self.form.values()
         for one in self.query(Field):
-            one.show(values[one.info.key])
+            one.set_value(values[one.info.key])
         self._show_fields()
-        self._check()
+        self._validate_form()
 
-    async def _mount_all(self) -> None:
+    async def _mount_all_fields(self) -> None:
         if len(self.query(Field)) < len(self._fields):
             values = self.form.values()
-            others = [Field(info, values[info.key]) for info in self._fields if not info.main]
+            others = [Field(info, values[info.key]) for info in self._fields if not info.is_main]
             await self.query_one("#fields").mount(*others)
 
     def on_field_typed(self, event: Field.Typed) -> None:
-        self.form.type(event.key, event.text)
+        self.form.set_value(event.key, event.text)
         self._show_fields()
-        self._check()
+        self._validate_form()
 
     def on_field_entered(self, event: Field.Entered) -> None:
-        snapshot = self.cockpit.gpu_poller.snapshot
+        snapshot = self.gputrain_app.gpu_poller.snapshot
         if event.key == "device.gpus" and snapshot is not None and snapshot.gpus:
             self._pick_gpus()
         else:
@@ -168,13 +178,13 @@ class FormScreen(CockpitScreen):
 
         def answer(text: str | None) -> None:
             if text:
-                self.form.type(info.key, text)
-                self._fill()
+                self.form.set_value(info.key, text)
+                self._show_values()
 
-        self.app.push_screen(Question(info.key, "", info.description), answer)
+        self.app.push_screen(TextInputDialog(info.key, "", info.description), answer)
 
     def _pick_gpus(self) -> None:
-        snapshot = self.cockpit.gpu_poller.snapshot
+        snapshot = self.gputrain_app.gpu_poller.snapshot
         if snapshot is None:
             return
         lines = gpu_lines(snapshot, 70)[1:]
@@ -183,21 +193,21 @@ class FormScreen(CockpitScreen):
 
         def answer(picked: list[str] | None) -> None:
             if picked is not None:
-                self.form.type("device.gpus", ",".join(picked) or "cpu")
-                self._fill()
+                self.form.set_value("device.gpus", ",".join(picked) or "cpu")
+                self._show_values()
 
-        self.app.push_screen(Several("GPUs to train on", rows, chosen), answer)
+        self.app.push_screen(MultiChoiceDialog("GPUs to train on", rows, chosen), answer)
 
     @on(Select.Changed, "#preset")
-    def _take_preset(self, event: Select.Changed) -> None:
+    def _apply_preset(self, event: Select.Changed) -> None:
         base = None if event.value == NO_PRESET else str(event.value)
         if base != self.form.base:
-            kept = {key: text for key, text in self.form.typed.items() if key == "device.gpus"}
+            kept = {key: text for key, text in self.form.overrides.items() if key == "device.gpus"}
             self.form = Form(base, kept)
-            self._fill()
+            self._show_values()
 
     @on(Input.Changed, "#search")
-    def _search_more(self) -> None:
+    def _apply_search(self) -> None:
         self._show_fields()
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
@@ -207,7 +217,7 @@ class FormScreen(CockpitScreen):
             about.append(field.info.key, "bold")
             about.append(f"  {field.info.description}")
             if field.info.choices:
-                about.append(f"  enter shows {counted(len(field.info.choices), 'choice')}.", MUTED)
+                about.append(f"  enter shows {pluralize(len(field.info.choices), 'choice')}.", MUTED)
             elif field.info.key == "device.gpus":
                 about.append("  enter picks from a list.", MUTED)
         self.query_one("#about", Static).update(about)
@@ -220,110 +230,112 @@ class FormScreen(CockpitScreen):
 
     # What is wrong, and what it comes to
 
-    def _check(self) -> None:
-        self._problems = problems_of(self.form)
-        self._mark()
+    def _validate_form(self) -> None:
+        self._problems = form_problems(self.form)
+        self._mark_problems()
         if self._problems:
-            self._show_outcome(None)
+            self._show_plan(None)
             return
         config = self.form.config()
-        self._checked = None
-        self._show_outcome(config)
-        self._look(config)
+        self._check_result = None
+        self._show_plan(config)
+        self._run_machine_checks(config)
 
     @work(thread=True, exclusive=True, group="look", exit_on_error=False)
-    def _look(self, config: Config) -> None:
+    def _run_machine_checks(self, config: Config) -> None:
         try:
-            checked = self._checker.check(config, self.cockpit.gpu_poller.snapshot)
+            checked = self._checker.check(config, self.gputrain_app.gpu_poller.snapshot)
         except Exception as error:
             # Whatever a machine does to a look, it ends no screen.
-            checked = Checked(problems=[Problem("", f"this machine could not be looked at: {error}")])
+            checked = FormCheckResult(problems=[Problem("", f"this machine could not be looked at: {error}")])
         if self.is_attached:
-            self.app.call_from_thread(self._take_look, config, checked)
+            self.app.call_from_thread(self._apply_check_result, config, checked)
 
-    def _take_look(self, config: Config, checked: Checked) -> None:
+    def _apply_check_result(self, config: Config, result: FormCheckResult) -> None:
         if not self.is_attached or self._problems or config != self.form.config():
             return
-        self._checked = checked
-        self._mark()
-        self._show_outcome(config)
+        self._check_result = result
+        self._mark_problems()
+        self._show_plan(config)
 
     def _all_problems(self) -> list[Problem]:
-        return self._problems or (self._checked.problems if self._checked is not None else [])
+        return self._problems or (self._check_result.problems if self._check_result is not None else [])
 
-    def _mark(self) -> None:
+    def _mark_problems(self) -> None:
         wrong: dict[str, str] = {}
         for problem in self._all_problems():
-            wrong.setdefault(problem.where, problem.what)
+            wrong.setdefault(problem.location, problem.message)
         for one in self.query(Field):
-            one.mark(printable(wrong.get(one.info.key, "")))
-        self.tick()
+            one.show_error(printable(wrong.get(one.info.key, "")))
+        self.update_content()
 
-    def _show_outcome(self, config: Config | None) -> None:
-        chart, checked = self.query_one("#form-lr", Chart), self._checked
+    def _show_plan(self, config: Config | None) -> None:
+        chart, checked = self.query_one("#form-lr", Chart), self._check_result
         if config is None:
-            chart.draw([], Window(0.0, 1.0))
+            chart.draw([], PlotWindow(0.0, 1.0))
             keys = {info.key for info in self._fields}
-            strange = [str(problem) for problem in self._problems if problem.where not in keys]
+            strange = [str(problem) for problem in self._problems if problem.location not in keys]
             told = Text(printable("\n".join(strange)), BAD) if strange else Text("told when nothing is wrong", MUTED)
             self.query_one("#plan", Static).update(told)
-            self.query_one("#command", Static).update(Text(NONE, MUTED))
+            self.query_one("#command", Static).update(Text(UNKNOWN, MUTED))
             return
-        steps = checked.shares.steps_per_epoch if checked and checked.shares else GUESSED_STEPS
+        steps = checked.sampler.steps_per_epoch if checked and checked.sampler else ASSUMED_STEPS_PER_EPOCH
         if steps > 0:
-            x, y = lr_curve(config, checked.ranks if checked else config.device.ranks, steps, CURVE_POINTS)
-            chart.draw([Curve("", Series(x, y), "braille", LR_COLOUR)], Window(0.0, float(config.run.epochs)), "epoch")
+            x, y = lr_curve(config, checked.total_ranks if checked else config.device.ranks, steps, MAX_LR_CURVE_POINTS)
+            chart.draw(
+                [Curve("", Series(x, y), "braille", LR_COLOR)], PlotWindow(0.0, float(config.run.epochs)), "epoch"
+            )
         self.query_one("#plan", Static).update(plan_text(config, checked))
-        self.query_one("#command", Static).update(Text(printable(self._command())))
+        self.query_one("#command", Static).update(Text(printable(self._shell_command())))
 
-    def _arguments(self) -> list[str]:
+    def _command_arguments(self) -> list[str]:
         arguments = self.form.arguments()
-        root = self.cockpit.runs_dir
+        root = self.gputrain_app.runs_dir
         try:
             usual = root.absolute() == runs_root()
         except UsageError:
             usual = False
         return arguments if usual else [*arguments, "--runs-dir", str(root)]
 
-    def _command(self) -> str:
-        return shlex.join(["gputrain", *self._arguments()])
+    def _shell_command(self) -> str:
+        return shlex.join(["gputrain", *self._command_arguments()])
 
     # Commands
 
     def action_start(self) -> None:
-        self._problems = problems_of(self.form)
+        self._problems = form_problems(self.form)
         if problems := self._all_problems():
-            self._mark()
-            lines = problem_lines([(problem.label, printable(problem.what)) for problem in problems])
+            self._mark_problems()
+            lines = problem_lines([(problem.label, printable(problem.message)) for problem in problems])
             wrapped = [part for line in lines for part in line.wrap(self.app.console, 100)]
-            self.app.push_screen(Reader(f"not started: {counted(len(problems), 'thing')} to mend", wrapped))
+            self.app.push_screen(TextDialog(f"not started: {pluralize(len(problems), 'thing')} to mend", wrapped))
             return
-        remember(self.form)
-        self.cockpit.launch([*self._arguments(), "--headless"])
+        save_last_form(self.form)
+        self.gputrain_app.launch([*self._command_arguments(), "--headless"])
 
     async def action_search(self) -> None:
         # First: what is typed meanwhile is for it.
-        self.query_one("#search", Filter).begin()
-        await self._mount_all()
+        self.query_one("#search", Filter).activate()
+        await self._mount_all_fields()
         self._show_fields()
 
     async def action_more(self) -> None:
-        await self._mount_all()
-        self._more = not self._more
+        await self._mount_all_fields()
+        self._show_all = not self._show_all
         self._show_fields()
-        self._mark()
+        self._mark_problems()
 
     def action_reset(self) -> None:
         self.query_one("#search", Filter).action_dismiss()
         self.form = Form(self.form.base)
-        self._fill()
+        self._show_values()
 
     def action_copy(self) -> None:
         if self._problems:
-            self.cockpit.show_toast("there is no command while something is wrong", warning=True)
+            self.gputrain_app.show_toast("there is no command while something is wrong", warning=True)
             return
-        self.app.copy_to_clipboard(self._command())
-        self.cockpit.show_toast("copied")
+        self.app.copy_to_clipboard(self._shell_command())
+        self.gputrain_app.show_toast("copied")
 
     def action_save_preset(self) -> None:
         def answer(name: str | None) -> None:
@@ -332,30 +344,30 @@ class FormScreen(CockpitScreen):
             try:
                 path = self.form.save_preset(name)
             except UsageError as error:
-                self.cockpit.show_toast(str(error), warning=True)
+                self.gputrain_app.show_toast(str(error), warning=True)
                 return
-            self.cockpit.show_toast(f"saved as {path}; `gputrain run {path.stem}` starts it", timeout_s=8)
+            self.gputrain_app.show_toast(f"saved as {path}; `gputrain run {path.stem}` starts it", timeout_s=8)
 
         note = "A name, by which `gputrain run NAME` finds it, or the path of a YAML file."
-        self.app.push_screen(Question("save these choices as a preset", "", note), answer)
+        self.app.push_screen(TextInputDialog("save these choices as a preset", "", note), answer)
 
 
-def plan_text(config: Config, checked: Checked | None) -> Text:
+def plan_text(config: Config, result: FormCheckResult | None) -> Text:
     """What the choices come to, and where."""
-    if checked is None:
+    if result is None:
         return Text("looking at this machine …", MUTED)
-    what = "GPU" if checked.on_gpus else "process"
-    many = {"GPU": "GPUs", "process": "processes"}[what] if checked.ranks != 1 else what
-    where = "" if checked.on_gpus else " on the CPU"
+    what = "GPU" if result.on_gpus else "process"
+    many = {"GPU": "GPUs", "process": "processes"}[what] if result.total_ranks != 1 else what
+    where = "" if result.on_gpus else " on the CPU"
     global_batch = "as large as fits"
     if config.data.batch_size != "auto":
-        global_batch = str(checked.ranks * config.data.batch * config.optim.accumulate)
-    lines = [f"{checked.ranks} {many}{where}, global batch {global_batch}"]
-    if checked.shares is not None:
-        shares, epochs = checked.shares, config.run.epochs
+        global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)
+    lines = [f"{result.total_ranks} {many}{where}, global batch {global_batch}"]
+    if result.sampler is not None:
+        shares, epochs = result.sampler, config.run.epochs
         steps = shares.steps_per_epoch
-        lines.append(f"{counted(steps, 'step')} an epoch, {steps * epochs:,} in {counted(epochs, 'epoch')}")
+        lines.append(f"{pluralize(steps, 'step')} an epoch, {steps * epochs:,} in {pluralize(epochs, 'epoch')}")
         lines.append(f"{shares.train_images:,} images, {shares.val_images:,} for validation")
-    elif not checked.problems:
+    elif not result.problems:
         lines.append("counting the images …")
-    return Text("\n".join(lines), BAD if checked.problems else "")
+    return Text("\n".join(lines), BAD if result.problems else "")

@@ -12,19 +12,28 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.gpus.snapshot import Gpu, Process, Snapshot
-from engine.utils.text import counted, printable
-from tui.keymap import MONITOR, Command
+from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
+from engine.utils.text import pluralize, printable
+from tui.keymap import MONITOR_COMMANDS, Command
 from tui.pollers import HostLoad
-from tui.screens.base import AppServices, CockpitScreen
-from tui.screens.dialogs import Choice
-from tui.text.gpus import GIB, Marks, gpu_lines, no_driver, process_lines, processes_of, sparkline, title_words
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import ChoiceDialog
+from tui.text.gpus import (
+    GIB,
+    GpuAnnotations,
+    gpu_lines,
+    host_title,
+    list_gpu_processes,
+    no_driver_message,
+    process_lines,
+    sparkline,
+)
 from tui.text.palette import BAD, MUTED
 from tui.text.run_lines import name_columns, run_line
 from tui.text.runs import RunRow
 from tui.widgets.lines import Lines, Row
 
-KEPT_LOOKS = 32
+MAX_HISTORY_SAMPLES = 32
 SIGNALS = (
     (signal.SIGTERM, "ask it to end"),
     (signal.SIGINT, "as Ctrl-C"),
@@ -35,166 +44,183 @@ SIGNALS = (
 )
 
 
-class MonitorScreen(CockpitScreen):
-    COMMANDS_HERE: ClassVar[Sequence[Command]] = MONITOR
+class MonitorScreen(GputrainScreen):
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MONITOR_COMMANDS
     SHOWS_RUNS = True
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
-        self._busy: dict[str, deque[float | None]] = {}
-        self._load: deque[float | None] = deque(maxlen=KEPT_LOOKS)
-        self._drawn: Snapshot | None = None
-        self._processes: dict[str, Process] = {}
-        self._began: dict[int, float | None] = {}
+        self._busy_history: dict[str, deque[float | None]] = {}
+        self._cpu_history: deque[float | None] = deque(maxlen=MAX_HISTORY_SAMPLES)
+        self._last_snapshot: Snapshot | None = None
+        self._processes: dict[str, GpuProcess] = {}
+        self._process_start_times: dict[int, float | None] = {}
         """When each of those processes began, as it was first seen."""
-        self._went_to_runs = False
+        self._moved_focus_to_runs = False
 
-    def body(self) -> ComposeResult:
-        gpus = Lines(choosing=True, id="gpus", empty=Text("looking …", MUTED))
+    def compose_body(self) -> ComposeResult:
+        gpus = Lines(selectable=True, id="gpus", empty_text=Text("looking …", MUTED))
         gpus.border_title = "GPUs"
         yield gpus
         with Container(id="below"):
-            processes = Lines(choosing=True, id="processes", empty=Text("none", MUTED))
+            processes = Lines(selectable=True, id="processes", empty_text=Text("none", MUTED))
             processes.border_title = "Processes"
             yield processes
-            runs = Lines(choosing=True, id="runs")
+            runs = Lines(selectable=True, id="runs")
             runs.border_title = "Runs"
             yield runs
 
-    def tick(self) -> None:
-        snapshot = self.cockpit.gpu_poller.snapshot
-        self._remember(snapshot)
+    def update_content(self) -> None:
+        snapshot = self.gputrain_app.gpu_poller.snapshot
+        self._record_history(snapshot)
         self._show_gpus(snapshot)
         self._show_processes(snapshot)
-        rows = self.cockpit.run_list_poller.rows
+        rows = self.gputrain_app.run_list_poller.rows
         self._show_runs(rows)
         live = sum(row.live for row in rows or [])
-        right = f"{counted(live, 'run')} live   {1 / self.cockpit.intervals.look:g} Hz " if rows is not None else ""
-        self.show_title(title_words(snapshot) if snapshot is not None else "", right)
+        right = (
+            f"{pluralize(live, 'run')} live   {1 / self.gputrain_app.intervals.poll_s:g} Hz "
+            if rows is not None
+            else ""
+        )
+        self.show_title(host_title(snapshot) if snapshot is not None else "", right)
 
-    def _remember(self, snapshot: Snapshot | None) -> None:
-        if snapshot is None or snapshot is self._drawn:
+    def _record_history(self, snapshot: Snapshot | None) -> None:
+        if snapshot is None or snapshot is self._last_snapshot:
             return
-        self._drawn = snapshot
+        self._last_snapshot = snapshot
         for gpu in snapshot.gpus:
             if gpu.uuid is not None:
-                self._busy.setdefault(gpu.uuid, deque(maxlen=KEPT_LOOKS)).append(gpu.value("busy"))
-        if (load := self.cockpit.gpu_poller.host) is not None:
-            self._load.append(load.cpu)
+                self._busy_history.setdefault(gpu.uuid, deque(maxlen=MAX_HISTORY_SAMPLES)).append(gpu.value("busy"))
+        if (load := self.gputrain_app.gpu_poller.host_load) is not None:
+            self._cpu_history.append(load.cpu_percent)
 
     def _show_gpus(self, snapshot: Snapshot | None) -> None:
         lines = self.query_one("#gpus", Lines)
-        problem = self.cockpit.gpu_poller.problem or self.cockpit.gpu_poller.fault
+        problem = self.gputrain_app.gpu_poller.problem or self.gputrain_app.gpu_poller.unexpected_error
         if problem is not None:
-            lines.show_texts([Text(printable(problem), BAD)])
+            lines.set_texts([Text(printable(problem), BAD)])
         elif snapshot is not None and snapshot.gpus:
-            marks = Marks(self.cockpit.picked_gpu_uuids, {uuid: list(values) for uuid, values in self._busy.items()})
+            marks = GpuAnnotations(
+                self.gputrain_app.picked_gpu_uuids, {uuid: list(values) for uuid, values in self._busy_history.items()}
+            )
             head, *texts = gpu_lines(snapshot, lines.size.width, marks)
             rows = [Row(gpu.uuid or f"#{gpu.index}", text) for gpu, text in zip(snapshot.gpus, texts, strict=True)]
-            lines.show(rows, [head])
+            lines.set_rows(rows, [head])
         elif snapshot is not None:
-            if lines.has_focus and not self._went_to_runs:
-                self._went_to_runs = True
+            if lines.has_focus and not self._moved_focus_to_runs:
+                self._moved_focus_to_runs = True
                 self.query_one("#runs").focus()
-            lines.show_texts(self._without_gpu(snapshot, lines.size.width))
+            lines.set_texts(self._no_gpu_lines(snapshot, lines.size.width))
 
-    def _without_gpu(self, snapshot: Snapshot, width: int) -> list[Text]:
-        texts = [Text(line) for line in _wrapped(no_driver(snapshot), width)]
-        load = self.cockpit.gpu_poller.host
-        return [*texts, host_line(load, list(self._load))] if load is not None else texts
+    def _no_gpu_lines(self, snapshot: Snapshot, width: int) -> list[Text]:
+        texts = [Text(line) for line in _wrap(no_driver_message(snapshot), width)]
+        load = self.gputrain_app.gpu_poller.host_load
+        return [*texts, host_line(load, list(self._cpu_history))] if load is not None else texts
 
     def _show_processes(self, snapshot: Snapshot | None) -> None:
         panel = self.query_one("#processes", Lines)
         panel.display = snapshot is not None and bool(snapshot.gpus)
         if snapshot is None or not panel.display:
-            self._processes, self._began = {}, {}
+            self._processes, self._process_start_times = {}, {}
             return
         wanted = self.filter_text
-        found = [(gpu, one) for gpu, one in processes_of(snapshot) if not wanted or (one and _holds(wanted, gpu, one))]
+        found = [
+            (gpu, one)
+            for gpu, one in list_gpu_processes(snapshot)
+            if not wanted or (one and _matches_filter(wanted, gpu, one))
+        ]
         head, *texts = process_lines(found, panel.size.width)
         keys = [f"{gpu.index}/{one.pid if one else ''}" for gpu, one in found]
         self._processes = {key: one for key, (_, one) in zip(keys, found, strict=True) if one is not None}
-        self._began = {one.pid: self._began.get(one.pid) or _start_of(one.pid) for one in self._processes.values()}
-        panel.show([Row(key, text) for key, text in zip(keys, texts, strict=True)], [head])
+        self._process_start_times = {
+            one.pid: self._process_start_times.get(one.pid) or _process_start_time(one.pid)
+            for one in self._processes.values()
+        }
+        panel.set_rows([Row(key, text) for key, text in zip(keys, texts, strict=True)], [head])
 
     def _show_runs(self, rows: list[RunRow] | None) -> None:
         panel = self.query_one("#runs", Lines)
-        problem = printable(self.cockpit.run_list_poller.problem or self.cockpit.run_list_poller.fault or "")
+        problem = printable(
+            self.gputrain_app.run_list_poller.problem or self.gputrain_app.run_list_poller.unexpected_error or ""
+        )
         none = "no run holds this text" if self.filter_text else "no runs yet; n starts one"
         empty = Text(problem or none if rows is not None else "looking …", MUTED)
         wanted = self.filter_text
         shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
         width = name_columns(shown, panel.size.width)
-        panel.show([Row(row.folder, run_line(row, width)) for row in shown], empty=empty)
+        panel.set_rows([Row(row.folder, run_line(row, width)) for row in shown], empty_text=empty)
 
     def action_pick(self) -> None:
         lines = self.query_one("#gpus", Lines)
-        snapshot = self.cockpit.gpu_poller.snapshot
-        if lines.key is None or snapshot is None or not snapshot.gpus:
-            self.cockpit.show_toast("there is no GPU to pick: training uses the CPU")
+        snapshot = self.gputrain_app.gpu_poller.snapshot
+        if lines.selected_key is None or snapshot is None or not snapshot.gpus:
+            self.gputrain_app.show_toast("there is no GPU to pick: training uses the CPU")
             return
-        self.cockpit.picked_gpu_uuids ^= {lines.key}
+        self.gputrain_app.picked_gpu_uuids ^= {lines.selected_key}
         self._show_gpus(snapshot)
 
     def action_open(self) -> None:
-        if (key := self.query_one("#runs", Lines).key) is not None:
-            self.cockpit.open_run(key)
+        if (key := self.query_one("#runs", Lines).selected_key) is not None:
+            self.gputrain_app.open_run(key)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         if event.lines.id == "gpus":
             self.action_pick()
         elif event.lines.id == "runs":
-            self.cockpit.open_run(event.key)
+            self.gputrain_app.open_run(event.key)
         else:
             self.action_signal()
 
     def action_signal(self) -> None:
         panel = self.query_one("#processes", Lines)
-        one = self._processes.get(panel.key or "")
+        one = self._processes.get(panel.selected_key or "")
         if one is None:
-            self.cockpit.show_toast("there is no process to send a signal to")
+            self.gputrain_app.show_toast("there is no process to send a signal to")
             return
-        if self.cockpit.demo_notice:
-            self.cockpit.show_toast("this process is made up")
+        if self.gputrain_app.demo_notice:
+            self.gputrain_app.show_toast("this process is made up")
             return
         what = printable(f"{one.pid}  {one.user.value or '?'}  {one.command.value or '?'}")
         note = (
             f"It is rank {one.rank} of {one.run}: stopping the run on its own screen loses nothing." if one.run else ""
         )
         rows = [Row(str(int(number)), Text(f"{number.name:<8} {told}")) for number, told in SIGNALS]
-        began = self._began.get(one.pid)
+        began = self._process_start_times.get(one.pid)
 
         def send(number: str | None) -> None:
             if number is not None:
-                self._send(one.pid, began, int(number))
+                self._send_signal(one.pid, began, int(number))
 
-        self.app.push_screen(Choice(f"signal to {what}"[:60], rows, printable(note)), send)
+        self.app.push_screen(ChoiceDialog(f"signal to {what}"[:60], rows, printable(note)), send)
 
-    def _send(self, pid: int, began: float | None, number: int) -> None:
-        name = signal.Signals(number).name
+    def _send_signal(self, pid: int, expected_start_time: float | None, signum: int) -> None:
+        name = signal.Signals(signum).name
         # Between the question and the answer the number can have become another process's.
-        if began is None or _start_of(pid) != began:
-            self.cockpit.show_toast(f"process {pid} is not here any more, or runs in another container", warning=True)
+        if expected_start_time is None or _process_start_time(pid) != expected_start_time:
+            self.gputrain_app.show_toast(
+                f"process {pid} is not here any more, or runs in another container", warning=True
+            )
             return
         try:
-            os.kill(pid, number)
+            os.kill(pid, signum)
         except OSError as error:
-            self.cockpit.show_toast(f"{name} to process {pid}: {error.strerror}", warning=True)
+            self.gputrain_app.show_toast(f"{name} to process {pid}: {error.strerror}", warning=True)
             return
-        self.cockpit.show_toast(f"{name} sent to process {pid}")
+        self.gputrain_app.show_toast(f"{name} sent to process {pid}")
 
 
 def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:
-    memory = f"memory {load.memory_used / GIB:.1f}/{load.memory_total / GIB:.1f} GiB"
-    return Text(f"CPU {load.cpu:3.0f}% {sparkline(history[-16:]):<16}  {memory}", no_wrap=True)
+    memory = f"memory {load.memory_used_bytes / GIB:.1f}/{load.memory_total_bytes / GIB:.1f} GiB"
+    return Text(f"CPU {load.cpu_percent:3.0f}% {sparkline(history[-16:]):<16}  {memory}", no_wrap=True)
 
 
-def _holds(wanted: str, gpu: Gpu, one: Process) -> bool:
-    told = (str(one.pid), one.user.value or "", one.command.value or "", one.run or "", str(gpu.index))
-    return any(wanted in text.lower() for text in told)
+def _matches_filter(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
+    told = (str(process.pid), process.user.value or "", process.command.value or "", process.run or "", str(gpu.index))
+    return any(filter_text in text.lower() for text in told)
 
 
-def _start_of(pid: int) -> float | None:
+def _process_start_time(pid: int) -> float | None:
     import psutil
 
     try:
@@ -203,7 +229,7 @@ def _start_of(pid: int) -> float | None:
         return None
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, max(width, 20))

@@ -11,60 +11,60 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from engine.utils.text import counted, printable
+from engine.utils.text import pluralize, printable
 from tui.charts.axis import Series
-from tui.charts.plot import Curve, Window, plot
+from tui.charts.plot import Curve, PlotWindow, plot
 from tui.text.palette import BLUE, MUTED
-from tui.text.tables import NONE, table
+from tui.text.tables import UNKNOWN, format_table
 
 if TYPE_CHECKING:
-    from engine.bench.report import Run, Speed
-    from engine.bench.runner import Bench
+    from engine.bench.report import BenchRun, ScalingResult
+    from engine.bench.runner import BenchPlan
 
 HEADER = ("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
 LIMIT_HEADER = ("RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA WAIT", "MFU")
-MOST_CHART_COLUMNS, CHART_LINES = 72, 14
-BLUE_CODE, GREY_CODE = 75, 245
-POINT = "●"
+MAX_CHART_COLUMNS, CHART_LINES = 72, 14
+BLUE_COLOR_CODE, GRAY_COLOR_CODE = 75, 245
+POINT_MARKER = "●"
 
 
-def plan_in_words(plan: Bench) -> str:
+def describe_bench_plan(plan: BenchPlan) -> str:
     data, each = plan.config.data, "together" if plan.strong else "a rank"
-    *most, last = (str(count) for count in plan.counts)
-    ranks = f"{', '.join(most)} and {last} ranks" if most else counted(plan.counts[0], "rank")
-    device = "free GPUs" if plan.on_gpus else "the CPU"
+    *most, last = (str(count) for count in plan.rank_counts)
+    ranks = f"{', '.join(most)} and {last} ranks" if most else pluralize(plan.rank_counts[0], "rank")
+    device = "free GPUs" if plan.on_gpu else "the CPU"
     times = "" if plan.repeats == 1 else f", {plan.repeats} times in turn"
     limit = ", each beside the same on a batch that lies on the device" if plan.limit else ""
     return (
         f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {each}, "
-        f"{counted(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
+        f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
     )
 
 
-def run_in_words(run: Run) -> str:
-    name = counted(run.ranks, "rank") + (", on a batch that lies on the device" if run.limit else "")
+def describe_bench_run(run: BenchRun) -> str:
+    name = pluralize(run.ranks, "rank") + (", on a batch that lies on the device" if run.limit else "")
     if run.message:
         return printable(f"{name}: failed: {run.message}")
     seconds, rate = (statistics.median(values) for values in zip(*run.epochs[1:], strict=True))
-    return f"{name}: {seconds_in_words(seconds)} an epoch, {rate:,.0f} images/s"
+    return f"{name}: {format_seconds(seconds)} an epoch, {rate:,.0f} images/s"
 
 
-def bench_lines(speeds: Sequence[Speed]) -> Iterator[str]:
+def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
     rows = [
         (
             str(speed.ranks),
-            known(speed.global_batch, "{:,}"),
-            NONE if speed.seconds_per_epoch is None else seconds_in_words(speed.seconds_per_epoch),
-            known(speed.images_per_second, "{:,.0f}"),
-            known(speed.spread, "±{:.0%}"),
-            known(speed.speed_up, "{:.2f}"),
-            known(speed.efficiency, "{:.0%}"),
-            NONE if speed.first_epoch_seconds is None else seconds_in_words(speed.first_epoch_seconds),
-            NONE if speed.startup_seconds is None else seconds_in_words(speed.startup_seconds),
+            format_optional(speed.global_batch, "{:,}"),
+            UNKNOWN if speed.seconds_per_epoch is None else format_seconds(speed.seconds_per_epoch),
+            format_optional(speed.images_per_second, "{:,.0f}"),
+            format_optional(speed.spread, "±{:.0%}"),
+            format_optional(speed.speed_up, "{:.2f}"),
+            format_optional(speed.efficiency, "{:.0%}"),
+            UNKNOWN if speed.first_epoch_seconds is None else format_seconds(speed.first_epoch_seconds),
+            UNKNOWN if speed.startup_seconds is None else format_seconds(speed.startup_seconds),
         )
         for speed in speeds
     ]
-    yield from table([HEADER, *rows], right=range(len(HEADER)))
+    yield from format_table([HEADER, *rows], right_aligned=range(len(HEADER)))
     if any(speed.limit_images_per_second is not None for speed in speeds):
         yield from ["", *limit_lines(speeds)]
     measured = [speed.ranks for speed in speeds if speed.speed_up is not None]
@@ -72,34 +72,34 @@ def bench_lines(speeds: Sequence[Speed]) -> Iterator[str]:
         yield f"One rank was not measured: the speed-up of {measured[0]} is taken to be {measured[0]}."
     for speed in speeds:
         for message in dict.fromkeys(speed.failures):
-            yield printable(f"{counted(speed.ranks, 'rank')} failed: {message}")
+            yield printable(f"{pluralize(speed.ranks, 'rank')} failed: {message}")
 
 
-def limit_lines(speeds: Sequence[Speed]) -> Iterator[str]:
+def limit_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
     """Beside the images a second those that it could be if no data had to come."""
     rows = [
         (
             str(speed.ranks),
-            known(speed.images_per_second, "{:,.0f}"),
-            known(speed.limit_images_per_second, "{:,.0f}"),
-            known(speed.limit_share, "{:.0%}"),
-            known(speed.data_wait, "{:.0%}"),
-            known(speed.mfu, "{:.0%}"),
+            format_optional(speed.images_per_second, "{:,.0f}"),
+            format_optional(speed.limit_images_per_second, "{:,.0f}"),
+            format_optional(speed.limit_share, "{:.0%}"),
+            format_optional(speed.data_wait, "{:.0%}"),
+            format_optional(speed.mfu, "{:.0%}"),
         )
         for speed in speeds
     ]
-    return table([LIMIT_HEADER, *rows], right=range(len(LIMIT_HEADER)))
+    return format_table([LIMIT_HEADER, *rows], right_aligned=range(len(LIMIT_HEADER)))
 
 
-def known(value: float | None, form: str) -> str:
-    return NONE if value is None else form.format(value)
+def format_optional(value: float | None, template: str) -> str:
+    return UNKNOWN if value is None else template.format(value)
 
 
-def seconds_in_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
-def chart_lines(speeds: Sequence[Speed], width: int) -> list[Text]:
+def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
     """The speed-up against the number of ranks, beside the straight line of as many times as ranks; none where fewer
     than two numbers of ranks were measured."""
     points = [(speed.ranks, speed.speed_up) for speed in speeds if speed.speed_up is not None]
@@ -108,16 +108,16 @@ def chart_lines(speeds: Sequence[Speed], width: int) -> list[Text]:
     ranks, speed_ups = (np.asarray(values, np.float64) for values in zip(*points, strict=True))
     measured = Series(ranks, speed_ups)
     curves = [
-        Curve("ideal", Series(ranks, ranks), "braille", GREY_CODE),
-        Curve("measured", measured, "braille", BLUE_CODE),
-        Curve("measured", measured, POINT, BLUE_CODE),
+        Curve("ideal", Series(ranks, ranks), "braille", GRAY_COLOR_CODE),
+        Curve("measured", measured, "braille", BLUE_COLOR_CODE),
+        Curve("measured", measured, POINT_MARKER, BLUE_COLOR_CODE),
     ]
-    drawn = plot(curves, Window(float(ranks[0]), float(ranks[-1])), min(width, MOST_CHART_COLUMNS), CHART_LINES)
-    legend = Text.assemble("speed-up by ranks   ", (f"{POINT} measured", BLUE), "   ", ("⠒⠒ ideal", MUTED))
+    drawn = plot(curves, PlotWindow(float(ranks[0]), float(ranks[-1])), min(width, MAX_CHART_COLUMNS), CHART_LINES)
+    legend = Text.assemble("speed-up by ranks   ", (f"{POINT_MARKER} measured", BLUE), "   ", ("⠒⠒ ideal", MUTED))
     return [Text(""), legend, *drawn.lines]
 
 
-def print_chart(speeds: Sequence[Speed]) -> None:
+def print_chart(speeds: Sequence[ScalingResult]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    for line in chart_lines(speeds, console.width if sys.stdout.isatty() else MOST_CHART_COLUMNS):
+    for line in chart_lines(speeds, console.width if sys.stdout.isatty() else MAX_CHART_COLUMNS):
         console.print(line)

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
-from engine.utils.files import open_to_read
+from engine.utils.files import open_regular_file
 
 EVALUATION_FORMAT = 1
-Counts = NDArray[np.int64]
+ConfusionCounts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EpochEvaluation:
     """One evaluation. `per_class` is the accuracy of each class, NaN where no image is of it; `counts` how many images
     of each class (row) were taken for each (column), 0 x 0 where there are too many classes for that."""
 
@@ -30,29 +30,29 @@ class Evaluated:
     top5: float
     images: int
     per_class: NDArray[np.float64]
-    counts: Counts
+    counts: ConfusionCounts
 
 
 @dataclass(frozen=True)
-class Evaluations:
+class RunEvaluations:
     classes: tuple[str, ...]
-    last: Evaluated
-    best: Evaluated
+    last: EpochEvaluation
+    best: EpochEvaluation
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """`images` of the class numbered `true`, a `share` of it, were taken for `taken`."""
+    """`images` of the class numbered `true_class`, a `share` of it, were taken for `predicted_class`."""
 
-    true: int
-    taken: int
+    true_class: int
+    predicted_class: int
     images: int
     share: float
 
 
-def read_evaluations(path: Path) -> Evaluations:
+def read_evaluations(path: Path) -> RunEvaluations:
     """Raises OSError, and ValueError with what is wrong with the file."""
-    with open_to_read(path) as file:
+    with open_regular_file(path) as file:
         try:
             told = json.load(file)
         except (ValueError, RecursionError) as error:
@@ -62,33 +62,37 @@ def read_evaluations(path: Path) -> Evaluations:
     classes = told.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
         raise ValueError("its classes are no list of names")
-    return Evaluations(
-        tuple(classes), *(_evaluated(told.get(which), which, len(classes)) for which in ("last", "best"))
+    return RunEvaluations(
+        tuple(classes), *(_parse_evaluation(told.get(which), which, len(classes)) for which in ("last", "best"))
     )
 
 
-def _evaluated(told: Any, which: str, classes: int) -> Evaluated:
+def _parse_evaluation(values: Any, which: str, num_classes: int) -> EpochEvaluation:
     try:
-        counts = np.array(told["confusion"] or np.zeros((0, 0)), np.int64)
-        accuracies = [np.nan if share is None else share for share in told["per_class"]]
-        loss = told["loss"]
-        found = Evaluated(
-            int(told["epoch"]),
+        counts = np.array(values["confusion"] or np.zeros((0, 0)), np.int64)
+        accuracies = [np.nan if share is None else share for share in values["per_class"]]
+        loss = values["loss"]
+        found = EpochEvaluation(
+            int(values["epoch"]),
             None if loss is None else float(loss),
-            float(told["top1"]),
-            float(told["top5"]),
-            int(told["images"]),
+            float(values["top1"]),
+            float(values["top5"]),
+            int(values["images"]),
             np.array(accuracies, np.float64),
             counts,
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"what it holds as {which} is no evaluation") from error
-    if found.per_class.shape != (classes,) or counts.shape not in ((classes, classes), (0, 0)) or (counts < 0).any():
-        raise ValueError(f"what it holds as {which} does not go with {classes} classes")
+    if (
+        found.per_class.shape != (num_classes,)
+        or counts.shape not in ((num_classes, num_classes), (0, 0))
+        or (counts < 0).any()
+    ):
+        raise ValueError(f"what it holds as {which} does not go with {num_classes} classes")
     return found
 
 
-def mistakes(counts: Counts, most: int = 500) -> list[Mistake]:
+def mistakes(counts: ConfusionCounts, max_pairs: int = 500) -> list[Mistake]:
     """The pairs of classes that are mixed up, those with the most images first."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
@@ -96,7 +100,7 @@ def mistakes(counts: Counts, most: int = 500) -> list[Mistake]:
     images, of_class = wrong[true, taken], counts.sum(1)
     return [
         Mistake(int(true[place]), int(taken[place]), int(images[place]), float(images[place] / of_class[true[place]]))
-        for place in np.argsort(-images, kind="stable")[:most]
+        for place in np.argsort(-images, kind="stable")[:max_pairs]
     ]
 
 
@@ -105,37 +109,37 @@ def worst_first(per_class: NDArray[np.float64]) -> list[int]:
     return [int(number) for number in np.argsort(per_class, kind="stable")]
 
 
-def shares_of(counts: Counts) -> NDArray[np.float64]:
+def row_shares(counts: ConfusionCounts) -> NDArray[np.float64]:
     """Each row over its sum, 0 where that is 0."""
     shares: NDArray[np.float64] = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return shares
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     if 0 < share < 0.005:
         return "<1%"
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
-def shortened(names: Sequence[str], width: int) -> list[str]:
+def shorten_names(names: Sequence[str], width: int) -> list[str]:
     """The names in at most so many cells: without what they all begin with where they are too long with it, then
     cut."""
     if max(map(cell_len, names), default=0) <= width:
         return list(names)
     common = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (of names, not of paths)
-    return [cut(name[len(common) :] or name, width) for name in names]
+    return [truncate_cells(name[len(common) :] or name, width) for name in names]
 
 
-def cut(text: str, width: int) -> str:
+def truncate_cells(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)).rstrip() + "…"
 
 
 def matrix_lines(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> list[str]:
     """The confusion matrix as plain text: a row for each class, a column for what its images were taken for."""
     digits = max(len(str(max(map(max, counts)))), 2)
-    columns = shortened(classes, max(digits, 6))
+    columns = shorten_names(classes, max(digits, 6))
     width = max(digits, *map(cell_len, columns))
-    rows = shortened(classes, 20)
+    rows = shorten_names(classes, 20)
     label = max(map(cell_len, rows))
     head = " " * label + "".join(f"  {' ' * (width - cell_len(name))}{name}" for name in columns)
     return [

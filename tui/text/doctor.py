@@ -12,18 +12,18 @@ from textwrap import wrap
 import typer
 from rich.text import Text
 
-from engine.doctor.check import Check, State
-from engine.utils.text import counted, printable
+from engine.doctor.check import Check, CheckState
+from engine.utils.text import pluralize, printable
 from tui.text.palette import BAD, GOOD, MUTED, STRONG, WARNING
 from tui.text.tables import table_console
 
 DOCTOR_FORMAT = 1
-STYLES: dict[State, str] = {"ok": GOOD, "warning": WARNING, "problem": BAD, "unknown": MUTED}
+STATE_STYLES: dict[CheckState, str] = {"ok": GOOD, "warning": WARNING, "problem": BAD, "unknown": MUTED}
 STATE_COLUMNS = len("warning")
 NAME_COLUMNS = len("shared memory")
 GAP = "  "
-TEXT_AT = STATE_COLUMNS + NAME_COLUMNS + 2 * len(GAP)
-LEAST_TEXT_COLUMNS = 30
+TEXT_INDENT = STATE_COLUMNS + NAME_COLUMNS + 2 * len(GAP)
+MIN_TEXT_COLUMNS = 30
 
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
@@ -40,28 +40,28 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
                 told += area
                 for line in area_lines(area, console.width):
                     console.print(line, soft_wrap=True)
-        typer.echo(in_short(told), err=True)
+        typer.echo(summary_line(told), err=True)
     return all(check.state != "problem" for check in told)
 
 
 def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
     """The checks of one area below its name."""
     yield Text(checks[0].area, STRONG)
-    for check in together(checks):
-        lines = wrap(printable(check.found), max(width - TEXT_AT, LEAST_TEXT_COLUMNS))
+    for check in merge_gpus(checks):
+        lines = wrap(printable(check.found), max(width - TEXT_INDENT, MIN_TEXT_COLUMNS))
         first = Text()
-        first.append(check.state.ljust(STATE_COLUMNS), STYLES[check.state])
+        first.append(check.state.ljust(STATE_COLUMNS), STATE_STYLES[check.state])
         first.append(GAP + check.name.ljust(NAME_COLUMNS) + GAP + lines[0])
         yield first
         for line in lines[1:]:
-            yield Text(" " * TEXT_AT + line)
-        advice = wrap(printable(check.advice), max(width - TEXT_AT - 2, LEAST_TEXT_COLUMNS), break_on_hyphens=False)
+            yield Text(" " * TEXT_INDENT + line)
+        advice = wrap(printable(check.advice), max(width - TEXT_INDENT - 2, MIN_TEXT_COLUMNS), break_on_hyphens=False)
         for place, line in enumerate(advice):
-            yield Text(" " * TEXT_AT + ("  " if place else "→ ") + line, MUTED)
+            yield Text(" " * TEXT_INDENT + ("  " if place else "→ ") + line, MUTED)
     yield Text("")
 
 
-def together(checks: Sequence[Check]) -> list[Check]:
+def merge_gpus(checks: Sequence[Check]) -> list[Check]:
     """What is the same of several GPUs is said once."""
     found: dict[Check, list[int]] = {}
     for check in checks:
@@ -69,13 +69,13 @@ def together(checks: Sequence[Check]) -> list[Check]:
             found.setdefault(check, [])
         else:
             found.setdefault(replace(check, name="GPU", gpu=None), []).append(check.gpu)
-    return [replace(check, name=_named(check.name, numbers)) for check, numbers in found.items()]
+    return [replace(check, name=_name_with_indices(check.name, numbers)) for check, numbers in found.items()]
 
 
-def _named(name: str, numbers: Sequence[int]) -> str:
+def _name_with_indices(name: str, indices: Sequence[int]) -> str:
     """`GPU 0-3,7`."""
     ranges: list[list[int]] = []
-    for number in sorted(numbers):
+    for number in sorted(indices):
         if ranges and ranges[-1][-1] == number - 1:
             ranges[-1].append(number)
         else:
@@ -84,8 +84,8 @@ def _named(name: str, numbers: Sequence[int]) -> str:
     return f"{name} {','.join(words)}" if words else name
 
 
-def in_short(checks: Sequence[Check]) -> str:
+def summary_line(checks: Sequence[Check]) -> str:
     problems = sum(check.state == "problem" for check in checks)
     warnings = sum(check.state == "warning" for check in checks)
-    words = [counted(problems, "problem")] if problems else ["No problem"]
-    return ", ".join([*words, *([counted(warnings, "warning")] if warnings else [])]) + "."
+    words = [pluralize(problems, "problem")] if problems else ["No problem"]
+    return ", ".join([*words, *([pluralize(warnings, "warning")] if warnings else [])]) + "."

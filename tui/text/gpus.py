@@ -9,23 +9,23 @@ from functools import partial
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from engine.gpus.selection import use_of
-from engine.gpus.snapshot import Gpu, Process, Reading, Snapshot
-from engine.utils.text import counted, printable
+from engine.gpus.selection import find_current_use
+from engine.gpus.snapshot import Gpu, GpuProcess, Reading, Snapshot
+from engine.utils.text import pluralize, printable
 from tui.text.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
-from tui.text.tables import NONE
+from tui.text.tables import UNKNOWN
 
 GIB = 2**30
 GAP = "  "
-NAME_COLUMNS = 12
+MAX_NAME_WIDTH = 12
 # From so many columns on there is room for the whole name, clocks, fan and link.
-WIDE_COLUMNS = 120
-MIDDLE_COLUMNS = 100
+WIDE_MIN_WIDTH = 120
+MEDIUM_MIN_WIDTH = 100
 # From so many on there is room for what is less asked for of a process.
-PROCESS_COLUMNS = 70
-SPARK, SPARK_WIDE = 8, 16
+FULL_PROCESS_MIN_WIDTH = 70
+SPARKLINE_WIDTH, WIDE_SPARKLINE_WIDTH = 8, 16
 # Makers and brands that say nothing in a table.
-BRANDS = ("NVIDIA ", "GeForce ", "Tesla ", "Quadro ")
+BRAND_PREFIXES = ("NVIDIA ", "GeForce ", "Tesla ", "Quadro ")
 
 
 @dataclass(frozen=True)
@@ -37,50 +37,50 @@ class Cell:
 @dataclass(frozen=True)
 class Column:
     title: str
-    cell: Callable[[Gpu], Cell]
-    right: bool = True
+    make_cell: Callable[[Gpu], Cell]
+    align_right: bool = True
 
 
-def _plain(gpu: Gpu, name: str) -> Cell:
+def _number_cell(gpu: Gpu, name: str) -> Cell:
     value = gpu.value(name)
-    return Cell(NONE if value is None else f"{value:.0f}" if isinstance(value, float) else str(value))
+    return Cell(UNKNOWN if value is None else f"{value:.0f}" if isinstance(value, float) else str(value))
 
 
-def _percent(gpu: Gpu, name: str) -> Cell:
+def _percent_cell(gpu: Gpu, name: str) -> Cell:
     value = gpu.value(name)
     if value is None:
-        return Cell(NONE)
+        return Cell(UNKNOWN)
     style = GOOD if value >= 70 else "" if value >= 20 else MUTED
     return Cell(f"{value:.0f}%", style)
 
 
-def _whole_name(gpu: Gpu) -> Cell:
-    name = printable(gpu.value("name") or NONE)
-    for brand in BRANDS:
+def _full_name_cell(gpu: Gpu) -> Cell:
+    name = printable(gpu.value("name") or UNKNOWN)
+    for brand in BRAND_PREFIXES:
         name = name.removeprefix(brand)
     return Cell(name)
 
 
-def _name(gpu: Gpu, columns: int = NAME_COLUMNS) -> Cell:
-    name = _whole_name(gpu).text
-    return Cell(name if cell_len(name) <= columns else set_cell_size(name, columns - 1) + "…")
+def _short_name_cell(gpu: Gpu, max_width: int = MAX_NAME_WIDTH) -> Cell:
+    name = _full_name_cell(gpu).text
+    return Cell(name if cell_len(name) <= max_width else set_cell_size(name, max_width - 1) + "…")
 
 
-def _of(used: float | None, most: float | None, digits: int = 0) -> str:
-    return f"{NONE if used is None else f'{used:.{digits}f}'}/{NONE if most is None else f'{most:.{digits}f}'}"
+def _format_ratio(used: float | None, limit: float | None, digits: int = 0) -> str:
+    return f"{UNKNOWN if used is None else f'{used:.{digits}f}'}/{UNKNOWN if limit is None else f'{limit:.{digits}f}'}"
 
 
-def _memory(gpu: Gpu) -> Cell:
+def _memory_cell(gpu: Gpu) -> Cell:
     used, total = (
         None if (value := gpu.value(name)) is None else value / GIB for name in ("memory_used", "memory_total")
     )
     share = used / total if used is not None and total else 0.0
-    return Cell(_of(used, total, 1), BAD if share >= 0.95 else WARNING if share >= 0.8 else "")
+    return Cell(_format_ratio(used, total, 1), BAD if share >= 0.95 else WARNING if share >= 0.8 else "")
 
 
-def _power(gpu: Gpu) -> Cell:
+def _power_cell(gpu: Gpu) -> Cell:
     power, limit = gpu.value("power"), gpu.value("power_limit")
-    return Cell(_of(power, limit), _power_style(gpu))
+    return Cell(_format_ratio(power, limit), _power_style(gpu))
 
 
 def _power_style(gpu: Gpu) -> str:
@@ -88,14 +88,14 @@ def _power_style(gpu: Gpu) -> str:
     return WARNING if power is not None and limit and power >= 0.97 * limit else ""
 
 
-def _temperature(gpu: Gpu) -> Cell:
+def _temperature_cell(gpu: Gpu) -> Cell:
     value = gpu.value("temperature")
     if value is None:
-        return Cell(NONE)
+        return Cell(UNKNOWN)
     return Cell(f"{value}°C", BAD if value >= 85 else WARNING if value >= 75 else "")
 
 
-def who_uses(gpu: Gpu) -> Cell:
+def user_cell(gpu: Gpu) -> Cell:
     """The runs on a GPU, else the users of its processes, else that it is free."""
     processes = gpu.processes.value or ()
     runs = list(dict.fromkeys([*(one.run for one in processes if one.run), *gpu.runs]))
@@ -103,63 +103,63 @@ def who_uses(gpu: Gpu) -> Cell:
     names = dict.fromkeys(one.user.value or f"pid {one.pid}?" for one in others)
     if runs or names:
         return Cell(printable(", ".join([*runs, *names])))
-    if use_of(gpu) is not None:
+    if find_current_use(gpu) is not None:
         return Cell("unknown" if gpu.processes.value is None else "in use")
     return Cell("free", MUTED)
 
 
-def _note(gpu: Gpu) -> Cell:
+def _used_by_cell(gpu: Gpu) -> Cell:
     """What holds its clocks down or is wrong with it, then who uses it."""
     words = [word for word in gpu.value("throttle") or [] if word != "idle"]
     if gpu.value("ecc_uncorrected"):
         words.append(f"{gpu.value('ecc_uncorrected')} ECC errors")
-    if gpu.divided:
+    if gpu.mig_enabled:
         words.append(f"{len(gpu.instances)} MIG")
-    user = who_uses(gpu)
+    user = user_cell(gpu)
     return Cell(", ".join([*words, user.text]), WARNING if words else user.style)
 
 
-GPU = Column("GPU", lambda gpu: Cell(str(gpu.index)))
-NAME = Column("NAME", _name, right=False)
-BUSY = Column("BUSY", lambda gpu: _percent(gpu, "busy"))
-ACTIVITY = [
-    Column("SM", lambda gpu: _percent(gpu, "sm_active")),
-    Column("TENSOR", lambda gpu: _percent(gpu, "tensor_active")),
+GPU_COLUMN = Column("GPU", lambda gpu: Cell(str(gpu.index)))
+NAME_COLUMN = Column("NAME", _short_name_cell, align_right=False)
+BUSY_COLUMN = Column("BUSY", lambda gpu: _percent_cell(gpu, "busy"))
+ACTIVITY_COLUMNS = [
+    Column("SM", lambda gpu: _percent_cell(gpu, "sm_active")),
+    Column("TENSOR", lambda gpu: _percent_cell(gpu, "tensor_active")),
 ]
-LOAD = [
-    Column("MEMORY GiB", _memory),
-    Column("POWER W", _power),
-    Column("TEMP", _temperature),
+LOAD_COLUMNS = [
+    Column("MEMORY GiB", _memory_cell),
+    Column("POWER W", _power_cell),
+    Column("TEMP", _temperature_cell),
 ]
-SHORT_NAME = Column("NAME", partial(_name, columns=10), right=False)
-SHORT_POWER = Column("WATT", lambda gpu: Cell(_plain(gpu, "power").text, _power_style(gpu)))
-WIDE = [
-    Column("DRAM", lambda gpu: _percent(gpu, "dram_active")),
-    Column("SM MHz", lambda gpu: Cell(_of(gpu.value("sm_clock"), gpu.value("max_sm_clock")))),
-    Column("FAN", lambda gpu: _percent(gpu, "fan")),
-    Column("STATE", lambda gpu: _plain(gpu, "performance_state")),
-    Column("PCIe", lambda gpu: Cell(_link(gpu))),
+SHORT_NAME_COLUMN = Column("NAME", partial(_short_name_cell, max_width=10), align_right=False)
+SHORT_POWER_COLUMN = Column("WATT", lambda gpu: Cell(_number_cell(gpu, "power").text, _power_style(gpu)))
+WIDE_COLUMNS = [
+    Column("DRAM", lambda gpu: _percent_cell(gpu, "dram_active")),
+    Column("SM MHz", lambda gpu: Cell(_format_ratio(gpu.value("sm_clock"), gpu.value("max_sm_clock")))),
+    Column("FAN", lambda gpu: _percent_cell(gpu, "fan")),
+    Column("STATE", lambda gpu: _number_cell(gpu, "performance_state")),
+    Column("PCIe", lambda gpu: Cell(_format_pcie_link(gpu))),
 ]
-NOTE = Column("USED BY", _note, right=False)
+USED_BY_COLUMN = Column("USED BY", _used_by_cell, align_right=False)
 
 
-def _link(gpu: Gpu) -> str:
+def _format_pcie_link(gpu: Gpu) -> str:
     generation, width = gpu.value("pcie_generation"), gpu.value("pcie_width")
-    return NONE if generation is None or width is None else f"{generation}.0 x{width}"
+    return UNKNOWN if generation is None or width is None else f"{generation}.0 x{width}"
 
 
 @dataclass(frozen=True)
-class Marks:
+class GpuAnnotations:
     """What a screen adds to the table: which GPUs are picked, and how busy each was at the latest looks, by UUID."""
 
-    picked: Collection[str] = ()
-    busy: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    picked_uuids: Collection[str] = ()
+    busy_history: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
-    def pick(self, gpu: Gpu) -> Cell:
-        return Cell("[x]" if gpu.uuid in self.picked else "[ ]", STRONG if gpu.uuid in self.picked else "")
+    def checkbox_cell(self, gpu: Gpu) -> Cell:
+        return Cell("[x]" if gpu.uuid in self.picked_uuids else "[ ]", STRONG if gpu.uuid in self.picked_uuids else "")
 
-    def spark(self, length: int, gpu: Gpu) -> Cell:
-        return Cell(sparkline(self.busy.get(gpu.uuid or "", ())[-length:]).rjust(length))
+    def sparkline_cell(self, width: int, gpu: Gpu) -> Cell:
+        return Cell(sparkline(self.busy_history.get(gpu.uuid or "", ())[-width:]).rjust(width))
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -167,31 +167,66 @@ def sparkline(values: Sequence[float | None]) -> str:
     return "".join("·" if value is None else "▁▂▃▄▅▆▇█"[min(max(int(value / 12.5), 0), 7)] for value in values)
 
 
-def gpu_lines(snapshot: Snapshot, width: int, marks: Marks | None = None) -> list[Text]:
+def gpu_lines(snapshot: Snapshot, width: int, row_annotations: GpuAnnotations | None = None) -> list[Text]:
     """One line a GPU below a line of titles, none wider than `width`."""
-    wide = width >= WIDE_COLUMNS
-    name = Column("NAME", _whole_name, right=False) if wide else NAME
-    columns = [GPU, name, BUSY, *ACTIVITY, *LOAD, *(WIDE if wide else []), NOTE]
+    wide = width >= WIDE_MIN_WIDTH
+    name = Column("NAME", _full_name_cell, align_right=False) if wide else NAME_COLUMN
+    columns = [
+        GPU_COLUMN,
+        name,
+        BUSY_COLUMN,
+        *ACTIVITY_COLUMNS,
+        *LOAD_COLUMNS,
+        *(WIDE_COLUMNS if wide else []),
+        USED_BY_COLUMN,
+    ]
     gap = GAP
-    if marks is not None:
-        pick = Column("", marks.pick, right=False)
-        bars = Column("", partial(marks.spark, SPARK if width < MIDDLE_COLUMNS else SPARK_WIDE), right=False)
-        if width < MIDDLE_COLUMNS:
+    if row_annotations is not None:
+        pick = Column("", row_annotations.checkbox_cell, align_right=False)
+        bars = Column(
+            "",
+            partial(
+                row_annotations.sparkline_cell, SPARKLINE_WIDTH if width < MEDIUM_MIN_WIDTH else WIDE_SPARKLINE_WIDTH
+            ),
+            align_right=False,
+        )
+        if width < MEDIUM_MIN_WIDTH:
             gap = GAP[:1]
-            columns = [pick, GPU, SHORT_NAME, BUSY, bars, ACTIVITY[0], LOAD[0], SHORT_POWER, LOAD[2], NOTE]
+            columns = [
+                pick,
+                GPU_COLUMN,
+                SHORT_NAME_COLUMN,
+                BUSY_COLUMN,
+                bars,
+                ACTIVITY_COLUMNS[0],
+                LOAD_COLUMNS[0],
+                SHORT_POWER_COLUMN,
+                LOAD_COLUMNS[2],
+                USED_BY_COLUMN,
+            ]
         else:
-            room = WIDE if width >= WIDE_COLUMNS + SPARK_WIDE + len(GAP) * len(WIDE) else []
-            columns = [pick, GPU, name, BUSY, bars, *ACTIVITY, *LOAD, *room, NOTE]
+            room = WIDE_COLUMNS if width >= WIDE_MIN_WIDTH + WIDE_SPARKLINE_WIDTH + len(GAP) * len(WIDE_COLUMNS) else []
+            columns = [
+                pick,
+                GPU_COLUMN,
+                name,
+                BUSY_COLUMN,
+                bars,
+                *ACTIVITY_COLUMNS,
+                *LOAD_COLUMNS,
+                *room,
+                USED_BY_COLUMN,
+            ]
     rows = [_cells(gpu, columns) for gpu in snapshot.gpus]
     return _table(columns, rows, width, gap)
 
 
 def _cells(gpu: Gpu, columns: Sequence[Column]) -> list[Cell]:
     if gpu.state == "ok":
-        return [column.cell(gpu) for column in columns]
+        return [column.make_cell(gpu) for column in columns]
     silent = f"stale, no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["busy"].reason)
-    told = columns.index(BUSY)
-    return [*(column.cell(gpu) for column in columns[:told]), Cell(printable(silent), BAD)]
+    told = columns.index(BUSY_COLUMN)
+    return [*(column.make_cell(gpu) for column in columns[:told]), Cell(printable(silent), BAD)]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[list[Cell]], width: int, gap: str = GAP) -> list[Text]:
@@ -209,7 +244,7 @@ def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: 
     for place, cell in enumerate(row):
         last = place == len(row) - 1
         room = 0 if last else widths[place] - cell_len(cell.text)
-        left, right = (room, 0) if columns[place].right and not last else (0, room)
+        left, right = (room, 0) if columns[place].align_right and not last else (0, room)
         line.append(" " * left)
         line.append(cell.text, cell.style)
         line.append(" " * right + ("" if last else gap))
@@ -217,9 +252,9 @@ def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: 
     return line
 
 
-def processes_of(snapshot: Snapshot) -> list[tuple[Gpu, Process | None]]:
+def list_gpu_processes(snapshot: Snapshot) -> list[tuple[Gpu, GpuProcess | None]]:
     """Those with most GPU memory first on each GPU; None for a GPU of which they are not known."""
-    found: list[tuple[Gpu, Process | None]] = []
+    found: list[tuple[Gpu, GpuProcess | None]] = []
     for gpu in snapshot.gpus:
         found += [(gpu, one) for one in sorted(gpu.processes.value or (), key=lambda one: -(one.gpu_memory.value or 0))]
         if gpu.processes.value is None:
@@ -227,62 +262,64 @@ def processes_of(snapshot: Snapshot) -> list[tuple[Gpu, Process | None]]:
     return found
 
 
-def process_lines(processes: Sequence[tuple[Gpu, Process | None]], width: int) -> list[Text]:
+def process_lines(processes: Sequence[tuple[Gpu, GpuProcess | None]], width: int) -> list[Text]:
     """One line a process, below a line of titles."""
     titles = ["GPU", "PID", "USER", "TYPE", "GPU MEM", "CPU", "HOST MEM", "COMMAND"]
-    kept = range(len(titles)) if width >= PROCESS_COLUMNS else [0, 1, 2, 4, 5, 7]
+    kept = range(len(titles)) if width >= FULL_PROCESS_MIN_WIDTH else [0, 1, 2, 4, 5, 7]
     rows = [
-        [str(gpu.index), *[NONE] * 6, f"not known: {gpu.processes.reason}"] if one is None else _process(gpu, one)
+        [str(gpu.index), *[UNKNOWN] * 6, f"not known: {gpu.processes.reason}"]
+        if one is None
+        else _process_row(gpu, one)
         for gpu, one in processes
     ]
     columns = [
-        Column(titles[place], lambda _: Cell(""), right=titles[place] not in ("USER", "TYPE", "COMMAND"))
+        Column(titles[place], lambda _: Cell(""), align_right=titles[place] not in ("USER", "TYPE", "COMMAND"))
         for place in kept
     ]
     return _table(columns, [[Cell(printable(row[place])) for place in kept] for row in rows], width)
 
 
-def _process(gpu: Gpu, one: Process) -> list[str]:
-    what = one.command.value or f"? {one.command.reason}"
-    ours = f"{one.run} rank {one.rank}: " if one.run is not None else ""
+def _process_row(gpu: Gpu, process: GpuProcess) -> list[str]:
+    what = process.command.value or f"? {process.command.reason}"
+    ours = f"{process.run} rank {process.rank}: " if process.run is not None else ""
     return [
-        str(gpu.index) if one.instance is None else f"{gpu.index}:{one.instance}",
-        str(one.pid),
-        one.user.value or "?",
-        one.kind,
-        _size(one.gpu_memory),
-        NONE if one.cpu.value is None else f"{one.cpu.value:.0f}%",
-        _size(one.memory),
+        str(gpu.index) if process.instance is None else f"{gpu.index}:{process.instance}",
+        str(process.pid),
+        process.user.value or "?",
+        process.kind,
+        _format_size(process.gpu_memory),
+        UNKNOWN if process.cpu.value is None else f"{process.cpu.value:.0f}%",
+        _format_size(process.memory),
         ours + what,
     ]
 
 
-def _size(reading: Reading[int]) -> str:
+def _format_size(reading: Reading[int]) -> str:
     if reading.value is None:
-        return NONE
+        return UNKNOWN
     return f"{reading.value / GIB:.1f} GiB" if reading.value >= GIB else f"{reading.value / 2**20:.0f} MiB"
 
 
-def title_words(snapshot: Snapshot) -> str:
+def host_title(snapshot: Snapshot) -> str:
     """Host and versions."""
-    driver, cuda = (one.value or NONE for one in (snapshot.driver, snapshot.cuda))
+    driver, cuda = (one.value or UNKNOWN for one in (snapshot.driver, snapshot.cuda))
     return printable(f"{snapshot.host}   driver {driver}   CUDA {cuda}")
 
 
-def title_line(snapshot: Snapshot) -> Text:
+def host_title_line(snapshot: Snapshot) -> Text:
     """Host and versions, and in bold what must be known of where this comes from."""
-    line = Text(title_words(snapshot), no_wrap=True)
+    line = Text(host_title(snapshot), no_wrap=True)
     if snapshot.source.notice is not None:
         line.append("   ")
         line.append(snapshot.source.notice, NOTICE)
     return line
 
 
-def no_driver(snapshot: Snapshot) -> str:
+def no_driver_message(snapshot: Snapshot) -> str:
     """Why there is no GPU to be shown, and what that means."""
-    from engine.utils.host import cores
+    from engine.utils.host import available_cores
 
-    error, instead = printable(snapshot.error or ""), counted(cores(), "core")
+    error, instead = printable(snapshot.error or ""), pluralize(available_cores(), "core")
     if snapshot.pending:
         return f"On {snapshot.host} {error}; a run waits longer for it, so look again."
     return f"No NVIDIA driver can be asked on {snapshot.host} ({error}): training uses the CPU, {instead}."

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from engine.utils.host import in_bytes
-from tui.text.tables import COLUMN_GAP, NONE, table
+from engine.utils.host import format_bytes
+from tui.text.tables import COLUMN_GAP, UNKNOWN, format_table
 
 if TYPE_CHECKING:
-    from engine.models.summary import Layer, Shape, Summary
+    from engine.models.summary import LayerSummary, ModelSummary, Shape
 
 LAYER_HEADER = ("LAYER", "TYPE", "OUTPUT", "PARAMETERS", "MULT-ADDS")
 FEATURE_HEADER = ("FEATURES OF", "OUTPUT", "STRIDE")
 
 
-def layer_lines(summary: Summary, depth: int) -> Iterator[str]:
+def layer_lines(summary: ModelSummary, depth: int) -> Iterator[str]:
     """The modules of at most this depth, each indented below what it is in."""
     shown = [layer for layer in summary.layers if layer.depth <= depth]
     some_frozen = summary.trainable < summary.parameters
@@ -23,59 +23,59 @@ def layer_lines(summary: Summary, depth: int) -> Iterator[str]:
         (
             "  " * layer.depth + (layer.path.rpartition(".")[2] or summary.model),
             layer.kind,
-            shape_in_words(layer.output),
-            f"{layer.parameters:,}" if layer.parameters else NONE,
-            in_large_units(layer.multiply_adds) if layer.multiply_adds else NONE,
-            *([training_in_words(layer)] if some_frozen else []),
+            format_shape(layer.output),
+            f"{layer.parameters:,}" if layer.parameters else UNKNOWN,
+            format_si(layer.multiply_adds) if layer.multiply_adds else UNKNOWN,
+            *([format_trainable(layer)] if some_frozen else []),
         )
         for layer in shown
     ]
     header = (*LAYER_HEADER, *(["TRAINS"] if some_frozen else []))
-    return table([header, *rows], right=(3, 4))
+    return format_table([header, *rows], right_aligned=(3, 4))
 
 
-def training_in_words(layer: Layer) -> str:
+def format_trainable(layer: LayerSummary) -> str:
     if not layer.parameters:
         return ""
     return "yes" if layer.trainable == layer.parameters else "partly" if layer.trainable else "frozen"
 
 
-def total_lines(summary: Summary) -> Iterator[str]:
+def total_lines(summary: ModelSummary) -> Iterator[str]:
     frozen = summary.parameters - summary.trainable
     rows = {
-        "images": f"{shape_in_words(summary.images)}, in {summary.classes} classes",
+        "images": f"{format_shape(summary.images)}, in {summary.classes} classes",
         "parameters": f"{summary.parameters:,} ({summary.trainable:,} trainable, {frozen:,} frozen), "
         f"{summary.buffers:,} values in buffers",
-        "multiply-adds": in_large_units(summary.multiply_adds),
-        "weights": in_bytes(summary.weight_bytes),
-        "activations": f"about {in_bytes(summary.activation_bytes)} of outputs, "
-        f"{in_bytes(summary.saved_bytes)} kept for the backward pass",
+        "multiply-adds": format_si(summary.multiply_adds),
+        "weights": format_bytes(summary.weight_bytes),
+        "activations": f"about {format_bytes(summary.activation_bytes)} of outputs, "
+        f"{format_bytes(summary.saved_bytes)} kept for the backward pass",
     }
     width = max(map(len, rows))
     for name, value in rows.items():
         yield f"{name:<{width}}{COLUMN_GAP}{value}"
 
 
-def feature_lines(summary: Summary) -> Iterator[str]:
+def feature_lines(summary: ModelSummary) -> Iterator[str]:
     rows = [
-        (feature.path, shape_in_words(feature.output), NONE if feature.stride is None else f"{feature.stride:.3g}")
+        (feature.path, format_shape(feature.output), UNKNOWN if feature.stride is None else f"{feature.stride:.3g}")
         for feature in summary.features
     ]
-    return table([FEATURE_HEADER, *rows], right=(2,))
+    return format_table([FEATURE_HEADER, *rows], right_aligned=(2,))
 
 
-def shape_in_words(shape: Shape | None) -> str:
-    return NONE if shape is None else "x".join(map(str, shape))
+def format_shape(shape: Shape | None) -> str:
+    return UNKNOWN if shape is None else "x".join(map(str, shape))
 
 
-def in_large_units(number: int) -> str:
+def format_si(number: int) -> str:
     """Three digits, in the largest unit that it fills, powers of 1000: 1.81 G."""
     for size, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
         # What would be rounded up to 1000 fills the next.
         if number >= 0.9995 * size:
-            return f"{three_digits(number / size)} {unit}"
+            return f"{format_three_digits(number / size)} {unit}"
     return str(number)
 
 
-def three_digits(number: float) -> str:
+def format_three_digits(number: float) -> str:
     return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 99.95 else f"{number:.0f}"

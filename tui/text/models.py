@@ -8,28 +8,28 @@ from collections.abc import Iterable, Sequence
 import typer
 
 from engine.models.catalog import (
-    SOURCES,
-    KnownModel,
+    MODEL_SOURCES,
+    CatalogModel,
     builtin_models,
+    filter_models,
     library_models,
     library_version,
-    matching,
 )
 from engine.utils.errors import not_installed
 from engine.utils.text import printable
-from tui.text.tables import NONE
+from tui.text.tables import UNKNOWN
 
 HEADER = ("SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS")
 PARAMETER_COLUMNS = len("1,000,000,000")
 # So many are counted in about a second, which needs no word.
-FEW = 10
-NEAREST = 5
+MAX_SILENT_COUNT = 10
+MAX_SUGGESTIONS = 5
 
 
-def known_models(source: str | None) -> list[KnownModel]:
+def list_models(source: str | None) -> list[CatalogModel]:
     """Those of one source, or of all that are installed. Raises UsageError."""
-    found: list[KnownModel] = []
-    for one in SOURCES if source is None else (source,):
+    found: list[CatalogModel] = []
+    for one in MODEL_SOURCES if source is None else (source,):
         if one == "builtin":
             found += builtin_models()
         elif source is None and library_version(one) is None:
@@ -39,8 +39,8 @@ def known_models(source: str | None) -> list[KnownModel]:
     return found
 
 
-def tell_count(source: str, missing: int) -> None:
-    if missing > FEW:
+def announce_parameter_count(source: str, missing: int) -> None:
+    if missing > MAX_SILENT_COUNT:
         typer.echo(
             f"counting the parameters of {missing:,} models of {source}, once for this version of it; "
             "Ctrl-C ends that and keeps what is counted",
@@ -48,38 +48,40 @@ def tell_count(source: str, missing: int) -> None:
         )
 
 
-def print_models(found: Sequence[KnownModel], counted: Iterable[KnownModel]) -> None:
-    """`counted` are those `found`, each as soon as its parameters are known."""
-    names = max(len(HEADER[1]), *(len(model.name) for model in found))
-    sources = max(len(HEADER[0]), *(len(model.source) for model in found))
+def print_models(models: Sequence[CatalogModel], with_parameters: Iterable[CatalogModel]) -> None:
+    """`with_parameters` are those `models`, each as soon as its parameters are known."""
+    names = max(len(HEADER[1]), *(len(model.name) for model in models))
+    sources = max(len(HEADER[0]), *(len(model.source) for model in models))
 
     def echo(source: str, name: str, parameters: str, top1: str, weights: str) -> None:
         line = f"{source:<{sources}}  {name:<{names}}  {parameters:>{PARAMETER_COLUMNS}}  {top1:>5}  {weights}"
         typer.echo(printable(line.rstrip()))
 
     echo(*HEADER)
-    for model in counted:
-        parameters = NONE if model.parameters is None else f"{model.parameters:,}"
-        top1 = NONE if model.top1 is None else f"{model.top1:.1f}"
-        echo(model.source, model.name, parameters, top1, weights_in_words(model.weights))
+    for model in with_parameters:
+        parameters = UNKNOWN if model.parameters is None else f"{model.parameters:,}"
+        top1 = UNKNOWN if model.top1 is None else f"{model.top1:.1f}"
+        echo(model.source, model.name, parameters, top1, format_weights(model.weights))
 
 
-def weights_in_words(weights: Sequence[str]) -> str:
+def format_weights(weights: Sequence[str]) -> str:
     """The library's choice, and how many there are besides."""
     if not weights:
-        return NONE
+        return UNKNOWN
     # timm leaves the tag of some weights empty.
     first = weights[0] or "yes"
     return first if len(weights) == 1 else f"{first} (+{len(weights) - 1})"
 
 
-def nothing_found(known: Sequence[KnownModel], wanted: str | None, *, pretrained: bool) -> str:
+def no_match_message(known: Sequence[CatalogModel], pattern: str | None, *, pretrained: bool) -> str:
     """What there is instead."""
-    if pretrained and matching(known, wanted):
+    if pretrained and filter_models(known, pattern):
         return (
-            f"no model with {wanted!r} in its name has pretrained weights" if wanted else "none has pretrained weights"
+            f"no model with {pattern!r} in its name has pretrained weights"
+            if pattern
+            else "none has pretrained weights"
         )
-    near = difflib.get_close_matches((wanted or "").lower(), [model.name for model in known], NEAREST, 0.4)
+    near = difflib.get_close_matches((pattern or "").lower(), [model.name for model in known], MAX_SUGGESTIONS, 0.4)
     # One name may be that of two sources.
     hint = f"; near to it are {', '.join(dict.fromkeys(near))}" if near else ""
-    return f"no model has {wanted!r} in its name{hint}"
+    return f"no model has {pattern!r} in its name{hint}"

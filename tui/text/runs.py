@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from engine.runs.events import RunFinished, RunStarted
-from engine.runs.folder import RunFolder, State
-from engine.runs.history import History, Summary
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.history import History, RunSummary
 from engine.runs.records import GpuSample
-from engine.runs.watcher import RunWatch
+from engine.runs.watcher import RunWatcher
 from engine.utils.files import read_json
 from engine.utils.text import printable
-from tui.text.tables import NONE
+from tui.text.tables import UNKNOWN
 
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 
@@ -47,57 +47,57 @@ class RunRow:
 
     @property
     def live(self) -> bool:
-        return State(self.state).live
+        return RunState(self.state).live
 
 
-def describe_run(watch: RunWatch) -> RunRow:
+def make_run_row(watcher: RunWatcher) -> RunRow:
     """A run as it is by now."""
-    history = watch.look()
-    return row_of_history(watch.folder, history, partial=watch.partial)
+    history = watcher.poll()
+    return row_of_history(watcher.folder, history, partial=watcher.partial)
 
 
 def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> RunRow:
     """A run as its history tells; of a `partial` one the summary tells the rest."""
-    stored = Summary.from_dict((read_json(folder.summary) or {}) if partial else {})
+    stored = RunSummary.from_dict((read_json(folder.summary) or {}) if partial else {})
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
-    known = (best.kept_accuracy if best else None, stored.best_val_accuracy)
+    known = (best.selection_accuracy if best else None, stored.best_val_accuracy)
     bests = [float(value) for value in known if value is not None]
     state = folder.state(history)
     # The end of a long journal does not say since when a GPU is slowed down.
-    verdict = stored.verdict if partial else history.verdict
-    rate = history.step.images_per_second if history.step else epoch.images_per_second if epoch else None
+    bottleneck = stored.verdict if partial else history.bottleneck
+    rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
     return RunRow(
         folder.name,
         str(state),
         epoch.epoch if epoch else stored.epochs,
         started.epochs if started else None,
         max(bests, default=None),
-        age_of(folder),
+        run_age_seconds(folder),
         str(folder.path),
         epoch.val_accuracy if epoch else stored.val_accuracy,
         epoch.val_loss if epoch else stored.val_loss,
-        history.done,
+        history.steps_done,
         started.epochs * started.steps_per_epoch if started else None,
         rate,
-        history.eta if state.live else None,
-        message_of(history.finished, state),
+        history.eta_s if state.live else None,
+        end_message(history.finished, state),
         history.data_wait,
         history.mfu,
-        verdict.message if verdict else None,
+        bottleneck.message if bottleneck else None,
     )
 
 
 def unreadable_row(folder: RunFolder, message: str) -> RunRow:
-    return RunRow(folder.name, State.CRASHED, 0, None, None, 0.0, str(folder.path), message=message)
+    return RunRow(folder.name, RunState.CRASHED, 0, None, None, 0.0, str(folder.path), message=message)
 
 
-def message_of(finished: RunFinished | None, state: State) -> str:
-    if state is State.CRASHED:
+def end_message(finished: RunFinished | None, state: RunState) -> str:
+    if state is RunState.CRASHED:
         return "it ended without a word; `gputrain resume` goes on from its last checkpoint"
     return finished.message if finished is not None and not state.live else ""
 
 
-def age_of(folder: RunFolder) -> float:
+def run_age_seconds(folder: RunFolder) -> float:
     signs = []
     for path in (folder.journal, folder.lock):
         try:
@@ -107,23 +107,23 @@ def age_of(folder: RunFolder) -> float:
     return round(max(time.time() - max(signs, default=time.time()), 0.0), 1)
 
 
-def cells_of(row: RunRow) -> tuple[str, ...]:
+def row_cells(row: RunRow) -> tuple[str, ...]:
     """What the header names; nothing in it can do anything to a terminal."""
     epoch = f"{row.epoch}/{row.epochs or '?'}"
-    return (printable(row.name), row.state, epoch, accuracy_in_words(row.best_val_accuracy), in_words(row.age_seconds))
+    return (printable(row.name), row.state, epoch, format_accuracy(row.best_val_accuracy), format_age(row.age_seconds))
 
 
-def accuracy_in_words(accuracy: float | None) -> str:
-    return NONE if accuracy is None else f"{accuracy:.4f}"
+def format_accuracy(accuracy: float | None) -> str:
+    return UNKNOWN if accuracy is None else f"{accuracy:.4f}"
 
 
-def as_table(rows: Sequence[RunRow]) -> str:
-    lines = [HEADER, *(cells_of(row) for row in rows)]
+def format_runs_table(rows: Sequence[RunRow]) -> str:
+    lines = [HEADER, *(row_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def in_words(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """The largest unit that fits: 3 h."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -131,7 +131,7 @@ def in_words(seconds: float) -> str:
     return f"{int(seconds)} s"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """The two largest units: 2h05m, 2m41s, 41s."""
     whole = int(seconds)
     if whole >= 86400:
@@ -142,12 +142,12 @@ def clock(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
-class RunNow:
-    """What a run has come to, and the last lines of its log. `gone` says that its folder is not there."""
+class RunSnapshot:
+    """What a run has come to, and the last lines of its log. `folder_missing` says that its folder is not there."""
 
     row: RunRow
     started: RunStarted | None
     gpus: Sequence[GpuSample] = ()
     gpus_time: float = 0.0
     log: tuple[str, ...] = ()
-    gone: bool = False
+    folder_missing: bool = False

@@ -12,7 +12,7 @@ from engine.utils.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-NONE = "–"
+UNKNOWN = "–"
 """Stands for a value that is not known."""
 NON_TTY_COLUMNS = 120
 COLUMN_GAP = "  "
@@ -26,12 +26,12 @@ def table_console() -> Console:
     return Console(highlight=False, width=None if width_known else NON_TTY_COLUMNS)
 
 
-def table(rows: Sequence[Sequence[str]], right: Sequence[int]) -> Iterator[str]:
-    """`right` are the columns that are aligned there."""
+def format_table(rows: Sequence[Sequence[str]], right_aligned: Sequence[int]) -> Iterator[str]:
+    """`right_aligned` are the columns that are aligned there."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
+            cell.rjust(width) if column in right_aligned else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield printable(COLUMN_GAP.join(cells).rstrip())

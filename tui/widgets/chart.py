@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from tui.charts.axis import short_number
-from tui.charts.plot import Curve, Plot, Window, plot
-from tui.text.tables import NONE
+from tui.charts.axis import format_number
+from tui.charts.plot import Curve, Plot, PlotWindow, plot
+from tui.text.tables import UNKNOWN
 from tui.widgets.lines import Lines
 
-SIGNS = {"braille": "⣀"}
-CURSOR = "│"
+MARKER_SYMBOLS = {"braille": "⣀"}
+CURSOR_CHARACTER = "│"
 # The axis and its labels, below what is drawn.
-FOOT_LINES = 2
+X_AXIS_LINES = 2
 
 
 class Chart(Lines):
@@ -24,52 +24,52 @@ class Chart(Lines):
         super().__init__(id=id)
         self._title = title
         self._plot = Plot([])
-        self._place: float | None = None
-        self._note = ""
+        self._cursor_x: float | None = None
+        self._note_text = ""
         self.curves: list[Curve] = []
-        self.window = Window(0.0, 1.0)
+        self.window = PlotWindow(0.0, 1.0)
 
-    def draw(self, curves: Sequence[Curve], window: Window, note: str = "", cursor: float | None = None) -> None:
+    def draw(self, curves: Sequence[Curve], window: PlotWindow, note: str = "", cursor: float | None = None) -> None:
         self.curves, self.window = list(curves), window
         self._redraw()
-        self.point(cursor, note)
+        self.set_cursor(cursor, note)
 
-    def point(self, cursor: float | None, note: str) -> None:
+    def set_cursor(self, cursor: float | None, note: str) -> None:
         """Put the cursor at this place of the x axis, without drawing the curves again."""
-        self._place, self._note = cursor, note
-        self.retitle(self._legend(), note)
-        self._show()
+        self._cursor_x, self._note_text = cursor, note
+        self.set_titles(self._legend(), note)
+        self._update_lines()
 
     def _redraw(self) -> None:
         if self.size.width > 0:
             self._plot = plot(self.curves, self.window, self.size.width, self.size.height)
 
-    def _show(self) -> None:
-        self.show_texts(self._with_cursor(self._plot))
+    def _update_lines(self) -> None:
+        self.set_texts(self._with_cursor(self._plot))
 
-    def _with_cursor(self, drawn: Plot) -> list[Text]:
+    def _with_cursor(self, plotted: Plot) -> list[Text]:
         low, high = self.window.low, self.window.high
-        if self._place is None or not drawn.across or not low <= self._place <= high:
-            return drawn.lines
-        column = drawn.left + round((self._place - low) / (high - low) * (drawn.across - 1))
-        crossed = [_replaced(line, column) for line in drawn.lines[:-FOOT_LINES]]
-        return crossed + drawn.lines[-FOOT_LINES:]
+        if self._cursor_x is None or not plotted.area_width or not low <= self._cursor_x <= high:
+            return plotted.lines
+        column = plotted.area_left + round((self._cursor_x - low) / (high - low) * (plotted.area_width - 1))
+        crossed = [_draw_cursor(line, column) for line in plotted.lines[:-X_AXIS_LINES]]
+        return crossed + plotted.lines[-X_AXIS_LINES:]
 
     def on_resize(self) -> None:
         self._redraw()
-        self._show()
+        self._update_lines()
 
     def _legend(self) -> str:
         """Read as markup by the frame; nothing in it comes from outside."""
         words = [self._title]
         for curve in self.curves:
-            value = curve.series.latest() if self._place is None else curve.series.at(self._place)
-            shown = NONE if value is None else short_number(value, 3)
-            words.append(f"{SIGNS.get(curve.marker, curve.marker)}{curve.label} {shown}")
+            value = curve.series.latest() if self._cursor_x is None else curve.series.value_at(self._cursor_x)
+            shown = UNKNOWN if value is None else format_number(value, 3)
+            words.append(f"{MARKER_SYMBOLS.get(curve.marker, curve.marker)}{curve.label} {shown}")
         return "  ".join(words)
 
 
-def _replaced(line: Text, column: int) -> Text:
+def _draw_cursor(line: Text, column: int) -> Text:
     """The line with the cursor in this column."""
     first, _, last = line.divide([column, column + 1]) if column < len(line) else (line, None, Text(""))
-    return Text.assemble(first, (CURSOR, "bold"), last, no_wrap=True, end="")
+    return Text.assemble(first, (CURSOR_CHARACTER, "bold"), last, no_wrap=True, end="")

@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from tui.keymap import Command
 
-GAP = 2
+GAP_COLUMNS = 2
 
 
 class Keys(Widget):
@@ -19,36 +19,36 @@ class Keys(Widget):
 
     def __init__(self, commands: Sequence[Command]) -> None:
         super().__init__()
-        self._commands = [command for command in commands if command.rank > 0]
+        self._commands = [command for command in commands if command.priority > 0]
 
-    def _shown(self) -> list[tuple[int, Command]]:
+    def _visible_commands(self) -> list[tuple[int, Command]]:
         """Each command that finds room, with the column that it begins in."""
         room, kept = self.size.width - 1, []
-        for command in sorted(self._commands, key=lambda command: -command.rank):
-            if (length := _length(command)) > room:
+        for command in sorted(self._commands, key=lambda command: -command.priority):
+            if (length := _command_columns(command)) > room:
                 break
-            room -= length + GAP
+            room -= length + GAP_COLUMNS
             kept.append(command)
         column, places = 1, []
         for command in self._commands:
             if command in kept:
                 places.append((column, command))
-                column += _length(command) + GAP
+                column += _command_columns(command) + GAP_COLUMNS
         return places
 
     def render(self) -> Text:
         line = Text(no_wrap=True, end="")
-        for column, command in self._shown():
+        for column, command in self._visible_commands():
             line.append(" " * (column - line.cell_len))
-            line.append(command.shown_key, "bold reverse")
+            line.append(command.key_label, "bold reverse")
             line.append(f" {command.title}")
         return line
 
     async def on_click(self, event: events.Click) -> None:
-        for column, command in self._shown():
-            if column <= event.x < column + _length(command):
+        for column, command in self._visible_commands():
+            if column <= event.x < column + _command_columns(command):
                 await self.screen.run_action(command.action)
 
 
-def _length(command: Command) -> int:
-    return cell_len(command.shown_key) + 1 + cell_len(command.title)
+def _command_columns(command: Command) -> int:
+    return cell_len(command.key_label) + 1 + cell_len(command.title)

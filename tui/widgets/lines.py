@@ -16,8 +16,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-CURSOR = Style(reverse=True)
-CURSOR_ELSEWHERE = Style(bold=True)
+CURSOR_STYLE = Style(reverse=True)
+UNFOCUSED_CURSOR_STYLE = Style(bold=True)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Row:
 
 
 class Lines(ScrollView, can_focus=True):
-    """Rows below lines that stay in place. With `choosing` it has a cursor."""
+    """Rows below lines that stay in place. With `selectable` it has a cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", show=False),
@@ -55,20 +55,20 @@ class Lines(ScrollView, can_focus=True):
     def __init__(
         self,
         *,
-        choosing: bool = False,
+        selectable: bool = False,
         id: str | None = None,  # noqa: A002 (Textual's name)
-        empty: Text | None = None,
+        empty_text: Text | None = None,
     ) -> None:
         self._frame_only = False
         self._titles = ("", "")
         super().__init__(id=id)
-        self._choosing = choosing
-        self._head: list[Text] = []
+        self._selectable = selectable
+        self._header: list[Text] = []
         self._rows: list[Row] = []
         self._cursor = 0
-        self._empty = empty or Text("")
+        self._empty_text = empty_text or Text("")
 
-    def retitle(self, title: str, subtitle: str = "") -> None:
+    def set_titles(self, title: str, subtitle: str = "") -> None:
         """Put these into the frame, which alone is drawn again."""
         if (title, subtitle) == self._titles:
             return
@@ -79,35 +79,35 @@ class Lines(ScrollView, can_focus=True):
         width, height = self.size
         self.refresh(Region(-1, -1, width + 3, 1), Region(-1, height, width + 3, 1))
 
-    def refresh(self, *regions: Region, **wanted: Any) -> Self:
-        return self if self._frame_only else super().refresh(*regions, **wanted)
+    def refresh(self, *regions: Region, **options: Any) -> Self:
+        return self if self._frame_only else super().refresh(*regions, **options)
 
     @property
-    def key(self) -> str | None:
+    def selected_key(self) -> str | None:
         """The key of the row under the cursor."""
-        return self._rows[self._cursor].key if self._choosing and self._rows else None
+        return self._rows[self._cursor].key if self._selectable and self._rows else None
 
-    def show(self, rows: Sequence[Row], head: Sequence[Text] = (), empty: Text | None = None) -> None:
-        """Show these rows from now on, or `empty` where there are none. The cursor stays on its row where that is still
-        there."""
-        key, before = self.key, self._shown()
-        self._empty = empty or self._empty
-        self._rows, self._head = list(rows), list(head)
+    def set_rows(self, rows: Sequence[Row], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
+        """Show these rows from now on, or `empty_text` where there are none. The cursor stays on its row where that is
+        still there."""
+        key, before = self.selected_key, self._visible_lines()
+        self._empty_text = empty_text or self._empty_text
+        self._rows, self._header = list(rows), list(header)
         if key is not None:
             places = [place for place, row in enumerate(rows) if row.key == key]
             self._cursor = places[0] if places else min(self._cursor, max(len(rows) - 1, 0))
-        size = Size(self.size.width, len(self._head) + len(self._rows))
+        size = Size(self.size.width, len(self._header) + len(self._rows))
         if size != self.virtual_size:
             self.virtual_size = size
-            self._keep_in_view()
-        after = self._shown()
+            self._scroll_to_cursor()
+        after = self._visible_lines()
         for y, (old, new) in enumerate(zip(before, after, strict=True)):
             if old != new or old[0].style != new[0].style:
                 self._refresh_change(y, old, new)
 
-    def show_texts(self, texts: Sequence[Text], head: Sequence[Text] = ()) -> None:
+    def set_texts(self, texts: Sequence[Text], header: Sequence[Text] = ()) -> None:
         """Rows that are known by their place."""
-        self.show([Row(str(place), text) for place, text in enumerate(texts)], head)
+        self.set_rows([Row(str(place), text) for place, text in enumerate(texts)], header)
 
     def _refresh_change(self, y: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
         """Draw a line again from the first cell to the last that differ."""
@@ -122,24 +122,24 @@ class Lines(ScrollView, can_focus=True):
         if first < end:
             self.refresh(Region(first, y, end - first, 1))
 
-    def _shown(self) -> list[tuple[Text, bool]]:
+    def _visible_lines(self) -> list[tuple[Text, bool]]:
         """What each line of the window shows, and whether the cursor is on it."""
-        return [self._line(y) for y in range(self.size.height)]
+        return [self._visible_line(y) for y in range(self.size.height)]
 
-    def _line(self, y: int) -> tuple[Text, bool]:
-        if y < len(self._head):
-            return self._head[y], False
-        place = y - len(self._head) + int(self.scroll_offset.y)
+    def _visible_line(self, y: int) -> tuple[Text, bool]:
+        if y < len(self._header):
+            return self._header[y], False
+        place = y - len(self._header) + int(self.scroll_offset.y)
         if place < len(self._rows):
-            return self._rows[place].text, self._choosing and place == self._cursor
-        return (self._empty if not self._rows and place == 0 else Text("")), False
+            return self._rows[place].text, self._selectable and place == self._cursor
+        return (self._empty_text if not self._rows and place == 0 else Text("")), False
 
     def render_line(self, y: int) -> Strip:
-        text, chosen = self._line(y)
+        text, chosen = self._visible_line(y)
         width = self.size.width
         base = self.rich_style
         if chosen:
-            base += CURSOR if self.has_focus else CURSOR_ELSEWHERE
+            base += CURSOR_STYLE if self.has_focus else UNFOCUSED_CURSOR_STYLE
         line = text.copy()
         line.truncate(width, overflow="ellipsis", pad=True)
         segments = [
@@ -150,8 +150,8 @@ class Lines(ScrollView, can_focus=True):
         return Strip(segments, width)
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self.size.width, len(self._head) + len(self._rows))
-        self._keep_in_view()
+        self.virtual_size = Size(self.size.width, len(self._header) + len(self._rows))
+        self._scroll_to_cursor()
 
     def on_focus(self) -> None:
         self.refresh()
@@ -160,34 +160,34 @@ class Lines(ScrollView, can_focus=True):
         self.refresh()
 
     def action_move(self, rows: int) -> None:
-        if self._choosing:
+        if self._selectable:
             self._move_to(self._cursor + rows)
         else:
             self.scroll_relative(y=rows, animate=False)
 
     def action_page(self, pages: int) -> None:
-        self.action_move(pages * max(self.size.height - len(self._head) - 1, 1))
+        self.action_move(pages * max(self.size.height - len(self._header) - 1, 1))
 
     def action_choose(self) -> None:
-        if self.key is not None:
-            self.post_message(self.Chosen(self, self.key))
+        if self.selected_key is not None:
+            self.post_message(self.Chosen(self, self.selected_key))
 
-    def _move_to(self, place: int) -> None:
-        place = min(max(place, 0), max(len(self._rows) - 1, 0))
-        if place != self._cursor:
-            self._cursor = place
-            self._keep_in_view()
+    def _move_to(self, index: int) -> None:
+        index = min(max(index, 0), max(len(self._rows) - 1, 0))
+        if index != self._cursor:
+            self._cursor = index
+            self._scroll_to_cursor()
             self.refresh()
 
-    def _keep_in_view(self) -> None:
-        room = max(self.size.height - len(self._head), 1)
+    def _scroll_to_cursor(self) -> None:
+        room = max(self.size.height - len(self._header), 1)
         top = int(self.scroll_offset.y)
-        if self._choosing and not top <= self._cursor < top + room:
+        if self._selectable and not top <= self._cursor < top + room:
             self.scroll_to(y=self._cursor if self._cursor < top else self._cursor - room + 1, animate=False, force=True)
 
     def on_click(self, event: events.Click) -> None:
-        place = event.y - len(self._head) + int(self.scroll_offset.y)
-        if self._choosing and 0 <= place < len(self._rows) and event.y >= len(self._head):
+        place = event.y - len(self._header) + int(self.scroll_offset.y)
+        if self._selectable and 0 <= place < len(self._rows) and event.y >= len(self._header):
             again = place == self._cursor and event.chain > 1
             self._move_to(place)
             if again:

@@ -16,26 +16,26 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from engine.utils.text import printable
-from tui.text.confusion import Counts, cut, percent, shares_of, shortened
+from tui.text.confusion import ConfusionCounts, format_percent, row_shares, shorten_names, truncate_cells
 
 # From few to many, in 256 colours; brought to 16 they stay blue for what is right, and red to yellow for what is not.
-RIGHT = (
+CORRECT_STYLES = (
     *("color(231) on color(17)", "color(231) on color(18)", "color(231) on color(25)"),
     *("color(16) on color(32)", "bold color(16) on color(75)"),
 )
-WRONG = (
+WRONG_STYLES = (
     *("color(231) on color(52)", "color(231) on color(88)", "color(231) on color(130)"),
     *("color(16) on color(172)", "bold color(16) on color(214)"),
 )
 # Shares of a row from which on each shade is taken; fewer mistakes have none.
-RIGHT_FROM, WRONG_FROM = (0.0, 0.5, 0.7, 0.85, 0.95), (0.01, 0.03, 0.06, 0.12, 0.25)
-NOTHING = Style(dim=True)
-CURSOR = Style(reverse=True, bold=True)
-MOST_LABEL, LEAST_CELL, MOST_CELL, MOST_TALL = 16, 4, 12, 4
+CORRECT_THRESHOLDS, WRONG_THRESHOLDS = (0.0, 0.5, 0.7, 0.85, 0.95), (0.01, 0.03, 0.06, 0.12, 0.25)
+EMPTY_CELL_STYLE = Style(dim=True)
+CURSOR_STYLE = Style(reverse=True, bold=True)
+MAX_LABEL_WIDTH, MIN_CELL_WIDTH, MAX_CELL_WIDTH, MAX_CELL_HEIGHT = 16, 4, 12, 4
 
 
-def shade(share: float, *, right: bool) -> Style:
-    shades, steps = (RIGHT, RIGHT_FROM) if right else (WRONG, WRONG_FROM)
+def cell_style(share: float, *, correct: bool) -> Style:
+    shades, steps = (CORRECT_STYLES, CORRECT_THRESHOLDS) if correct else (WRONG_STYLES, WRONG_THRESHOLDS)
     reached = sum(share >= step for step in steps)
     return Style.parse(shades[reached - 1]) if reached else Style.null()
 
@@ -56,20 +56,20 @@ class Matrix(Widget, can_focus=True):
         super().__init__(id=id)
         self._names: tuple[str, ...] = ()
         self._labels: list[str] = []
-        self._longest = self._digits = 0
-        self._counts: Counts = np.zeros((0, 0), np.int64)
-        self._shares = shares_of(self._counts)
+        self._longest_name = self._count_digits = 0
+        self._counts: ConfusionCounts = np.zeros((0, 0), np.int64)
+        self._shares = row_shares(self._counts)
         self._order: list[int] = []
-        self._row = self._column = self._top = self._left = 0
+        self._cursor_row = self._cursor_column = self._first_row = self._first_column = 0
 
-    def show(self, names: Sequence[str], counts: Counts, order: Sequence[int]) -> None:
+    def set_data(self, names: Sequence[str], counts: ConfusionCounts, order: Sequence[int]) -> None:
         """The classes in this order from now on; the cursor stays on its pair of classes."""
         pair = self.pair
         self._names = tuple(map(printable, names))
-        self._labels = shortened(self._names, MOST_LABEL)
-        self._longest = max(map(cell_len, self._names), default=0)
-        self._digits = len(str(counts.max(initial=0)))
-        self._counts, self._shares, self._order = counts, shares_of(counts), list(order)
+        self._labels = shorten_names(self._names, MAX_LABEL_WIDTH)
+        self._longest_name = max(map(cell_len, self._names), default=0)
+        self._count_digits = len(str(counts.max(initial=0)))
+        self._counts, self._shares, self._order = counts, row_shares(counts), list(order)
         if pair is None or max(pair) >= len(self._order):
             self.action_go_to(0, 0)
         else:
@@ -78,93 +78,95 @@ class Matrix(Widget, can_focus=True):
     @property
     def pair(self) -> tuple[int, int] | None:
         """The numbers of the true class and of the one it was taken for, under the cursor."""
-        return (self._order[self._row], self._order[self._column]) if self._order else None
+        return (self._order[self._cursor_row], self._order[self._cursor_column]) if self._order else None
 
-    def find(self, true: int, taken: int) -> None:
+    def select_pair(self, true_class: int, predicted_class: int) -> None:
         """Put the cursor on a pair of classes, and that into the middle."""
-        row, column = self._order.index(true), self._order.index(taken)
-        self._top, self._left = row - self._rows // 2, column - self._columns // 2
+        row, column = self._order.index(true_class), self._order.index(predicted_class)
+        self._first_row, self._first_column = row - self._visible_rows // 2, column - self._visible_columns // 2
         self.action_go_to(row, column)
 
     # What is where
 
     @property
-    def _label(self) -> int:
-        return min(self._longest, MOST_LABEL, max(self.size.width // 4, 6)) + 1
+    def _label_width(self) -> int:
+        return min(self._longest_name, MAX_LABEL_WIDTH, max(self.size.width // 4, 6)) + 1
 
     @property
-    def _cell(self) -> int:
+    def _cell_width(self) -> int:
         """Cells of a terminal that a count takes across: as many as its name needs, where there is room."""
-        least = max(self._digits + 2, LEAST_CELL)
-        wanted = min(self._longest + 2, MOST_CELL)
-        return max(min((self.size.width - self._label) // max(len(self._order), 1), wanted), least)
+        least = max(self._count_digits + 2, MIN_CELL_WIDTH)
+        wanted = min(self._longest_name + 2, MAX_CELL_WIDTH)
+        return max(min((self.size.width - self._label_width) // max(len(self._order), 1), wanted), least)
 
     @property
-    def _tall(self) -> int:
+    def _cell_height(self) -> int:
         """Lines that a row takes: more where there is room, so that cells are less flat."""
         room = (self.size.height - 1) // max(len(self._order), 1)
-        return max(min(room, MOST_TALL, self._cell // 2), 1)
+        return max(min(room, MAX_CELL_HEIGHT, self._cell_width // 2), 1)
 
     @property
-    def _rows(self) -> int:
-        return max((self.size.height - 1) // self._tall, 1)
+    def _visible_rows(self) -> int:
+        return max((self.size.height - 1) // self._cell_height, 1)
 
     @property
-    def _columns(self) -> int:
-        return max((self.size.width - self._label) // self._cell, 1)
+    def _visible_columns(self) -> int:
+        return max((self.size.width - self._label_width) // self._cell_width, 1)
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if not self._order:
             return Strip.blank(width, self.rich_style)
-        shown = self._order[self._left : self._left + self._columns]
+        shown = self._order[self._first_column : self._first_column + self._visible_columns]
         if y == 0:
-            names = shortened(self._names, self._cell - 1)
-            segments = [Segment(" " * self._label)]
-            for place, name in enumerate((names[number] for number in shown), self._left):
-                style = CURSOR if place == self._column and self.has_focus else Style(bold=True)
-                segments += [Segment(" " * (self._cell - 1 - cell_len(name))), Segment(name, style), Segment(" ")]
+            names = shorten_names(self._names, self._cell_width - 1)
+            segments = [Segment(" " * self._label_width)]
+            for place, name in enumerate((names[number] for number in shown), self._first_column):
+                style = CURSOR_STYLE if place == self._cursor_column and self.has_focus else Style(bold=True)
+                segments += [Segment(" " * (self._cell_width - 1 - cell_len(name))), Segment(name, style), Segment(" ")]
             return Strip(segments).adjust_cell_length(width, self.rich_style)
-        place, line = self._top + (y - 1) // self._tall, (y - 1) % self._tall
+        place, line = self._first_row + (y - 1) // self._cell_height, (y - 1) % self._cell_height
         if place >= len(self._order):
             return Strip.blank(width, self.rich_style)
-        return Strip(self._row_segments(place, shown, middle=line == self._tall // 2)).adjust_cell_length(
+        return Strip(self._row_segments(place, shown, middle=line == self._cell_height // 2)).adjust_cell_length(
             width, self.rich_style
         )
 
     def _row_segments(self, place: int, shown: Sequence[int], *, middle: bool) -> list[Segment]:
         true = self._order[place]
-        segments = [Segment(" " * self._label)]
+        segments = [Segment(" " * self._label_width)]
         if middle:
-            name = cut(self._labels[true], self._label - 1)
-            style = CURSOR if place == self._row and self.has_focus else Style(bold=True)
-            segments = [Segment(name, style), Segment(" " * (self._label - cell_len(name)))]
-        for column, taken in enumerate(shown, self._left):
+            name = truncate_cells(self._labels[true], self._label_width - 1)
+            style = CURSOR_STYLE if place == self._cursor_row and self.has_focus else Style(bold=True)
+            segments = [Segment(name, style), Segment(" " * (self._label_width - cell_len(name)))]
+        for column, taken in enumerate(shown, self._first_column):
             count, share = int(self._counts[true, taken]), float(self._shares[true, taken])
-            style = shade(share, right=true == taken) if count else NOTHING
-            if self.has_focus and (place, column) == (self._row, self._column):
-                style += CURSOR
+            style = cell_style(share, correct=true == taken) if count else EMPTY_CELL_STYLE
+            if self.has_focus and (place, column) == (self._cursor_row, self._cursor_column):
+                style += CURSOR_STYLE
             text = str(count or "·") if middle else ""
-            segments.append(Segment(f"{text:>{self._cell - 1}} ", style))
+            segments.append(Segment(f"{text:>{self._cell_width - 1}} ", style))
         return segments
 
     # The cursor
 
     def action_move(self, rows: int, columns: int) -> None:
-        self.action_go_to(self._row + rows, self._column + columns)
+        self.action_go_to(self._cursor_row + rows, self._cursor_column + columns)
 
     def action_page(self, pages: int) -> None:
-        self.action_move(pages * max(self._rows - 1, 1), 0)
+        self.action_move(pages * max(self._visible_rows - 1, 1), 0)
 
     def action_go_to(self, row: int, column: int) -> None:
         last = max(len(self._order) - 1, 0)
-        self._row, self._column = min(max(row, 0), last), min(max(column, 0), last)
-        self._top = _seen(self._top, self._row, self._rows, len(self._order))
-        self._left = _seen(self._left, self._column, self._columns, len(self._order))
-        self._tell()
+        self._cursor_row, self._cursor_column = min(max(row, 0), last), min(max(column, 0), last)
+        self._first_row = _scroll_start(self._first_row, self._cursor_row, self._visible_rows, len(self._order))
+        self._first_column = _scroll_start(
+            self._first_column, self._cursor_column, self._visible_columns, len(self._order)
+        )
+        self._update_titles()
         self.refresh()
 
-    def _tell(self) -> None:
+    def _update_titles(self) -> None:
         pair = self.pair
         if pair is None:
             self.border_title = self.border_subtitle = None
@@ -174,18 +176,20 @@ class Matrix(Widget, can_focus=True):
         how = "right" if true == taken else f"taken for {self._names[taken]}"
         of = int(self._counts[true].sum())
         # What comes from outside is not read as markup.
-        self.border_title = f"{self._names[true]} {how}: {count:,} of {of:,}, {percent(share)}".replace("[", "\\[")
-        classes, rows, columns = len(self._order), self._rows, self._columns
+        self.border_title = f"{self._names[true]} {how}: {count:,} of {of:,}, {format_percent(share)}".replace(
+            "[", "\\["
+        )
+        classes, rows, columns = len(self._order), self._visible_rows, self._visible_columns
         part = ""
         if classes > min(rows, columns):
             part = (
-                f"rows {self._top + 1}-{min(self._top + rows, classes)}, "
-                f"columns {self._left + 1}-{min(self._left + columns, classes)} of {classes}   "
+                f"rows {self._first_row + 1}-{min(self._first_row + rows, classes)}, "
+                f"columns {self._first_column + 1}-{min(self._first_column + columns, classes)} of {classes}   "
             )
         self.border_subtitle = f"{part}row: true, column: taken for"
 
     def on_resize(self) -> None:
-        self.action_go_to(self._row, self._column)
+        self.action_go_to(self._cursor_row, self._cursor_column)
 
     def on_focus(self) -> None:
         self.refresh()
@@ -195,9 +199,9 @@ class Matrix(Widget, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         place = event.get_content_offset(self)
-        if place is not None and place.y > 0 and place.x >= self._label:
-            row, column = (place.y - 1) // self._tall, (place.x - self._label) // self._cell
-            self.action_go_to(self._top + row, self._left + column)
+        if place is not None and place.y > 0 and place.x >= self._label_width:
+            row, column = (place.y - 1) // self._cell_height, (place.x - self._label_width) // self._cell_width
+            self.action_go_to(self._first_row + row, self._first_column + column)
 
     def on_mouse_scroll_down(self) -> None:
         self.action_move(1, 0)
@@ -206,7 +210,7 @@ class Matrix(Widget, can_focus=True):
         self.action_move(-1, 0)
 
 
-def _seen(first: int, place: int, room: int, of: int) -> int:
-    """The first of those that are shown, moved as little as brings `place` among them."""
-    first = min(max(first, place - room + 1), place)
-    return max(min(first, of - room), 0)
+def _scroll_start(first: int, index: int, room: int, total: int) -> int:
+    """The first of those that are shown, moved as little as brings `index` among them."""
+    first = min(max(first, index - room + 1), index)
+    return max(min(first, total - room), 0)

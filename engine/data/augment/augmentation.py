@@ -13,172 +13,184 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.config.data_sections import Augment
+from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
-from engine.config.user_code import in_words, kind_of, load_own
-from engine.data.augment.batch_ops import crop, erase, flip
-from engine.data.augment.crops import cut_box, cut_rectangles, erased_rectangles
-from engine.data.rng import library_draws, one_thread, own_draws
-from engine.data.sampler import Indices, Stream, random_below, random_bits
-from engine.data.sources.base import Box, Crop, ImageFormat
+from engine.config.user_code import describe_exception, describe_value, load_user_code
+from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop
+from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
+from engine.data.rng import fork_all_rngs, fork_torch_rng, single_torch_thread
+from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
+from engine.data.sources.base import Box, CropSpec, ImageFormat
 from engine.utils.errors import UsageError
 
 # An image, C x H x W of uint8, to another of that form.
-Change = Callable[[Tensor], Tensor]
+ImageTransform = Callable[[Tensor], Tensor]
 
 
-class OwnTransformError(Exception):
+class UserTransformError(Exception):
     """The user's own transform failed, or gave no image; the text names it."""
 
 
 @dataclass(frozen=True)
-class Draws:
+class AugmentParams:
     """What was drawn for N images that is done to whole batches; None is not done at all."""
 
-    corners: Tensor | None
+    crop_offsets: Tensor | None
     """Row and column that a crop begins at in the image with its border: N x 2."""
-    flips: Tensor | None
+    flip_mask: Tensor | None
     """Whether to mirror the image: N, bool."""
-    erased: Tensor | None
+    erase_boxes: Tensor | None
     """Left, top, right and bottom of what is erased: N x 4."""
-    padding: int
-    colour: tuple[int, ...]
+    crop_padding: int
+    erase_value: tuple[int, ...]
     """What erased pixels become, in each channel."""
 
-    def to(self, device: torch.device) -> Draws:
+    def to(self, device: torch.device) -> AugmentParams:
         """On a device, without waiting for it."""
         if device.type == "cpu":
             return self
-        return self._each(lambda drawn: drawn.pin_memory().to(device, non_blocking=True))
+        return self._map_tensors(lambda drawn: drawn.pin_memory().to(device, non_blocking=True))
 
-    def __getitem__(self, rows: slice) -> Draws:
+    def __getitem__(self, rows: slice) -> AugmentParams:
         """Those of some of the images."""
-        return self._each(lambda drawn: drawn[rows])
+        return self._map_tensors(lambda drawn: drawn[rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Between processes they go by value, and not as files of shared memory."""
-        drawn = [None if one is None else one.numpy() for one in (self.corners, self.flips, self.erased)]
-        return _unpacked, (drawn, self.padding, self.colour)
+        drawn = [None if one is None else one.numpy() for one in (self.crop_offsets, self.flip_mask, self.erase_boxes)]
+        return _unpickle_params, (drawn, self.crop_padding, self.erase_value)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Draws:
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> AugmentParams:
         corners, flips, erased = (
-            None if drawn is None else change(drawn) for drawn in (self.corners, self.flips, self.erased)
+            None if drawn is None else function(drawn)
+            for drawn in (self.crop_offsets, self.flip_mask, self.erase_boxes)
         )
-        return replace(self, corners=corners, flips=flips, erased=erased)
+        return replace(self, crop_offsets=corners, flip_mask=flips, erase_boxes=erased)
 
 
-def _unpacked(drawn: Sequence[NDArray[Any] | None], padding: int, colour: tuple[int, ...]) -> Draws:
-    corners, flips, erased = (None if one is None else torch.from_numpy(one) for one in drawn)
-    return Draws(corners, flips, erased, padding, colour)
+def _unpickle_params(
+    arrays: Sequence[NDArray[Any] | None], crop_padding: int, erase_value: tuple[int, ...]
+) -> AugmentParams:
+    corners, flips, erased = (None if one is None else torch.from_numpy(one) for one in arrays)
+    return AugmentParams(corners, flips, erased, crop_padding, erase_value)
 
 
-def vary(images: Tensor, draws: Draws) -> Tensor:
+def apply_batch_params(images: Tensor, params: AugmentParams) -> Tensor:
     """A batch, N x C x H x W of uint8, cropped, mirrored and erased on the device that it lies on, as the draws on that
     device say. Each image is changed alike in any batch and on any device, bit for bit."""
-    if draws.corners is not None:
-        images = crop(images, draws.padding, draws.corners)
-    if draws.flips is not None:
-        images = flip(images, draws.flips)
-    if draws.erased is not None:
-        images = erase(images, draws.erased, draws.colour)
+    if params.crop_offsets is not None:
+        images = pad_and_crop(images, params.crop_padding, params.crop_offsets)
+    if params.flip_mask is not None:
+        images = horizontal_flip(images, params.flip_mask)
+    if params.erase_boxes is not None:
+        images = erase(images, params.erase_boxes, params.erase_value)
     return images
 
 
 class Augmentation:
-    """All that a config asks for, made once in a process: `before` the batch comes to the device and then, there, by
-    its `draws` (`vary`). Raises UsageError where the user's own transform cannot be had."""
+    """All that a config asks for, made once in a process: `apply_image_transforms` the batch comes to the device and
+    then, there, by its `draw_batch_params` (`apply_batch_params`). Raises UsageError where the user's own transform
+    cannot be had."""
 
     def __init__(self, config: Config, image_format: ImageFormat) -> None:
         self._augment, self._seed = config.augment, config.run.seed
         self._size = image_format.size
         # Which is 0 to the model.
-        self._colour = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
-        self._changes = list(_changes(config, image_format))
-        self._libraries = library_draws if config.augment.transform is None else own_draws
+        self._erase_value = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
+        self._transforms = list(_image_transforms(config, image_format))
+        self._fork_rng = fork_torch_rng if config.augment.transform is None else fork_all_rngs
 
     @property
-    def one_by_one(self) -> bool:
+    def has_image_transforms(self) -> bool:
         """Whether anything is done to one image after another, on the CPU."""
-        return bool(self._changes)
+        return bool(self._transforms)
 
-    def crop(self, epoch: int) -> Crop | None:
+    def crop_spec(self, epoch: int) -> CropSpec | None:
         """Where to cut the training images of an epoch when they are loaded; None to leave them whole."""
         if not self._augment.resized_crop:
             return None
-        return Crop(self._size, partial(_box, self._augment, self._seed, epoch))
+        return CropSpec(self._size, partial(_draw_crop_box, self._augment, self._seed, epoch))
 
-    def boxes(self, epoch: int, indices: Indices, size: int) -> Tensor | None:
+    def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Tensor | None:
         """The same for images that are all of one size, N x 4 on the host: left, top, right, bottom."""
         augment = self._augment
         if not augment.resized_crop:
             return None
-        found = cut_rectangles(augment.crop_scale, augment.crop_ratio, size, size, self._seed, epoch, indices)
+        found = random_resized_crop_boxes(
+            augment.crop_scale, augment.crop_ratio, image_size, image_size, self._seed, epoch, indices
+        )
         return torch.from_numpy(found)
 
     def __call__(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
         """A training batch, N x C x H x W, changed where it lies."""
-        return vary(self.before(images, epoch, indices), self.draws(epoch, indices))
+        return apply_batch_params(
+            self.apply_image_transforms(images, epoch, indices), self.draw_batch_params(epoch, indices)
+        )
 
-    def before(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
+    def apply_image_transforms(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
         """A training batch on the CPU with that done which is done to one image after another. The crop and the flip
         come before it, and are done here where there is any such thing."""
-        if not self._changes:
+        if not self._transforms:
             return images
-        images = vary(images, self._crops(epoch, indices))
-        bits = [random_bits(self._seed, stream, epoch, indices) for stream, _ in self._changes]
+        images = apply_batch_params(images, self._draw_crop_and_flip(epoch, indices))
+        bits = [random_bits(self._seed, stream, epoch, indices) for stream, _ in self._transforms]
         changed = []
-        with one_thread(), self._libraries() as seeded:
+        with single_torch_thread(), self._fork_rng() as seeded:
             # Grey that was spread over three channels is one image in memory.
             for row, image in enumerate(images.contiguous()):
-                for (_, change), drawn in zip(self._changes, bits, strict=True):
+                for (_, change), drawn in zip(self._transforms, bits, strict=True):
                     seeded(drawn[row])
                     image = change(image)
                 changed.append(image)
         return torch.stack(changed)
 
-    def draws(self, epoch: int, indices: Indices) -> Draws:
+    def draw_batch_params(self, epoch: int, indices: Indices) -> AugmentParams:
         """What is left for the device to do to those training images, on the host."""
-        draws = Draws(None, None, None, 0, self._colour) if self._changes else self._crops(epoch, indices)
+        draws = (
+            AugmentParams(None, None, None, 0, self._erase_value)
+            if self._transforms
+            else self._draw_crop_and_flip(epoch, indices)
+        )
         if not self._augment.erasing:
             return draws
-        erased = erased_rectangles(self._augment.erasing, self._size, self._seed, epoch, indices)
-        return replace(draws, erased=torch.from_numpy(erased))
+        erased = random_erasing_boxes(self._augment.erasing, self._size, self._seed, epoch, indices)
+        return replace(draws, erase_boxes=torch.from_numpy(erased))
 
-    def _crops(self, epoch: int, indices: Indices) -> Draws:
+    def _draw_crop_and_flip(self, epoch: int, indices: Indices) -> AugmentParams:
         """Crop and flip."""
         padding, seed = self._augment.crop_padding, self._seed
         corners = flips = None
         if padding:
             drawn = [
-                random_below(2 * padding + 1, seed, stream, epoch, indices)
-                for stream in (Stream.CROP_ROW, Stream.CROP_COLUMN)
+                random_integers(2 * padding + 1, seed, stream, epoch, indices)
+                for stream in (RandomStream.CROP_ROW, RandomStream.CROP_COLUMN)
             ]
             corners = torch.from_numpy(np.stack(drawn, 1))
         if self._augment.flip:
-            flips = torch.from_numpy(random_below(2, seed, Stream.FLIP, epoch, indices)).bool()
-        return Draws(corners, flips, None, padding, self._colour)
+            flips = torch.from_numpy(random_integers(2, seed, RandomStream.FLIP, epoch, indices)).bool()
+        return AugmentParams(corners, flips, None, padding, self._erase_value)
 
 
-def _changes(config: Config, image_format: ImageFormat) -> Iterator[tuple[Stream, Change]]:
+def _image_transforms(config: Config, image_format: ImageFormat) -> Iterator[tuple[RandomStream, ImageTransform]]:
     """What is done to one image after another, each with its stream of random numbers."""
     augment, colour = config.augment, image_format.channels == 3
     if augment.policy != "none":
-        yield Stream.POLICY, _policy(augment)
+        yield RandomStream.POLICY, _policy_transform(augment)
     saturation, hue = (augment.saturation, augment.hue) if colour else (0.0, 0.0)
     if any((augment.brightness, augment.contrast, saturation, hue)):
         from torchvision.transforms import v2
 
-        yield Stream.JITTER, v2.ColorJitter(augment.brightness, augment.contrast, saturation, hue)
+        yield RandomStream.COLOR_JITTER, v2.ColorJitter(augment.brightness, augment.contrast, saturation, hue)
     if augment.transform is not None:
-        yield Stream.OWN_TRANSFORM, _own_transform(augment.transform, config.run.code)
+        yield RandomStream.USER_TRANSFORM, _user_transform(augment.transform, config.run.code)
 
 
-def _policy(augment: Augment) -> Change:
+def _policy_transform(augment: AugmentConfig) -> ImageTransform:
     """As torchvision's reference training has them, which interpolates."""
     from torchvision.transforms import InterpolationMode, v2
 
     bilinear = InterpolationMode.BILINEAR
-    policy: Change = (
+    policy: ImageTransform = (
         v2.RandAugment(augment.policy_ops, augment.policy_magnitude, interpolation=bilinear)
         if augment.policy == "randaugment"
         else v2.TrivialAugmentWide(interpolation=bilinear)
@@ -186,25 +198,27 @@ def _policy(augment: Augment) -> Change:
     return policy
 
 
-def _box(augment: Augment, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
+def _draw_crop_box(augment: AugmentConfig, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
     """What is cut out of one image."""
-    return cut_box(augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, index)
+    return random_resized_crop_box(augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, index)
 
 
-def _own_transform(name: str, code: str | None) -> Change:
-    transform = load_own("augment.transform", name, code)
+def _user_transform(name: str, code: str | None) -> ImageTransform:
+    transform = load_user_code("augment.transform", name, code)
     if not callable(transform):
-        raise UsageError.one("augment.transform", f"{name} is {kind_of(transform)}, and must be called with an image")
+        raise UsageError.one(
+            "augment.transform", f"{name} is {describe_value(transform)}, and must be called with an image"
+        )
 
     def checked(image: Tensor) -> Tensor:
         shape = image.shape
         try:
             made = transform(image)
         except Exception as error:
-            raise OwnTransformError(f"augment.transform {name} failed: {in_words(error)}") from error
+            raise UserTransformError(f"augment.transform {name} failed: {describe_exception(error)}") from error
         if isinstance(made, Tensor) and made.dtype == torch.uint8 and made.shape == shape:
             return made
         wanted = f"a Tensor of uint8, {' x '.join(map(str, shape))}, as it gets"
-        raise OwnTransformError(f"augment.transform {name} gives {kind_of(made)}, and must give {wanted}")
+        raise UserTransformError(f"augment.transform {name} gives {describe_value(made)}, and must give {wanted}")
 
     return checked

@@ -14,7 +14,7 @@ from engine.data.sources.base import ImageFormat
 _LUMA = (0.299, 0.587, 0.114)
 
 
-def fit(images: Tensor, image_format: ImageFormat) -> Tensor:
+def convert_to_format(images: Tensor, image_format: ImageFormat) -> Tensor:
     """N x C x H x W, uint8, brought to the format's channels and size."""
     if images.shape[1] == 1 and image_format.channels == 3:
         images = images.expand(-1, 3, -1, -1)
@@ -28,16 +28,19 @@ def fit(images: Tensor, image_format: ImageFormat) -> Tensor:
     return resized.round().clamp(0, 255).to(torch.uint8)
 
 
-def cut(images: Tensor, boxes: Tensor, size: int) -> Tensor:
+def resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
     """Of each image its box (N x 4: left, top, right, bottom), brought to `size` x `size` as Pillow's bilinear filter
     does it, which takes the mean over more pixels where it makes an image smaller: within 2 of 255 of its values, for
     it rounds between the two directions."""
     left, top, right, bottom = boxes.unbind(1)
-    down, across = _filter(top, bottom, images.shape[2], size), _filter(left, right, images.shape[3], size)
+    down, across = (
+        _resize_weights(top, bottom, images.shape[2], size),
+        _resize_weights(left, right, images.shape[3], size),
+    )
     return (down @ images.float() @ across.transpose(2, 3)).round().clamp(0, 255).to(torch.uint8)
 
 
-def _filter(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
+def _resize_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
     """What each pixel of a line of `length` gives to each of the `size` that its part from `start` to `end` becomes:
     N x 1 x size x length, each row with the sum 1."""
     first, last = start.view(-1, 1, 1, 1), end.view(-1, 1, 1, 1)
@@ -49,8 +52,8 @@ def _filter(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def crop(images: Tensor, padding: int, corners: Tensor) -> Tensor:
-    """Each image with a black border of `padding`, cut to its old size from the row and column in `corners` (N x 2)."""
+def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
+    """Each image with a black border of `padding`, cut to its old size from the row and column in `offsets` (N x 2)."""
     count, channels, height, width = images.shape
     padded = F.pad(images, (padding,) * 4).contiguous()
     high, wide = padded.shape[2:]
@@ -58,27 +61,27 @@ def crop(images: Tensor, padding: int, corners: Tensor) -> Tensor:
     # fast as pixel by pixel.
     rows = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
     planes = torch.arange(0, count * channels * high, high, device=images.device).view(count, channels, 1)
-    lines = planes + corners[:, 0].view(-1, 1, 1) + torch.arange(height, device=images.device)
-    starts = lines * wide + corners[:, 1].view(-1, 1, 1)
+    lines = planes + offsets[:, 0].view(-1, 1, 1) + torch.arange(height, device=images.device)
+    starts = lines * wide + offsets[:, 1].view(-1, 1, 1)
     return rows.index_select(0, starts.flatten()).view(count, channels, height, width)
 
 
-def flip(images: Tensor, chosen: Tensor) -> Tensor:
-    """Those images for which `chosen` (N, bool) is true, mirrored left to right."""
+def horizontal_flip(images: Tensor, mask: Tensor) -> Tensor:
+    """Those images for which `mask` (N, bool) is true, mirrored left to right."""
     places = torch.arange(len(images), device=images.device)
     # Images are copied whole, which is several times as fast as to choose pixel by pixel.
-    return torch.cat([images, images.flip(-1)]).index_select(0, places + len(images) * chosen)
+    return torch.cat([images, images.flip(-1)]).index_select(0, places + len(images) * mask)
 
 
-def erase(images: Tensor, rectangles: Tensor, colour: Sequence[int]) -> Tensor:
-    """Each image with its rectangle (N x 4: left, top, right, bottom) filled with `colour`, one value a channel."""
-    left, top, right, bottom = rectangles.view(-1, 4, 1, 1).unbind(1)
+def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
+    """Each image with its rectangle (N x 4: left, top, right, bottom) filled with `fill`, one value a channel."""
+    left, top, right, bottom = boxes.view(-1, 4, 1, 1).unbind(1)
     rows = torch.arange(images.shape[2], device=images.device).view(-1, 1)
     columns = torch.arange(images.shape[3], device=images.device)
     inside = (top <= rows) & (rows < bottom) & (left <= columns) & (columns < right)
-    return torch.stack([images[:, n].masked_fill(inside, value) for n, value in enumerate(colour)], 1)
+    return torch.stack([images[:, n].masked_fill(inside, value) for n, value in enumerate(fill)], 1)
 
 
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 to float32 on the images' device: (value / 255 - mean) / std, both 1 x C x 1 x 1."""
     return images.float().div_(255).sub_(mean).div_(std)

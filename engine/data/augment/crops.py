@@ -9,50 +9,56 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.section import Pair
-from engine.data.sampler import Indices, Stream, image_bits, random_bits
+from engine.config.section import FloatPair
+from engine.data.sampler import Indices, RandomStream, image_random_bits, random_bits
 from engine.data.sources.base import Box
 
 # Left, top, right and bottom of one rectangle an image, in pixels: N x 4.
-Rectangles = NDArray[np.int64]
+Boxes = NDArray[np.int64]
 Lengths = NDArray[np.int64]
 # So often is a shape drawn until one fits, as torchvision's transforms do it.
-TRIES = 10
+MAX_ATTEMPTS = 10
 # RandomErasing's defaults in torchvision: shares of the image's area, and height by width.
-ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)
+ERASING_SCALE, ERASING_RATIO = (0.02, 0.33), (0.3, 3.3)
 
 
-def erased_rectangles(share: float, size: int, seed: int, epoch: int, indices: Indices) -> Rectangles:
-    """What to erase of images of `size` x `size`, an empty rectangle for all but a `share` of them, and for those of
-    which no try gave a smaller height and width than the image's. As torchvision's v2.RandomErasing draws it (Zhong et
-    al.: Random Erasing Data Augmentation, 2017)."""
+def random_erasing_boxes(probability: float, image_size: int, seed: int, epoch: int, indices: Indices) -> Boxes:
+    """What to erase of images of `image_size` x `image_size`, an empty rectangle for all but a `probability` of them,
+    and for those of which no try gave a smaller height and width than the image's. As torchvision's v2.RandomErasing
+    draws it (Zhong et al.: Random Erasing Data Augmentation, 2017)."""
     found = np.zeros((len(indices), 4), np.int64)
-    chosen = np.flatnonzero(_uniform(random_bits(seed, Stream.ERASING, epoch, indices), "high") < share)
+    chosen = np.flatnonzero(_uniform(random_bits(seed, RandomStream.ERASING, epoch, indices), "high") < probability)
     indices = indices[chosen]
-    area, ratio = _shapes(ERASED_AREA, ERASED_RATIO, seed, Stream.ERASED_SHAPE, epoch, indices)
-    heights = np.rint(np.sqrt(size * size * area * ratio)).astype(np.int64)
-    widths = np.rint(np.sqrt(size * size * area / ratio)).astype(np.int64)
-    height, width, fits = _first((heights < size) & (widths < size), heights, widths)
-    drawn = _placed(height, width, size, size, seed, Stream.ERASED_PLACE, epoch, indices)
+    area, ratio = _draw_shapes(ERASING_SCALE, ERASING_RATIO, seed, RandomStream.ERASING_SHAPE, epoch, indices)
+    heights = np.rint(np.sqrt(image_size * image_size * area * ratio)).astype(np.int64)
+    widths = np.rint(np.sqrt(image_size * image_size * area / ratio)).astype(np.int64)
+    height, width, fits = _first_fitting((heights < image_size) & (widths < image_size), heights, widths)
+    drawn = _draw_positions(height, width, image_size, image_size, seed, RandomStream.ERASING_POSITION, epoch, indices)
     found[chosen[fits]] = drawn[fits]
     return found
 
 
-def cut_rectangles(
-    scale: Pair, ratio: Pair, heights: Lengths | int, widths: Lengths | int, seed: int, epoch: int, indices: Indices
-) -> Rectangles:
+def random_resized_crop_boxes(
+    scale: FloatPair,
+    ratio: FloatPair,
+    heights: Lengths | int,
+    widths: Lengths | int,
+    seed: int,
+    epoch: int,
+    indices: Indices,
+) -> Boxes:
     """What to cut out of images of those `heights` and `widths` (one each, or one for all): a part of the area and a
     width by height in those ranges, or, where no try fits, the middle. As torchvision's v2.RandomResizedCrop draws it
     (Szegedy et al.: Going Deeper with Convolutions, 2014)."""
     high = np.broadcast_to(heights, len(indices))
     wide = np.broadcast_to(widths, len(indices))
-    area, shape = _shapes(scale, ratio, seed, Stream.RESIZED_CROP, epoch, indices)
+    area, shape = _draw_shapes(scale, ratio, seed, RandomStream.RESIZED_CROP_SHAPE, epoch, indices)
     pixels = (high * wide)[:, None] * area
     tall = np.rint(np.sqrt(pixels / shape)).astype(np.int64)
     broad = np.rint(np.sqrt(pixels * shape)).astype(np.int64)
     good = (tall > 0) & (tall <= high[:, None]) & (broad > 0) & (broad <= wide[:, None])
-    height, width, fits = _first(good, tall, broad)
-    drawn = _placed(height, width, high, wide, seed, Stream.RESIZED_CROP_PLACE, epoch, indices)
+    height, width, fits = _first_fitting(good, tall, broad)
+    drawn = _draw_positions(height, width, high, wide, seed, RandomStream.RESIZED_CROP_POSITION, epoch, indices)
     # The whole image, cut to the nearest ratio that is allowed.
     height = np.minimum(high, np.rint(wide / ratio[0]).astype(np.int64).clip(1))
     width = np.minimum(wide, np.rint(high * ratio[1]).astype(np.int64).clip(1))
@@ -61,37 +67,39 @@ def cut_rectangles(
     return np.where(fits[:, None], drawn, middle)
 
 
-def _shapes(
-    scale: Pair, ratio: Pair, seed: int, stream: Stream, epoch: int, indices: Indices
+def _draw_shapes(
+    scale: FloatPair, ratio: FloatPair, seed: int, stream: RandomStream, epoch: int, indices: Indices
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Shares of the area, uniform, and ratios, log-uniform: N x TRIES each."""
-    bits = random_bits(seed, stream, epoch, indices[:, None] * TRIES + np.arange(TRIES))
+    bits = random_bits(seed, stream, epoch, indices[:, None] * MAX_ATTEMPTS + np.arange(MAX_ATTEMPTS))
     area = scale[0] + (scale[1] - scale[0]) * _uniform(bits, "high")
     low, high = np.log(ratio)
     return area, np.exp(low + (high - low) * _uniform(bits, "low"))
 
 
-def _first(fits: NDArray[np.bool_], heights: Lengths, widths: Lengths) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:
+def _first_fitting(
+    fits: NDArray[np.bool_], heights: Lengths, widths: Lengths
+) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:
     """Of the tries in each row the first that fits, and whether there is one: N each."""
     rows, first = np.arange(len(fits)), fits.argmax(1) if len(fits) else np.zeros(0, np.int64)
     found = fits[rows, first]
     return np.where(found, heights[rows, first], 0), np.where(found, widths[rows, first], 0), found
 
 
-def _placed(
+def _draw_positions(
     height: Lengths,
     width: Lengths,
-    within_height: Lengths | int,
-    within_width: Lengths | int,
+    image_height: Lengths | int,
+    image_width: Lengths | int,
     seed: int,
-    stream: Stream,
+    stream: RandomStream,
     epoch: int,
     indices: Indices,
-) -> Rectangles:
+) -> Boxes:
     """Each in a place of its own, all of which are alike likely."""
     bits = random_bits(seed, stream, epoch, indices)
-    top = (_uniform(bits, "high") * (within_height - height + 1)).astype(np.int64)
-    left = (_uniform(bits, "low") * (within_width - width + 1)).astype(np.int64)
+    top = (_uniform(bits, "high") * (image_height - height + 1)).astype(np.int64)
+    left = (_uniform(bits, "low") * (image_width - width + 1)).astype(np.int64)
     return np.stack([left, top, left + width, top + height], 1)
 
 
@@ -101,20 +109,24 @@ def _uniform(bits: NDArray[np.uint64], half: Literal["high", "low"]) -> NDArray[
     return taken.astype(np.float64) * 2.0**-32
 
 
-def cut_box(scale: Pair, ratio: Pair, height: int, width: int, seed: int, epoch: int, index: int) -> Box:
-    """The same as `cut_rectangles` of that image."""
+def random_resized_crop_box(
+    scale: FloatPair, ratio: FloatPair, height: int, width: int, seed: int, epoch: int, index: int
+) -> Box:
+    """The same as `random_resized_crop_boxes` of that image."""
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    for attempt in range(TRIES):
-        first, second = _uniform_pair(image_bits(seed, Stream.RESIZED_CROP, epoch, index * TRIES + attempt))
+    for attempt in range(MAX_ATTEMPTS):
+        first, second = _uniform_pair(
+            image_random_bits(seed, RandomStream.RESIZED_CROP_SHAPE, epoch, index * MAX_ATTEMPTS + attempt)
+        )
         pixels = height * width * (scale[0] + (scale[1] - scale[0]) * first)
         shape = math.exp(low + (high - low) * second)
         tall, broad = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 0 < tall <= height and 0 < broad <= width:
-            down, across = _uniform_pair(image_bits(seed, Stream.RESIZED_CROP_PLACE, epoch, index))
-            return _box(int(across * (width - broad + 1)), int(down * (height - tall + 1)), broad, tall)
+            down, across = _uniform_pair(image_random_bits(seed, RandomStream.RESIZED_CROP_POSITION, epoch, index))
+            return _xyxy_box(int(across * (width - broad + 1)), int(down * (height - tall + 1)), broad, tall)
     tall = min(height, max(round(width / ratio[0]), 1))
     broad = min(width, max(round(height * ratio[1]), 1))
-    return _box((width - broad) // 2, (height - tall) // 2, broad, tall)
+    return _xyxy_box((width - broad) // 2, (height - tall) // 2, broad, tall)
 
 
 def _uniform_pair(bits: int) -> tuple[float, float]:
@@ -122,5 +134,5 @@ def _uniform_pair(bits: int) -> tuple[float, float]:
     return (bits >> 32) * 2.0**-32, (bits & 0xFFFFFFFF) * 2.0**-32
 
 
-def _box(left: int, top: int, width: int, height: int) -> Box:
+def _xyxy_box(left: int, top: int, width: int, height: int) -> Box:
     return left, top, left + width, top + height

@@ -13,118 +13,126 @@ import numpy as np
 from engine.config.schema import Config
 from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.array import ArraySource
-from engine.data.sources.base import ImageFormat, Images, Labels, Source, UnreadableImageError
-from engine.data.sources.decoded_cache import Fresh, kept_or_decoded, key_of
+from engine.data.sources.base import ImageFormat, Images, ImageSource, Labels, UnreadableImageError
+from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
 from engine.data.sources.folder import FolderSource
-from engine.utils.host import cores
+from engine.utils.host import available_cores
 
 # Decoded, or brought to another form, at once.
-PIECE_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemoryImages:
     """`images` N x C x H x W of each part, of which `rows` are the part's, in its order; both parts may have the same.
-    `unread` says of a row why its image could not be read; `problem` is for the log."""
+    `unread` says of a row why its image could not be read; `warning` is for the log."""
 
     images: Mapping[Part, Images]
     rows: Mapping[Part, Indices]
     labels: Mapping[Part, Labels]
     unread: Mapping[int, str] = field(default_factory=dict)
-    problem: str | None = None
+    warning: str | None = None
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Of the images of both parts."""
         return sum(len(rows) * self.images[part][:1].nbytes for part, rows in self.rows.items())
 
 
-def hold(source: Source, config: Config, image_format: ImageFormat) -> Held:
+def load_in_memory(source: ImageSource, config: Config, image_format: ImageFormat) -> InMemoryImages:
     """The images of a source in the format's size and channels; those that augment.resized_crop is still to cut keep
     their size. Raises UnreadableImageError where data.on_bad does not let one be left out."""
-    labels = {part: source.labels_of(part) for part in PARTS}
+    labels = {part: source.get_labels(part) for part in PARTS}
     if isinstance(source, FolderSource):
-        held = _hold_folder(source, image_format, labels)
+        held = _load_folder(source, image_format, labels)
         if held.unread and config.data.on_bad == "fail":
             raise UnreadableImageError(next(iter(held.unread.values())))
         return held
-    wanted = {part: held_format(part, config, source.format, image_format) for part in PARTS}
-    rows = {part: np.arange(source.count(part)) for part in PARTS}
+    wanted = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
+    rows = {part: np.arange(source.num_images(part)) for part in PARTS}
     if isinstance(source, ArraySource):
-        fitted = {part: _fitted(source, part, wanted[part]) for part in PARTS}
+        fitted = {part: _converted_part(source, part, wanted[part]) for part in PARTS}
         images = {part: images for part, (images, _) in fitted.items()}
         problems = [problem for _, problem in fitted.values() if problem]
-        return Held(images, rows, labels, problem=problems[0] if problems else None)
-    images = {part: _fit(source.load(part, rows[part])[0], wanted[part]) for part in PARTS}
-    return Held(images, rows, labels)
+        return InMemoryImages(images, rows, labels, warning=problems[0] if problems else None)
+    images = {part: _convert(source.load(part, rows[part])[0], wanted[part]) for part in PARTS}
+    return InMemoryImages(images, rows, labels)
 
 
-def held_format(part: Part, config: Config, own: ImageFormat, image_format: ImageFormat) -> ImageFormat:
-    """The form that the images of a part are held in, of a source whose own form is `own`."""
+def in_memory_format(part: Part, config: Config, source_format: ImageFormat, image_format: ImageFormat) -> ImageFormat:
+    """The form that the images of a part are held in, of a source whose own form is `source_format`."""
     cut_later = part == "train" and config.augment.resized_crop
-    return replace(image_format, size=own.size) if cut_later else image_format
+    return replace(image_format, size=source_format.size) if cut_later else image_format
 
 
-def held_bytes(counts: Sequence[int], config: Config, own: ImageFormat, image_format: ImageFormat) -> int:
+def in_memory_bytes(
+    counts: Sequence[int], config: Config, source_format: ImageFormat, image_format: ImageFormat
+) -> int:
     """Of so many images in each of the two parts."""
-    forms = [held_format(part, config, own, image_format) for part in PARTS]
+    forms = [in_memory_format(part, config, source_format, image_format) for part in PARTS]
     return sum(count * form.channels * form.size**2 for count, form in zip(counts, forms, strict=True))
 
 
-def is_shared(source: Source) -> TypeGuard[FolderSource | ArraySource]:
+def uses_shared_cache(source: ImageSource) -> TypeGuard[FolderSource | ArraySource]:
     """Whether all processes map the same pages of the cache; else each holds the images for itself."""
-    return isinstance(source, FolderSource) or (isinstance(source, ArraySource) and bool(source.key))
+    return isinstance(source, FolderSource) or (isinstance(source, ArraySource) and bool(source.cache_key))
 
 
-def kept_keys(source: FolderSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
+def cache_keys(source: FolderSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
     """Of the decoded images in the cache. Raises OSError."""
     if isinstance(source, FolderSource):
-        return [_key_of_folder(source, image_format)]
-    return [_key_of_part(source, part, held_format(part, config, source.format, image_format)) for part in PARTS]
+        return [_folder_cache_key(source, image_format)]
+    return [
+        _part_cache_key(source, part, in_memory_format(part, config, source.format, image_format)) for part in PARTS
+    ]
 
 
-def _key_of_folder(source: FolderSource, wanted: ImageFormat) -> str:
+def _folder_cache_key(source: FolderSource, target_format: ImageFormat) -> str:
     root = Path(source.root)
-    files = (root / place.path for place in _places(source))
-    return key_of({"folder": [wanted.size, wanted.channels]}, files, root)
+    files = (root / place.path for place in _sorted_images(source))
+    return compute_cache_key({"folder": [target_format.size, target_format.channels]}, files, root)
 
 
-def _key_of_part(source: ArraySource, part: Part, wanted: ImageFormat) -> str:
-    return source.key if _as_it_is(source, wanted) else f"{source.key}-{part}-{wanted.channels}x{wanted.size}"
+def _part_cache_key(source: ArraySource, part: Part, target_format: ImageFormat) -> str:
+    return (
+        source.cache_key
+        if _has_format(source, target_format)
+        else f"{source.cache_key}-{part}-{target_format.channels}x{target_format.size}"
+    )
 
 
-def _as_it_is(source: ArraySource, wanted: ImageFormat) -> bool:
-    return (source.format.size, source.format.channels) == (wanted.size, wanted.channels)
+def _has_format(source: ArraySource, target_format: ImageFormat) -> bool:
+    return (source.format.size, source.format.channels) == (target_format.size, target_format.channels)
 
 
-class _Place(NamedTuple):
+class _ImageRef(NamedTuple):
     path: str
     part: Part
-    at: int
+    position: int
 
 
-def _places(source: FolderSource) -> list[_Place]:
+def _sorted_images(source: FolderSource) -> list[_ImageRef]:
     """All images in the order of their paths, which is the same for any division into parts."""
-    return sorted(_Place(path, part, at) for part in PARTS for at, path in enumerate(source.paths[part]))
+    return sorted(_ImageRef(path, part, at) for part in PARTS for at, path in enumerate(source.paths[part]))
 
 
-def _hold_folder(source: FolderSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> Held:
-    places, shape = _places(source), (image_format.channels, image_format.size, image_format.size)
+def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> InMemoryImages:
+    places, shape = _sorted_images(source), (image_format.channels, image_format.size, image_format.size)
 
-    def load(place: _Place) -> Images | str:
+    def load(place: _ImageRef) -> Images | str:
         """The image, or why there is none."""
         try:
-            return source.load(place.part, np.array([place.at]))[0].reshape(shape)
+            return source.load(place.part, np.array([place.position]))[0].reshape(shape)
         except UnreadableImageError as error:
             return str(error)
 
-    def decode() -> Fresh:
+    def decode() -> DecodedChunks:
         unread: dict[str, str] = {}
-        return Fresh((len(places), *shape), pieces(unread), {"unread": unread})
+        return DecodedChunks((len(places), *shape), pieces(unread), {"unread": unread})
 
     def pieces(unread: dict[str, str]) -> Iterator[Images]:
-        many = max(PIECE_BYTES // int(np.prod(shape)), 1)
-        pool = ThreadPoolExecutor(cores())
+        many = max(CHUNK_BYTES // int(np.prod(shape)), 1)
+        pool = ThreadPoolExecutor(available_cores())
         try:
             for first in range(0, len(places), many):
                 loaded = list(pool.map(load, places[first : first + many]))
@@ -138,39 +146,41 @@ def _hold_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
         return all(isinstance(load(places[int(row)]), str) for row in about["unread"])
 
     try:
-        key = _key_of_folder(source, image_format)
+        key = _folder_cache_key(source, image_format)
     except OSError as error:
         raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
-    decoded = kept_or_decoded(key, decode, sound)
-    rows: dict[Part, Indices] = {part: np.empty(source.count(part), np.int64) for part in PARTS}
+    decoded = load_or_decode(key, decode, sound)
+    rows: dict[Part, Indices] = {part: np.empty(source.num_images(part), np.int64) for part in PARTS}
     for row, place in enumerate(places):
-        rows[place.part][place.at] = row
-    unread = {int(row): why for row, why in decoded.about["unread"].items()}
-    return Held(dict.fromkeys(PARTS, decoded.images), rows, labels, unread, decoded.problem)
+        rows[place.part][place.position] = row
+    unread = {int(row): why for row, why in decoded.metadata["unread"].items()}
+    return InMemoryImages(dict.fromkeys(PARTS, decoded.images), rows, labels, unread, decoded.warning)
 
 
-def _fitted(source: ArraySource, part: Part, wanted: ImageFormat) -> tuple[Images, str | None]:
+def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat) -> tuple[Images, str | None]:
     """The images of a part in the wanted form, kept where the source says by what key; and a problem for the log."""
     whole = source.images[part]
-    if _as_it_is(source, wanted):
+    if _has_format(source, target_format):
         return whole, None
-    if not source.key:
-        return _fit(whole, wanted), None
-    shape = (len(whole), wanted.channels, wanted.size, wanted.size)
+    if not source.cache_key:
+        return _convert(whole, target_format), None
+    shape = (len(whole), target_format.channels, target_format.size, target_format.size)
 
-    def decode() -> Fresh:
-        many = max(PIECE_BYTES // (4 * int(np.prod(shape[1:]))), 1)
-        return Fresh(shape, (_fit(whole[first : first + many], wanted) for first in range(0, len(whole), many)))
+    def decode() -> DecodedChunks:
+        many = max(CHUNK_BYTES // (4 * int(np.prod(shape[1:]))), 1)
+        return DecodedChunks(
+            shape, (_convert(whole[first : first + many], target_format) for first in range(0, len(whole), many))
+        )
 
-    decoded = kept_or_decoded(_key_of_part(source, part, wanted), decode)
-    return decoded.images, decoded.problem
+    decoded = load_or_decode(_part_cache_key(source, part, target_format), decode)
+    return decoded.images, decoded.warning
 
 
-def _fit(images: Images, wanted: ImageFormat) -> Images:
+def _convert(images: Images, target_format: ImageFormat) -> Images:
     import torch
 
-    from engine.data.augment.batch_ops import fit
+    from engine.data.augment.batch_ops import convert_to_format
 
-    if images.shape[1:] == (wanted.channels, wanted.size, wanted.size):
+    if images.shape[1:] == (target_format.channels, target_format.size, target_format.size):
         return images
-    return fit(torch.from_numpy(np.array(images)), wanted).contiguous().numpy()
+    return convert_to_format(torch.from_numpy(np.array(images)), target_format).contiguous().numpy()

@@ -24,45 +24,53 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from engine.config.schema import Config
-from engine.config.user_code import is_own
-from engine.data.augment.augmentation import Augmentation, Draws
-from engine.data.augment.batch_ops import fit
-from engine.data.rng import own_draws
-from engine.data.sampler import BatchRequest, Indices, Stream, random_bits
-from engine.data.sources.base import ImageFormat, Images, Labels, Source, UnreadableImageError
-from engine.utils.exits import loader_exit_in_words, oom_kills
-from engine.utils.process import STOPPING, die_with_parent
+from engine.config.user_code import is_user_code
+from engine.data.augment.augmentation import Augmentation, AugmentParams
+from engine.data.augment.batch_ops import convert_to_format
+from engine.data.rng import fork_all_rngs
+from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
+from engine.data.sources.base import ImageFormat, Images, ImageSource, Labels, UnreadableImageError
+from engine.utils.exits import describe_loader_exit, oom_kill_count
+from engine.utils.process import STOP_SIGNALS, die_with_parent
 
-DYING_SECONDS = 0.5
+WORKER_EXIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`images` N x C x H x W, uint8; `labels` N, int64; `weight` and `ends_step` as in BatchRequest; `unread` says of
-    each image that was left out which it is and why; `draws` what is still to be done to training images."""
+    """`images` N x C x H x W, uint8; `labels` N, int64; `loss_weight` and `ends_step` as in BatchRequest; `unread` says
+    of each image that was left out which it is and why; `augment_params` what is still to be done to training
+    images."""
 
     images: Tensor
     labels: Tensor
-    weight: float
+    loss_weight: float
     ends_step: bool = True
     unread: tuple[str, ...] = ()
-    draws: Draws | None = None
+    augment_params: AugmentParams | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Between processes only the images go through shared memory: a file and a connection for each small tensor
         would take longer than to make it."""
-        return _unpacked, (self.images, self.labels.numpy(), self.weight, self.ends_step, self.unread, self.draws)
+        return _unpickle_batch, (
+            self.images,
+            self.labels.numpy(),
+            self.loss_weight,
+            self.ends_step,
+            self.unread,
+            self.augment_params,
+        )
 
 
-def _unpacked(images: Tensor, labels: Labels, *others: Any) -> Batch:
+def _unpickle_batch(images: Tensor, labels: Labels, *others: Any) -> Batch:
     return Batch(images, torch.from_numpy(labels), *others)
 
 
-class RequestedBatches(Dataset[Batch]):
+class BatchDataset(Dataset[Batch]):
     """Answers a BatchRequest with its batch. Raises UsageError on construction where the user's own transform cannot be
     had."""
 
-    def __init__(self, source: Source, config: Config, image_format: ImageFormat) -> None:
+    def __init__(self, source: ImageSource, config: Config, image_format: ImageFormat) -> None:
         self._source, self._config, self._format = source, config, image_format
         self._augmentation = Augmentation(config, image_format)
 
@@ -74,24 +82,24 @@ class RequestedBatches(Dataset[Batch]):
             if self._config.data.on_bad == "fail":
                 raise
             request, pixels, labels, unread = self._load_readable(request)
-        images, draws = fit(torch.from_numpy(pixels), self._format), None
+        images, draws = convert_to_format(torch.from_numpy(pixels), self._format), None
         if request.part == "train":
-            images = self._augmentation.before(images, request.epoch, request.indices)
-            draws = self._augmentation.draws(request.epoch, request.indices)
-        return Batch(images, torch.from_numpy(labels), request.weight, request.ends_step, unread, draws)
+            images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
+            draws = self._augmentation.draw_batch_params(request.epoch, request.indices)
+        return Batch(images, torch.from_numpy(labels), request.loss_weight, request.ends_step, unread, draws)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Those images of a request. The user's own dataset may draw random numbers for each of its items."""
-        part, crop = request.part, self._augmentation.crop(request.epoch) if request.part == "train" else None
-        if not is_own(self._config.data.dataset):
+        part, crop = request.part, self._augmentation.crop_spec(request.epoch) if request.part == "train" else None
+        if not is_user_code(self._config.data.dataset):
             return self._source.load(part, indices, crop)
-        bits = random_bits(self._config.run.seed, Stream.OWN_ITEM, request.epoch, indices)
+        bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, indices)
         loaded = []
-        with own_draws() as seeded:
+        with fork_all_rngs() as seeded:
             for row, drawn in enumerate(bits):
                 seeded(drawn)
                 loaded.append(self._source.load(part, indices[row : row + 1], crop))
-        return _joined(loaded)
+        return _concatenate(loaded)
 
     def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
         """Return what can be read of a batch, and why each other image cannot. See `BatchRequest.keep`: images that
@@ -111,11 +119,11 @@ class RequestedBatches(Dataset[Batch]):
         if len(loaded) < num_images:
             black = np.zeros((num_images, own.channels, own.size, own.size), np.uint8)
             loaded = [(black, np.zeros(num_images, np.int64))]
-        pixels, labels = _joined(loaded)
+        pixels, labels = _concatenate(loaded)
         return kept, pixels, labels, tuple(unread)
 
 
-def _joined(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:
+def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:
     return np.concatenate([pixels for pixels, _ in loaded]), np.concatenate([labels for _, labels in loaded])
 
 
@@ -123,16 +131,21 @@ class LoaderProcessError(Exception):
     """A loader process is gone; the text says how that came about."""
 
 
-class Batches:
+class BatchLoader:
     """One batch for each request, in order. With `workers` > 0 loader processes are forked on construction, so make it
     before the process touches CUDA or starts threads; one set of them serves the whole run."""
 
     def __init__(
-        self, source: Source, config: Config, image_format: ImageFormat, requests: Iterable[BatchRequest], workers: int
+        self,
+        source: ImageSource,
+        config: Config,
+        image_format: ImageFormat,
+        requests: Iterable[BatchRequest],
+        workers: int,
     ) -> None:
-        dataset = RequestedBatches(source, config, image_format)
+        dataset = BatchDataset(source, config, image_format)
         self.workers = workers
-        self._oom_kills = oom_kills()
+        self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
         self._batches: Iterator[Batch] = (dataset[request] for request in requests)
         if workers > 0:
@@ -141,10 +154,10 @@ class Batches:
                 batch_size=None,
                 sampler=requests,
                 num_workers=workers,
-                collate_fn=_as_it_is,
+                collate_fn=_identity_collate,
                 multiprocessing_context="fork",
                 prefetch_factor=config.data.prefetch,
-                worker_init_fn=partial(_become_worker, os.getpid()),
+                worker_init_fn=partial(_init_worker, os.getpid()),
                 generator=torch.Generator().manual_seed(config.run.seed),
             )
             before = set(multiprocessing.active_children())
@@ -157,43 +170,43 @@ class Batches:
     def __next__(self) -> Batch:
         return next(self._batches)
 
-    def name_the_dead(self) -> None:
+    def raise_if_worker_died(self) -> None:
         """Raises LoaderProcessError where a loader process has died, which comes out as any error of torch's own at any
         place: half a message, a closed socket, or one raised by its handler of SIGCHLD."""
         if self._processes:
             # It would raise its error again for each process that ends from here on.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # One whose socket is closed may take a moment to be gone.
-            connection.wait([process.sentinel for process in self._processes], timeout=DYING_SECONDS)
+            connection.wait([process.sentinel for process in self._processes], timeout=WORKER_EXIT_SECONDS)
         for process in self._processes:
             if process.exitcode:
-                room = None if self._oom_kills is None else oom_kills() != self._oom_kills
-                how = loader_exit_in_words(process.exitcode, room)
+                room = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
+                how = describe_loader_exit(process.exitcode, room)
                 raise LoaderProcessError(f"one of its loader processes ended: {how}")
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity_collate(batch: Any) -> Any:
     return batch
 
 
-def _become_worker(rank: int, _: int) -> None:
+def _init_worker(rank_pid: int, _: int) -> None:
     """A loader process ends with its rank, and leaves it to the rank to answer a signal that was sent to all."""
-    die_with_parent(rank)
-    for number in STOPPING:
+    die_with_parent(rank_pid)
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    connection.arbitrary_address = _address_without_a_file  # type: ignore[attr-defined]
+    connection.arbitrary_address = _abstract_socket_address  # type: ignore[attr-defined]
     # Its own answer is to go on without the batch, for which the rank would wait for ever.
-    Queue._on_queue_feeder_error = staticmethod(_die_of)  # type: ignore[attr-defined]
+    Queue._on_queue_feeder_error = staticmethod(_exit_on_queue_error)  # type: ignore[attr-defined]
 
 
-def _address_without_a_file(_: str) -> str:
+def _abstract_socket_address(_: str) -> str:
     """Of the socket over which a loader process hands its batches to the rank. A file would be left behind in $TMPDIR
     by whoever is killed, and a long $TMPDIR would be no address. The abstract namespace (unix(7)) has neither; who may
     connect is decided by multiprocessing's key."""
     return f"\0gputrain-{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def _die_of(error: BaseException, _: object) -> None:
+def _exit_on_queue_error(error: BaseException, _: object) -> None:
     """End this loader process, which cannot hand over a batch; by SIGBUS where the shared memory is full, as the kernel
     does it where the memory turns out to be missing later."""
     traceback.print_exception(error)
@@ -202,5 +215,5 @@ def _die_of(error: BaseException, _: object) -> None:
     if full:
         os.kill(os.getpid(), signal.SIGBUS)
         # It may reach another thread than this one.
-        time.sleep(DYING_SECONDS)
+        time.sleep(WORKER_EXIT_SECONDS)
     os._exit(1)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from engine.config.schema import Config
-from engine.data.augment.augmentation import Augmentation, vary
-from engine.data.augment.batch_ops import cut, normalise
-from engine.data.pipelines.device import DeviceBatch, bring
-from engine.data.pipelines.in_memory_images import PIECE_BYTES, Held
+from engine.data.augment.augmentation import Augmentation, apply_batch_params
+from engine.data.augment.batch_ops import normalize, resized_crop
+from engine.data.pipelines.device import DeviceBatch, to_device
+from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
 
@@ -22,13 +22,13 @@ from engine.data.sources.base import ImageFormat, Images
 ReadableRequest = tuple[BatchRequest, tuple[str, ...]]
 RowsToImages = Callable[[slice], Tensor]
 # Of a GPU's free memory, for the images.
-OF_GPU = 0.25
+MAX_FREE_GPU_MEMORY_SHARE = 0.25
 # A GPU prepares many batches at once, up to so many bytes of images: of a small one it would spend more time on being
 # told what to do than on doing it.
-AHEAD_BYTES = 64 << 20
+MAX_PREPARED_BYTES = 64 << 20
 
 
-class MemoryBatches:
+class InMemoryLoader:
     """One batch for each request, in order. What is done to images one by one (a policy, colour jitter, the user's own
     transform) is done in this process while the device waits; the rest is done on the device, which is not waited for.
     Parts cut out by augment.resized_crop are brought to their size there too (`batch_ops.cut`). Raises UsageError
@@ -38,22 +38,27 @@ class MemoryBatches:
 
     def __init__(
         self,
-        held: Held,
+        in_memory: InMemoryImages,
         config: Config,
         image_format: ImageFormat,
         requests: Iterable[BatchRequest],
         device: torch.device,
     ) -> None:
-        self._held, self._format, self._device = held, image_format, device
+        self._in_memory, self._format, self._device = in_memory, image_format, device
         self._augmentation = Augmentation(config, image_format)
         shape = (1, image_format.channels, 1, 1)
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
         self._std = torch.tensor(image_format.std, device=device).view(shape)
         self._device_images: dict[Part, Tensor] = {}
-        if device.type == "cuda" and held.bytes <= OF_GPU * torch.cuda.mem_get_info(device)[0]:
+        if (
+            device.type == "cuda"
+            and in_memory.size_bytes <= MAX_FREE_GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
+        ):
             # Images that are still to be changed one by one stay on the host.
-            parts = [part for part in PARTS if part == "val" or not self._augmentation.one_by_one]
-            self._device_images = {part: _copy_to_device(held.images[part], held.rows[part], device) for part in parts}
+            parts = [part for part in PARTS if part == "val" or not self._augmentation.has_image_transforms]
+            self._device_images = {
+                part: _copy_to_device(in_memory.images[part], in_memory.rows[part], device) for part in parts
+            }
         self._batches = self._all_batches(requests)
 
     def __next__(self) -> DeviceBatch:
@@ -69,38 +74,38 @@ class MemoryBatches:
         part, epoch = requests[0].part, requests[0].epoch
         readable = [self._drop_unreadable(request) for request in requests]
         indices = np.concatenate([request.indices for request, _ in readable])
-        labels = bring(torch.from_numpy(self._held.labels[part][indices]), self._device)
+        labels = to_device(torch.from_numpy(self._in_memory.labels[part][indices]), self._device)
         get_images = self._image_getter(part, indices)
         augment = self._augmenter(epoch, indices) if part == "train" else None
         for group, rows in self._group_requests(readable, on_device=part in self._device_images):
             images = get_images(rows)
             if augment is not None:
                 images = augment(images, rows)
-            yield from _split_batches(normalise(images, self._mean, self._std), labels[rows], group)
+            yield from _split_batches(normalize(images, self._mean, self._std), labels[rows], group)
 
     def _image_getter(self, part: Part, indices: Indices) -> RowsToImages:
         """Return a function that gives the images of some rows of `indices`: on the device, or on the host where they
         are still to be changed one by one."""
         if part in self._device_images:
-            positions = bring(torch.from_numpy(indices), self._device)
+            positions = to_device(torch.from_numpy(indices), self._device)
             return lambda rows: self._device_images[part].index_select(0, positions[rows])
-        if part == "train" and self._augmentation.one_by_one:
+        if part == "train" and self._augmentation.has_image_transforms:
             return lambda rows: self._gather_on_host(part, indices[rows])
-        return lambda rows: bring(self._gather_on_host(part, indices[rows]), self._device)
+        return lambda rows: to_device(self._gather_on_host(part, indices[rows]), self._device)
 
     def _augmenter(self, epoch: int, indices: Indices) -> Callable[[Tensor, slice], Tensor]:
         """Return a function that augments the images of some rows of `indices`, with all that is random drawn now."""
         augmentation = self._augmentation
-        params = augmentation.draws(epoch, indices).to(self._device)
-        boxes = augmentation.boxes(epoch, indices, self._held.images["train"].shape[-1])
-        if boxes is not None and not augmentation.one_by_one:
-            boxes = bring(boxes, self._device)
+        params = augmentation.draw_batch_params(epoch, indices).to(self._device)
+        boxes = augmentation.crop_boxes(epoch, indices, self._in_memory.images["train"].shape[-1])
+        if boxes is not None and not augmentation.has_image_transforms:
+            boxes = to_device(boxes, self._device)
 
         def augment(images: Tensor, rows: slice) -> Tensor:
             if boxes is not None:
-                images = cut(images, boxes[rows], self._format.size)
-            images = augmentation.before(images, epoch, indices[rows])
-            return vary(bring(images, self._device), params[rows])
+                images = resized_crop(images, boxes[rows], self._format.size)
+            images = augmentation.apply_image_transforms(images, epoch, indices[rows])
+            return apply_batch_params(to_device(images, self._device), params[rows])
 
         return augment
 
@@ -112,9 +117,9 @@ class MemoryBatches:
         num_requests = 1
         if on_device:
             # Floats, of the size before a part is cut out or after it.
-            size = max(self._format.size, self._held.images[request.part].shape[-1])
+            size = max(self._format.size, self._in_memory.images[request.part].shape[-1])
             batch_bytes = 4 * self._format.channels * size**2 * len(request.indices)
-            num_requests = max(AHEAD_BYTES // batch_bytes, 1)
+            num_requests = max(MAX_PREPARED_BYTES // batch_bytes, 1)
         end = 0
         for first in range(0, len(readable), num_requests):
             group = readable[first : first + num_requests]
@@ -123,21 +128,21 @@ class MemoryBatches:
 
     def _drop_unreadable(self, request: BatchRequest) -> ReadableRequest:
         """What can be read of a request; images that stay in it and cannot be read are black."""
-        if not self._held.unread:
+        if not self._in_memory.unread:
             return request, ()
-        rows = self._held.rows[request.part][request.indices].tolist()
-        unread = tuple(self._held.unread[row] for row in rows if row in self._held.unread)
+        rows = self._in_memory.rows[request.part][request.indices].tolist()
+        unread = tuple(self._in_memory.unread[row] for row in rows if row in self._in_memory.unread)
         if not unread:
             return request, ()
-        return request.keep([row not in self._held.unread for row in rows]), unread
+        return request.keep([row not in self._in_memory.unread for row in rows]), unread
 
     def _gather_on_host(self, part: Part, indices: Indices) -> Tensor:
         """Copies of the images in host memory, pinned for a GPU."""
-        images = self._held.images[part]
+        images = self._in_memory.images[part]
         gathered = torch.empty(
             (len(indices), *images.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
         )
-        np.take(images, self._held.rows[part][indices], 0, out=gathered.numpy(), mode="clip")
+        np.take(images, self._in_memory.rows[part][indices], 0, out=gathered.numpy(), mode="clip")
         return gathered
 
 
@@ -145,13 +150,13 @@ def _split_batches(images: Tensor, labels: Tensor, group: Sequence[ReadableReque
     end = 0
     for request, unread in group:
         start, end = end, end + len(request.indices)
-        yield DeviceBatch(images[start:end], labels[start:end], request.weight, request.ends_step, unread)
+        yield DeviceBatch(images[start:end], labels[start:end], request.loss_weight, request.ends_step, unread)
 
 
 def _copy_to_device(images: Images, rows: Indices, device: torch.device) -> Tensor:
     """Copy rows of an array to the device, a chunk at a time."""
     copied = torch.empty((len(rows), *images.shape[1:]), dtype=torch.uint8, device=device)
-    chunk = max(PIECE_BYTES // images[0].nbytes, 1)
+    chunk = max(CHUNK_BYTES // images[0].nbytes, 1)
     for first in range(0, len(rows), chunk):
         copied[first : first + chunk] = torch.from_numpy(images[rows[first : first + chunk]])
     return copied

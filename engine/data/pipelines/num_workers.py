@@ -8,38 +8,38 @@ from math import ceil
 
 import numpy as np
 
-from engine.data.pipelines.loader import RequestedBatches
-from engine.data.rng import one_thread
+from engine.data.pipelines.loader import BatchDataset
+from engine.data.rng import single_torch_thread
 from engine.data.sampler import BatchRequest
 
 # How long a step is cannot be known before loader processes are started, for these must be forked before the process
 # touches the device. There are as many of them as keep up with steps of this length, which few are shorter than.
-SHORT_STEP = 0.01
+MIN_STEP_SECONDS = 0.01
 # What it takes to hand a batch from one process to another; one that is made in less is made where it is used.
-HANDING_OVER = 0.001
-ENOUGH_SECONDS = 0.05
+BATCH_HANDOVER_SECONDS = 0.001
+MEASUREMENT_BUDGET_SECONDS = 0.05
 
 
-def measured_workers(batches: RequestedBatches, request: BatchRequest, most: int) -> int:
+def measure_num_workers(dataset: BatchDataset, request: BatchRequest, max_workers: int) -> int:
     """Measured is how long this process takes to make a batch: `request`, or a part of it where the whole would take
     longer than ENOUGH_SECONDS. Nothing that is trained depends on it."""
     try:
-        seconds = seconds_to_make(batches, request)
+        seconds = measure_batch_seconds(dataset, request)
     except Exception:
         # Whatever it is, it comes again where it can be told.
-        return most
-    return 0 if seconds < HANDING_OVER else min(most, ceil(seconds / SHORT_STEP))
+        return max_workers
+    return 0 if seconds < BATCH_HANDOVER_SECONDS else min(max_workers, ceil(seconds / MIN_STEP_SECONDS))
 
 
-def seconds_to_make(batches: RequestedBatches, request: BatchRequest) -> float:
+def measure_batch_seconds(dataset: BatchDataset, request: BatchRequest) -> float:
     """In more and more images at once, of which the last count: the first also import and open what they need."""
     size, images, spent = len(request.indices), 1, 0.0
-    with one_thread():
+    with single_torch_thread():
         while True:
             began = time.perf_counter()
-            batches[replace(request, indices=np.resize(request.indices[::-1], images))]
+            dataset[replace(request, indices=np.resize(request.indices[::-1], images))]
             took = time.perf_counter() - began
             spent += took
-            if images == size or (images > 1 and spent > ENOUGH_SECONDS):
+            if images == size or (images > 1 and spent > MEASUREMENT_BUDGET_SECONDS):
                 return took * size / images
             images = min(4 * images, size)

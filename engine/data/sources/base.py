@@ -29,7 +29,7 @@ class ImageFormat:
 
 
 @dataclass(frozen=True)
-class Crop:
+class CropSpec:
     """Parts to cut out of the images of an epoch: `box` gives that of an image by its index, height and width; each is
     brought to `size` x `size`."""
 
@@ -41,7 +41,7 @@ class UnreadableImageError(Exception):
     """An image that could be read at the start of the run no longer can; the text names it."""
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Images with labels in two parts. Cheap to make, cheap to pickle, and free of torch."""
 
     @property
@@ -55,11 +55,11 @@ class Source(Protocol):
         """Files that were left out, each with the reason."""
         ...
 
-    def count(self, part: Part) -> int: ...
+    def num_images(self, part: Part) -> int: ...
 
-    def labels_of(self, part: Part) -> Labels: ...
+    def get_labels(self, part: Part) -> Labels: ...
 
-    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
+    def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         """Images as N x C x H x W, in the source's own size and channels, and their labels. With `crop` each image is
         cut in the size that it is stored in, and has the size that `crop` says. Raises UnreadableImageError."""
         ...

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.config.data_sections import Data
+from engine.config.data_sections import DataConfig
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.array import ArraySource
-from engine.data.sources.base import Crop, ImageFormat, Images, Labels
-from engine.data.sources.decoded_cache import Fresh, kept_or_decoded, key_of
+from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
+from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
 from engine.utils.errors import UsageError
 from engine.utils.files import is_file
 
 
 @dataclass(frozen=True)
-class _ImageSet:
+class _TorchvisionDataset:
     """One of torchvision's sets: its class, where its files lie below `data.path`, how its images look, and how many
     there are for training and for validation."""
 
@@ -34,19 +34,21 @@ class _ImageSet:
 
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-IMAGE_SETS = {
-    "mnist": _ImageSet("MNIST", "MNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.1307,), (0.3081,)), (60_000, 10_000)),
-    "fashion-mnist": _ImageSet(
+TORCHVISION_DATASETS = {
+    "mnist": _TorchvisionDataset(
+        "MNIST", "MNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.1307,), (0.3081,)), (60_000, 10_000)
+    ),
+    "fashion-mnist": _TorchvisionDataset(
         "FashionMNIST", "FashionMNIST/raw", _IDX_FILES, ImageFormat(28, 1, (0.2860,), (0.3530,)), (60_000, 10_000)
     ),
-    "cifar10": _ImageSet(
+    "cifar10": _TorchvisionDataset(
         "CIFAR10",
         "cifar-10-batches-py",
         (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
         ImageFormat(32, 3, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
         (50_000, 10_000),
     ),
-    "cifar100": _ImageSet(
+    "cifar100": _TorchvisionDataset(
         "CIFAR100",
         "cifar-100-python",
         ("train", "test", "meta"),
@@ -57,7 +59,7 @@ IMAGE_SETS = {
 DIGITS_FORMAT = ImageFormat(8, 1, (0.305,), (0.376,))
 
 
-def open_digits(data: Data, seed: int) -> ArraySource:
+def open_digits(data: DataConfig, seed: int) -> ArraySource:
     """The UCI optical digits, see digits.md."""
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         images = (stored["images"].astype(np.uint16) * 255 // 16).astype(np.uint8)[:, None]
@@ -71,9 +73,9 @@ def open_digits(data: Data, seed: int) -> ArraySource:
     )
 
 
-def check_image_set(data: Data) -> None:
+def check_torchvision_files(data: DataConfig) -> None:
     """Raises UsageError where the files are not where torchvision looks for them and may not be downloaded."""
-    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     if data.download:
         return
     missing = [name for name in image_set.files if not is_file(root / image_set.folder / name)]
@@ -85,32 +87,34 @@ def check_image_set(data: Data) -> None:
         )
 
 
-def open_image_set(data: Data) -> ArraySource:
+def open_torchvision_dataset(data: DataConfig) -> ArraySource:
     """One of torchvision's sets, from the cache of decoded images or read by torchvision. Raises UsageError."""
-    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
-    check_image_set(data)
+    image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
+    check_torchvision_files(data)
     if data.download:
-        with _one_at_a_time(root):
+        with _download_lock(root):
             if any(not is_file(root / image_set.folder / name) for name in image_set.files):
-                _read_image_set(data)
-    key = key_of({"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root)
-    decoded = kept_or_decoded(key, lambda: _read_image_set(data))
-    about, first = decoded.about, len(decoded.about["labels"]["train"])
+                _read_torchvision_dataset(data)
+    key = compute_cache_key(
+        {"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root
+    )
+    decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data))
+    about, first = decoded.metadata, len(decoded.metadata["labels"]["train"])
     return ArraySource(
         image_set.format,
         tuple(about["classes"]),
         {"train": decoded.images[:first], "val": decoded.images[first:]},
         {part: np.array(about["labels"][part], np.int64) for part in PARTS},
-        "" if decoded.problem else key,
-        decoded.problem,
+        "" if decoded.warning else key,
+        decoded.warning,
     )
 
 
-def _read_image_set(data: Data) -> Fresh:
+def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
     """What torchvision reads, after it was fetched where it is missing and may be. Raises UsageError."""
     from torchvision import datasets
 
-    image_set, root = IMAGE_SETS[data.dataset], Path(str(data.path))
+    image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     torchvision_class: Any = getattr(datasets, image_set.torchvision_class)
     images: list[Images] = []
     labels: dict[str, list[int]] = {}
@@ -125,11 +129,11 @@ def _read_image_set(data: Data) -> Fresh:
     except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
         raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {error}") from error
     shape = (sum(map(len, images)), *images[0].shape[1:])
-    return Fresh(shape, images, {"labels": labels, "classes": classes})
+    return DecodedChunks(shape, images, {"labels": labels, "classes": classes})
 
 
 @contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
+def _download_lock(root: Path) -> Iterator[None]:
     """Of the ranks that find the data missing, one fetches it while the others wait."""
     root.mkdir(parents=True, exist_ok=True)
     lock = root / ".download.lock"
@@ -150,13 +154,13 @@ class FakeSource:
     in_memory: bool = field(default=True, init=False)
     skipped: tuple[str, ...] = field(default=(), init=False)
 
-    def count(self, part: Part) -> int:
+    def num_images(self, part: Part) -> int:
         return self.counts[part]
 
-    def labels_of(self, part: Part) -> Labels:
+    def get_labels(self, part: Part) -> Labels:
         return np.arange(self.counts[part]) % len(self.classes)
 
-    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
+    def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         labels = indices % len(self.classes)
         size, channels = self.format.size, self.format.channels
         images = np.empty((len(indices), channels, size, size), np.uint8)
@@ -167,13 +171,13 @@ class FakeSource:
             top, left = (int(label) // across) * size // across, (int(label) % across) * size // across
             images[row, :, top : top + max(size // across, 1), left : left + max(size // across, 1)] += 96
         if crop is not None:
-            from engine.data.sources.image import cut_out
+            from engine.data.sources.image import crop_images
 
-            images = cut_out(images, indices, crop)
+            images = crop_images(images, indices, crop)
         return images, labels
 
 
-def open_fake(data: Data, seed: int) -> FakeSource:
+def open_fake(data: DataConfig, seed: int) -> FakeSource:
     channels = data.channels or 3
     return FakeSource(
         ImageFormat(data.image_size or 32, channels, (0.27,) * channels, (0.18,) * channels),

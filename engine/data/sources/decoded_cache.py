@@ -22,36 +22,36 @@ import numpy as np
 from engine.data.sources.base import Images
 from engine.utils.files import cache_folder, read_json, replace_file, write_json
 
-FORMAT = 1
-LIBRARIES = ("pillow", "torch", "torchvision")
-KEPT_DAYS = 30.0
-_DAY = 86400.0
+CACHE_FORMAT = 1
+KEY_LIBRARIES = ("pillow", "torch", "torchvision")
+MAX_UNUSED_DAYS = 30.0
+_DAY_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
-class Fresh:
-    """Images as they are decoded, N x C x H x W in `shape`, a piece after another; `about` is complete after the last
-    one, and goes into JSON."""
+class DecodedChunks:
+    """Images as they are decoded, N x C x H x W in `shape`, a piece after another; `metadata` is complete after the
+    last one, and goes into JSON."""
 
     shape: tuple[int, ...]
-    pieces: Iterable[Images]
-    about: dict[str, Any] = field(default_factory=dict)
+    chunks: Iterable[Images]
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """Images, N x C x H x W, not to be written to; `problem` is why they could not be kept, where they could not."""
+class DecodedImages:
+    """Images, N x C x H x W, not to be written to; `warning` is why they could not be kept, where they could not."""
 
     images: Images
-    about: Mapping[str, Any]
-    problem: str | None = None
+    metadata: Mapping[str, Any]
+    warning: str | None = None
 
 
-def key_of(what: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
+def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
     """Of the images that come of those files: another one where a file was changed, or a library that decodes and
     resizes. Raises OSError."""
-    versions = [version(library) for library in LIBRARIES]
-    digest = hashlib.sha256(json.dumps([FORMAT, versions, str(root.resolve()), dict(what)]).encode())
+    versions = [version(library) for library in KEY_LIBRARIES]
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, versions, str(root.resolve()), dict(parameters)]).encode())
     for path in files:
         status = path.stat()
         name = os.fsencode(path.relative_to(root))
@@ -59,36 +59,36 @@ def key_of(what: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
     return digest.hexdigest()[:24]
 
 
-def is_kept(key: str) -> bool:
-    return _kept(key) is not None
+def is_cached(key: str) -> bool:
+    return _read_cached(key) is not None
 
 
-def kept_or_decoded(
-    key: str, decode: Callable[[], Fresh], sound: Callable[[Mapping[str, Any]], bool] = lambda _: True
-) -> Decoded:
+def load_or_decode(
+    key: str, decode: Callable[[], DecodedChunks], is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
+) -> DecodedImages:
     """The images of a key from the cache, or decoded and put there by the first process that asks while the others
-    wait. What is there is taken if it is whole and `sound` says so. Where it cannot be kept it is decoded into this
+    wait. What is there is taken if it is whole and `is_valid` says so. Where it cannot be kept it is decoded into this
     process's memory."""
 
-    def take() -> Decoded | None:
-        found = _kept(key)
-        if found is None or not sound(found.about):
+    def take() -> DecodedImages | None:
+        found = _read_cached(key)
+        if found is None or not is_valid(found.metadata):
             return None
         with suppress(OSError):
-            os.utime(_about_path(key))
+            os.utime(_metadata_path(key))
         return found
 
     # Without the lock first: the folder may be one that can only be read.
     if (found := take()) is not None:
         return found
     try:
-        with _alone(key):
+        with _exclusive_lock(key):
             if (found := take()) is not None:
                 return found
-            _remove_old()
-            _remove_torn(key)
-            _write(key, decode())
-            found = _kept(key)
+            _remove_unused()
+            _remove_partial(key)
+            _write_cached(key, decode())
+            found = _read_cached(key)
         if found is not None:
             return found
         problem = "it was gone at once"
@@ -96,54 +96,54 @@ def kept_or_decoded(
         problem = error.strerror or str(error)
     fresh, first = decode(), 0
     images = np.empty(fresh.shape, np.uint8)
-    for piece in fresh.pieces:
+    for piece in fresh.chunks:
         images[first : first + len(piece)] = piece
         first += len(piece)
-    return Decoded(images, fresh.about, f"decoded images {_not_kept(problem)}")
+    return DecodedImages(images, fresh.metadata, f"decoded images {_not_cached(problem)}")
 
 
-def why_not_kept(size: int) -> str | None:
+def cache_write_problem(size_bytes: int) -> str | None:
     """Why so many bytes more cannot be kept, as a clause about them; None where they can."""
     try:
-        _folder().mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=_folder()) as file:
+        _decoded_folder().mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=_decoded_folder()) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
     except OSError as error:
-        return _not_kept(error.strerror or str(error))
+        return _not_cached(error.strerror or str(error))
     return None
 
 
-def _not_kept(problem: str) -> str:
-    return f"cannot be kept in {_folder()} ({problem})"
+def _not_cached(problem: str) -> str:
+    return f"cannot be kept in {_decoded_folder()} ({problem})"
 
 
-def _folder() -> Path:
+def _decoded_folder() -> Path:
     return cache_folder() / "decoded"
 
 
 def _images_path(key: str) -> Path:
-    return _folder() / f"{key}.npy"
+    return _decoded_folder() / f"{key}.npy"
 
 
-def _about_path(key: str) -> Path:
+def _metadata_path(key: str) -> Path:
     """When it was last touched is when the images were last used."""
-    return _folder() / f"{key}.json"
+    return _decoded_folder() / f"{key}.json"
 
 
 @contextmanager
-def _alone(key: str) -> Iterator[None]:
+def _exclusive_lock(key: str) -> Iterator[None]:
     """One process at a time. Raises OSError."""
-    _folder().mkdir(parents=True, exist_ok=True)
-    with (_folder() / f"{key}.lock").open("w") as file:
+    _decoded_folder().mkdir(parents=True, exist_ok=True)
+    with (_decoded_folder() / f"{key}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _kept(key: str) -> Decoded | None:
+def _read_cached(key: str) -> DecodedImages | None:
     """What is in the cache; None where that is not what was written there, byte for byte as far as size and time of
     change tell."""
-    path, about = _images_path(key), read_json(_about_path(key))
+    path, about = _images_path(key), read_json(_metadata_path(key))
     if about is None:
         return None
     try:
@@ -153,43 +153,43 @@ def _kept(key: str) -> Decoded | None:
         images = np.load(path, mmap_mode="r", allow_pickle=False)
         if images.dtype != np.uint8 or list(images.shape) != about["shape"]:
             return None
-        return Decoded(np.asarray(images), about["about"])
+        return DecodedImages(np.asarray(images), about["about"])
     except (OSError, ValueError, KeyError, EOFError, SyntaxError):
         return None
 
 
-def _write(key: str, fresh: Fresh) -> None:
+def _write_cached(key: str, decoded: DecodedChunks) -> None:
     """The JSON comes last: without it there is nothing. Raises OSError."""
     path = _images_path(key)
 
     def write(file: Any) -> None:
-        header = {"descr": "|u1", "fortran_order": False, "shape": fresh.shape}
+        header = {"descr": "|u1", "fortran_order": False, "shape": decoded.shape}
         np.lib.format.write_array_header_1_0(file, header)
         # Where there is no room it is known before anything is decoded.
-        os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(fresh.shape))
-        for piece in fresh.pieces:
+        os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(decoded.shape))
+        for piece in decoded.chunks:
             file.write(np.ascontiguousarray(piece).data)
 
     replace_file(path, write, durable=True)
     status = path.stat()
     file = [status.st_size, status.st_mtime_ns]
-    write_json(_about_path(key), {"file": file, "shape": list(fresh.shape), "about": fresh.about})
+    write_json(_metadata_path(key), {"file": file, "shape": list(decoded.shape), "about": decoded.metadata})
 
 
-def _remove_old() -> None:
+def _remove_unused() -> None:
     """What no run has used for long."""
     with suppress(OSError):
         now = time.time()
-        for path in _folder().iterdir():
+        for path in _decoded_folder().iterdir():
             about = path.with_suffix(".json") if path.suffix == ".npy" else path
             with suppress(OSError):
                 if not about.exists():
                     about = path
-                if now - about.stat().st_mtime > KEPT_DAYS * _DAY:
+                if now - about.stat().st_mtime > MAX_UNUSED_DAYS * _DAY_SECONDS:
                     path.unlink()
 
 
-def _remove_torn(key: str) -> None:
+def _remove_partial(key: str) -> None:
     """What a process left behind that was killed while it wrote; only for who is alone with the key. Raises OSError."""
-    for path in _folder().glob(f".{key}.*.tmp"):
+    for path in _decoded_folder().glob(f".{key}.*.tmp"):
         path.unlink(missing_ok=True)

@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from engine.config.data_sections import Data
+from engine.config.data_sections import DataConfig
 from engine.data.sampler import Indices, Part, stratified_split
-from engine.data.sources.base import Crop, ImageFormat, Images, Labels
+from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import read_image
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, read_json, write_json
 
-DEFAULT_SIZE = 224
+DEFAULT_IMAGE_SIZE = 224
 # The statistics of ImageNet, which is what photographs are commonly normalised with.
-COLOUR = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-GREY = ((0.449,), (0.226,))
+IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
 # Names that a folder of parts has, not one of classes.
-_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+_PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class FolderSource:
     skipped: tuple[str, ...]
     in_memory: bool = field(default=False, init=False)
 
-    def count(self, part: Part) -> int:
+    def num_images(self, part: Part) -> int:
         return len(self.paths[part])
 
-    def labels_of(self, part: Part) -> Labels:
+    def get_labels(self, part: Part) -> Labels:
         return self.labels[part]
 
-    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
+    def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
         for row, index in enumerate(indices):
             cut = partial(crop.box, int(index)) if crop else None
@@ -55,22 +55,22 @@ class FolderSource:
         return images, self.labels[part][indices]
 
 
-def open_folder(data: Data, seed: int) -> FolderSource:
+def open_folder(data: DataConfig, seed: int) -> FolderSource:
     """Raises UsageError with all that is wrong with the folder."""
     root = Path(str(data.path))
-    with _readable(root):
-        return _open_folder(root, data, seed)
+    with _usage_error_on_os_error(root):
+        return _scan_folder(root, data, seed)
 
 
-def class_names(data: Data) -> tuple[str, ...]:
+def class_names(data: DataConfig) -> tuple[str, ...]:
     """The classes of a folder, of which no image is looked at. Raises UsageError."""
     root = Path(str(data.path))
-    with _readable(root):
-        return _parts_of(root)[1]
+    with _usage_error_on_os_error(root):
+        return _find_parts(root)[1]
 
 
 @contextmanager
-def _readable(root: Path) -> Iterator[None]:
+def _usage_error_on_os_error(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -78,42 +78,42 @@ def _readable(root: Path) -> Iterator[None]:
         raise UsageError.one("data.path", f"{where} cannot be read: {error.strerror}") from error
 
 
-def _parts_of(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
+def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     """The folders of the parts, and the names of the classes."""
     if not root.is_dir():
         raise UsageError.one(
             "data.path", f"{root} does not exist or is no folder; give one with a folder for each class"
         )
     parts: dict[Part, Path] = {"train": root}
-    if _folders_in(root / "train"):
+    if _subfolders(root / "train"):
         parts = {"train": root / "train"}
         if (root / "val").is_dir():
             parts["val"] = root / "val"
-    classes = _folders_in(parts["train"])
+    classes = _subfolders(parts["train"])
     if len(classes) < 2:
         found = f"only the folder {classes[0]}" if classes else "no folder"
         raise UsageError.one(
             "data.path", f"{parts['train']} holds {found}; it needs a folder for each of two or more classes"
         )
-    if {name.lower() for name in classes} <= _PARTS:
+    if {name.lower() for name in classes} <= _PART_FOLDER_NAMES:
         raise UsageError.one(
             "data.path", f"{root} looks like parts and not classes ({', '.join(classes)}); name them train and val"
         )
     return parts, classes
 
 
-def _open_folder(root: Path, data: Data, seed: int) -> FolderSource:
-    parts, classes = _parts_of(root)
+def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
+    parts, classes = _find_parts(root)
     problems: list[Problem] = []
     skipped: list[str] = []
     paths: dict[Part, tuple[str, ...]] = {}
     labels: dict[Part, Labels] = {}
     for part, folder in parts.items():
-        strange = sorted(set(_folders_in(folder)) - set(classes))
+        strange = sorted(set(_subfolders(folder)) - set(classes))
         problems += [Problem("data.path", f"{folder / name} is no class of {parts['train']}") for name in strange]
         kept, kept_labels = [], []
         for label, name in enumerate(classes):
-            good, bad = _good_images(folder / name)
+            good, bad = _readable_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({why})" for path, why in bad]
             if not good and (part == "train" or (folder / name).is_dir()):
                 problems.append(
@@ -133,12 +133,12 @@ def _open_folder(root: Path, data: Data, seed: int) -> FolderSource:
         train, val = stratified_split(all_labels, data.val_split, seed)
         paths = {"train": tuple(all_paths[index] for index in train), "val": tuple(all_paths[index] for index in val)}
         labels = {"train": all_labels[train], "val": all_labels[val]}
-    mean, std = COLOUR if (data.channels or 3) == 3 else GREY
-    image_format = ImageFormat(data.image_size or DEFAULT_SIZE, data.channels or 3, mean, std)
+    mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
+    image_format = ImageFormat(data.image_size or DEFAULT_IMAGE_SIZE, data.channels or 3, mean, std)
     return FolderSource(str(root), image_format, classes, paths, labels, tuple(skipped))
 
 
-def _folders_in(folder: Path) -> tuple[str, ...]:
+def _subfolders(folder: Path) -> tuple[str, ...]:
     """Names of the folders in a folder, sorted, without hidden ones; none where it is not there."""
     if not folder.is_dir():
         return ()
@@ -146,18 +146,18 @@ def _folders_in(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
 
 
-def _good_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
+def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """The images at any depth below a folder, in the order of their names, and what is none with the reason. Good
     ones are kept in mind in the user's cache and decoded again only when they have changed; the others are looked at
     each time, for what is wrong with them may have been mended."""
-    files = sorted(files_below(folder))
+    files = sorted(walk_files(folder))
     cache = cache_folder() / f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
     known = read_json(cache) or {}
     marks = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
     fresh = [path for path in files if path not in marks or known.get(str(path)) != marks[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
-        found = dict(zip(fresh, pool.map(_fault, fresh), strict=True))
+        found = dict(zip(fresh, pool.map(_unreadable_reason, fresh), strict=True))
     finally:
         # Ctrl-C must not wait for the files that nobody has looked at.
         pool.shutdown(cancel_futures=True)
@@ -169,7 +169,7 @@ def _good_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     return good, [(path, why) for path in files if (why := found.get(path))]
 
 
-def files_below(folder: Path) -> Iterator[Path]:
+def walk_files(folder: Path) -> Iterator[Path]:
     """Links to folders are followed, each folder once: a link that leads back up would multiply its images."""
     seen: set[tuple[int, int]] = set()
     for where, folders, names in os.walk(folder, followlinks=True):
@@ -182,7 +182,7 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(where, name) for name in names if not name.startswith("."))
 
 
-def _fault(path: Path) -> str | None:
+def _unreadable_reason(path: Path) -> str | None:
     """Why a file cannot be used, None where it can: it is decoded once, a JPEG at an eighth of its size."""
     try:
         if not path.is_file():

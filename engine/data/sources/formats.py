@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.schema import Config
-from engine.config.user_code import is_own
-from engine.data.sources.base import ImageFormat, Source
-from engine.data.sources.builtin import DIGITS_FORMAT, IMAGE_SETS, open_fake
+from engine.config.user_code import is_user_code
+from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.builtin import DIGITS_FORMAT, TORCHVISION_DATASETS, open_fake
 
 
-def likely_format(config: Config) -> ImageFormat:
+def expected_input_format(config: Config) -> ImageFormat:
     """What the images will look like, as far as that is known without looking at them: nothing is opened."""
     data = config.data
-    if data.dataset == "folder" or is_own(data.dataset):
-        from engine.data.sources.folder import DEFAULT_SIZE
+    if data.dataset == "folder" or is_user_code(data.dataset):
+        from engine.data.sources.folder import DEFAULT_IMAGE_SIZE
 
-        own = ImageFormat(DEFAULT_SIZE, 3, (), ())
+        own = ImageFormat(DEFAULT_IMAGE_SIZE, 3, (), ())
     elif data.dataset == "fake":
         own = open_fake(data, config.run.seed).format
     else:
-        own = DIGITS_FORMAT if data.dataset == "digits" else IMAGE_SETS[data.dataset].format
+        own = DIGITS_FORMAT if data.dataset == "digits" else TORCHVISION_DATASETS[data.dataset].format
     return replace(own, size=data.image_size or own.size, channels=data.channels or own.channels)
 
 
-def image_format(config: Config, source: Source) -> ImageFormat:
+def model_input_format(config: Config, source: ImageSource) -> ImageFormat:
     """What the images look like to the model: the source's own format, but for what the config says otherwise."""
     data, own = config.data, source.format
     channels = data.channels or own.channels

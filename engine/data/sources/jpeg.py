@@ -16,23 +16,23 @@ from torch import Tensor
 from engine.data.sources.base import Box, Images
 
 # torchvision.io.ImageReadMode, by Pillow's names.
-_MODES = {"L": 1, "RGB": 3}
+_READ_MODES = {"L": 1, "RGB": 3}
 
 
-def decode(file: bytes, mode: str) -> Tensor | None:
+def decode(data: bytes, mode: str) -> Tensor | None:
     """C x H x W of uint8, grey ("L") or colour ("RGB"), not turned by what EXIF says; None where the decoder is not
     there, or does not like the file: whether a file is sound is for Pillow to say, which takes more of them."""
-    decoder = _decoder()
+    decoder = _load_decoder()
     if decoder is None:
         return None
     try:
-        pixels: Tensor = decoder(torch.frombuffer(bytearray(file), dtype=torch.uint8), _MODES[mode], False)
+        pixels: Tensor = decoder(torch.frombuffer(bytearray(data), dtype=torch.uint8), _READ_MODES[mode], False)
     except RuntimeError:
         return None
     return pixels
 
 
-def cut(pixels: Tensor, size: int, box: Box) -> Images:
+def resized_crop(pixels: Tensor, size: int, box: Box) -> Images:
     """That part of C x H x W brought to `size` x `size`, as Pillow's bilinear filter does it, to one level."""
     left, top, right, bottom = box
     # torch's fast code for bytes is for whole images with their channels last, as the decoder gives them.
@@ -42,7 +42,7 @@ def cut(pixels: Tensor, size: int, box: Box) -> Images:
 
 
 @cache
-def _decoder() -> Any:
+def _load_decoder() -> Any:
     package = find_spec("torchvision")
     for folder in (package.submodule_search_locations or []) if package else []:
         for library in sorted(Path(folder).glob("image*.so")):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from engine.config.schema import Config
-from engine.config.user_code import is_own
-from engine.data.sources.base import Source
-from engine.data.sources.builtin import IMAGE_SETS, check_image_set, open_digits, open_fake, open_image_set
+from engine.config.user_code import is_user_code
+from engine.data.sources.base import ImageSource
+from engine.data.sources.builtin import (
+    TORCHVISION_DATASETS,
+    check_torchvision_files,
+    open_digits,
+    open_fake,
+    open_torchvision_dataset,
+)
 
 
-def open_source(config: Config) -> Source:
+def open_source(config: Config) -> ImageSource:
     """The images that a config asks for. Raises UsageError."""
     data, seed = config.data, config.run.seed
     if data.dataset == "digits":
@@ -19,20 +25,20 @@ def open_source(config: Config) -> Source:
         from engine.data.sources.folder import open_folder
 
         return open_folder(data, seed)
-    if is_own(data.dataset):
-        from engine.data.sources.user_dataset import open_own
+    if is_user_code(data.dataset):
+        from engine.data.sources.user_dataset import open_user_dataset
 
-        return open_own(data, config.run.code, seed)
-    return open_image_set(data)
+        return open_user_dataset(data, config.run.code, seed)
+    return open_torchvision_dataset(data)
 
 
-def open_early(config: Config) -> Source | None:
+def open_source_for_preflight(config: Config) -> ImageSource | None:
     """The source where it can be had without torch, to find its faults before ranks are started and to look into a
     folder once for all of them; None for torchvision's sets, of which only the files are looked for, and for the user's
-    own data, at which `engine.data.inspection_process.check_own_data` looks."""
-    if is_own(config.data.dataset):
+    own data, at which `engine.data.inspection_process.check_user_data_code` looks."""
+    if is_user_code(config.data.dataset):
         return None
-    if config.data.dataset in IMAGE_SETS:
-        check_image_set(config.data)
+    if config.data.dataset in TORCHVISION_DATASETS:
+        check_torchvision_files(config.data)
         return None
     return open_source(config)

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.config.data_sections import Data
-from engine.config.user_code import in_words, kind_of, load_own
-from engine.data.rng import own_draws
+from engine.config.data_sections import DataConfig
+from engine.config.user_code import describe_exception, describe_value, load_user_code
+from engine.data.rng import fork_all_rngs
 from engine.data.sampler import PARTS, Indices, Part
-from engine.data.sources.base import Crop, ImageFormat, Images, Labels, UnreadableImageError
-from engine.data.sources.folder import COLOUR, GREY
-from engine.data.sources.image import to_format
+from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels, UnreadableImageError
+from engine.data.sources.folder import IMAGENET_GRAY_STATS, IMAGENET_RGB_STATS
+from engine.data.sources.image import pil_to_format
 from engine.utils.errors import UsageError
 
-KEY = "data.dataset"
-IMAGE_KINDS = "a PIL image, a NumPy array of uint8 (H x W or H x W x C) or a tensor of uint8 (C x H x W)"
+DATASET_KEY = "data.dataset"
+SUPPORTED_IMAGE_TYPES = "a PIL image, a NumPy array of uint8 (H x W or H x W x C) or a tensor of uint8 (C x H x W)"
 
 
 @dataclass(frozen=True)
-class OwnDataset:
+class UserDataset:
     """Where a dataset comes from. It is made once in each process that asks for it, or was forked from one that did;
     whatever it draws at random for that, it draws alike in all of them."""
 
@@ -37,63 +37,65 @@ class OwnDataset:
     path: str | None
     seed: int
 
-    def part(self, part: Part) -> Any:
+    def build(self, part: Part) -> Any:
         """Raises UsageError."""
-        return _made(self, part)
+        return _build_dataset(self, part)
 
-    def called(self, part: Part) -> str:
+    def describe(self, part: Part) -> str:
         return f"{self.name}({part!r})"
 
     def item(self, part: Part, index: int) -> tuple[Image.Image, int]:
         """Image and label. Raises UnreadableImageError."""
-        item_name = f"item {index} of {self.called(part)}"
-        dataset = self.part(part)
+        item_name = f"item {index} of {self.describe(part)}"
+        dataset = self.build(part)
         try:
             item = dataset[index]
         except Exception as error:
-            raise UnreadableImageError(f"{item_name} cannot be read: {in_words(error)}") from error
+            raise UnreadableImageError(f"{item_name} cannot be read: {describe_exception(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UnreadableImageError(f"{item_name} is {kind_of(item)}, and must be a pair of an image and a label")
+            raise UnreadableImageError(
+                f"{item_name} is {describe_value(item)}, and must be a pair of an image and a label"
+            )
         image, label = item
         try:
             number = operator.index(label)
         except TypeError as error:
             raise UnreadableImageError(
-                f"{item_name} has {kind_of(label)} for its label, which must be a whole number"
+                f"{item_name} has {describe_value(label)} for its label, which must be a whole number"
             ) from error
-        return _picture(image, item_name), number
+        return _to_pil_image(image, item_name), number
 
 
 @dataclass(frozen=True)
-class OwnSource:
+class UserDatasetSource:
     """Holds where the dataset comes from, and not the dataset."""
 
-    dataset: OwnDataset
+    dataset: UserDataset
     format: ImageFormat
     classes: tuple[str, ...]
     counts: dict[Part, int]
     in_memory: bool = field(default=False, init=False)
     skipped: tuple[str, ...] = field(default=(), init=False)
 
-    def count(self, part: Part) -> int:
+    def num_images(self, part: Part) -> int:
         return self.counts[part]
 
-    def labels_of(self, part: Part) -> Labels:
+    def get_labels(self, part: Part) -> Labels:
         """Raises UsageError."""
-        return _labels(self.dataset, part)
+        return _all_labels(self.dataset, part)
 
-    def load(self, part: Part, indices: Indices, crop: Crop | None = None) -> tuple[Images, Labels]:
+    def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
         labels = np.empty(len(indices), np.int64)
         for row, index in enumerate(indices):
             image, label = self.dataset.item(part, int(index))
-            item_name = f"item {index} of {self.dataset.called(part)}"
+            item_name = f"item {index} of {self.dataset.describe(part)}"
             if not 0 <= label < len(self.classes):
                 raise UnreadableImageError(
                     f"{item_name} has the label {label}, and there are {len(self.classes)} classes"
                 )
             try:
-                images[row] = to_format(image, self.format, partial(crop.box, int(index)) if crop else None)
+                images[row] = pil_to_format(image, self.format, partial(crop.box, int(index)) if crop else None)
             except Exception as error:
                 # Pillow decodes a file when its pixels are first asked for.
                 raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
@@ -101,40 +103,47 @@ class OwnSource:
         return images, labels
 
 
-def open_own(data: Data, code: str | None, seed: int) -> OwnSource:
+def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserDatasetSource:
     """Raises UsageError where the user's code fails, or gives what cannot be trained on."""
-    dataset = OwnDataset(data.dataset, code, data.path, seed)
+    dataset = UserDataset(data.dataset, code, data.path, seed)
     counts: dict[Part, int] = {part: _length(dataset, part) for part in PARTS}
     try:
-        with own_draws():
+        with fork_all_rngs():
             first, _ = dataset.item("train", 0)
             dataset.item("val", 0)
     except UnreadableImageError as error:
-        raise UsageError.one(KEY, str(error)) from error
+        raise UsageError.one(DATASET_KEY, str(error)) from error
     if data.image_size is None and first.width != first.height:
         raise UsageError.one(
             "data.image_size",
-            f"the first image of {dataset.called('train')} is {first.width} x {first.height}; "
+            f"the first image of {dataset.describe('train')} is {first.width} x {first.height}; "
             "give the height and width that images are to be brought to, such as 224",
         )
     channels = data.channels or (1 if first.mode in ("1", "L", "LA", "La") or first.mode.startswith("I") else 3)
-    mean, std = COLOUR if channels == 3 else GREY
+    mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
     image_format = ImageFormat(data.image_size or first.width, channels, mean, std)
-    classes = _classes(dataset, data.num_classes)
+    classes = _class_names(dataset, data.num_classes)
     for part in counts:
-        if _listed_labels(dataset, part) is not None and (most := int(_labels(dataset, part).max())) >= len(classes):
+        if _labels_attribute(dataset, part) is not None and (most := int(_all_labels(dataset, part).max())) >= len(
+            classes
+        ):
             raise UsageError.one(
-                KEY, f"{dataset.called(part)} has the label {most}, and there are {len(classes)} classes, from 0"
+                DATASET_KEY,
+                f"{dataset.describe(part)} has the label {most}, and there are {len(classes)} classes, from 0",
             )
-    return OwnSource(dataset, image_format, classes, counts)
+    return UserDatasetSource(dataset, image_format, classes, counts)
 
 
 @cache
-def _made(dataset: OwnDataset, part: Part) -> Any:
-    build = load_own(KEY, dataset.name, dataset.code)
+def _build_dataset(dataset: UserDataset, part: Part) -> Any:
+    build = load_user_code(DATASET_KEY, dataset.name, dataset.code)
     if not callable(build):
         raise UsageError.one(
-            KEY, f'{dataset.name} is {kind_of(build)}; it must be a function or a class, called with "train" and "val"'
+            DATASET_KEY,
+            (
+                f'{dataset.name} is {describe_value(build)}; it must be a function or a class, called with "train" and '
+                '"val"'
+            ),
         )
     given: dict[str, str] = {}
     try:
@@ -146,70 +155,77 @@ def _made(dataset: OwnDataset, part: Part) -> Any:
     elif path is not None and path.default is inspect.Parameter.empty:
         raise UsageError.one("data.path", f"{dataset.name} takes the path of the data: give data.path (--data-path)")
     try:
-        with own_draws() as seeded:
+        with fork_all_rngs() as seeded:
             seeded(dataset.seed)
             return build(part, **given)
     except Exception as error:
-        raise UsageError.one(KEY, f"{dataset.called(part)} failed: {in_words(error)}") from error
+        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} failed: {describe_exception(error)}") from error
 
 
-def _length(dataset: OwnDataset, part: Part) -> int:
-    made = dataset.part(part)
+def _length(dataset: UserDataset, part: Part) -> int:
+    made = dataset.build(part)
     if not hasattr(type(made), "__getitem__") or not hasattr(type(made), "__len__"):
         raise UsageError.one(
-            KEY, f"{dataset.called(part)} gives {kind_of(made)}; it must give a dataset with len() and [index]"
+            DATASET_KEY,
+            f"{dataset.describe(part)} gives {describe_value(made)}; it must give a dataset with len() and [index]",
         )
     try:
         length = len(made)
     except Exception as error:
-        raise UsageError.one(KEY, f"the length of {dataset.called(part)} failed: {in_words(error)}") from error
+        raise UsageError.one(
+            DATASET_KEY, f"the length of {dataset.describe(part)} failed: {describe_exception(error)}"
+        ) from error
     if length == 0:
-        raise UsageError.one(KEY, f"{dataset.called(part)} holds no image")
+        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} holds no image")
     return length
 
 
-def _classes(dataset: OwnDataset, number: int | None) -> tuple[str, ...]:
+def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ...]:
     """As the training part names them, or else numbered: as many as the config says, or as its labels need."""
-    names = getattr(dataset.part("train"), "classes", None)
+    names = getattr(dataset.build("train"), "classes", None)
     if names is None:
-        number = number or int(_labels(dataset, "train").max()) + 1
-        names = range(number)
+        num_classes = num_classes or int(_all_labels(dataset, "train").max()) + 1
+        names = range(num_classes)
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise UsageError.one(
-            KEY, f"the classes of {dataset.called('train')} are {kind_of(names)}, and must be a list of names"
+            DATASET_KEY,
+            f"the classes of {dataset.describe('train')} are {describe_value(names)}, and must be a list of names",
         )
     if len(names) < 2:
-        raise UsageError.one(KEY, f"{dataset.called('train')} has fewer than two classes")
+        raise UsageError.one(DATASET_KEY, f"{dataset.describe('train')} has fewer than two classes")
     return tuple(str(name) for name in names)
 
 
-def _listed_labels(dataset: OwnDataset, part: Part) -> Any:
+def _labels_attribute(dataset: UserDataset, part: Part) -> Any:
     """The dataset's attribute `targets` or `labels`; None where it has neither."""
-    found = (getattr(dataset.part(part), name, None) for name in ("targets", "labels"))
+    found = (getattr(dataset.build(part), name, None) for name in ("targets", "labels"))
     return next((labels for labels in found if labels is not None), None)
 
 
 @cache
-def _labels(dataset: OwnDataset, part: Part) -> Labels:
+def _all_labels(dataset: UserDataset, part: Part) -> Labels:
     """Those that the dataset lists, or else read from all of its items. Raises UsageError."""
-    given, count = _listed_labels(dataset, part), len(dataset.part(part))
+    given, count = _labels_attribute(dataset, part), len(dataset.build(part))
     try:
         if given is None:
-            with own_draws():
+            with fork_all_rngs():
                 given = [dataset.item(part, index)[1] for index in range(count)]
         labels = np.asarray(given)
     except UnreadableImageError as error:
-        raise UsageError.one(KEY, str(error)) from error
+        raise UsageError.one(DATASET_KEY, str(error)) from error
     except Exception as error:
-        raise UsageError.one(KEY, f"the labels of {dataset.called(part)} cannot be read: {in_words(error)}") from error
+        raise UsageError.one(
+            DATASET_KEY, f"the labels of {dataset.describe(part)} cannot be read: {describe_exception(error)}"
+        ) from error
     if labels.dtype.kind not in "iu" or labels.shape != (count,) or labels.min() < 0:
         raise UsageError.one(
-            KEY, f"the labels of {dataset.called(part)} must be {count} whole numbers from 0 up, one for each item"
+            DATASET_KEY,
+            f"the labels of {dataset.describe(part)} must be {count} whole numbers from 0 up, one for each item",
         )
     return labels.astype(np.int64)
 
 
-def _picture(image: Any, item_name: str) -> Image.Image:
+def _to_pil_image(image: Any, item_name: str) -> Image.Image:
     """Raises UnreadableImageError."""
     if isinstance(image, Image.Image):
         return image
@@ -217,7 +233,9 @@ def _picture(image: Any, item_name: str) -> Image.Image:
     if torch is not None and isinstance(image, torch.Tensor) and image.ndim == 3:
         array = image.detach().cpu().numpy().transpose(1, 2, 0)
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise UnreadableImageError(f"{item_name} has {kind_of(image)} for its image, which must be {IMAGE_KINDS}")
+        raise UnreadableImageError(
+            f"{item_name} has {describe_value(image)} for its image, which must be {SUPPORTED_IMAGE_TYPES}"
+        )
     if array.shape[2:] not in ((), (1,), (3,), (4,)):
         raise UnreadableImageError(f"{item_name} has an image of {array.shape[2]} channels, which must be 1, 3 or 4")
     return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))
