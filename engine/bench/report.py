@@ -79,14 +79,14 @@ def bench_run_from_history(history: History, ranks: int, repeat: int, launched_a
         return BenchRun(ranks, repeat, "it was too short to measure: the first epoch does not count")
     later = history.epochs[1:]
     return BenchRun(
-        ranks,
-        repeat,
-        "",
-        started.global_batch,
-        round(started.time - launched_at, 3),
-        tuple(epochs),
-        median_of_known([valid_share(epoch.data_wait) for epoch in later]),
-        median_of_known([model_flops_utilization(started, epoch) for epoch in later]),
+        ranks=ranks,
+        repeat=repeat,
+        message="",
+        global_batch=started.global_batch,
+        startup_seconds=round(started.time - launched_at, 3),
+        epochs=tuple(epochs),
+        data_wait=median_of_known([valid_share(epoch.data_wait) for epoch in later]),
+        mfu=median_of_known([model_flops_utilization(started, epoch) for epoch in later]),
     )
 
 
@@ -122,20 +122,20 @@ def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
         speed_up = rate / base[0] * base[1]
         speeds.append(
             ScalingResult(
-                ranks,
-                good[0].global_batch,
-                statistics.median(seconds for seconds, _ in counted),
-                rate,
-                (max(rates) - min(rates)) / 2 / rate if len(rates) > 1 else None,
-                speed_up,
-                speed_up / ranks,
-                statistics.median(run.epochs[0][0] for run in good),
-                statistics.median(run.startup_seconds or 0.0 for run in good),
-                failures,
-                median_of_known([run.data_wait for run in good]),
-                median_of_known([run.mfu for run in good]),
-                median_of_known(list(limits.values())),
-                median_of_known(
+                ranks=ranks,
+                global_batch=good[0].global_batch,
+                seconds_per_epoch=statistics.median(seconds for seconds, _ in counted),
+                images_per_second=rate,
+                spread=(max(rates) - min(rates)) / 2 / rate if len(rates) > 1 else None,
+                speed_up=speed_up,
+                efficiency=speed_up / ranks,
+                first_epoch_seconds=statistics.median(run.epochs[0][0] for run in good),
+                startup_seconds=statistics.median(run.startup_seconds or 0.0 for run in good),
+                failures=failures,
+                data_wait=median_of_known([run.data_wait for run in good]),
+                mfu=median_of_known([run.mfu for run in good]),
+                limit_images_per_second=median_of_known(list(limits.values())),
+                limit_share=median_of_known(
                     [run.median_images_per_second / limits[run.repeat] for run in good if limits.get(run.repeat)]
                 ),
             )

@@ -91,7 +91,16 @@ def plan_bench(
         raise UsageError.one(
             "data.pipeline", "fixed is what --limit compares with; give another, or leave one of them out"
         )
-    bench = BenchPlan(config, chosen, epochs, repeats, strong, bool(free), named, limit)
+    bench = BenchPlan(
+        config=config,
+        rank_counts=chosen,
+        epochs=epochs,
+        repeats=repeats,
+        strong=strong,
+        on_gpu=bool(free),
+        named_gpus=named,
+        limit=limit,
+    )
     for count in chosen:
         batch_size_for(bench, count)
     return bench

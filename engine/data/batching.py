@@ -30,7 +30,15 @@ def build_sampler_from_counts(
     data, seed, accumulate = config.data, config.run.seed, config.optim.accumulate
     batch = data.numeric_batch_size * devices_per_rank
     return DistributedBatchSampler(
-        train_images, val_images, batch, rank, world_size, data.drop_last, seed, accumulate, devices_per_rank
+        train_images=train_images,
+        val_images=val_images,
+        batch_size=batch,
+        rank=rank,
+        world_size=world_size,
+        drop_last=data.drop_last,
+        seed=seed,
+        accumulate=accumulate,
+        devices_per_rank=devices_per_rank,
     )
 
 

@@ -81,7 +81,16 @@ class ProcessTable:
         kind: Any = nvml_process.kind
         run, number = (rank.run, rank.rank) if rank else (None, None)
         return GpuProcess(
-            pid, kind, nvml_process.instance, user, command, nvml_process.gpu_memory, cpu, memory, run, number
+            pid=pid,
+            kind=kind,
+            instance=nvml_process.instance,
+            user=user,
+            command=command,
+            gpu_memory=nvml_process.gpu_memory,
+            cpu=cpu,
+            memory=memory,
+            run=run,
+            rank=number,
         )
 
     def _identify(self, pid: int) -> _ProcessIdentity:

@@ -285,14 +285,14 @@ def _parse(values: dict[str, Any]) -> ReservationInfo | None:
             ReservedRank(run, int(rank["rank"]), int(rank["pid"]), str(rank["uuid"])) for rank in values["ranks"]
         )
         return ReservationInfo(
-            run,
-            str(values["user"]),
-            int(values["pid"]),
-            float(values["since"]),
-            str(values["wants"]),
-            tuple(map(str, values["visible"])),
-            tuple(map(str, values["gpus"])),
-            ranks,
+            run=run,
+            user=str(values["user"]),
+            pid=int(values["pid"]),
+            since=float(values["since"]),
+            selection=str(values["wants"]),
+            visible=tuple(map(str, values["visible"])),
+            gpus=tuple(map(str, values["gpus"])),
+            ranks=ranks,
         )
     except (ValueError, KeyError, TypeError):
         return None

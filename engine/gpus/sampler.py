@@ -185,7 +185,17 @@ class GpuThread(threading.Thread):
     ) -> Gpu:
         uuids = {self._uuid, *(instance.uuid for instance in self._mig_instances)}
         runs = tuple(held.run for held in self._state.reservations if uuids & set(held.gpus))
-        return Gpu(self.index, self._uuid, state, age, time_s, readings, processes, self._mig_instances, runs)
+        return Gpu(
+            index=self.index,
+            uuid=self._uuid,
+            state=state,
+            age=age,
+            time=time_s,
+            readings=readings,
+            processes=processes,
+            instances=self._mig_instances,
+            runs=runs,
+        )
 
     def _gpu_without_readings(self, state: GpuState, reason: str, age: float = 0.0) -> Gpu:
         """The GPU as one of which only the lasting facts are known, if those."""

@@ -99,7 +99,15 @@ def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[Reservat
     unavailable = _silent(gpu) or _reserved_by(instance.uuid, reservations) or find_current_use(gpu, instance)
     place = f"{instance.gpu_instance}/{instance.compute_instance}"
     name = instance.name.value or f"MIG of {_gpu_name(gpu)}"
-    return CudaDevice(gpu.index, instance.uuid, name, instance.memory_used.value, gpu.uuid, place, unavailable)
+    return CudaDevice(
+        index=gpu.index,
+        uuid=instance.uuid,
+        name=name,
+        memory_used=instance.memory_used.value,
+        parent_uuid=gpu.uuid,
+        mig_ids=place,
+        unavailable=unavailable,
+    )
 
 
 def _gpu_name(gpu: Gpu) -> str:

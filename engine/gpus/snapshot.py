@@ -200,15 +200,15 @@ class Gpu:
             listed = tuple(GpuProcess.from_dict(process) for process in values["processes"]["value"])
             processes = replace(processes, value=listed)
         return cls(
-            values["index"],
-            values["uuid"],
-            values["state"],
-            values["age"],
-            values["time"],
-            {name: Reading.from_dict(values.get(name, unknown)) for name in UNITS},
-            processes,
-            tuple(MigInstance.from_dict(instance) for instance in values["instances"]),
-            tuple(values["runs"]),
+            index=values["index"],
+            uuid=values["uuid"],
+            state=values["state"],
+            age=values["age"],
+            time=values["time"],
+            readings={name: Reading.from_dict(values.get(name, unknown)) for name in UNITS},
+            processes=processes,
+            instances=tuple(MigInstance.from_dict(instance) for instance in values["instances"]),
+            runs=tuple(values["runs"]),
         )
 
     def with_age(self, age: float) -> Gpu:
@@ -297,14 +297,14 @@ class Snapshot:
             if values["format"] != SNAPSHOT_FORMAT:
                 raise ValueError(f"format {values['format']} is not known here, {SNAPSHOT_FORMAT} is")
             return cls(
-                values["time"],
-                values["host"],
-                Reading.from_dict(values["driver"]),
-                Reading.from_dict(values["cuda"]),
-                tuple(Gpu.from_dict(gpu) for gpu in values["gpus"]),
-                values["error"],
-                SnapshotSource(values["source"]["kind"], bool(values["source"]["made_up"])),
-                bool(values.get("pending")),
+                time=values["time"],
+                host=values["host"],
+                driver=Reading.from_dict(values["driver"]),
+                cuda=Reading.from_dict(values["cuda"]),
+                gpus=tuple(Gpu.from_dict(gpu) for gpu in values["gpus"]),
+                error=values["error"],
+                source=SnapshotSource(values["source"]["kind"], bool(values["source"]["made_up"])),
+                pending=bool(values.get("pending")),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("not a snapshot of GPUs") from error

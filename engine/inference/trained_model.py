@@ -76,13 +76,13 @@ def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool
         raise UsageError.one(str(path), f"{error}; give another with --checkpoint last, or a file") from error
     images, ema = state["image_format"], state["ema"] is not None and not raw
     return TrainedCheckpoint(
-        path,
-        config_from_checkpoint(state["config"]),
-        tuple(state["classes"]),
-        ImageFormat(images["size"], images["channels"], tuple(images["mean"]), tuple(images["std"])),
-        state["ema"] if ema else state["model"],
-        ema,
-        state["step"],
+        path=path,
+        config=config_from_checkpoint(state["config"]),
+        classes=tuple(state["classes"]),
+        image_format=ImageFormat(images["size"], images["channels"], tuple(images["mean"]), tuple(images["std"])),
+        weights=state["ema"] if ema else state["model"],
+        ema=ema,
+        step=state["step"],
     )
 
 

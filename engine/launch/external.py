@@ -69,7 +69,7 @@ class _World:
 
 
 @dataclass
-class _Held:
+class _Resources:
     """What this rank must give back when it ends; only rank 0 claims the run."""
 
     world: _World | None = None
@@ -102,46 +102,48 @@ def run_external_rank(run_request: RunRequest, launcher: Literal["env", "slurm"]
     the launcher's variables are wrong; otherwise on rank 0 only, which reports the error for all."""
     stop_flag = _install_stop_flag()
     rank_info = _read_environment(launcher)
-    rank, held = rank_info.rank, _Held()
+    rank, resources = rank_info.rank, _Resources()
     try:
-        code = _run(run_request, rank_info, stop_flag, held, listener)
+        code = _run(run_request, rank_info, stop_flag, resources, listener)
     except _RendezvousError as error:
         print(f"rank {rank} did not find the others: {error}", file=sys.stderr)
         code = ExitCode.FAILED
     except KeyboardInterrupt:
-        held.discard_claim()
+        resources.discard_claim()
         print(f"rank {rank} was asked to stop before the run began", file=sys.stderr)
         code = ExitCode.STOPPED
-        held.share_exit_code(code)
+        resources.share_exit_code(code)
     except UsageError as error:
-        held.discard_claim()
+        resources.discard_claim()
         if rank == 0:
-            held.share_exit_code(ExitCode.USAGE_ERROR)
+            resources.share_exit_code(ExitCode.USAGE_ERROR)
             raise
-        shared = exit_code_of_rank_0(held.world.store) if held.world else None
+        shared = exit_code_of_rank_0(resources.world.store) if resources.world else None
         if shared is None:
             for problem in error.problems:
                 print(f"error: rank {rank}: {problem}", file=sys.stderr)
         code = ExitCode.USAGE_ERROR if shared is None else shared
     finally:
-        held.release(run_request.config)
+        resources.release(run_request.config)
     # torchrun restarts the ranks when one ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
 
-def _run(run_request: RunRequest, rank_info: RankInfo, stop_flag: StopFlag, held: _Held, listener: Listener) -> int:
+def _run(
+    run_request: RunRequest, rank_info: RankInfo, stop_flag: StopFlag, resources: _Resources, listener: Listener
+) -> int:
     """The steps of a rank, in order."""
-    world = held.world = _rendezvous(run_request.config, rank_info, stop_flag)
+    world = resources.world = _rendezvous(run_request.config, rank_info, stop_flag)
     _agree_on_world(world)
-    allocation = held.allocation = _allocate_gpus(run_request, world, listener)
+    allocation = resources.allocation = _allocate_gpus(run_request, world, listener)
     run_plan = plan_node(run_request.config, allocation.devices, rank_info.local_world_size)
     prepare_environment(run_plan, os.environ)
-    job = _obtain_job(run_request, run_plan, world, held, listener)
+    job = _obtain_job(run_request, run_plan, world, resources, listener)
     if job is None:
         return ExitCode.FINISHED
     allocation.reservation.set_run_name(job.config.run.name or run_request.default_name)
     job = replace(job, config=_resolve_batch_size(job, world, allocation, listener))
-    return _train(job, world, held, listener)
+    return _train(job, world, resources, listener)
 
 
 def _install_stop_flag() -> StopFlag:
@@ -196,14 +198,14 @@ def _allocate_gpus(run_request: RunRequest, world: _World, listener: Listener) -
 
 
 def _obtain_job(
-    run_request: RunRequest, run_plan: NodePlan, world: _World, held: _Held, listener: Listener
+    run_request: RunRequest, run_plan: NodePlan, world: _World, resources: _Resources, listener: Listener
 ) -> Job | None:
     """What this rank is to train; None where the run has nothing left to do. Raises UsageError."""
     if run_request.dry_run:
         return Job(run_request.config, run_plan, None, False, None)
     if world.rank > 0:
         return _receive_job(run_request, run_plan, world)
-    claimed = held.claimed = _claim_and_broadcast(run_request, world)
+    claimed = resources.claimed = _claim_and_broadcast(run_request, world)
     if claimed is None:
         listener(already_finished_warning(run_request))
         return None
@@ -274,19 +276,19 @@ def _resolve_batch_size(job: Job, world: _World, allocation: GpuAllocation, list
         world.store.set("batch", json.dumps(message))
 
 
-def _train(job: Job, world: _World, held: _Held, listener: Listener) -> int:
+def _train(job: Job, world: _World, resources: _Resources, listener: Listener) -> int:
     """Train to the end, with the records of the run on rank 0, and return the exit code. Raises UsageError."""
     from engine.training.train import train
 
-    rank_info, stop_flag, claimed = world.rank_info, world.stop_flag, held.claimed
+    rank_info, stop_flag, claimed = world.rank_info, world.stop_flag, resources.claimed
     device = job.plan.devices[job.plan.device_index(rank_info.local_rank)]
     recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
     requests, heartbeats = RequestCounters(), Heartbeats(1)
     watches_gpus = rank_info.local_rank == 0 and job.folder is not None
-    usage = GpuUsagePoller([gpu.uuid for gpu in held.allocation.devices] if watches_gpus else [])
+    usage = GpuUsagePoller([gpu.uuid for gpu in resources.allocation.devices] if watches_gpus else [])
     watchdog = _watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), world.rank, device, recorder)
     if recorder is not None and claimed is not None:
-        nodes = MultiNodeGpuUsage(usage, world.store, held.allocation.reservation)
+        nodes = MultiNodeGpuUsage(usage, world.store, resources.allocation.reservation)
         record = _monitoring_listener(recorder, claimed, nodes, requests)
     else:
         record = listener if world.rank == 0 else _stderr_listener(world.rank)

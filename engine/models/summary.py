@@ -93,18 +93,18 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
         check_model(model, config.model.name, images.channels, images.size, classes)
         trace = trace_model(model, torch.zeros(shape))
     return ModelSummary(
-        config.model.name,
-        shape,
-        classes,
-        sum(parameter.numel() for parameter in model.parameters()),
-        sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        sum(buffer.numel() for buffer in model.buffers()),
-        weight_bytes(model),
-        trace.multiply_adds.get("", 0),
-        trace.activation_bytes,
-        trace.saved_bytes,
-        list(layer_summaries(model, trace)),
-        feature_maps(trace.calls, shape),
+        model=config.model.name,
+        images=shape,
+        classes=classes,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        buffers=sum(buffer.numel() for buffer in model.buffers()),
+        weight_bytes=weight_bytes(model),
+        multiply_adds=trace.multiply_adds.get("", 0),
+        activation_bytes=trace.activation_bytes,
+        saved_bytes=trace.saved_bytes,
+        layers=list(layer_summaries(model, trace)),
+        features=feature_maps(trace.calls, shape),
     )
 
 
@@ -254,13 +254,13 @@ def layer_summaries(model: nn.Module, trace: ForwardTrace) -> Iterator[LayerSumm
     for path, module in model.named_modules():
         parameters = list(module.parameters())
         yield LayerSummary(
-            path,
-            type(module).__name__,
-            path.count(".") + 1 if path else 0,
-            trace.output_shapes.get(path),
-            sum(parameter.numel() for parameter in parameters),
-            sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-            trace.multiply_adds.get(path, 0),
+            path=path,
+            kind=type(module).__name__,
+            depth=path.count(".") + 1 if path else 0,
+            output=trace.output_shapes.get(path),
+            parameters=sum(parameter.numel() for parameter in parameters),
+            trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+            multiply_adds=trace.multiply_adds.get(path, 0),
         )
 
 

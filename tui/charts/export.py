@@ -92,7 +92,9 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
         for drawn, opacity in (
             ((series, 0.3), (smooth(series, window.smoothing), 1.0)) if smoothed else ((series, 1.0),)
         ):
-            parts += _strokes(drawn, window, across, up, colour, opacity, lines)
+            parts += _strokes(
+                series=drawn, window=window, x_to_px=across, y_to_px=up, color=colour, opacity=opacity, connected=lines
+            )
         if curve.label:
             sign = f'<path d="M{place} 20h24" stroke="{colour}" stroke-width="2"/>'
             parts.append(sign if lines else f'<circle cx="{place + 12}" cy="20" r="4" fill="{colour}"/>')

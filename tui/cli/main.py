@@ -278,7 +278,17 @@ def gpus(
     from tui.cli.gpus import GpusOptions, show_gpus
 
     with exit_on_usage_error():
-        show_gpus(GpusOptions(as_json, watch, processes, links, interval, samples, record))
+        show_gpus(
+            GpusOptions(
+                json=as_json,
+                watch=watch,
+                processes=processes,
+                links=links,
+                interval_s=interval,
+                samples=samples,
+                record=record,
+            )
+        )
 
 
 @app.command(cls=ConfigCommand, epilog="Example: gputrain doctor flowers.yaml --gpus 0,1")

@@ -73,13 +73,13 @@ def _parse_evaluation(values: Any, which: str, num_classes: int) -> EpochEvaluat
         accuracies = [np.nan if share is None else share for share in values["per_class"]]
         loss = values["loss"]
         found = EpochEvaluation(
-            int(values["epoch"]),
-            None if loss is None else float(loss),
-            float(values["top1"]),
-            float(values["top5"]),
-            int(values["images"]),
-            np.array(accuracies, np.float64),
-            counts,
+            epoch=int(values["epoch"]),
+            loss=None if loss is None else float(loss),
+            top1=float(values["top1"]),
+            top5=float(values["top5"]),
+            images=int(values["images"]),
+            per_class=np.array(accuracies, np.float64),
+            counts=counts,
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"what it holds as {which} is no evaluation") from error

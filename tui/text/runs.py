@@ -67,28 +67,37 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
     bottleneck = stored.verdict if partial else history.bottleneck
     rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
     return RunRow(
-        folder.name,
-        str(state),
-        epoch.epoch if epoch else stored.epochs,
-        started.epochs if started else None,
-        max(bests, default=None),
-        run_age_seconds(folder),
-        str(folder.path),
-        epoch.val_accuracy if epoch else stored.val_accuracy,
-        epoch.val_loss if epoch else stored.val_loss,
-        history.steps_done,
-        started.epochs * started.steps_per_epoch if started else None,
-        rate,
-        history.eta_s if state.live else None,
-        end_message(history.finished, state),
-        history.data_wait,
-        history.mfu,
-        bottleneck.message if bottleneck else None,
+        name=folder.name,
+        state=str(state),
+        epoch=epoch.epoch if epoch else stored.epochs,
+        epochs=started.epochs if started else None,
+        best_val_accuracy=max(bests, default=None),
+        age_seconds=run_age_seconds(folder),
+        folder=str(folder.path),
+        val_accuracy=epoch.val_accuracy if epoch else stored.val_accuracy,
+        val_loss=epoch.val_loss if epoch else stored.val_loss,
+        step=history.steps_done,
+        steps=started.epochs * started.steps_per_epoch if started else None,
+        images_per_second=rate,
+        eta_seconds=history.eta_s if state.live else None,
+        message=end_message(history.finished, state),
+        data_wait=history.data_wait,
+        mfu=history.mfu,
+        verdict=bottleneck.message if bottleneck else None,
     )
 
 
 def unreadable_row(folder: RunFolder, message: str) -> RunRow:
-    return RunRow(folder.name, RunState.CRASHED, 0, None, None, 0.0, str(folder.path), message=message)
+    return RunRow(
+        name=folder.name,
+        state=RunState.CRASHED,
+        epoch=0,
+        epochs=None,
+        best_val_accuracy=None,
+        age_seconds=0.0,
+        folder=str(folder.path),
+        message=message,
+    )
 
 
 def end_message(finished: RunFinished | None, state: RunState) -> str:

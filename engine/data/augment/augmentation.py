@@ -117,7 +117,13 @@ class Augmentation:
         if not augment.resized_crop:
             return None
         found = random_resized_crop_boxes(
-            augment.crop_scale, augment.crop_ratio, image_size, image_size, self._seed, epoch, indices
+            scale=augment.crop_scale,
+            ratio=augment.crop_ratio,
+            heights=image_size,
+            widths=image_size,
+            seed=self._seed,
+            epoch=epoch,
+            indices=indices,
         )
         return torch.from_numpy(found)
 
@@ -200,7 +206,15 @@ def _policy_transform(augment: AugmentConfig) -> ImageTransform:
 
 def _draw_crop_box(augment: AugmentConfig, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
     """What is cut out of one image."""
-    return random_resized_crop_box(augment.crop_scale, augment.crop_ratio, height, width, seed, epoch, index)
+    return random_resized_crop_box(
+        scale=augment.crop_scale,
+        ratio=augment.crop_ratio,
+        height=height,
+        width=width,
+        seed=seed,
+        epoch=epoch,
+        index=index,
+    )
 
 
 def _user_transform(name: str, code: str | None) -> ImageTransform:

@@ -33,7 +33,16 @@ def random_erasing_boxes(probability: float, image_size: int, seed: int, epoch: 
     heights = np.rint(np.sqrt(image_size * image_size * area * ratio)).astype(np.int64)
     widths = np.rint(np.sqrt(image_size * image_size * area / ratio)).astype(np.int64)
     height, width, fits = _first_fitting((heights < image_size) & (widths < image_size), heights, widths)
-    drawn = _draw_positions(height, width, image_size, image_size, seed, RandomStream.ERASING_POSITION, epoch, indices)
+    drawn = _draw_positions(
+        height=height,
+        width=width,
+        image_height=image_size,
+        image_width=image_size,
+        seed=seed,
+        stream=RandomStream.ERASING_POSITION,
+        epoch=epoch,
+        indices=indices,
+    )
     found[chosen[fits]] = drawn[fits]
     return found
 
@@ -58,7 +67,16 @@ def random_resized_crop_boxes(
     broad = np.rint(np.sqrt(pixels * shape)).astype(np.int64)
     good = (tall > 0) & (tall <= high[:, None]) & (broad > 0) & (broad <= wide[:, None])
     height, width, fits = _first_fitting(good, tall, broad)
-    drawn = _draw_positions(height, width, high, wide, seed, RandomStream.RESIZED_CROP_POSITION, epoch, indices)
+    drawn = _draw_positions(
+        height=height,
+        width=width,
+        image_height=high,
+        image_width=wide,
+        seed=seed,
+        stream=RandomStream.RESIZED_CROP_POSITION,
+        epoch=epoch,
+        indices=indices,
+    )
     # The whole image, cut to the nearest ratio that is allowed.
     height = np.minimum(high, np.rint(wide / ratio[0]).astype(np.int64).clip(1))
     width = np.minimum(wide, np.rint(high * ratio[1]).astype(np.int64).clip(1))
