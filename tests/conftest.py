@@ -1,246 +1,64 @@
-"""What the tests stand on: the installed command in a folder and an environment of its own, and a look, after each
-test that used it, for anything that it left behind."""
+"""Fixtures for all tests: the installed command, GPUs of a fake driver, and runs that several tests read."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from gpu_host import GpuHost, build_driver
 
-ROOT = Path(__file__).parent.parent
-COMMAND = str(Path(sys.executable).with_name("gputrain"))
-LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMP_", "GPUTRAIN_")
-# With it every rank of every run would compile the package anew.
-SLOW = "PYTHONDONTWRITEBYTECODE"
-
-
-def wait_for(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
-        time.sleep(0.05)
-
-
-def events_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-
-
-def clockless(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The `epoch` and `step` events without what depends on the clock."""
-    clocks = {"time", "seconds", "images_per_second", "data_wait", "work"}
-    kept = [event for event in events if event["type"] in ("epoch", "step")]
-    return [{key: value for key, value in event.items() if key not in clocks} for event in kept]
-
-
-def kept_events(run: Path) -> list[dict[str, Any]]:
-    """What a reader of the journal keeps: nothing of steps that a resume took back."""
-    kept: list[dict[str, Any]] = []
-    for event in events_of(run):
-        if event["type"] == "run_resumed":
-            kept = [one for one in kept if one.get("step", 0) <= event["from_step"]]
-        kept.append(event)
-    return clockless(kept)
-
-
-def weights_of(run: Path) -> dict[str, Any]:
-    import torch
-
-    weights: dict[str, Any] = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"]
-    return weights
-
-
-@dataclass
-class Gputrain:
-    """The command, with runs in a folder of the test's own and no GPU in sight."""
-
-    folder: Path
-    environment: dict[str, str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def runs(self) -> Path:
-        return self.folder / "runs"
-
-    def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run to the end."""
-        environment = self.environment | variables
-        command = [COMMAND, *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """Start, and leave running."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": self.environment} | options
-        command = list(arguments) if "/" in arguments[0] else [COMMAND, *arguments]
-        process = subprocess.Popen(command, cwd=self.folder, text=True, **options)
-        self.started.append(process)
-        return process
-
-    def in_a_namespace(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a shell script that may mount file systems of its own; "$@" in it is the command with its arguments."""
-        unshare = shutil.which("unshare")
-        mount = [str(unshare), "-Urm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
-        if unshare is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-            pytest.skip("this machine allows no mount of one's own")
-        return subprocess.run(
-            [unshare, "-Urm", "sh", "-c", script, "sh", COMMAND, *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-
-    def bring_in(self, kind: str, rank: int, *steps: int, once: bool = False) -> None:
-        """One more fault, see faults/sitecustomize.py, in whatever is started from now on."""
-        faults = json.loads(self.environment.get("GPUTRAIN_FAULT", "[]"))
-        mark = str(self.folder / f"fault-{len(faults)}") if once else None
-        faults.append({"kind": kind, "rank": rank, "steps": steps, "once": mark})
-        path = os.pathsep.join([str(ROOT / "tests" / "faults"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.environment |= {"PYTHONPATH": path, "GPUTRAIN_FAULT": json.dumps(faults)}
-
-    def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
-        """Until the run `name` has `count` events of a kind."""
-        journal = self.runs / name / "events.jsonl"
-
-        def there() -> bool:
-            return journal.exists() and sum(event["type"] == kind for event in events_of_whole_lines(journal)) >= count
-
-        wait_for(there, f"{count} {kind} events of {name}", 90)
-
-    def processes(self) -> list[psutil.Process]:
-        """Every process that has this test's environment."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                ours = process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-
-def spawner_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
-    """What has forked the ranks, or will."""
-    ours = gputrain.processes()
-    return next(
-        (one for one in ours if one.ppid() == supervisor.pid and "engine.launch.forkserver" in str(one.cmdline())), None
-    )
-
-
-def ranks_of(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
-    spawner = spawner_of(supervisor, gputrain)
-    return [] if spawner is None else [rank.pid for rank in spawner.children()]
-
-
-def events_of_whole_lines(journal: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
-
-
-def clean_environment(folder: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_VARIABLES, SLOW))}
-    (folder / "tmp").mkdir(parents=True, exist_ok=True)
-    return kept | {
-        "GPUTRAIN_RUNS": str(folder / "runs"),
-        "GPUTRAIN_TEST": str(folder),
-        "XDG_CACHE_HOME": str(folder.parent / "cache"),
-        "XDG_CONFIG_HOME": str(folder / "settings"),
-        "XDG_STATE_HOME": str(folder / "state"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor"),
-        "TMPDIR": str(folder / "tmp"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "COLUMNS": "120",
-    }
-
-
-def lived_in(folder: Path) -> Iterator[Gputrain]:
-    """The command in a folder; afterwards nothing of it may be left but that folder."""
-    shared_memory = ours_in_shared_memory()
-    command = Gputrain(folder, clean_environment(folder))
-    yield command
-    for process in command.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-    wait_for(lambda: not command.processes(), f"the end of {command.processes()}", 5)
-    assert ours_in_shared_memory() <= shared_memory
-
-
-def ours_in_shared_memory() -> set[str]:
-    """What torch and multiprocessing put there; other programs on the machine may come and go."""
-    return {
-        path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "psm_", "sem.", "nccl"))
-    }
+from fake_gpu_host import FakeGpuHost, build_fake_driver
+from gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
 
 
 @pytest.fixture
 def gputrain(tmp_path: Path) -> Iterator[Gputrain]:
-    yield from lived_in(tmp_path)
+    yield from isolated_gputrain(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables under which a driver of ours is found."""
-    return build_driver(tmp_path_factory.mktemp("driver"))
+    return build_fake_driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture
-def host(tmp_path: Path, driver: dict[str, str]) -> GpuHost:
-    """GPUs as `becomes` says; until then no driver is loaded."""
-    return GpuHost(tmp_path, driver)
+def gpu_host(tmp_path: Path, fake_driver: dict[str, str]) -> FakeGpuHost:
+    """GPUs as `set_scene` says; until then no driver is loaded."""
+    return FakeGpuHost(tmp_path, fake_driver)
 
 
 @pytest.fixture(scope="session")
 def shared_gputrain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gputrain]:
     """For runs that several tests look at."""
-    yield from lived_in(tmp_path_factory.mktemp("shared"))
-
-
-@dataclass(frozen=True)
-class DoneRun:
-    """A run that is over: what it printed and where it lies."""
-
-    process: subprocess.CompletedProcess[str]
-    path: Path
+    yield from isolated_gputrain(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="session")
-def digits_again(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
-    """The same as `digits` once more, at the same time."""
+def repeated_digits_run(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
+    """The same as `digits_run` once more, at the same time."""
     return shared_gputrain.start("run", "--headless", "digits", "--name", "again")
 
 
 @pytest.fixture(scope="session")
-def digits(shared_gputrain: Gputrain, digits_again: subprocess.Popen[str]) -> DoneRun:
+def digits_run(shared_gputrain: Gputrain, repeated_digits_run: subprocess.Popen[str]) -> FinishedRun:
     """The main job of the README, with its events on stdout."""
     done = shared_gputrain("run", "--headless", str(ROOT / "configs" / "digits.yaml"), "--name", "digits", "--json")
-    return DoneRun(done, shared_gputrain.runs / "digits")
+    return FinishedRun(done, shared_gputrain.runs / "digits")
 
 
 @pytest.fixture(scope="session")
-def short_on_terminal(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
-    """Much the same as `short`, at the same time, on a terminal: what it shows comes to the file `typescript`."""
-    command = f"{COMMAND} run --headless digits --name shown --ranks 1 --epochs 2 run.log_every=5"
+def short_run_on_terminal(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
+    """Much the same as `short_run`, at the same time, on a terminal: what it shows comes to the file `typescript`."""
+    command = f"{GPUTRAIN} run --headless digits --name shown --ranks 1 --epochs 2 run.log_every=5"
     script = shutil.which("script") or "/usr/bin/script"
     return shared_gputrain.start(script, "-qec", command, "typescript", stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="session")
-def short(shared_gputrain: Gputrain, short_on_terminal: subprocess.Popen[str]) -> DoneRun:
+def short_run(shared_gputrain: Gputrain, short_run_on_terminal: subprocess.Popen[str]) -> FinishedRun:
     """One rank, two epochs, nothing asked of the output."""
     done = shared_gputrain("run", "--headless", "digits", "--name", "short", "--ranks", "1", "--epochs", "2")
-    return DoneRun(done, shared_gputrain.runs / "short")
+    return FinishedRun(done, shared_gputrain.runs / "short")

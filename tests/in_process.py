@@ -30,7 +30,7 @@ from engine.training.trainer import Trainer
 
 
 @contextmanager
-def one_rank(
+def single_rank_trainer(
     *overrides: str,
     folder: Path | None = None,
     events: list[Event] | None = None,
@@ -67,10 +67,10 @@ def one_rank(
         torch.set_num_threads(threads)
 
 
-def train(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[EpochEvent]:
+def train_in_process(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[EpochEvent]:
     """The `epoch` events of a run, which lies in `folder`."""
     events: list[Event] = []
     folder.mkdir(exist_ok=True)
-    with one_rank(*overrides, folder=folder, events=events, checkpoint=checkpoint) as fit:
+    with single_rank_trainer(*overrides, folder=folder, events=events, checkpoint=checkpoint) as fit:
         assert fit.run([]) == "finished"
     return [event for event in events if isinstance(event, EpochEvent)]

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import COMMAND, ROOT, Gputrain
+
+from gputrain_command import GPUTRAIN, ROOT, Gputrain
 
 LIGHT = [
     "config.schema",
@@ -42,32 +43,34 @@ def names_in(package: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LIGHT)
-def test_what_every_command_needs_imports_neither_torch_nor_textual(name: str) -> None:
+def test_light_module_imports_neither_torch_nor_textual(name: str) -> None:
     assert not {"torch", "textual", "tui"} & modules_after(f"import engine.{name}")
 
 
-def test_the_engine_never_imports_the_screen() -> None:
+def test_engine_never_imports_tui() -> None:
     loaded = modules_after("; ".join(f"import {name}" for name in names_in("engine")))
     assert "torch" in loaded
     assert not {"tui", "textual", "typer", "rich"} & loaded
 
 
-def test_the_screen_never_imports_torch() -> None:
+def test_tui_never_imports_torch() -> None:
     loaded = modules_after("; ".join(f"import {name}" for name in names_in("tui")))
     assert "textual" in loaded
     assert "torch" not in loaded
 
 
-def test_a_rank_that_compiles_nothing_never_imports_the_compiler() -> None:
-    run = "from tempfile import mkdtemp; from pathlib import Path; from in_process import train"
-    loaded = modules_after(f"import sys; sys.path.insert(0, 'tests'); {run}; train(Path(mkdtemp()), 'run.epochs=1')")
+def test_training_without_compile_never_imports_dynamo() -> None:
+    run = "from tempfile import mkdtemp; from pathlib import Path; from in_process import train_in_process"
+    loaded = modules_after(
+        f"import sys; sys.path.insert(0, 'tests'); {run}; train_in_process(Path(mkdtemp()), 'run.epochs=1')"
+    )
     assert "torch.optim" in loaded
     assert not {"torch._dynamo", "torch._inductor", "sympy", "torchvision"} & loaded
 
 
 def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain) -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", COMMAND, "--help"],
+        [sys.executable, "-X", "importtime", GPUTRAIN, "--help"],
         capture_output=True,
         text=True,
         check=True,
@@ -79,7 +82,7 @@ def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain)
     assert not {"torch", "textual", "pydantic"} & loaded
 
 
-def test_the_flags_of_run_are_described_by_the_config(gputrain: Gputrain) -> None:
+def test_run_flags_take_help_text_from_config(gputrain: Gputrain) -> None:
     from engine.config.schema import describe_key
     from tui.flags import FLAG_TO_KEY
 

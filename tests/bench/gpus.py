@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from gpu_host import GpuHost, build_driver, eight
+from fake_gpu_host import FakeGpuHost, build_fake_driver, eight_gpu_lines
 
 SAMPLED_SECONDS = 30.0
 
@@ -49,8 +49,8 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     search = os.pathsep.join([str(Path(sys.executable).parent), *sys.argv[2:], os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
-        host = GpuHost(Path(folder), build_driver(Path(folder)))
-        host.becomes(eight(), [f"process {index} {os.getpid()} 60000 compute" for index in range(8)])
+        host = FakeGpuHost(Path(folder), build_fake_driver(Path(folder)))
+        host.set_scene(eight_gpu_lines(), [f"process {index} {os.getpid()} 60000 compute" for index in range(8)])
         environment = {**os.environ, **host.environment}
         commands = {"gputrain": ["gpus", "--json"], "gpustat": ["--json"], "nvitop": ["-1"]}
         found = {name: shutil.which(name, path=search) for name in commands}

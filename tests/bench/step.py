@@ -27,13 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from in_process import one_rank
-
 from engine.data.pipelines.device import DeviceBatch
 from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
 from engine.training.loop import evaluate, train_step
 from engine.training.trainer import Trainer
+from in_process import single_rank_trainer
 
 BATCHES = 8
 EVALUATED = 20
@@ -152,7 +151,9 @@ def main() -> None:
     recipe |= {"data.dataset": "fake", "data.channels": 1, "data.fake_train": 1000000}
     recipe |= {"data.fake_val": options.batch * EVALUATED, "optim.lr": LR, "schedule.name": "constant"}
     recipe |= {"schedule.warmup_epochs": 0} | dict(one.split("=", 1) for one in overrides)
-    with one_rank(*(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()) as fit:
+    with single_rank_trainer(
+        *(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()
+    ) as fit:
         t = fit.state
         bare = deepcopy(t.model).train()
         optimizer = torch.optim.SGD(bare.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, fused=True)

@@ -1,0 +1,133 @@
+"""The screen over a made-up server whose clocks stand still: the same picture each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from engine.gpus.recording import shift_times
+from engine.gpus.snapshot import Reading, Snapshot
+from engine.runs.events import RunFinished, RunStarted
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import Ownership
+from tui.app import GputrainApp
+from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
+from tui.pollers import GpuPoller, HostLoad
+
+DEMO_START_TIME = 1_760_000_000.0
+# The live run is in the middle of its 19th epoch.
+FROZEN_NOW = DEMO_START_TIME + 698.0
+NO_GPU_REASON = "nvml shared library not found"
+
+
+class FrozenGpuFeed(GpuPoller):
+    """One snapshot, for ever."""
+
+    def __init__(self, snapshot: Snapshot, host: HostLoad | None = None) -> None:
+        super().__init__()
+        self.snapshot, self.host_load = snapshot, host
+
+    def poll(self) -> None:
+        self._stop_event.wait(0.2)
+
+
+def no_gpu_feed() -> FrozenGpuFeed:
+    unknown: Reading[str] = Reading(None, FROZEN_NOW, NO_GPU_REASON)
+    load = HostLoad(37.0, 12 << 30, 64 << 30)
+    return FrozenGpuFeed(Snapshot(FROZEN_NOW, "a-host", unknown, unknown, (), NO_GPU_REASON), load)
+
+
+def demo_runs(root: Path) -> list[Ownership]:
+    """One run in the middle of its training, one that is over, one that failed; the owners of those that live."""
+    shutil.copytree(demo_runs_template().name, root)
+    for name, seconds in ((LIVE_RUN, 0), (FINISHED_RUN, 9000), ("cifar-4", 200_000)):
+        run = RunFolder(root / name)
+        for path in (run.journal, run.lock, run.config):
+            os.utime(path, (time.time() - seconds, time.time() - seconds))
+    return [Ownership(RunFolder(root / LIVE_RUN))]
+
+
+@cache
+def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
+    """Those runs, written once, in a folder that goes with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="gputrain-test-")
+    root = Path(folder.name)
+    ReplayedRun(
+        RunFolder(root / FINISHED_RUN), FINISHED_RUN, recorded_events(FINISHED_RUN, DEMO_START_TIME - 9000)
+    ).close()
+    failed = RunFinished(time=FROZEN_NOW - 100, state="failed", message="rank 1 on GPU-1: CUDA out of memory")
+    few = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME - 6000) if event.time < DEMO_START_TIME - 5880]
+    few = [replace(event, name="cifar-4", epochs=20) if isinstance(event, RunStarted) else event for event in few]
+    ReplayedRun(RunFolder(root / "cifar-4"), LIVE_RUN, [*few, failed]).close()
+    past = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
+    ReplayedRun(RunFolder(root / LIVE_RUN), LIVE_RUN, past).close()
+    return folder
+
+
+def demo_snapshot(time: float) -> Snapshot:
+    """The first snapshot of the demo's recording, as if taken at this time, in Unix seconds."""
+    values = json.loads(recorded("gpus.jsonl").partition("\n")[0])
+    return Snapshot.from_dict(shift_times(values, time - values["time"]))
+
+
+def demo_app(
+    root: Path, gpus: GpuPoller | None = None, demo: str | None = DEMO_NOTICE, run: str | None = None
+) -> GputrainApp:
+    feed = gpus or FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
+    return GputrainApp(root, gpu_poller=feed, demo_notice=demo, initial_run=root / run if run else None)
+
+
+async def wait_until_idle(pilot: Pilot[None]) -> None:
+    """Until the screen has taken in and drawn all there is."""
+    app = pilot.app
+    assert isinstance(app, GputrainApp)
+    await wait_until(
+        pilot, lambda: app.run_list_poller.rows is not None or not getattr(app.screen, "SHOWS_RUNS", False)
+    )
+    feed = getattr(app.screen, "_poller", None)
+    if feed is not None:
+        await wait_until(pilot, lambda: feed.caught_up and feed.events.empty() and feed.latest is not None)
+    await pilot.pause()
+    for name in ("_draw", "update_content"):
+        act: Callable[[], None] | None = getattr(app.screen, name, None)
+        if act is not None:
+            act()
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+async def wait_until(pilot: Pilot[None], true: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        await pilot.pause(0.02)
+
+
+def visible_text(pilot: Pilot[None], selector: str = "Screen") -> str:
+    """What a person reads there."""
+    screen = pilot.app.screen
+    region = screen.region if selector == "Screen" else screen.query_one(selector).region
+    lines = ["".join(segment.text for segment in strip) for strip in screen._compositor.render_strips()]
+    return "\n".join(line[region.x : region.right] for line in lines[region.y : region.bottom])
+
+
+def clipped_widgets(screen: Widget) -> list[str]:
+    """Panels and controls that do not lie wholly in the window, or in the part that can be scrolled."""
+    found = []
+    for widget in screen.query("Lines, Chart, Keys, #title, #plan, #command, #about, #progress, .dialog"):
+        if widget.display and widget.region and not screen.region.contains_region(widget.region):
+            found.append(f"{widget} {widget.region}")
+    for control in screen.query("Chooser, Entry"):
+        if control.display and control.region.width and control.region.right > screen.region.right:
+            found.append(f"{control} {control.region}")
+    return found

@@ -1,0 +1,158 @@
+"""The README's command: two ranks on the CPU learn the digits and leave a folder that tells all about it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.config.loader import resolve_config
+from gputrain_command import FinishedRun, Gputrain, read_events, without_timings
+
+
+def test_digits_run_finishes_with_high_accuracy(digits_run: FinishedRun) -> None:
+    assert digits_run.process.returncode == 0, digits_run.process.stderr
+    summary = json.loads((digits_run.path / "summary.json").read_text())
+    assert summary["state"] == "finished"
+    assert summary["val_accuracy"] >= 0.98
+
+
+def test_digits_run_folder_has_documented_files(digits_run: FinishedRun) -> None:
+    names = {path.name for path in digits_run.path.iterdir()}
+    expected = "config.yaml events.jsonl summary.json log.txt checkpoints tensorboard owner.json lock control"
+    assert names == {*expected.split(), "class_indices.json", "evaluation.json"}
+    newest = [f"step-{22 * epoch:08d}.pt" for epoch in (13, 14, 15)]
+    assert sorted(path.name for path in (digits_run.path / "checkpoints").iterdir()) == ["best.pt", "last.pt", *newest]
+
+
+def test_run_json_prints_journal_only(digits_run: FinishedRun) -> None:
+    assert digits_run.process.stdout == (digits_run.path / "events.jsonl").read_text()
+    assert digits_run.process.stderr == ""
+
+
+def test_digits_run_journal_has_plan_steps_and_epochs(digits_run: FinishedRun) -> None:
+    events = read_events(digits_run.path)
+    started = events[0]
+    assert started["type"] == "run_started"
+    assert (started["world_size"], started["global_batch"], started["classes"]) == (2, 64, 10)
+    assert started["train_images"] + started["val_images"] == 1797
+    steps = [event for event in events if event["type"] == "step"]
+    assert sum(len(event["losses"]) for event in steps) == started["steps_per_epoch"] * 15
+    assert [event["step"] for event in steps[:3]] == [10, 20, 30]
+    assert [event["epoch"] for event in events if event["type"] == "epoch"] == list(range(1, 16))
+    assert events[-1] == events[-1] | {"type": "run_finished", "state": "finished"}
+
+
+def test_digits_run_summary_agrees_with_journal(digits_run: FinishedRun) -> None:
+    summary = json.loads((digits_run.path / "summary.json").read_text())
+    epochs = [event for event in read_events(digits_run.path) if event["type"] == "epoch"]
+    best = max(epochs, key=lambda epoch: epoch["val_accuracy"])
+    assert summary["epochs"] == 15
+    assert summary["train_loss"] == epochs[-1]["train_loss"]
+    assert summary["val_accuracy"] == epochs[-1]["val_accuracy"]
+    assert (summary["best_epoch"], summary["best_val_accuracy"]) == (best["epoch"], best["val_accuracy"])
+    assert summary["images_per_second"] > 0
+    assert 0 < summary["seconds"] < 200
+
+
+def test_digits_run_saved_config_matches_original(digits_run: FinishedRun) -> None:
+    again = resolve_config(str(digits_run.path / "config.yaml")).config
+    first = resolve_config("digits", ["run.name=digits"]).config
+    assert again == first
+
+
+def test_digits_run_is_reproducible_with_same_seed(
+    digits_run: FinishedRun, repeated_digits_run: subprocess.Popen[str]
+) -> None:
+    _, said = repeated_digits_run.communicate(timeout=100)
+    assert repeated_digits_run.returncode == 0, said
+    assert without_timings(read_events(digits_run.path.with_name("again"))) == without_timings(
+        read_events(digits_run.path)
+    )
+
+
+def test_digits_run_writes_tensorboard_scalars(digits_run: FinishedRun) -> None:
+    epochs = [event for event in read_events(digits_run.path) if event["type"] == "epoch"]
+    for series, tags in (("train", {"loss", "accuracy", "learning_rate"}), ("val", {"loss", "accuracy", "top5"})):
+        scalars = EventAccumulator(str(digits_run.path / "tensorboard" / series)).Reload()
+        assert set(scalars.Tags()["scalars"]) == tags
+        accuracies = scalars.Scalars("accuracy")
+        assert [point.step for point in accuracies] == list(range(1, 16))
+        assert abs(accuracies[-1].value - epochs[-1][f"{series}_accuracy"]) < 1e-6
+
+
+def test_digits_run_checkpoint_holds_resume_state(digits_run: FinishedRun) -> None:
+    state = torch.load(digits_run.path / "checkpoints" / "last.pt", weights_only=True)
+    assert state["format"] == 3
+    assert (state["epoch"], state["batch"], state["step"]) == (16, 0, 22 * 15)
+    assert state["config"] == yaml.safe_load((digits_run.path / "config.yaml").read_text())
+    assert len(state["ranks"]) == 2
+    assert set(state["ranks"][1]) == {"rng", "loss", "counts", "untold"}
+    assert set(state["ranks"][1]["rng"]) == {"python", "numpy", "torch", "cuda"}
+    assert not any(name.startswith(("module.", "_orig_mod.")) for name in state["model"])
+
+
+def test_digits_run_best_checkpoint_is_best_epoch(digits_run: FinishedRun) -> None:
+    best = torch.load(digits_run.path / "checkpoints" / "best.pt", weights_only=True)
+    summary = json.loads((digits_run.path / "summary.json").read_text())
+    assert best["best_epoch"] == summary["best_epoch"] == best["epoch"] - 1
+    assert best["best_accuracy"] == summary["best_val_accuracy"]
+
+
+def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+    listed = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
+    row = next(row for row in listed if row["name"] == "digits")
+    assert (row["state"], row["epoch"], row["epochs"]) == ("finished", 15, 15)
+    assert ["digits", "finished", "15/15"] in [line.split()[:3] for line in shared_gputrain("runs").stdout.splitlines()]
+
+
+def test_logs_command_prints_run_log(digits_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+    log = shared_gputrain("logs", "digits").stdout
+    assert log == (digits_run.path / "log.txt").read_text()
+    assert "epoch  15 " in log
+
+
+def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+    before = (digits_run.path / "events.jsonl").read_text()
+    done = shared_gputrain("resume", "digits")
+    assert done.returncode == 0
+    assert "has finished 15 epochs already" in done.stderr
+    assert (digits_run.path / "events.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("change", ["model.name=linear", "optim.name=adam", "run.seed=1", "data.val_split=0.3"])
+def test_resume_rejects_changed_training_settings(
+    digits_run: FinishedRun, shared_gputrain: Gputrain, change: str
+) -> None:
+    before = (digits_run.path / "config.yaml").read_text()
+    done = shared_gputrain("resume", "digits", "run.epochs=30", change)
+    assert done.returncode == 2
+    assert f"error: {change.split('=')[0]}: what a run began with cannot be changed on the way" in done.stderr
+    assert (digits_run.path / "config.yaml").read_text() == before
+
+
+def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None:
+    assert short_run.process.stdout == ""
+    lines = short_run.process.stderr.splitlines()
+    assert lines[0] == f"short: starting in {short_run.path}"
+    assert lines[1].startswith("short: 1 rank on the CPU, global batch 32")
+    assert [line.split()[:2] for line in lines[2:4]] == [["epoch", "1"], ["epoch", "2"]]
+    limit = json.loads((short_run.path / "summary.json").read_text())["verdict"]
+    assert lines[4:-1] == ([lines[4]] if limit else [])
+    assert limit is None or lines[4].startswith(f"{limit['message']} (data wait ")
+    assert lines[-1].startswith("finished: best accuracy 0.")
+
+
+def test_run_prints_progress_bar_on_terminal(
+    short_run_on_terminal: subprocess.Popen[str], shared_gputrain: Gputrain
+) -> None:
+    assert short_run_on_terminal.wait(100) == 0
+    shown = (shared_gputrain.folder / "typescript").read_text()
+    assert "epoch 2/2" in shown
+    assert "img/s  loss" in shown
+    assert "epoch   2  train loss" in shown
+    assert "finished" in shown

@@ -1,0 +1,283 @@
+"""Every fault that a run can meet, brought about in real processes: who is named, what is kept, what is left behind.
+The table in README.md beside this file says the same in words."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from engine.config.loader import resolve_config
+from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
+from engine.launch.lifecycle import RunRequest, claim_if_unfinished
+from engine.launch.slurm import requeue
+from engine.runs.control import send_request
+from engine.training.checkpoint import load_newest
+from engine.training.step_log import SkippedSteps
+from factories import make_run_folder, make_run_started
+from gputrain_command import FinishedRun, Gputrain, find_rank_pids, last_checkpoint_weights, read_events, wait_for
+
+RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
+# Hang limits, three times what is aimed at: a rank is named within 2 s, and everything has ended within 5.
+NAMED_SECONDS = 6
+ENDED_SECONDS = 15
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.splitlines()[-1]
+
+
+def tracebacks(gputrain: Gputrain) -> int:
+    return (gputrain.runs / "a" / "log.txt").read_text().count("Traceback (most recent call last)")
+
+
+def test_rank_exception_is_reported_per_attempt_and_restarts_are_limited(gputrain: Gputrain) -> None:
+    gputrain.inject_fault("raise", 1, 12)
+    done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=1")
+    assert done.returncode == 1
+    assert "ValueError: a fault of the test; starting again from its last checkpoint (restart 1 of 1)" in done.stderr
+    assert "rank 1 (cpu) failed: ValueError: a fault of the test; continue with `gputrain resume a`" in last_line(done)
+    assert tracebacks(gputrain) == 2
+    events = read_events(gputrain.runs / "a")
+    failed = [event for event in events if event["type"] == "rank_failed"]
+    assert len(failed) == 2
+    assert 'raise ValueError("a fault of the test")' in failed[0]["traceback"]
+    assert [event["from_step"] for event in events if event["type"] == "run_resumed"] == [10]
+    assert [event["type"] for event in events].count("run_finished") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [("hang", "the log has the place in its code"), pytest.param("freeze", "(SIGSTOP)", marks=pytest.mark.soak)],
+)
+def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, state: str) -> None:
+    gputrain.inject_fault(kind, 1, 12)
+    done = gputrain(*RUN, "run.watchdog=2")
+    assert done.returncode == 1
+    assert "rank 1 (cpu) failed: no step was made for 2 s" in last_line(done)
+    assert "it has done 11 steps and is waiting for data" in last_line(done)
+    assert state in last_line(done)
+    if kind == "hang":
+        assert "in happen" in (gputrain.runs / "a" / "log.txt").read_text()
+
+
+def test_behind_names_live_ranks_among_equally_late_ones() -> None:
+    beats = {0: Heartbeat(7, 2, Phase.BACKWARD), 2: Heartbeat(7, 1, Phase.FORWARD)}
+    assert lagging_ranks(beats) == [2]
+    assert lagging_ranks({0: beats[0], 1: beats[0]}) == [0, 1]
+
+
+@pytest.mark.soak
+def test_paused_run_stays_paused_after_restart(gputrain: Gputrain) -> None:
+    process = gputrain.start(*RUN, "--epochs", "100000", "run.max_restarts=1")
+    gputrain.wait_for_event("a", "epoch")
+    control = gputrain.runs / "a" / "control"
+    send_request(control, "pause")
+    gputrain.wait_for_event("a", "paused")
+    os.kill(find_rank_pids(process, gputrain)[1], signal.SIGKILL)
+    gputrain.wait_for_event("a", "paused", 2)
+    send_request(control, "stop")
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 3, messages
+
+
+def test_killed_rank_is_named_and_all_processes_exit(gputrain: Gputrain) -> None:
+    often = ["checkpoint.every_minutes=0.002", "checkpoint.every_epochs=100000"]
+    process = gputrain.start(*RUN, "--epochs", "100000", "data.pipeline=stream", "--workers", "1", *often)
+    gputrain.wait_for_event("a", "checkpoint", 8)
+    os.kill(find_rank_pids(process, gputrain)[1], signal.SIGKILL)
+    began = time.monotonic()
+    gputrain.wait_for_event("a", "rank_failed")
+    named = time.monotonic() - began
+    _, messages = process.communicate(timeout=60)
+    wait_for(lambda: not gputrain.processes(), "the end of all processes")
+    ended = time.monotonic() - began
+    print(f"named after {named:.2f} s, all ended after {ended:.2f} s")
+    assert named < NAMED_SECONDS
+    assert ended < ENDED_SECONDS
+    assert "rank 1 (cpu) failed: it was killed by SIGKILL" in messages.splitlines()[-1]
+    saved = [event["step"] for event in read_events(gputrain.runs / "a") if event["type"] == "checkpoint"]
+    assert any(step % 22 for step in saved), "the clock asks for checkpoints within an epoch"
+
+
+def test_nonfinite_loss_on_one_rank_halts_run_and_names_rank(gputrain: Gputrain) -> None:
+    gputrain.inject_fault("nan", 1, 12)
+    done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=3")
+    assert done.returncode == 1
+    assert "the loss of step 12 (epoch 1) is nan on rank 1; lower optim.lr, or leave such steps out" in last_line(done)
+    assert tracebacks(gputrain) == 1
+    assert "starting again" not in done.stderr, "it would come to the same again"
+    assert all(weights.isfinite().all() for weights in last_checkpoint_weights(gputrain.runs / "a").values())
+
+
+def test_nonfinite_steps_on_one_rank_are_skipped_on_all_ranks(gputrain: Gputrain) -> None:
+    # Statistics of BatchNorm take in what is not finite before anyone knows of it.
+    gputrain.inject_fault("nan", 1, 1, 12, 13)
+    run = ["run", "--headless", "digits", "--model", "cnn", "--ranks", "2", "--epochs", "1", "run.log_every=1"]
+    done = gputrain(*run, "optim.nonfinite=skip", "optim.nonfinite_limit=2", "--name", "a", "checkpoint.every_steps=1")
+    assert done.returncode == 0, done.stderr
+    events = read_events(gputrain.runs / "a")
+    assert [e["step"] for e in events if e["type"] == "step" and e["losses"] == [None]] == [1, 12, 13]
+    epoch = next(event for event in events if event["type"] == "epoch")
+    assert epoch["skipped"] == 3
+    assert epoch["val_accuracy"] > 0.5
+    saved = torch.load(gputrain.runs / "a" / "checkpoints" / "last.pt", weights_only=True)
+    assert saved["ranks"][0]["counts"].tolist() == [0, 0, 0]
+    assert all(weights.isfinite().all() for weights in saved["model"].values())
+
+
+def test_skipped_steps_limit_counts_consecutive_steps() -> None:
+    skipped = SkippedSteps(max_consecutive=2)
+    assert [skipped.add(bad) for bad in (True, True, False, True, True, True)] == [False] * 5 + [True]
+    assert (skipped.total, skipped.consecutive) == (5, 3)
+
+
+def images(folder: Path, count: int) -> None:
+    from PIL import Image
+
+    for label in ("a", "b"):
+        for number in range(count):
+            path = folder / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (16, 16), number).save(path)
+
+
+FOLDER = ["run", "--headless", "--name", "a", "--model", "linear", "--dataset", "folder", "--data-path", "images"]
+FOLDER += ["--batch-size", "2", "data.image_size=8", "data.prefetch=1", "--epochs", "100000"]
+FOLDER += ["data.pipeline=stream"]
+
+
+def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
+    images(gputrain.folder / "images", 10)
+    process = gputrain.start(*FOLDER, "--workers", "1", "--ranks", "2", "data.on_bad=skip")
+    gputrain.wait_for_event("a", "epoch")
+    for number in (1, 2):
+        (gputrain.folder / "images" / "a" / f"{number}.png").write_text("")
+    before = len([event for event in read_events(gputrain.runs / "a") if event["type"] == "epoch"])
+    gputrain.wait_for_event("a", "epoch", before + 6)
+    process.send_signal(signal.SIGUSR1)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 3, messages
+    told = re.findall(r"(\d).png cannot be read", messages)
+    assert set(told) == {"1", "2"}
+    assert len(told) <= 4, "each file once a rank"
+    epochs = [event for event in read_events(gputrain.runs / "a") if event["type"] == "epoch"]
+    assert epochs[-1]["unread"] == 2
+    assert "2 images left out" in messages
+
+
+def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> None:
+    images(gputrain.folder / "images", 8)
+    process = gputrain.start(*FOLDER, "--workers", "2")
+    gputrain.wait_for_event("a", "epoch")
+    psutil.Process(find_rank_pids(process, gputrain)[0]).children()[0].kill()
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "rank 0 (cpu) failed: one of its loader processes ended: it was killed by SIGKILL" in messages
+
+
+def test_too_small_shared_memory_is_named(gputrain: Gputrain) -> None:
+    images(gputrain.folder / "images", 40)
+    big = ["run", "--headless", "--model", "linear", "--dataset", "folder", "--data-path", "images", "--workers", "2"]
+    big += ["--batch-size", "16", "data.image_size=300", "data.pipeline=stream"]
+    done = gputrain.run_in_mount_namespace('mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"', *big)
+    assert done.returncode == 1
+    assert "the shared memory (/dev/shm) is too small for the batches" in last_line(done)
+
+
+def test_full_disk_does_not_stop_training_but_fails_run_at_end(
+    gputrain: Gputrain,
+) -> None:
+    gputrain.runs.mkdir()
+    arguments = ["run", "--headless", "digits", "--ranks", "1", "--model", "cnn", "--epochs", "4", "--name", "a"]
+    arguments += ["checkpoint.keep=5"]
+    # Room for some of the checkpoints.
+    mount = f"mount -t tmpfs -o size=600k tmpfs {gputrain.runs}"
+    done = gputrain.run_in_mount_namespace(
+        f'{mount} && {{ "$@"; code=$?; cp -r {gputrain.runs} kept; exit $code; }}', *arguments
+    )
+    assert "warning: the checkpoint of step" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "epoch   4" in done.stderr
+    assert "its last checkpoint could not be written (No space left on device): mend that, and resume" in last_line(
+        done
+    )
+    assert done.returncode == 1
+    kept = gputrain.folder / "kept" / "a" / "checkpoints"
+    assert not list(kept.glob(".*")), "nothing half-written"
+    path, _, damaged = load_newest(kept)
+    assert path is not None, "the last good one loads"
+    assert damaged == []
+
+
+@pytest.mark.soak
+def test_read_only_disk_does_not_stop_training_but_fails_run_at_end(gputrain: Gputrain) -> None:
+    saved = gputrain.runs / "a" / "checkpoints"
+    mount = f"mount --bind {saved} {saved} && mount -o remount,bind,ro {saved}"
+    script = f'"$@" & while [ ! -e {saved}/last.pt ]; do sleep 0.05; done; {mount} && wait $!'
+    done = gputrain.run_in_mount_namespace(script, *RUN, "--ranks", "1", "--epochs", "40")
+    assert done.returncode == 1
+    assert "could not be written: Read-only file system" in done.stderr
+    assert "epoch  40" in done.stderr
+    assert "mend that, and resume; continue with `gputrain resume a`" in last_line(done)
+    path, state, _ = load_newest(saved)
+    assert path is not None
+    assert 0 < state["step"] < 40 * 44
+
+
+def test_resume_falls_back_from_damaged_checkpoint_with_warning(gputrain: Gputrain, short_run: FinishedRun) -> None:
+    shutil.copytree(short_run.path, gputrain.runs / "short")
+    newest = gputrain.runs / "short" / "checkpoints" / "step-00000088.pt"
+    content = bytearray(newest.read_bytes())
+    content[1000] ^= 255
+    for name in (newest, newest.with_name("last.pt")):
+        name.write_bytes(content)
+    resumed = gputrain("resume", "short", "run.epochs=3")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "warning: the checkpoint step-00000088.pt has another checksum than it was written with" in resumed.stderr
+    assert "goes on after step 44," in resumed.stderr
+
+
+def slurm(gputrain: Gputrain, code: int) -> dict[str, str]:
+    """A job whose scontrol writes down what it was asked for."""
+    program = gputrain.folder / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{gputrain.folder}/asked"\necho "no such job" >&2\nexit {code}\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{gputrain.environment['PATH']}"
+    return gputrain.environment | {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_NTASKS": "1"}
+
+
+def test_slurm_signal_stops_run_and_requeues_job(gputrain: Gputrain) -> None:
+    environment = slurm(gputrain, 0)
+    run = [*RUN[:-1], "a", "--ranks", "1", "run.requeue=true"]
+    process = gputrain.start(*run, "--epochs", "100000", env=environment)
+    gputrain.wait_for_event("a", "epoch")
+    process.send_signal(signal.SIGUSR1)
+    _, messages = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "stop requested by SIGUSR1" in messages
+    assert "stopped: continue with `gputrain resume a`; job 77 goes back into the queue" in messages
+    assert (gputrain.folder / "asked").read_text() == "requeue 77\n"
+
+
+def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "a", make_run_started())
+    order = RunRequest(resolve_config(None, ["run.name=a", "run.requeue=true"]).config, tmp_path, "a")
+    claimed = claim_if_unfinished(order)
+    assert claimed is not None
+    claimed.ownership.release()
+    assert not claimed.is_new
+
+
+def test_requeue_reports_scontrol_failure(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", slurm(gputrain, 1)["PATH"])
+    assert requeue("77") == "job 77 could not be put back into the queue: no such job"

@@ -1,0 +1,273 @@
+"""What anyone can write, into a config or into a journal, ends no reader: a config is read or refused with a
+`UsageError`, and of a journal what makes no sense is passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+
+from engine.config.loader import ResolvedConfig, resolve_config
+from engine.config.schema import Config, as_dict, fields, sections
+from engine.config.yaml_io import parse_yaml, to_yaml
+from engine.runs import watcher
+from engine.runs.event_lines import event_line
+from engine.runs.events import (
+    EVENT_TYPES,
+    CheckpointSaved,
+    ControlEvent,
+    Event,
+    GpuEvent,
+    RankFailed,
+    RunFinished,
+    RunPaused,
+    WarningEvent,
+)
+from engine.runs.folder import RunFolder
+from engine.runs.history import history_from_events
+from engine.runs.journal import JournalReader, from_line, to_line
+from engine.runs.records import GpuSample
+from engine.runs.watcher import RunWatcher
+from engine.utils.errors import UsageError
+from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
+from tui.charts.curves import CurveData
+from tui.charts.plot import plot
+from tui.charts.view import ChartView
+from tui.pollers import RunPoller
+from tui.text.run_lines import run_line, table_line
+from tui.text.run_progress import device_lines, progress_line
+from tui.text.runs import make_run_row, row_cells
+
+# What hypothesis keeps even without a database would lie in the checkout.
+home = tempfile.TemporaryDirectory()
+set_hypothesis_home_dir(home.name)
+# The same ones each time. Many more are tried by hand:
+# GPUTRAIN_FUZZ=20000 pytest --timeout=0 tests/end_to_end/test_fuzz.py
+EXAMPLES = int(os.environ.get("GPUTRAIN_FUZZ", "60"))
+fuzz = settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+KEYS = [key for key, _ in fields()]
+NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, 1, -1, 10**400, 2**63, 1e308, -0.0]))
+WORDS = st.one_of(
+    st.sampled_from(
+        ["", "null", "off", "auto", "~", ".nan", "1e999", "0x10", "1_000", "010", "[", "{", "*a", "!!int x"]
+    ),
+    st.text(max_size=8),
+)
+SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, WORDS)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def check(file: str | None, *overrides: str) -> None:
+    """Whatever is read is whole: it can be written and read back. Whatever is refused says why, key by key."""
+    try:
+        resolved: ResolvedConfig = resolve_config(file, overrides)
+    except UsageError as error:
+        assert error.problems
+        assert all(problem.message for problem in error.problems)
+        return
+    assert Config.model_validate(parse_yaml(to_yaml(as_dict(resolved.config)))) == resolved.config
+
+
+@contextmanager
+def files(**texts: bytes) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        for stem, text in texts.items():
+            (Path(name) / f"{stem}.yaml").write_bytes(text)
+        yield Path(name)
+
+
+SIGNS = [
+    *(": ", "\n", "\n  ", "- ", "[", "]", "{", "}", ", ", "&a ", "*a", "&a [", "*a, ", "<<: ", "? ", "|\n", ">"),
+    *("---\n", "...", "'", '"', "#", "%YAML 1.1\n", "\t", "\x00", "\x85", "="),
+    *(f"!!{tag} " for tag in ("float", "timestamp", "bool", "int", "omap", "pairs", "map", "seq", "str", "null")),
+    *("!!binary ", "!!set ", "!!python/name:os.system ", "!x ", "2001-01-01", "1:30", "0b1", "0o7"),
+]
+YAML_PARTS = st.lists(
+    st.one_of(
+        st.sampled_from([*sections(), *(key.partition(".")[2] for key in KEYS), "base"]),
+        st.sampled_from(SIGNS),
+        SCALARS.map(str),
+    ),
+    max_size=16,
+).map("".join)
+
+
+@fuzz
+@given(st.one_of(YAML_PARTS.map(lambda text: text.encode(errors="surrogatepass")), st.binary(max_size=60)))
+def test_resolve_accepts_or_rejects_any_text(text: bytes) -> None:
+    with files(a=text) as folder:
+        check(str(folder / "a.yaml"))
+
+
+SECTIONS = st.dictionaries(
+    st.sampled_from([*sections(), "base", "modle"]),
+    st.one_of(
+        st.dictionaries(st.one_of(st.sampled_from([key.partition(".")[2] for key in KEYS]), WORDS), VALUES, max_size=4),
+        VALUES,
+    ),
+    max_size=4,
+)
+
+
+@fuzz
+@given(SECTIONS)
+def test_resolve_accepts_or_rejects_any_values(values: dict[str, Any]) -> None:
+    with files(a=yaml.safe_dump(values).encode()) as folder:
+        check(str(folder / "a.yaml"))
+
+
+OVERRIDES = st.one_of(
+    st.builds("{}={}".format, st.sampled_from(KEYS), st.one_of(YAML_PARTS, SCALARS, VALUES)),
+    st.builds("{}={}".format, WORDS, WORDS),
+    st.text(max_size=12),
+)
+
+
+@fuzz
+@given(st.lists(OVERRIDES, max_size=4))
+def test_resolve_accepts_or_rejects_any_argument(arguments: list[str]) -> None:
+    check(None, *arguments)
+
+
+BASES = st.one_of(
+    st.lists(st.sampled_from(["a.yaml", "b.yaml", "c.yaml", "./b.yaml", "gone.yaml", ".", "~", "~x", "\0", ""])),
+    VALUES,
+)
+
+
+@fuzz
+@given(BASES, BASES, BASES, SECTIONS)
+def test_resolve_accepts_or_rejects_any_base_chain(a: Any, b: Any, c: Any, values: dict[str, Any]) -> None:
+    texts = {
+        name: yaml.safe_dump(values | {"base": base}).encode() for name, base in zip("abc", (a, b, c), strict=True)
+    }
+    with files(**texts) as folder:
+        check(str(folder / "a.yaml"))
+
+
+SOME: list[Event] = [
+    *(make_run_started(), make_step(1), make_epoch(1), make_run_resumed(3, 5.0), make_step(4), make_epoch(2, 0.9)),
+    *(
+        WarningEvent(message="ä"),
+        CheckpointSaved(path="p", step=1, epoch=1),
+        ControlEvent(request="stop", by="me", outcome="yes"),
+    ),
+    RunPaused(step=4, epoch=2),
+    RankFailed(rank=0, device="cpu", cause="why"),
+    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
+    RunFinished(state="finished"),
+]
+LINES = [to_line(event) for event in SOME]
+
+
+@st.composite
+def nearly_right(draw: st.DrawFn) -> str:
+    """An event's line with some of its fields of another value, left out or doubled."""
+    values = json.loads(draw(st.sampled_from(LINES)))
+    for name in draw(st.lists(st.sampled_from(sorted(values)), max_size=3)):
+        values[name] = draw(VALUES)
+    for name in draw(st.lists(st.sampled_from(sorted(values)), max_size=1)):
+        del values[name]
+    return json.dumps(values)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A journal, cut, with bytes changed, or with a piece of it where it does not belong."""
+    data = bytearray("\n".join(draw(st.lists(st.sampled_from(LINES), max_size=8))).encode() + b"\n")
+    for place, value in draw(st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=6)):
+        data[place % len(data)] = value
+    start = draw(st.integers(0, len(data)))
+    return bytes(data[draw(st.integers(0, start)) :] + data[:start])
+
+
+JOURNALS = st.one_of(
+    st.binary(max_size=80),
+    st.lists(st.one_of(nearly_right(), st.sampled_from(LINES), VALUES.map(json.dumps)), max_size=6).map(
+        lambda lines: "\n".join([*lines, ""]).encode()
+    ),
+    damaged(),
+)
+
+
+@fuzz
+@given(st.one_of(nearly_right(), VALUES.map(json.dumps), st.text()))
+def test_from_line_returns_event_or_none_for_any_line(line: str) -> None:
+    event = from_line(line)
+    if event is None:
+        return
+    assert type(event) is EVENT_TYPES[event.type]
+    assert (event_line(event) or "").isprintable()
+    assert to_line(event).isprintable()
+    assert from_line(to_line(event)) is not None
+
+
+@fuzz
+@given(JOURNALS, st.integers(1, 200))
+def test_history_reads_any_journal(data: bytes, most: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_run_folder(Path(name), "a")
+        folder.journal.write_bytes(data)
+        whole = list(JournalReader(folder.journal).poll())
+        reader, parts = JournalReader(folder.journal), list[Event]()
+        while reader.offset < len(data):
+            parts += reader.poll(most)
+        assert list(map(to_line, parts)) == list(map(to_line, whole))
+        history = history_from_events(whole)
+        assert history.steps_done >= 0
+        json.dumps(history.summary().to_dict())
+        look_at(folder.path)
+
+
+def look_at(path: Path) -> None:
+    """As `gputrain runs` and the screen of the run do."""
+    folder = RunFolder(path)
+    watch = RunWatcher(folder)
+    row = make_run_row(watch)
+    row_cells(row)
+    run_line(row, 10)
+    table_line(row, 10, 200)
+    progress_line(row, 100)
+    feed = RunPoller(folder)
+    feed.poll()
+    assert feed.latest is not None and feed.caught_up
+    device_lines(feed.latest, 80)
+    data, view = CurveData(), ChartView()
+    while not feed.events.empty():
+        data.add_events(feed.events.get())
+    for curve in ("loss", "accuracy", "lr"):
+        plot(view.curves_for(data, curve), view.window(data, curve), 40, 8)
+
+
+@fuzz
+@given(st.lists(JOURNALS, max_size=4).map(b"\n".join), st.integers(1, 400))
+def test_run_watcher_reads_ends_of_any_journal(data: bytes, block: int) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        for size in ("MAX_FULL_READ_BYTES", "INITIAL_TAIL_BYTES", "HEAD_BYTES", "SCAN_BLOCK_BYTES"):
+            patch.setattr(watcher, size, block)
+        folder = make_run_folder(Path(name), "a")
+        folder.journal.write_bytes(data)
+        watch = RunWatcher(folder)
+        make_run_row(watch)
+        assert watch.partial == (len(data) > block)

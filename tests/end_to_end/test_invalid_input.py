@@ -1,0 +1,140 @@
+"""What cannot be done is refused at once: one clear sentence, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.runs.ownership import claim_run
+from gputrain_command import FinishedRun, Gputrain
+from tui.cli.main import app
+
+# By the config alone.
+WRONG = {
+    "unknown key": (["optim.lrr=1"], "optim.lrr: there is no such key; did you mean optim.lr?"),
+    "wrong type": (["--epochs", "many"], "run.epochs: 'many' is not allowed: must be a whole number"),
+    "missing file": (["gone.yaml"], "gone.yaml: there is no such file"),
+    "second config": (["digits", "more"], "is a second CONFIG beside digits"),
+    "key without equals sign": (["optim.lr", "0.1"], "optim.lr: is a key and needs its value behind an equals sign"),
+    "unknown dataset": (["--dataset", "digitz"], "must be one of digits, mnist"),
+    "unknown optimizer": (["--optimizer", "sgdd"], "one of timm's as timm:NAME; did you mean sgd?"),
+    "data path not given": (["--dataset", "mnist"], "data.path: mnist needs the folder that it lies in"),
+    "two values": (["--lr", "0.1", "optim.lr=0.2"], "is given twice with two values"),
+    "name no folder can have": (["--name", "../a"], "must start with a letter or digit"),
+    "resume of no name": (["--resume"], "run.resume: needs the name of the run"),
+    "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "--ngpu: means --gpus free:1"),
+    "value that is no YAML": (["--lr", "{"], "optim.lr: the value '{' cannot be read"),
+    "no such user": (["~nobody-of-that-name/x.yaml"], "there is no such user; write the folder out"),
+}  # fmt: skip
+
+# By a look at the machine.
+REFUSED = {
+    "unknown model": (["--model", "resnet18-smal"], "no model is called 'resnet18-smal'"),
+    "data path missing": (["--dataset", "folder", "--data-path", "/nowhere"], "/nowhere does not exist"),
+    "image set missing": (["--dataset", "cifar10", "--data-path", "."], "is missing; give the folder that holds"),
+    "no GPU": (["--gpus", "0"], "device.gpus: 0 cannot be had"),
+    "no GPU at all": (["--gpus", "all"], "train on the CPU with --gpus cpu"),
+    "too many ranks": (["--ranks", "4000"], "4000 ranks are too many for"),
+    "batch too large": (["--batch-size", "1439"], "there are 1438 for training; give a smaller batch"),
+    "wrong classes": (["data.num_classes=3"], "is 3, but digits has 10 classes"),
+    "env without torchrun": (["--launcher", "env"], "RANK is not set; start with torchrun"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, message", WRONG.values(), ids=WRONG.keys())
+def test_run_rejects_invalid_config(
+    gputrain: Gputrain, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(gputrain.folder)
+    done = CliRunner(env=dict(gputrain.environment)).invoke(app, ["run", "--headless", *arguments])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert not gputrain.runs.exists()
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED.values(), ids=REFUSED.keys())
+def test_run_rejects_unavailable_resources(gputrain: Gputrain, arguments: list[str], message: str) -> None:
+    done = gputrain("run", "--headless", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not gputrain.runs.exists()
+
+
+def test_run_rejects_circular_base_configs(gputrain: Gputrain) -> None:
+    (gputrain.folder / "a.yaml").write_text("base: a.yaml")
+    done = gputrain("run", "--headless", "a.yaml")
+    assert (done.returncode, "each other's base" in done.stderr) == (2, True)
+    assert not gputrain.runs.exists()
+
+
+def test_run_rejects_model_that_ranks_cannot_build_and_leaves_no_folder(gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--model", "alexnet")
+    assert done.returncode == 2
+    start, line = done.stderr.splitlines()
+    assert start.startswith("digits-1: starting in ")
+    assert line.startswith("error: model.name: alexnet cannot take images of 1x8x8")
+    assert not gputrain.runs.exists()
+
+
+def test_run_rejects_existing_name_and_keeps_its_journal(short_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+    before = (short_run.path / "events.jsonl").read_text()
+    done = shared_gputrain("run", "--headless", "digits", "--name", "short")
+    assert done.returncode == 2
+    assert "the run short exists" in done.stderr
+    assert "--resume" in done.stderr
+    assert (short_run.path / "events.jsonl").read_text() == before
+
+
+def test_stop_reports_finished_run(short_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+    done = shared_gputrain("stop", "short")
+    assert (done.returncode, done.stderr) == (0, "short is not running, it is finished.\n")
+
+
+def test_resume_rejects_run_owned_by_another_process(gputrain: Gputrain) -> None:
+    claimed = claim_run(gputrain.runs, "mine", "x", resume=False)
+    done = gputrain("run", "--headless", "digits", "--name", "mine", "--resume")
+    assert done.returncode == 2
+    assert f"mine: is being run by process {os.getpid()}" in done.stderr
+    claimed.ownership.release()
+
+
+@pytest.mark.parametrize("where", ["file/runs", "/proc/runs"])
+def test_run_rejects_unwritable_runs_folder(gputrain: Gputrain, where: str) -> None:
+    (gputrain.folder / "file").write_text("")
+    done = gputrain("run", "--headless", "digits", "--runs-dir", where)
+    assert done.returncode == 2
+    assert "cannot be written to" in done.stderr
+    assert "--runs-dir" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["stop", "resume", "logs"])
+def test_command_rejects_unknown_run(gputrain: Gputrain, command: str) -> None:
+    done = gputrain(command, "gone")
+    assert done.returncode == 2
+    assert "there are no runs in" in done.stderr
+
+
+def test_run_rejects_config_that_is_not_utf8(gputrain: Gputrain, tmp_path: Path) -> None:
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00run")
+    done = gputrain("run", "--headless", "bytes.yaml")
+    assert (done.returncode, "is not a text file in UTF-8" in done.stderr) == (2, True)
+
+
+def test_run_reports_problems_of_all_sections_at_once(gputrain: Gputrain) -> None:
+    wrong = {
+        "optim.lrr": "1", "run.epochs": "many", "schedule.name": "multistep", "augment.crop_scale": "[2, 1]",
+        "optim.options": "{alpha: 1}", "model.name": "resnt18", "model.weights": "nowhere.pt", "loss.name": "mine:x",
+        "augment.transform": "nope:f", "data.dataset": "folder", "data.path": "/nowhere", "precision.amp": "fp8",
+        "device.init_method": "tcp://host", "checkpoint.keep": "0", "device.gpus": "7",
+    }  # fmt: skip
+    done = gputrain("run", "--headless", *(f"{key}={value}" for key, value in wrong.items()))
+    told = [line.removeprefix("error: ").split(":")[0] for line in done.stderr.splitlines()]
+    expected = {*wrong, "schedule.milestones"} - {"schedule.name", "data.dataset"}
+    assert (done.returncode, set(told)) == (2, expected)
+    assert not gputrain.runs.exists()

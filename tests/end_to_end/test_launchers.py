@@ -1,0 +1,176 @@
+"""The same run started by torchrun and under srun: each process joins the world that it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from engine.distributed.rank_env import slurm_step_port
+from engine.launch.handshake import exit_code_of_rank_0, share_exit_code
+from engine.training.job import ExitCode
+from factories import find_free_port
+from gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for, without_timings
+
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+RUN = ["run", "--headless", "digits", "--epochs", "2"]
+
+
+def job_with_a_free_port() -> str:
+    """The number of a SLURM job whose tasks would meet at a port that is free."""
+    for job in range(1, 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", slurm_step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0"})))
+            return str(job)
+    raise AssertionError("no port is free")
+
+
+def torchrun(gputrain: Gputrain, *options: str, arguments: list[str]) -> subprocess.Popen[str]:
+    return gputrain.start(TORCHRUN, *options, "--no-python", GPUTRAIN, *arguments)
+
+
+@pytest.fixture(scope="session")
+def spawned_run_events(shared_gputrain: Gputrain) -> list[dict[str, object]]:
+    done = shared_gputrain(*RUN, "--name", "spawned")
+    assert done.returncode == 0, done.stderr
+    return without_timings(read_events(shared_gputrain.runs / "spawned"))
+
+
+def test_torchrun_matches_spawned_run(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
+    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
+    _, messages = agent.communicate(timeout=120)
+    assert agent.returncode == 0, messages
+    assert messages.count("epoch   2  ") == 1, "only rank 0 speaks"
+    assert without_timings(read_events(gputrain.runs / "a")) == spawned_run_events
+    assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["state"] == "finished"
+
+
+def test_torchrun_sigterm_stops_with_checkpoint(gputrain: Gputrain) -> None:
+    arguments = ["run", "--headless", "--model", "linear", "--epochs", "100000", "--name", "a"]
+    agent = torchrun(gputrain, "--nproc-per-node", "2", "--master-port", str(find_free_port()), arguments=arguments)
+    gputrain.wait_for_event("a", "epoch", 1)
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate(timeout=60)
+    assert read_events(gputrain.runs / "a")[-1]["state"] == "stopped"
+
+
+@pytest.mark.soak
+def test_torchrun_restarts_from_checkpoint_after_killed_worker_and_agent(gputrain: Gputrain) -> None:
+    conf = "join_timeout=60,last_call_timeout=1"
+    elastic = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--monitor-interval", "0.3"]
+    elastic += ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
+    arguments = ["run", "--headless", "digits", "--model", "linear", "--epochs", "100000", "checkpoint.every_steps=20"]
+    host, guest = (
+        torchrun(gputrain, *elastic, "--rdzv-conf", f"{conf},is_host={is_host}", arguments=arguments)
+        for is_host in (1, 0)
+    )
+    gputrain.wait_for_event("digits-1", "checkpoint", 2)
+    workers = [process for process in gputrain.processes() if process.ppid() in (host.pid, guest.pid)]
+    next(process for process in workers if process.ppid() == guest.pid).kill()
+    gputrain.wait_for_event("digits-1", "run_resumed", 1)
+    gputrain.wait_for_event("digits-1", "checkpoint", 4)
+    guest.kill()
+    gputrain.wait_for_event("digits-1", "run_resumed", 2)
+    assert gputrain("stop", "last").stderr == "digits-1 is stopped.\n"
+    _, messages = host.communicate(timeout=60)
+    assert host.returncode == 0, messages
+    assert [path.name for path in gputrain.runs.iterdir()] == ["digits-1"]
+    resumed = [event for event in read_events(gputrain.runs / "digits-1") if event["type"] == "run_resumed"]
+    assert [event["world_size"] for event in resumed] == [2, 1]
+    assert 0 < resumed[0]["from_step"] < resumed[1]["from_step"]
+
+
+def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
+    (gputrain.runs / "a").mkdir(parents=True)
+    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
+    _, messages = agent.communicate(timeout=60)
+    assert agent.returncode != 0
+    assert messages.count("error: run.name: the run a exists") == 1
+    assert list((gputrain.runs / "a").iterdir()) == []
+
+
+def test_external_ranks_leave_no_folder_when_rank_0_is_interrupted_in_the_batch_size_search(gputrain: Gputrain) -> None:
+    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "--batch-size", "auto"])
+
+    searching: list[int] = []
+
+    def find_rank_0() -> bool:
+        """By the search, which is its child."""
+        for process in gputrain.processes():
+            with suppress(psutil.Error):
+                if "engine.launch.batch_size_process" in str(process.cmdline()):
+                    searching.append(process.ppid())
+        return bool(searching)
+
+    wait_for(find_rank_0, "the search")
+    os.kill(searching[0], signal.SIGINT)
+    _, messages = agent.communicate(timeout=60)
+    assert agent.returncode == 0, messages
+    assert messages.count("rank 0 was asked to stop before the run began") == 1
+    assert "error" not in messages
+    assert not gputrain.runs.exists()
+
+
+def test_srun_tasks_form_one_world(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
+    step = {
+        "SLURM_JOB_ID": job_with_a_free_port(),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
+    tasks = [
+        gputrain.start(
+            *[*RUN, "--name", "a"],
+            env=gputrain.environment | step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+        )
+        for task in range(2)
+    ]
+    for task in tasks:
+        _, messages = task.communicate(timeout=120)
+        assert task.returncode == 0, messages
+    assert without_timings(read_events(gputrain.runs / "a")) == spawned_run_events
+
+
+def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:
+    shell = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_NODELIST": "nowhere[01-02]",
+    }
+    # Refused with the number of ranks that it would have spawned: it neither waited for others nor took their count.
+    done = gputrain(*RUN, "--batch-size", "5000", **shell)
+    assert done.returncode == 2
+    assert "2 ranks with 5000 images each" in done.stderr
+
+
+def test_exit_code_of_rank_0_is_what_rank_0_shares() -> None:
+    store = HashStore()
+    assert exit_code_of_rank_0(store, timeout_s=0.1) is None
+    share_exit_code(store, ExitCode.STOPPED)
+    assert exit_code_of_rank_0(store) == ExitCode.STOPPED
+
+
+def test_exit_code_of_rank_0_is_a_refusal_once_its_store_is_gone() -> None:
+    mine = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", mine.port, is_master=False)
+    del mine
+    assert exit_code_of_rank_0(store) == ExitCode.USAGE_ERROR
+    share_exit_code(store, ExitCode.STOPPED)

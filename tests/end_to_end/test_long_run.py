@@ -1,0 +1,183 @@
+"""A run of a week, with an event each second: its newest state costs what the ends of its journal cost, all of it is
+taken in piece by piece, and who writes or reads it keeps nothing of each step."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.config.schema import Config
+from engine.runs.events import CheckpointSaved, Event, GpuEvent, StepEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from engine.runs.recorder import Recorder
+from engine.runs.records import GpuSample
+from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
+from factories import make_epoch, make_run_folder, make_run_started
+from gputrain_command import Gputrain, wait_for
+from tui.cli.main import app
+from tui.pollers import MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES, RunPoller
+
+HOUR = 3600
+DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR
+STEPS = 10
+# Of the shorter and of the longer run whose cost is compared: in one there is an epoch, in the other there are three.
+MINUTES = (11, 31)
+# Bytes that an epoch may cost whoever knows the run's best and its median rate; and what a measurement is off by.
+PER_EPOCH, SLACK = 1500, 25_000
+GPUS = [
+    GpuSample(
+        uuid=f"GPU-{number}", host="h", state="ok", busy=97.0, sm_active=81.5, tensor_active=40.2,
+        memory_used=61 << 30, temperature=64.0, power=512.5, sm_clock=1980.0, throttle=["power"],
+    )
+    for number in range(4)
+]  # fmt: skip
+
+
+def event_at(second: int) -> Event:
+    """Steps; every five seconds a look at the GPUs; every ten minutes an epoch and its checkpoint."""
+    clock = 1e9 + second
+    number = second * STEPS
+    if second % 600 == 0:
+        return make_epoch(second // 600, 0.5 + second / WEEK / 4, clock)
+    if second % 600 == 1:
+        return CheckpointSaved(time=clock, path="checkpoints/last.pt", step=number, epoch=second // 600)
+    if second % 5 == 3:
+        return GpuEvent(time=clock, gpus=GPUS)
+    losses = [1.0 / (number - place) for place in range(STEPS, 0, -1)]
+    return StepEvent(
+        time=clock, step=number, epoch=second // 600 + 1, losses=losses, lr=0.1, images_per_second=5e3, data_wait=0.01
+    )
+
+
+def events(seconds: int) -> Iterator[Event]:
+    yield make_run_started(1e9)
+    yield from map(event_at, range(2, seconds))
+
+
+def long_run(root: Path, seconds: int) -> RunFolder:
+    folder = make_run_folder(root, "long")
+    with folder.journal.open("w") as file:
+        file.writelines(to_line(event) + "\n" for event in events(seconds))
+    return folder
+
+
+def held_by(act: Callable[[], object]) -> int:
+    """Bytes that Python holds afterwards and did not before."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = act()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] if kept is not None else 0
+    finally:
+        tracemalloc.stop()
+
+
+def drained(folder: RunFolder) -> tuple[RunPoller, int]:
+    """A feed that has read all, and how many events it handed on."""
+    feed, count = RunPoller(folder), 0
+    feed.start()
+    while not (feed.caught_up and feed.events.empty()):
+        assert feed.events.qsize() <= MAX_QUEUED_BATCHES
+        while not feed.events.empty():
+            batch = feed.events.get()
+            assert batch is not None and len(batch) <= MAX_EVENTS_PER_BATCH
+            count += len(batch)
+        time.sleep(0.001)
+    feed.close()
+    return feed, count
+
+
+def test_run_watcher_cost_is_independent_of_journal_length(tmp_path: Path) -> None:
+    read = []
+    for hours in (1, 2):
+        watch = RunWatcher(long_run(tmp_path / str(hours), hours * HOUR))
+        history = watch.poll()
+        assert watch.partial
+        assert history.steps_done == (hours * HOUR - 1) * STEPS
+        assert history.started is not None
+        read.append(watch.bytes_read)
+    assert read[0] == read[1] < MAX_FULL_READ_BYTES
+
+
+def test_runs_stop_and_logs_commands_never_read_whole_journal(
+    gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_run(gputrain.runs, HOUR)
+
+    def refuse(_: RunFolder) -> None:
+        raise AssertionError("the whole journal is read")
+
+    monkeypatch.setattr(RunFolder, "history", refuse)
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(gputrain.runs))
+    for command in ("runs", "stop", "logs"):
+        arguments = [] if command == "runs" else ["long"]
+        assert CliRunner().invoke(app, [command, *arguments]).exit_code == 0
+
+
+def test_run_feed_memory_is_independent_of_run_length(tmp_path: Path) -> None:
+    folders = {minutes: long_run(tmp_path / str(minutes), 60 * minutes) for minutes in MINUTES}
+
+    def taken_in(minutes: int) -> RunPoller:
+        feed, count = drained(folders[minutes])
+        assert count == 60 * minutes - 1
+        return feed
+
+    assert_small(taken_in)
+
+
+def test_recorder_memory_is_independent_of_step_count(tmp_path: Path) -> None:
+    def recorded(minutes: int) -> Recorder:
+        recorder = Recorder(RunFolder(Path(tempfile.mkdtemp(dir=tmp_path))), Config(), lambda event: None)
+        for event in events(60 * minutes):
+            recorder.record(event)
+        return recorder
+
+    assert_small(recorded)
+
+
+def assert_small(act: Callable[[int], object]) -> None:
+    """What is kept after some minutes is no more for a longer run, but for its epochs."""
+    act(MINUTES[0])
+    short, long = (held_by(partial(act, minutes)) for minutes in MINUTES)
+    assert long - short < 2 * PER_EPOCH + SLACK
+
+
+@pytest.mark.soak
+def test_run_of_one_week_is_listed_and_read(gputrain: Gputrain) -> None:
+    folder = long_run(gputrain.runs, WEEK)
+    folder.summary.write_text(json.dumps({"epochs": 1007}))
+    print(f"\n{folder.journal.stat().st_size / 1e6:.0f} MB of journal")
+    for _ in range(3):
+        began = time.monotonic()
+        listed = gputrain("runs", "--json")
+        print(f"gputrain runs: {time.monotonic() - began:.2f} s")
+    [row] = json.loads(listed.stdout)["runs"]
+    assert (row["step"], row["epoch"]) == ((WEEK - 1) * STEPS, 1007)
+    feed = RunPoller(folder)
+    began = time.monotonic()
+    feed.start()
+    wait_for(lambda: feed.latest is not None, "the newest state", 5)
+    newest = time.monotonic() - began
+    feed.close()
+    print(f"the feed's newest state: {newest:.3f} s")
+    assert feed.latest is not None and feed.latest.row.step == row["step"]
+    assert newest < 1.0
+    began = time.monotonic()
+    _, count = drained(folder)
+    print(f"all {count} events: {time.monotonic() - began:.1f} s")
+    assert count == WEEK - 1
+    began = time.monotonic()
+    history = folder.history()
+    print(f"the history, as a resumed run reads it: {time.monotonic() - began:.1f} s")
+    assert len(history.epochs) == (WEEK - 1) // 600

@@ -1,0 +1,307 @@
+"""Several users on one host: nobody writes to what another's run made, asks it for anything, or leads a run out of its
+runs folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.gpus.reservation import Reservation, allocation_lock, read_reservations
+from engine.launch.handshake import find_run_of_agents
+from engine.runs.control import (
+    MAX_REQUEST_BYTES,
+    REFUSAL_OUTCOMES,
+    ControlRequest,
+    RequestCounters,
+    consume_requests,
+    send_request,
+)
+from engine.runs.event_lines import event_line
+from engine.runs.events import ControlEvent
+from engine.runs.folder import RunFolder, find_run, list_runs
+from engine.runs.ownership import Ownership, claim_run
+from engine.utils.errors import UsageError
+from factories import make_run_folder, make_run_started
+from gputrain_command import Gputrain, read_events
+from tui.pollers import RunListPoller, RunPoller
+
+SOMEONE = 12345
+RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--name", "a"]
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_all(root: Path) -> list[Path]:
+    """What every user of the host may write to, but for links and for folders like /tmp."""
+    found = []
+    for path in [root, *root.rglob("*")]:
+        mode = path.lstat().st_mode
+        if mode & stat.S_IWOTH and not stat.S_ISLNK(mode) and not mode & stat.S_ISVTX:
+            found.append(path)
+    return found
+
+
+def test_reservation_is_readable_by_all_and_writable_by_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
+) -> None:
+    base = tmp_path / "shared"
+    base.mkdir(mode=0o1777)
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(base))
+    entry = Reservation()
+    with allocation_lock():
+        entry.enqueue("free:1", ["GPU-1"], "mine")
+        assert open_to_all(base) == []
+        assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
+    entry.release()
+    assert list(base.iterdir()) == []
+
+
+@pytest.fixture
+def world_writable_folder() -> Iterator[Path]:
+    """A folder that another user can come to, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        yield folder
+
+
+def as_another_user(act: Callable[[], None]) -> int:
+    """The exit code of a child that does this as somebody else; it needs no program that the other may not read."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(SOMEONE)
+            os.setuid(SOMEONE)
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_reservation_queue_works_between_users(
+    world_writable_folder: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(world_writable_folder))
+    mine, theirs = Reservation(), Reservation()
+    with allocation_lock():
+        mine.enqueue("free:1", ["GPU-0"], "mine")
+
+    def come_second() -> None:
+        with allocation_lock():
+            theirs.enqueue("free:1", ["GPU-1"], "theirs")
+            assert [held.run for held in read_reservations(remove_stale=True)] == ["mine", "theirs"]
+
+    assert as_another_user(come_second) == 0
+    with allocation_lock():
+        # The other is dead; its entry is not for this user to take away.
+        assert [held.run for held in read_reservations(remove_stale=True)] == ["mine"]
+    mine.release()
+    assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
+
+
+@pytest.fixture
+def control_folder(tmp_path: Path) -> Path:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.control.mkdir()
+    return folder.control
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Make this process another user than the file's; who owns it then."""
+    if os.geteuid() == 0:
+        os.chown(path, SOMEONE, -1)
+    else:
+        stranger = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: stranger)
+    return path.stat().st_uid
+
+
+def test_take_requests_refuses_request_of_another_user(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_request(control_folder, "stop")
+    [path] = control_folder.iterdir()
+    owner = give_away(path, monkeypatch)
+    [request] = consume_requests(control_folder)
+    assert request == ControlRequest("foreign file", f"uid {owner}")
+    assert list(control_folder.iterdir()) == []
+    asked = RequestCounters()
+    outcome = asked.apply(request.request)
+    assert (asked.stop, outcome) == (False, "refused: the file belongs to another user than the run")
+    told = ControlEvent(request=request.request, by=request.by, outcome=outcome)
+    assert event_line(told) == f"foreign file of uid {owner}: {outcome}"
+
+
+def test_send_request_rejects_user_without_permission(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = control_folder.with_name("owner.json")
+    owner.write_text("{}")
+    monkeypatch.setattr(os, "geteuid", lambda: owner.stat().st_uid + 1)
+    with pytest.raises(UsageError, match=f"you may not ask this run to stop: it belongs to uid {owner.stat().st_uid}"):
+        send_request(control_folder, "stop")
+    assert list(control_folder.iterdir()) == []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    send_request(control_folder, "stop")
+    assert len(list(control_folder.iterdir())) == 1
+
+
+def strange_files(control: Path) -> None:
+    """One of everything that is no request, each by its name."""
+    control.mkdir(exist_ok=True)
+    outside = control.parent.parent / "outside.json"
+    outside.write_text('{"request": "stop", "by": "me"}')
+    (control / "1-link.json").symlink_to(outside)
+    (control / "2-dangling.json").symlink_to("/nowhere")
+    os.mkfifo(control / "3-fifo.json")
+    (control / "4-folder.json").mkdir()
+    (control / "4-folder.json" / "kept").write_text("")
+    with (control / "5-large.json").open("wb") as file:
+        file.truncate(1 << 40)
+    (control / "6-torn.json").write_text('{"request": "st')
+    (control / "7-list.json").write_text("[1]")
+    (control / "8-deep.json").write_text("[" * (MAX_REQUEST_BYTES - 1))
+    (control / "9-bytes.json").write_bytes(b"\xff\xfe\x00")
+    (control / "10.txt").write_text("of no concern")
+
+
+def test_take_requests_refuses_and_removes_invalid_files(control_folder: Path) -> None:
+    strange_files(control_folder)
+    found = [request.request for request in consume_requests(control_folder)]
+    assert found == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
+    assert set(found) < set(REFUSAL_OUTCOMES)
+    left = sorted(path.name for path in control_folder.iterdir())
+    assert [name.split(".")[0] for name in left] == ["10", "4-folder"]
+    assert (control_folder / left[1] / "kept").exists()
+    assert list(consume_requests(control_folder)) == []
+    assert (control_folder.parent.parent / "outside.json").exists()
+
+
+def test_take_requests_ignores_request_that_cannot_be_removed(
+    control_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_request(control_folder, "pause")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
+    assert list(consume_requests(control_folder)) == []
+    monkeypatch.undo()
+    assert [request.request for request in consume_requests(control_folder)] == ["pause"]
+
+
+def test_take_requests_ignores_symlinked_control_folder(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "labels.json").write_text("{}")
+    folder.control.symlink_to(data)
+    assert list(consume_requests(folder.control)) == []
+    assert (data / "labels.json").exists()
+
+
+def test_run_folder_is_not_writable_by_others_and_run_refuses_invalid_requests(gputrain: Gputrain) -> None:
+    names = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+    environment = gputrain.environment | {name: str(gputrain.folder / name) for name in names}
+    run = gputrain.start(*RUN, "--epochs", "100000", umask=0, env=environment)
+    gputrain.wait_for_event("a", "epoch")
+    folder = RunFolder(gputrain.runs / "a")
+    strange_files(folder.control)
+    gputrain.wait_for_event("a", "control", 9)
+    assert not folder.history().stopping
+    assert gputrain("stop", "a").stderr == "a is stopped.\n"
+    assert run.wait(30) == 3
+    outcomes = [event["outcome"] for event in read_events(folder.path) if event["type"] == "control"]
+    assert [outcome.split(":")[0] for outcome in outcomes[:-1]] == ["refused"] * 9
+    assert outcomes[-1] == "at the next step, with a checkpoint"
+    made = {path.name for path in folder.path.iterdir()}
+    assert {"checkpoints", "control", "events.jsonl", "lock", "log.txt", "owner.json", "tensorboard"} <= made
+    assert open_to_all(gputrain.folder) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../a", "a/b", "/tmp/a", ".hidden", "-a", "a\n", "a\nb", "", "a\x1b[2J", "ä", "x" * 101]
+)
+def test_run_name_cannot_leave_runs_folder(name: str) -> None:
+    with pytest.raises(UsageError):
+        resolve_config(None, [f"run.name={name}", "run.resume=true"])
+
+
+def test_runs_listing_ignores_symlinks(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    real = make_run_folder(elsewhere, "real", make_run_started())
+    before = sorted(elsewhere.rglob("*"))
+    root.mkdir()
+    (root / "link").symlink_to(real.path)
+    (root / "dangling").symlink_to(tmp_path / "nothing")
+    assert list_runs(root) == []
+    for name in ("link", "dangling"):
+        for resume in (True, False):
+            with pytest.raises(UsageError, match=f"run.name: {name} is a link in "):
+                claim_run(root, name, "x", resume=resume)
+        with pytest.raises(UsageError, match="there are no runs"):
+            find_run(root, name)
+    assert sorted(elsewhere.rglob("*")) == before
+    assert not (tmp_path / "nothing").exists()
+    # By its path it is the run that it leads to, in that one's own runs folder.
+    assert find_run(root, str(root / "link")).path == real.path
+
+
+def test_ownership_rejects_symlinked_lock(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError):
+        Ownership(RunFolder(tmp_path / "a"))
+    assert not (tmp_path / "made").exists()
+
+
+def test_runs_listing_ignores_odd_entries(gputrain: Gputrain) -> None:
+    root = gputrain.runs
+    make_run_folder(root, "good", make_run_started()).config.touch()
+    make_run_folder(root, "odd\nname \x1b[2J", make_run_started())
+    (root / os.fsdecode(b"bytes\xff")).mkdir()
+    (root / os.fsdecode(b"bytes\xff") / "lock").touch()
+    (root / "file").write_text("")
+    os.mkfifo(root / "fifo")
+    (root / ".hidden").mkdir()
+    (root / "no lock").mkdir()
+    (root / "fifo inside").mkdir()
+    os.mkfifo(root / "fifo inside" / "lock")
+    (root / "loop").symlink_to(root / "loop")
+    (root / "closed").mkdir(mode=0)
+    assert find_run(root, "last").name == "good"
+    assert len(list_runs(root)) == 3
+    assert find_run_of_agents(root, ["gone"]) is None
+    listed = gputrain("runs")
+    assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 4)
+    assert "\x1b" not in listed.stdout
+    assert len(json.loads(gputrain("runs", "--json").stdout)["runs"]) == 3
+    unknown = gputrain("logs", "nothing of the kind")
+    assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1)
+    assert "\x1b" not in unknown.stderr
+    claim_run(root, None, "odd", resume=False).ownership.release()
+    assert (root / "odd-1").is_dir()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "owner.json", "summary.json", "log.txt", "config.yaml", "lock"])
+def test_run_readers_do_not_block_on_named_pipe(tmp_path: Path, name: str) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    RunPoller(folder).poll()
+    RunListPoller(tmp_path).poll()
+    folder.history()

@@ -1,0 +1,123 @@
+"""A run that was interrupted goes on to the same bits as one that was not, wherever it was and however it ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+import torch
+
+from gputrain_command import (
+    Gputrain,
+    effective_events,
+    last_checkpoint_weights,
+    read_events,
+    shared_memory_files,
+    wait_for,
+)
+
+# Dropout, all that varies images, loader processes, momentum and a warm-up: all that could go astray.
+HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]
+HARD += [
+    "schedule.warmup_epochs=0.5",
+    "run.log_every=4",
+    "--dataset",
+    "fake",
+    "data.fake_train=240",
+    "data.fake_val=40",
+]
+VARIED = ["augment.flip=true", "augment.policy=trivialaugment", "augment.brightness=0.3", "augment.hue=0.1"]
+VARIED += ["augment.erasing=0.5", "augment.mixup=0.4", "augment.cutmix=1.0"]
+HARD += ["data.image_size=32", "data.batch_size=20", "augment.resized_crop=true", *VARIED]
+
+
+# Of the long loops; fewer for who has less time.
+KILLS = int(os.environ.get("GPUTRAIN_KILLS", "20"))
+STARTS = int(os.environ.get("GPUTRAIN_STARTS", "200"))
+
+
+def assert_the_same(gputrain: Gputrain, one: str, other: str) -> None:
+    assert effective_events(gputrain.runs / one) == effective_events(gputrain.runs / other)
+    before, after = last_checkpoint_weights(gputrain.runs / one), last_checkpoint_weights(gputrain.runs / other)
+    assert all(torch.equal(weights, after[name]) for name, weights in before.items())
+
+
+def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -> None:
+    common = [*HARD, "--ranks", "2", "--workers", "1"]
+    whole = gputrain.start(*common, "--name", "whole")
+    gputrain.inject_fault("kill", 1, 3, once=True)
+    gputrain.inject_fault("kill the run", 0, 6, once=True)
+    gputrain.inject_fault("stop the run", 1, 7, once=True)
+    parts = [*common, "--name", "parts", "run.max_restarts=1", "checkpoint.every_steps=2", "--resume"]
+    killed = gputrain(*parts)
+    assert killed.returncode == -signal.SIGKILL
+    assert "killed by SIGKILL; starting again from its last checkpoint (restart 1 of 1)" in killed.stderr
+    assert gputrain(*parts).returncode == 3
+    stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
+    assert (stopped_at["epoch"], 0 < stopped_at["batch"] < 6) == (2, True)
+    resumed = gputrain("resume", "parts")
+    assert resumed.returncode == 0, resumed.stderr
+    assert [one["from_step"] for one in read_events(gputrain.runs / "parts") if one["type"] == "run_resumed"][:2] == [
+        2,
+        4,
+    ]
+    assert whole.wait(60) == 0
+    assert_the_same(gputrain, "whole", "parts")
+
+
+# Another model than above: what is random lies in the data, and a run takes seconds.
+LIGHT = ["run", "--headless", "digits", "run.log_every=3", "checkpoint.every_steps=4"]
+LIGHT += ["augment.crop_padding=1", *VARIED, "--batch-size", "20"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("workers", [0, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_resume_is_bit_identical_after_kill_at_random_steps(gputrain: Gputrain, ranks: int, workers: int) -> None:
+    common = [*LIGHT, "--epochs", "2", "--ranks", str(ranks), "--workers", str(workers)]
+    assert gputrain(*common, "--name", "whole").returncode == 0
+    rng = random.Random(ranks * 10 + workers)  # noqa: S311
+    for step in rng.sample(range(1, 2 * (1438 // (20 * ranks))), KILLS):
+        name = f"at-{step}"
+        gputrain.inject_fault("kill the run", rng.randrange(ranks), step)
+        assert gputrain(*common, "--name", name).returncode == -signal.SIGKILL
+        del gputrain.environment["GPUTRAIN_FAULT"]
+        resumed = gputrain("resume", name)
+        assert resumed.returncode == 0, resumed.stderr
+        assert_the_same(gputrain, "whole", name)
+
+
+def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
+    """Of each run either the supervisor or another process is killed, at any moment from its start to its steps."""
+    rng = random.Random(0)  # noqa: S311
+    before = shared_memory_files()
+    for number in range(times):
+        process = gputrain.start(*LIGHT, "--ranks", "2", "--workers", "1", "--name", f"run-{number}")
+        time.sleep(rng.uniform(0.2, 9))
+        ours = [one for one in gputrain.processes() if one.pid != process.pid]
+        with suppress(psutil.NoSuchProcess):
+            (rng.choice(ours) if ours and number % 2 else psutil.Process(process.pid)).kill()
+        process.communicate(timeout=60)
+        wait_for(lambda: not gputrain.processes(), "the end of all processes", 15)
+        folder = gputrain.runs / f"run-{number}"
+        if resume and number % 5 == 0 and (folder / "config.yaml").exists():
+            done = gputrain("resume", folder.name, "run.epochs=1")
+            assert done.returncode == 0, done.stderr
+            assert not list(folder.rglob(".*.tmp"))
+    assert shared_memory_files() <= before
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_repeated_start_and_kill_leaves_nothing(gputrain: Gputrain) -> None:
+    start_and_kill(gputrain, STARTS, resume=True)
+
+
+def test_start_and_kill_leaves_nothing(gputrain: Gputrain) -> None:
+    start_and_kill(gputrain, 1, resume=False)

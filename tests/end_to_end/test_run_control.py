@@ -1,0 +1,48 @@
+"""What is asked of a run through its folder: done by all ranks at one step, recorded, and without a trace in what is
+trained."""
+
+from __future__ import annotations
+
+from engine.runs.control import RequestCounters, send_request
+from engine.runs.folder import RunFolder, RunState
+from gputrain_command import Gputrain, read_events, wait_for, without_timings
+
+RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=7"]
+
+
+def test_control_requests_pause_checkpoint_and_continue_without_changing_results(gputrain: Gputrain) -> None:
+    plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "20")
+    gputrain.start(*RUN, "--name", "asked", "--epochs", "20")
+    asked = RunFolder(gputrain.runs / "asked")
+    gputrain.wait_for_event("asked", "epoch", 1)
+    send_request(asked.control, "pause")
+    gputrain.wait_for_event("asked", "paused")
+    assert asked.state(asked.history()) is RunState.PAUSED
+
+    send_request(asked.control, "checkpoint")
+    wait_for(lambda: read_events(asked.path)[-1]["type"] == "checkpoint", "a checkpoint of a run that holds")
+    held, saved = (
+        next(one for one in read_events(asked.path)[::-1] if one["type"] == kind) for kind in ("paused", "checkpoint")
+    )
+    assert saved["step"] == held["step"] < 20 * 11
+
+    send_request(asked.control, "continue")
+    gputrain.wait_for_event("asked", "run_finished")
+    assert plain.wait(60) == 0
+    events = read_events(asked.path)
+    assert next(one for one in events if one["type"] == "continued")["step"] == held["step"]
+    assert [one["outcome"] for one in events if one["type"] == "control"] == ["at the next step"] * 2 + ["at once"]
+    assert without_timings(events) == without_timings(read_events(gputrain.runs / "plain"))
+
+
+def test_control_state_answers_repeated_and_unknown_requests() -> None:
+    asked = RequestCounters()
+    assert [asked.apply(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
+        "is not paused",
+        "at the next step",
+        "is paused already",
+        "at once",
+        "at the next step, with a checkpoint",
+        "was asked for already",
+        "not known here, left undone",
+    ]

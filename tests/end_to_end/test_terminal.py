@@ -1,0 +1,262 @@
+"""The screen in a real terminal: a run outlives it, and it leaves the terminal as it found it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.runs.control import send_request
+from engine.runs.folder import RunFolder
+from gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for
+
+SCREEN = str(Path(GPUTRAIN).with_name("gputrain-tui"))
+LONG = ["run", "--headless", "--model", "linear", "--ranks", "1", "--epochs", "100000", "--name", "long"]
+# Limits at which a test gives up, not what is measured.
+PATIENCE = 20.0
+MAIN_SCREEN, CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
+
+
+class Terminal:
+    """A program in a terminal of its own."""
+
+    def __init__(self, gputrain: Gputrain, *command: str, **variables: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.before = termios.tcgetattr(slave)
+
+        def take_terminal() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.process = gputrain.start(
+            *command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=take_terminal,
+            env=gputrain.environment | {"TERM": "xterm-256color"} | variables,
+        )
+        self.slave = slave
+        self.seen = b""
+
+    def read(self) -> None:
+        while select.select([self.master], [], [], 0.05)[0]:
+            try:
+                self.seen += os.read(self.master, 1 << 16)
+            except OSError:
+                return
+
+    def wait_for(self, text: str) -> None:
+        def there() -> bool:
+            self.read()
+            return text.encode() in self.seen
+
+        wait_for(there, f"{text!r} on the terminal", PATIENCE)
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def wait_for_end(self) -> int:
+        def over() -> bool:
+            self.read()
+            return self.process.poll() is not None
+
+        wait_for(over, "the end of the screen", PATIENCE)
+        return int(self.process.returncode)
+
+    def restored(self) -> bool:
+        self.read()
+        return (
+            self.seen.rfind(MAIN_SCREEN) > 0
+            and self.seen.rfind(CURSOR) > 0
+            and termios.tcgetattr(self.slave) == self.before
+        )
+
+    def hang_up(self) -> None:
+        """What the end of an SSH session does."""
+        os.close(self.slave)
+        os.close(self.master)
+
+
+@pytest.fixture
+def long_run(gputrain: Gputrain) -> Iterator[RunFolder]:
+    process = gputrain.start(*LONG)
+    gputrain.wait_for_event("long", "epoch", 2)
+    folder = RunFolder(gputrain.runs / "long")
+    yield folder
+    send_request(folder.control, "stop")
+    assert process.wait(60) == 3
+
+
+def steps_of(folder: RunFolder) -> list[int]:
+    return [event["step"] for event in read_events(folder.path) if event["type"] == "step"]
+
+
+def test_tui_exit_restores_terminal(gputrain: Gputrain) -> None:
+    ways: dict[str, Any] = {"q": "q", "Ctrl-C": "\x03", "TERM": signal.SIGTERM, "HUP": signal.SIGHUP}
+    terminals = {name: Terminal(gputrain, SCREEN) for name in ways}
+    for name, way in ways.items():
+        terminal = terminals[name]
+        terminal.wait_for("no runs yet")
+        if isinstance(way, str):
+            terminal.press(way)
+        else:
+            terminal.process.send_signal(way)
+        terminal.wait_for_end()
+        assert terminal.restored(), name
+        terminal.hang_up()
+
+
+def test_tui_exception_restores_terminal_and_is_reported(gputrain: Gputrain) -> None:
+    program = (
+        "import tui.screens.monitor as monitor\n"
+        "def fail(self): raise RuntimeError('on purpose')\n"
+        "monitor.MonitorScreen.action_pick = fail\n"
+        "from tui import screen; screen()"
+    )
+    terminal = Terminal(gputrain, sys.executable, "-c", program)
+    terminal.wait_for("no runs yet")
+    terminal.press(" ")
+    assert terminal.wait_for_end() != 0
+    assert terminal.restored()
+    assert b"on purpose" in terminal.seen
+    terminal.hang_up()
+
+
+def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run: RunFolder) -> None:
+    attach = ["attach", "long"]
+    gone, frozen, killed = (Terminal(gputrain, GPUTRAIN, *attach) for _ in range(3))
+    for terminal in (gone, frozen, killed):
+        terminal.wait_for("training")
+    os.kill(frozen.process.pid, signal.SIGSTOP)
+    killed.process.kill()
+    screens = [psutil.Process(gone.process.pid), *psutil.Process(gone.process.pid).children(recursive=True)]
+    gone.hang_up()
+    wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in screens), "its end", PATIENCE)
+    gone.process.wait()
+
+    before = len(steps_of(long_run))
+    wait_for(lambda: len(steps_of(long_run)) > before + 20, "more steps", PATIENCE)
+    os.kill(frozen.process.pid, signal.SIGCONT)
+    again = Terminal(gputrain, GPUTRAIN, *attach)
+    for terminal in (frozen, again):
+        terminal.seen = b""
+        terminal.wait_for("epoch")
+        terminal.press("q")
+        terminal.wait_for_end()
+        assert terminal.restored()
+    steps = steps_of(long_run)
+    assert steps == list(range(10, steps[-1] + 1, 10)), "a step is missing"
+    for terminal in (frozen, again, killed):
+        terminal.hang_up()
+
+
+def test_run_command_opens_tui_and_survives_its_exit(gputrain: Gputrain) -> None:
+    terminal = Terminal(gputrain, GPUTRAIN, *(word for word in LONG if word != "--headless"))
+    terminal.wait_for("being set up")
+    terminal.wait_for("training")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.restored()
+    terminal.hang_up()
+    [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
+    assert (row["name"], row["state"]) == ("long", "running")
+    log = (gputrain.runs / "long" / "log.txt").read_text()
+    assert "1 rank on the CPU" in log
+    assert gputrain("stop", "long").stderr == "long is stopped.\n"
+
+
+def test_run_command_reports_rejected_config_without_opening_tui(gputrain: Gputrain) -> None:
+    terminal = Terminal(gputrain, GPUTRAIN, "run", "digits", "--epochs", "none")
+    assert terminal.wait_for_end() == 2
+    assert b"run.epochs: 'none' is not allowed" in terminal.seen
+    assert MAIN_SCREEN not in terminal.seen
+    terminal.hang_up()
+    assert not gputrain.runs.exists()
+
+
+def test_tui_without_terminal_reports_error(gputrain: Gputrain) -> None:
+    for command in ([SCREEN], [SCREEN, "--demo"], [GPUTRAIN, "attach"]):
+        done = subprocess.run(
+            command,
+            env=gputrain.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert "needs a terminal" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def fake_logind(folder: Path, kill: str, linger: str) -> None:
+    """A `loginctl` that answers so, and a `systemd-run` that says that it was used."""
+    script = f'#!/bin/sh\ncase "$*" in *KillUserProcesses*) echo {kill};; *Linger*) echo {linger};; esac\n'
+    scope = '#!/bin/sh\necho "scope: $*" >&2\nwhile [ "$1" != "--" ]; do shift; done\nshift\nexec "$@"\n'
+    for name, text in (("loginctl", script), ("systemd-run", scope)):
+        path = folder / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+
+def test_start_run_uses_systemd_scope_or_warns_about_logout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tui.launcher import launch_run
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    told = {}
+    for kill, linger in (("no", "no"), ("yes", "yes"), ("yes", "no")):
+        fake_logind(tmp_path, kill, linger)
+        started = launch_run(["run", "--headless", "nosuchpreset"], tmp_path / "runs")
+        assert started.process.wait(60) == 2
+        told[kill, linger] = (started.warning or "", started.output_lines()[0])
+        started.output.close()
+    assert told["no", "no"][0] == "" and told["no", "no"][1].startswith("error: nosuchpreset")
+    assert told["yes", "yes"][0] == "" and told["yes", "yes"][1].startswith("scope: --user --scope")
+    assert "will NOT survive" in told["yes", "no"][0] and "enable-linger" in told["yes", "no"][0]
+
+
+def test_tui_first_frame_imports_neither_torch_nor_plotext_nor_pydantic() -> None:
+    program = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom tui.app import GputrainApp\n"
+        "async def main():\n"
+        "    async with GputrainApp(Path('nowhere')).run_test() as pilot:\n"
+        "        pass\n"
+        "asyncio.run(main())\nprint(sorted({'torch', 'plotext', 'pydantic', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_tui_screens_never_load_torch(gputrain: Gputrain) -> None:
+    terminal = Terminal(gputrain, SCREEN, "--demo")
+    terminal.wait_for("digits-3")
+    for keys, text in (
+        ("\t\t\r", "learning rate"),
+        ("\x1b", "Processes"),
+        ("n", "preset"),
+        ("\x1b", "Processes"),
+        ("r", "NAME"),
+    ):
+        terminal.seen = b""
+        terminal.press(keys)
+        terminal.wait_for(text)
+    loaded = Path(f"/proc/{terminal.process.pid}/maps").read_text()
+    assert "libtorch" not in loaded
+    terminal.press("q")
+    terminal.wait_for_end()
+    terminal.hang_up()

@@ -1,0 +1,158 @@
+"""What a run computes: the same as one process with the whole batch, each validation image once, to the last bit after
+a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.config.loader import resolve_config
+from engine.data.augment.batch_ops import normalize
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+from engine.distributed.failures import NonFiniteLossError
+from engine.models.factory import build_model
+from engine.runs.events import Event, StepEvent
+from gputrain_command import Gputrain, read_events
+from in_process import single_rank_trainer
+
+SMALL = ["run", "--headless", "--model", "linear", "--lr", "0.01", "run.log_every=1"]
+
+
+def losses_of(run: Path) -> list[float]:
+    return [loss for event in read_events(run) if event["type"] == "step" for loss in event["losses"]]
+
+
+def train(gputrain: Gputrain, name: str, *arguments: str) -> Path:
+    done = gputrain(*SMALL, "--name", name, *arguments)
+    assert done.returncode == 0, done.stderr
+    return gputrain.runs / name
+
+
+# A prime number of images for validation, and a last batch of 5 for training.
+PRIME = ["data.dataset=fake", "data.fake_val=101", "data.fake_train=101", "data.drop_last=false", "data.image_size=8"]
+
+
+@pytest.fixture(scope="session")
+def prime_size_runs(shared_gputrain: Gputrain) -> dict[int, Path]:
+    """The same job on 2 and 3 ranks."""
+    return {
+        ranks: train(
+            *(shared_gputrain, f"prime-{ranks}", *PRIME),
+            *("--epochs", "2", "--ranks", str(ranks), "--batch-size", str(48 // ranks)),
+        )
+        for ranks in (2, 3)
+    }
+
+
+@pytest.fixture(scope="session")
+def single_rank_losses() -> list[float]:
+    """Of the same job on one rank."""
+    events: list[Event] = []
+    alone = ["data.batch_size=48", "run.epochs=2", "model.name=linear", "optim.lr=0.01", "run.log_every=1"]
+    with single_rank_trainer(*PRIME, *alone, base=None, events=events) as fit:
+        fit.run([])
+    return [loss for event in events if isinstance(event, StepEvent) for loss in event.losses]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_validation_counts_each_image_once_on_any_number_of_ranks(prime_size_runs: dict[int, Path], ranks: int) -> None:
+    run = prime_size_runs[ranks]
+    summary = json.loads((run / "summary.json").read_text())
+    config = resolve_config(str(run / "config.yaml")).config
+    source = open_source(config)
+    model = build_model(config, 3, 10, 8)
+    model.load_state_dict(torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"])
+    made = model_input_format(config, source)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (made.mean, made.std))
+    images, labels = (torch.from_numpy(part) for part in source.load("val", torch.arange(101).numpy()))
+    with torch.no_grad():
+        logits = model(normalize(images, mean, std))
+    assert summary["val_accuracy"] == (logits.argmax(1) == labels).sum().item() / 101
+    assert summary["val_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_uneven_last_batch_weighs_each_image_equally(
+    prime_size_runs: dict[int, Path], single_rank_losses: list[float], ranks: int
+) -> None:
+    assert len(single_rank_losses) == 2 * 3
+    assert losses_of(prime_size_runs[ranks]) == pytest.approx(single_rank_losses, rel=1e-4)
+
+
+def test_nonfinite_validation_loss_fails_run(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import torch\n\ndef loss(logits, labels):\n    value = torch.nn.functional.cross_entropy(logits, labels)\n"
+        "    return value if torch.is_grad_enabled() else value + float('inf')\n"
+    )
+    own = ("loss.name=endless:loss", f"run.code={tmp_path}", "model.name=linear")
+    with (
+        pytest.raises(NonFiniteLossError, match="the validation loss of epoch 1 is inf"),
+        single_rank_trainer(*own) as fit,
+    ):
+        fit.run([])
+
+
+def test_resume_accepts_fewer_ranks_and_changed_settings(gputrain: Gputrain) -> None:
+    train(gputrain, "fewer", "--ranks", "2", "--epochs", "1", "--batch-size", "16", "optim.lr_scaling=linear")
+    resumed = gputrain("resume", "fewer", "run.epochs=2", "device.ranks=1", "optim.momentum=0.5")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "the checkpoint is of 2 ranks and a global batch of 32, and this run has 1 and 16" in resumed.stderr
+    epochs = [event for event in read_events(gputrain.runs / "fewer") if event["type"] == "epoch"]
+    assert [(epoch["epoch"], epoch["lr"]) for epoch in epochs] == [(1, 0.02), (2, 0.01)]
+    kept = resolve_config(str(gputrain.runs / "fewer" / "config.yaml")).config
+    assert (kept.run.epochs, kept.device.ranks, kept.optim.momentum) == (2, 1, 0.5)
+    state = torch.load(gputrain.runs / "fewer" / "checkpoints" / "last.pt", weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["momentum"] == 0.5
+
+
+def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain) -> None:
+    from PIL import Image
+
+    for label, colour in (("cat", 240), ("dog", 20)):
+        for number in range(12):
+            path = gputrain.folder / "animals" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (20, 16), colour).save(path)
+    # A name that is no UTF-8 and would clear the screen.
+    strange = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
+    Path(os.fsdecode(strange)).write_text("no picture")
+    folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]
+    done = gputrain("run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    assert "warning: 1 file left out: dog/\\udcff\\x1b[2J.txt (not an image)" in done.stderr
+    assert ", memory pipeline (the decoded images take 18 KiB)" in done.stderr
+    run = gputrain.runs / "animals"
+    assert json.loads((run / "class_indices.json").read_text()) == {"0": "cat", "1": "dog"}
+    assert json.loads((run / "summary.json").read_text())["val_accuracy"] == 1.0
+
+
+def test_dry_run_prints_plan_and_leaves_no_folder(gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--dry-run", "--ranks", "1")
+    assert done.returncode == 0, done.stderr
+    rows = {line[:18].strip(): line[18:].strip() for line in done.stdout.splitlines()}
+    assert rows["ranks"] == "1"
+    assert rows["devices"] == "cpu"
+    assert rows["global batch"] == "32"
+    assert rows["steps an epoch"] == "44"
+    assert rows["parameters"] == "21,578"
+    assert not gputrain.runs.exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("amp", ["off", "fp16", "bf16"])
+def test_run_trains_on_free_gpu(gputrain: Gputrain, amp: str) -> None:
+    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
+    done = gputrain("run", "--headless", "digits", "--gpus", "free:1", "--name", "gpu", "--amp", amp)
+    assert done.returncode == 0, done.stderr
+    started = read_events(gputrain.runs / "gpu")[0]
+    assert started["backend"] == "nccl"
+    assert started["devices"][0].startswith("GPU-")
+    assert started["ranks"][0]["device"] == started["devices"][0]
+    assert json.loads((gputrain.runs / "gpu" / "summary.json").read_text())["val_accuracy"] > 0.97

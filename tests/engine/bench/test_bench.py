@@ -1,0 +1,387 @@
+"""How training speeds up with the number of ranks: what is run, what is made of the journals, what is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.bench import runner
+from engine.bench.report import BenchRun, bench_run_from_history, scaling_results
+from engine.bench.runner import (
+    BenchPlan,
+    batch_size_for,
+    bench_run_config,
+    cpu_affinity_for,
+    default_rank_counts,
+    failure_message,
+    plan_bench,
+)
+from engine.config.data_sections import DataConfig
+from engine.config.loader import validate_config
+from engine.config.run_sections import DeviceConfig
+from engine.config.run_sections import RunConfig as RunSection
+from engine.config.schema import Config, as_dict
+from engine.config.training_sections import ScheduleConfig
+from engine.gpus.allocation import GpuAllocation
+from engine.gpus.selection import CudaDevice as Gpu
+from engine.gpus.selection import Obstacle, Unavailable
+from engine.runs.events import EpochEvent, RunFinished, RunStarted
+from engine.runs.history import History, history_from_events
+from engine.utils.errors import UsageError
+from engine.utils.host import available_cores
+from gputrain_command import Gputrain, wait_for
+from tui.cli.bench import app
+from tui.text.bench import bench_lines, chart_lines, describe_bench_plan, describe_bench_run
+
+
+def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:
+    """Of a run whose epochs took so many seconds at so many images a second."""
+    return history_from_events(events_of_journal(*epochs, started=started))
+
+
+def events_of_journal(*epochs: tuple[float, float], started: float = 105.0) -> list[RunStarted | EpochEvent]:
+    begun = RunStarted(
+        time=started, name="a", host="h", world_size=2, devices=["cpu"] * 2, backend="gloo", epochs=len(epochs),
+        global_batch=64, steps_per_epoch=5, train_images=320, val_images=80, classes=10, parameters=7, workers=0,
+        versions={},
+    )  # fmt: skip
+    rest = {"train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.5, "lr": 0.1}
+    told = [
+        EpochEvent(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **rest)  # type: ignore[arg-type]
+        for number, (seconds, rate) in enumerate(epochs, 1)
+    ]
+    return [begun, *told]
+
+
+def run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
+    """A first epoch of 9 s, then one for each rate."""
+    return BenchRun(
+        ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates))
+    )
+
+
+def work(**keys: Any) -> BenchPlan:
+    options: dict[str, Any] = {"config": Config(), "rank_counts": (1, 2), "epochs": 3, "repeats": 1, "strong": False}
+    return BenchPlan(**options | {"on_gpu": False} | keys)
+
+
+def gpu(index: int, taken: str | None = None) -> Gpu:
+    unavailable = None if taken is None else Unavailable(Obstacle.IN_USE, taken)
+    return Gpu(index, f"GPU-{index}", "H100", 0, unavailable=unavailable)
+
+
+def on_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
+    monkeypatch.setattr(runner, "allocate_devices", lambda *_, **__: GpuAllocation(list(gpus)))
+
+
+def test_measured_reads_epochs_and_startup_time_from_journal() -> None:
+    found = bench_run_from_history(
+        journal_of((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)), ranks=2, repeat=1, launched_at=100.5
+    )
+    assert found == BenchRun(2, 1, "", 64, 4.5, ((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)))
+
+
+def test_measured_rejects_journal_with_single_epoch() -> None:
+    assert "too short" in bench_run_from_history(journal_of((9.0, 40.0)), 2, 1, 100.0).message
+    assert "too short" in bench_run_from_history(History(), 2, 1, 100.0).message
+    # What was no number is null in a journal.
+    nothing: Any = None
+    assert "too short" in bench_run_from_history(journal_of((9.0, 40.0), (4.0, nothing)), 2, 1, 100.0).message
+
+
+def test_speeds_exclude_first_epoch() -> None:
+    (speed,) = scaling_results([run(1, 100, 200, 400)])
+    assert (speed.images_per_second, speed.seconds_per_epoch) == (200, 5.0)
+    assert (speed.first_epoch_seconds, speed.startup_seconds) == (9.0, 5.0)
+    assert speed.spread == (400 - 100) / 2 / 200
+
+
+def test_speeds_compute_speedup_and_efficiency_from_throughput() -> None:
+    speeds = scaling_results([run(4, 300), run(1, 100), run(2, 180)])
+    assert [speed.ranks for speed in speeds] == [1, 2, 4]
+    assert [speed.speed_up for speed in speeds] == [1, 1.8, 3]
+    assert [speed.efficiency for speed in speeds] == [1, 0.9, 0.75]
+    assert [speed.global_batch for speed in speeds] == [32, 64, 128]
+
+
+def test_speeds_combine_repeats() -> None:
+    speeds = scaling_results([run(1, 100, 110), run(2, 200), run(1, 120, 130, repeat=2), run(2, 240, repeat=2)])
+    assert [speed.images_per_second for speed in speeds] == [115, 220]
+    assert speeds[1].spread == pytest.approx(20 / 220)
+
+
+def beside(ranks: int, *rates: float, repeat: int = 1) -> BenchRun:
+    return replace(run(ranks, *rates, repeat=repeat), limit=True)
+
+
+def test_speeds_compare_each_run_with_its_limit_run() -> None:
+    runs = [run(1, 90, repeat=1), beside(1, 100, repeat=1), run(1, 30, repeat=2), beside(1, 40, repeat=2)]
+    [speed] = scaling_results([*runs, run(1, 50, repeat=3), beside(1, 100, repeat=3)])
+    assert speed.images_per_second == 50
+    assert speed.limit_images_per_second == 100
+    assert speed.limit_share == pytest.approx(0.75), "of 0.9, 0.75 and 0.5"
+    assert speed.spread == pytest.approx((90 - 30) / 2 / 50), "the runs beside them are no part of it"
+
+
+def test_speeds_without_paired_limit_run_have_no_limit_share() -> None:
+    one, two = scaling_results(
+        [run(1, 90), beside(2, 100), run(2, 80, repeat=2), BenchRun(2, 1, "no memory", limit=True)]
+    )
+    assert (one.limit_images_per_second, one.limit_share) == (None, None)
+    assert (two.limit_images_per_second, two.limit_share) == (100, None)
+    assert two.failures == ["on a fixed batch: no memory"]
+
+
+def test_measured_averages_data_wait_and_mfu_without_first_epoch() -> None:
+    begun, *epochs = [
+        replace(event, flops=1e9, peak_tflops=1.0) if isinstance(event, RunStarted) else event
+        for event in events_of_journal((9.0, 40.0), (4.0, 100.0), (3.0, 300.0))
+    ]
+    waits = [replace(epoch, data_wait=wait) for epoch, wait in zip(epochs, (0.9, 0.2, 0.4), strict=True)]  # type: ignore[call-arg]
+    found = bench_run_from_history(history_from_events([begun, *waits]), 2, 1, 100.0)
+    assert (found.data_wait, found.mfu) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (run(1, 100).data_wait, run(1, 100).mfu) == (None, None)
+
+
+def test_bench_table_shows_limit_columns() -> None:
+    one = replace(run(1, 2510), data_wait=0.34, mfu=0.123)
+    lines = list(bench_lines(scaling_results([one, beside(1, 5020), run(2, 3000), beside(2, 6000)])))
+    assert [line.split() for line in lines[-3:]] == [
+        ["RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA", "WAIT", "MFU"],
+        ["1", "2,510", "5,020", "50%", "34%", "12%"],
+        ["2", "3,000", "6,000", "50%", "–", "–"],
+    ]
+    assert not any("LIMIT" in line for line in bench_lines(scaling_results([one])))
+
+
+def test_config_for_limit_run_differs_only_in_data_section() -> None:
+    config = Config(data=DataConfig(workers=3, prefetch=9, batch_size=48))
+    ours, limit = (bench_run_config(work(config=config), 2, "x", limit=limit) for limit in (False, True))
+    assert (ours.data.pipeline, ours.data.workers) == ("auto", 3)
+    assert limit.model_copy(update={"data": ours.data}) == ours
+    assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no loader processes"
+    assert validate_config(as_dict(limit)) == limit
+
+
+def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[int, int, bool]] = []
+
+    def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any, limit: bool = False) -> BenchRun:
+        turns.append((ranks, repeat, limit))
+        return run(ranks, 200.0 if limit else 150.0, repeat=repeat)
+
+    monkeypatch.setattr(runner, "_run_once", fake)
+    arguments = ["digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--limit"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert turns == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
+    values = json.loads(result.stdout)
+    assert values["limit"] is True
+    assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
+    assert [one["limit"] for one in values["runs"]] == [False, True, False, True]
+    assert "4/4  1 rank, on a batch that lies on the device: 5.00 s an epoch, 200 images/s" in result.stderr
+    assert "SHARE" in CliRunner().invoke(app, arguments).stdout
+
+
+def test_speeds_without_single_rank_use_fewest_ranks_as_baseline() -> None:
+    speeds = scaling_results([run(2, 200), run(4, 300)])
+    assert [speed.speed_up for speed in speeds] == [2, 3]
+    assert "One rank was not measured: the speed-up of 2 is taken to be 2." in list(bench_lines(speeds))
+
+
+def test_speeds_keep_successful_runs_when_others_fail() -> None:
+    speeds = scaling_results([run(1, 100), BenchRun(2, 1, "out of memory"), run(4, 380), BenchRun(4, 2, "out of luck")])
+    assert [speed.speed_up for speed in speeds] == [1, None, 3.8]
+    assert [speed.failures for speed in speeds] == [[], ["out of memory"], ["out of luck"]]
+    lines = list(bench_lines(speeds))
+    assert lines[2].split() == ["2", *["–"] * 8]
+    assert lines[-2:] == ["2 ranks failed: out of memory", "4 ranks failed: out of luck"]
+
+
+def test_why_failed_uses_journal_message_or_stderr() -> None:
+    failed = history_from_events([RunFinished(state="failed", message="rank 1 (cpu) failed: no memory")])
+    assert failure_message(failed, ["noise"], 1) == "rank 1 (cpu) failed: no memory"
+    said = ["error: data.path: is no folder", "error: optim.lr: is too high", ""]
+    assert failure_message(History(), said, 2) == "data.path: is no folder; optim.lr: is too high"
+    assert failure_message(History(), ["Traceback", "ImportError: no libgomp", " "], 1) == "ImportError: no libgomp"
+    assert failure_message(History(), [], -9) == "it ended with exit code -9"
+
+
+@pytest.mark.parametrize(("most", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
+def test_doubling_counts_up_to_maximum(most: int, counts: tuple[int, ...]) -> None:
+    assert default_rank_counts(most) == counts
+
+
+def test_batch_of_keeps_rank_batch_or_global_batch_with_strong() -> None:
+    config = Config(data=DataConfig(batch_size=48))
+    assert [batch_size_for(work(config=config), ranks) for ranks in (1, 2, 4)] == [48, 48, 48]
+    assert [batch_size_for(work(config=config, strong=True), ranks) for ranks in (1, 2, 4)] == [48, 24, 12]
+    assert batch_size_for(work(config=Config(data=DataConfig(batch_size="auto"))), 2) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"rank_counts": [1, 5], "strong": True}, r"data.batch_size: --strong divides it by 5, and 64 does not"),
+        ({"rank_counts": [1], "epochs": 1}, r"run.epochs: 1 is too few"),
+        ({"rank_counts": [0]}, r"--ranks-list: 0 ranks cannot be measured"),
+        (
+            {"rank_counts": [1, 4 * available_cores() + 1]},
+            rf"--ranks-list: {4 * available_cores() + 1} ranks cannot.*take {4 * available_cores()} at most",
+        ),
+    ],
+    ids=str,
+)
+def test_plan_bench_rejects_unmeasurable_counts(keys: dict[str, Any], says: str) -> None:
+    config = Config(device=DeviceConfig(gpus="cpu"))
+    with pytest.raises(UsageError, match=says):
+        plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False} | keys)
+    with pytest.raises(UsageError, match="auto is no batch that --strong could divide"):
+        plan_bench(config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True)
+
+
+def test_plan_bench_on_cpu_counts_up_to_all_cores() -> None:
+    planned = plan_bench(Config(device=DeviceConfig(gpus="cpu")), [], 3, 1, strong=False)
+    assert (planned.rank_counts, planned.on_gpu) == (default_rank_counts(available_cores()), False)
+
+
+def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus(monkeypatch, gpu(0), gpu(1, taken="someone computes on it"), gpu(2), gpu(3))
+    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, strong=False)
+    assert (planned.rank_counts, planned.on_gpu) == ((1, 2, 3), True)
+    assert bench_run_config(planned, 2, "x").device.gpus == "free:2"
+    with pytest.raises(UsageError, match="4 ranks cannot be measured: free GPUs here are 3"):
+        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, strong=False)
+
+
+def test_plan_bench_keeps_order_of_named_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus(monkeypatch, gpu(5), gpu(2))
+    planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
+    assert [bench_run_config(planned, ranks, "x").device.gpus for ranks in planned.rank_counts] == ["5", "5,2"]
+    on_gpus(monkeypatch, gpu(5), gpu(2, taken="someone computes on it"))
+    with pytest.raises(UsageError, match="only free GPUs can be measured: GPU 2: someone computes on it"):
+        plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
+
+
+def test_config_for_resets_settings_unrelated_to_workload() -> None:
+    config = Config(
+        run=RunSection(name="mine", epochs=90, resume=True, requeue=True, max_restarts=3),
+        device=DeviceConfig(launcher="slurm", ranks=7),
+        schedule=ScheduleConfig(name="multistep", milestones=(30, 60), warmup_epochs=5),
+    )
+    ours = bench_run_config(work(config=config, strong=True), 2, "ranks-2-1")
+    assert (ours.run.name, ours.run.epochs, ours.run.resume, ours.run.requeue) == ("ranks-2-1", 3, False, False)
+    assert (ours.device.gpus, ours.device.ranks, ours.device.launcher) == ("cpu", 2, "spawn")
+    assert (ours.data.batch_size, ours.schedule) == (32, ScheduleConfig())
+    assert (ours.checkpoint.every_minutes, ours.checkpoint.every_steps) == (0, 0)
+    assert validate_config(as_dict(ours)) == ours, "as it is written for the run, it is a config without a fault"
+
+
+def test_cores_for_gives_each_cpu_rank_equal_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(100, 108)))
+    monkeypatch.setattr(runner, "available_cores", lambda: 8)
+    shares = {ranks: cpu_affinity_for(work(rank_counts=(1, 2, 4)), ranks) for ranks in (1, 2, 4)}
+    assert shares == {1: [100, 101], 2: [100, 101, 102, 103], 4: list(range(100, 108))}
+    assert [len(cpu_affinity_for(work(rank_counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
+    assert len(cpu_affinity_for(work(rank_counts=(1, 2, 4), on_gpu=True), 1)) == 8
+
+
+def test_bench_table_fits_80_columns() -> None:
+    speeds = scaling_results([run(1, 2510, images=50_000), run(64, 123_456, 120_000, images=50_000)])
+    lines = list(bench_lines(speeds))
+    assert lines[0].split() == [
+        *("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
+    ]
+    assert lines[1].split() == ["1", "32", "19.9", "s", "2,510", "–", "1.00", "100%", "9.00", "s", "5.00", "s"]
+    assert lines[2].split()[5] == "±1%"
+    assert max(map(len, lines)) <= 80
+
+
+def test_bench_chart_plots_each_rank_count_below_ideal_line() -> None:
+    lines = [line.plain for line in chart_lines(scaling_results([run(1, 100), run(2, 150), run(4, 200)]), 80)]
+    body = lines[2:-2]
+    points = [(row, column) for row, line in enumerate(body) for column, sign in enumerate(line) if sign == "●"]
+    assert len(points) == 3
+    assert max(map(len, lines)) <= 80
+    # The ideal line ends at the top, the last point lies half-way up.
+    top = next(row for row, line in enumerate(body) if line.split("┤")[-1].split("│")[-1].strip())
+    assert min(row for row, _ in points) > top + 3
+    assert chart_lines(scaling_results([run(1, 100)]), 80) == []
+
+
+def test_bench_messages_describe_plan_and_runs() -> None:
+    words = describe_bench_plan(work(rank_counts=(1, 2, 4), repeats=2))
+    assert words == "cnn on digits, batch 64 a rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times in turn"
+    assert describe_bench_run(run(2, 100, 200, 400)) == "2 ranks: 5.00 s an epoch, 200 images/s"
+    assert describe_bench_run(BenchRun(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
+
+
+def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[int, int]] = []
+
+    def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any) -> BenchRun:
+        turns.append((ranks, repeat))
+        return (
+            BenchRun(2, repeat, "no memory") if (ranks, repeat) == (2, 2) else run(ranks, 100.0 * ranks, repeat=repeat)
+        )
+
+    monkeypatch.setattr(runner, "_run_once", fake)
+    result = CliRunner().invoke(app, ["digits", "--ranks-list", "2,1", "--repeats", "2", "--gpus", "cpu", "--json"])
+    assert turns == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    assert result.exit_code == 1, "one failed"
+    values = json.loads(result.stdout)
+    assert (values["format"], values["device"], values["scaling"], values["epochs"]) == (1, "cpu", "weak", 3)
+    assert [speed["speed_up"] for speed in values["speeds"]] == [1, 2]
+    assert values["runs"][0]["epochs"][1] == {"seconds": 10.0, "images_per_second": 100.0}
+    assert values["runs"][3]["message"] == "no memory"
+
+
+TINY = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=16", "data.batch_size=16", "--model", "linear")
+
+
+def left_of(gputrain: Gputrain) -> list[Path]:
+    return list((gputrain.folder / "tmp").glob(f"{runner.TEMP_FOLDER_PREFIX}*"))
+
+
+def test_bench_command_trains_and_removes_temporary_files(gputrain: Gputrain) -> None:
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1", "--limit")
+    assert done.returncode == 0, done.stderr
+    row = done.stdout.splitlines()[1].split()
+    assert row[:2] == ["1", "16"]
+    assert float(row[4].replace(",", "")) > 0
+    assert "1/2  1 rank:" in done.stderr
+    assert "2/2  1 rank, on a batch that lies on the device:" in done.stderr
+    limit = next(line.split() for line in reversed(done.stdout.splitlines()) if line.split()[:1] == ["1"])
+    assert float(limit[2].replace(",", "")) > 0
+    assert limit[3].endswith("%")
+    assert left_of(gputrain) == []
+    assert not gputrain.runs.exists()
+
+
+@pytest.mark.soak
+def test_bench_command_compares_one_rank_with_two(gputrain: Gputrain) -> None:
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1,2", "--json")
+    speeds = json.loads(done.stdout)["speeds"]
+    assert [(speed["ranks"], speed["global_batch"], speed["failures"]) for speed in speeds] == [
+        (1, 16, []),
+        (2, 32, []),
+    ]
+    assert all(speed["startup_seconds"] > 0 and speed["first_epoch_seconds"] > 0 for speed in speeds)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_bench_command_on_signal_stops_its_run(gputrain: Gputrain, number: signal.Signals) -> None:
+    process = gputrain.start("bench", *TINY, "--epochs", "100000", "--ranks-list", "2")
+    wait_for(lambda: any(folder.glob("ranks-*/events.jsonl") for folder in left_of(gputrain)), "the run")
+    time.sleep(1)
+    process.send_signal(number)
+    assert process.wait(30) == 1
+    assert gputrain.processes() == []
+    assert left_of(gputrain) == []

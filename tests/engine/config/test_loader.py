@@ -1,0 +1,281 @@
+"""Layers, checks and messages of the config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import presets, resolve_config
+from engine.config.schema import Config, as_dict, fields
+from engine.config.yaml_io import parse_yaml, to_yaml
+from engine.utils.errors import UsageError
+from gputrain_command import ROOT, Gputrain
+
+
+def problems(*overrides: str, file: str | None = None) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        resolve_config(file, overrides)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_config_fields_have_one_line_description() -> None:
+    for key, field in fields():
+        assert field.description, key
+        assert "\n" not in field.description
+        assert field.description.endswith("."), key
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.yaml")))
+def test_presets_are_valid_configs(name: str) -> None:
+    given = ["data.path=/data"] if name in ("flowers", "imagenet") else []
+    config = resolve_config(name, given).config
+    assert config.data.dataset != "folder" or config.data.path == "/data"
+    assert presets()[name].read_text().startswith("# ")
+
+
+def test_resolve_resets_optimizer_parameters_when_optimizer_changes() -> None:
+    before = resolve_config("cifar10-fast").config.optim
+    assert (before.momentum, before.nesterov) == (0.9, True)
+    after = resolve_config("cifar10-fast", ["optim.betas=[0.8, 0.9]", "optim.name=adamw"]).config.optim
+    assert (after.momentum, after.nesterov, after.betas) == (None, None, (0.8, 0.9))
+    assert (after.lr, after.weight_decay) == (before.lr, before.weight_decay)
+    assert resolve_config("cifar10-fast", ["optim.name=sgd"]).config.optim == before
+    assert "optim.momentum" in problems("optim.name=adamw", "optim.momentum=0.5")[0]
+
+
+def test_config_describe_lists_every_key_with_allowed_values(gputrain: Gputrain) -> None:
+    told = gputrain("config", "--describe").stdout
+    assert "optim.momentum\n    Momentum; when left out 0.9 for sgd" in told
+    assert "augment.policy\n    Random distortions" in told
+    assert "One of none, randaugment, trivialaugment. [default: none]" in told
+    assert [line for line in told.splitlines() if not line.startswith(" ")] == [key for key, _ in fields()]
+
+
+def test_resolve_reports_value_errors_together_with_rule_violations() -> None:
+    found = problems("optim.lr=high", "schedule.name=multistep", "augment.crop_scale=[2, 1]", "run.resume=true")
+    assert [line.split(":")[0] for line in found] == [
+        "optim.lr",
+        "run.resume",
+        "augment.crop_scale",
+        "schedule.milestones",
+    ]
+    assert [line.split(":")[0] for line in problems("run.epochs=many", "schedule.warmup_epochs=20")] == ["run.epochs"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "other"),
+    [
+        ("optim.name=sgdd", "optim.betas=[0.9, 0.99]"),
+        ("run.epochs=many", "schedule.warmup_epochs=20"),
+        ("run.name=?", "run.resume=true"),
+        ("data.dataset=mnis", "data.download=true"),
+    ],
+)
+def test_conflicts_with_an_invalid_key_are_not_reported(wrong: str, other: str) -> None:
+    assert [line.split(":")[0] for line in problems(wrong, other)] == [wrong.partition("=")[0]]
+
+
+@pytest.mark.parametrize("key", ["true", "1.5", "null"])
+def test_a_key_that_is_no_text_is_refused_beside_other_problems(tmp_path: Path, key: str) -> None:
+    file = write(tmp_path / "a.yaml", f"optim: {{{key}: 1, lr: high}}\nschedule: {{warmup_epochs: 20}}")
+    first, second, third = problems(file=file)
+    assert first.startswith(f"optim.lr (in {file}): 'high' is not allowed")
+    assert "keys should be strings" in second
+    assert third == "schedule.warmup_epochs: must be at most run.epochs (10)"
+
+
+def test_a_value_that_looks_like_a_file_is_not_named_as_one() -> None:
+    assert problems("run.epochs=a.yaml") == ["run.epochs: 'a.yaml' is not allowed: must be a whole number"]
+
+
+def test_a_config_knows_which_keys_were_typed(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "run: {epochs: 2}")
+    assert resolve_config(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)}).typed == {"optim.lr", "run.seed"}
+
+
+def test_resolve_gives_later_layers_precedence(tmp_path: Path) -> None:
+    write(tmp_path / "grand.yaml", "run: {epochs: 1, seed: 1}\noptim: {lr: 0.1}")
+    write(tmp_path / "base.yaml", "base: grand.yaml\nrun: {epochs: 2}")
+    file = write(tmp_path / "own.yaml", "base: [base.yaml]\nrun: {log_every: 3}")
+    resolved = resolve_config(file, ["optim.lr=0.3"], {"run.seed": ("--seed 4", 4)})
+    run, optim = resolved.config.run, resolved.config.optim
+    assert (run.epochs, run.seed, run.log_every, optim.lr) == (2, 4, 3, 0.3)
+    assert resolved.sources["run.epochs"].endswith("base.yaml")
+    assert resolved.sources["run.log_every"] == file
+    assert resolved.sources["run.seed"] == "--seed 4"
+    assert resolved.sources["optim.lr"] == "optim.lr=0.3"
+    assert resolved.sources["optim.momentum"] == "default"
+
+
+def test_resolve_gives_later_base_precedence(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "run: {epochs: 1, seed: 1}")
+    write(tmp_path / "b.yaml", "run: {epochs: 2}")
+    config = resolve_config(write(tmp_path / "own.yaml", "base: [a.yaml, b.yaml]")).config
+    assert (config.run.epochs, config.run.seed) == (2, 1)
+
+
+def test_resolve_rejects_circular_bases(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "base: b.yaml")
+    write(tmp_path / "b.yaml", "base: a.yaml")
+    (problem,) = problems(file=str(tmp_path / "a.yaml"))
+    assert "each other's base" in problem
+    assert "a.yaml -> " in problem
+
+
+def test_resolve_names_missing_base(tmp_path: Path) -> None:
+    (problem,) = problems(file=write(tmp_path / "a.yaml", "base: gone.yaml"))
+    assert "its base gone.yaml cannot be found" in problem
+
+
+def test_resolve_reports_all_errors_with_allowed_values() -> None:
+    found = problems(
+        "optim.lrr=1", "run.epochs=many", "optim.name=sgdd", "run.seed=-1", "modle.name=cnn", "data.workers=x"
+    )
+    assert "optim.lrr: there is no such key; did you mean optim.lr?" in found
+    assert "run.epochs: 'many' is not allowed: must be a whole number" in found
+    assert any(
+        line.startswith("optim.name: 'sgdd' is not allowed: must be one of sgd, adam, adamw, ")
+        and line.endswith("or one of timm's as timm:NAME; did you mean sgd?")
+        for line in found
+    )
+    assert any(line.startswith("run.seed: -1 is not allowed: must be greater than or equal to 0") for line in found)
+    assert any(line.startswith("modle: there is no such section") and "did you mean model?" in line for line in found)
+    assert "data.workers: 'x' is not allowed: must be a whole number from 0 up, or auto" in found
+    assert len(found) == 6
+
+
+def test_resolve_reports_malformed_argument_with_other_errors() -> None:
+    assert [line.split(":")[0] for line in problems("lrr=1", "optim.name=x")] == ["lrr", "optim.name"]
+
+
+def test_resolve_names_file_of_invalid_key(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "run: {epochs: none}")
+    assert problems(file=file) == [f"run.epochs (in {file}): 'none' is not allowed: must be a whole number"]
+
+
+def test_resolve_suggests_section_for_bare_key() -> None:
+    assert problems("lr=1") == ["lr: is not of the form section.key=value; did you mean optim.lr?"]
+
+
+def test_resolve_reports_all_rule_violations_together() -> None:
+    found = problems("data.dataset=mnist", "schedule.name=multistep", "optim.nesterov=true", "optim.momentum=0.0")
+    assert [line.split(":")[0] for line in found] == ["data.path", "optim.nesterov", "schedule.milestones"]
+
+
+def test_resolve_rejects_conflicting_values_for_one_key() -> None:
+    with pytest.raises(UsageError, match=r"given twice with two values, by --lr 0\.1 and optim\.lr=0\.2"):
+        resolve_config(None, ["optim.lr=0.2"], {"optim.lr": ("--lr 0.1", 0.1)})
+    assert resolve_config(None, ["optim.lr=0.1"], {"optim.lr": ("--lr 0.1", 0.1)}).config.optim.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("off", "off"), ("no", "no"), ("1e-3", 0.001), ("010", 10), ("1:30", "1:30"), ("true", True), ("[1, 2]", [1, 2])],
+)
+def test_parse_yaml_reads_scalars_as_yaml_1_2(text: str, value: object) -> None:
+    assert parse_yaml(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: [1", "is not valid YAML"),
+        ("run: {epochs: 1}\nrun: {seed: 1}", "the key run is given twice"),
+        ("- 1", "must hold sections"),
+        ("run: 3", "must be a section with keys, not int"),
+        ("base: 3", "must be the name of a file, or a list of them"),
+        ("? [a, b]\n: 1", "a key must be a word"),
+    ],
+)
+def test_resolve_rejects_file_that_is_not_a_config(tmp_path: Path, text: str, message: str) -> None:
+    (problem,) = problems(file=write(tmp_path / "a.yaml", text))
+    assert message in problem
+
+
+def test_resolve_suggests_nearest_preset_for_missing_file() -> None:
+    (problem,) = problems(file="configs/digit.yaml")
+    assert "there is no such file" in problem
+    assert "did you mean digits?" in problem
+
+
+@pytest.mark.parametrize("name", ["1e3", "08", "010", "off", "1_000", "2001-01-01", "1.", "0x1", "null", "true"])
+def test_to_yaml_quotes_names_that_look_like_numbers(name: str) -> None:
+    config = Config.model_validate({"run": {"name": name}})
+    assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))).run.name == name
+
+
+def test_to_yaml_round_trips_config() -> None:
+    config = resolve_config("digits", ["schedule.milestones=[3, 5]", "data.mean=[0.5]", "run.name=2024"]).config
+    assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))) == config
+
+
+def test_resolve_accepts_number_as_name_and_list_as_gpus() -> None:
+    config = resolve_config(None, ["run.name=2024", "device.gpus=[0, 2]"]).config
+    assert (config.run.name, config.device.gpus) == ("2024", "0,2")
+
+
+@pytest.mark.parametrize("text", ["007", "1.10", "off", "a #b", "[x]"])
+def test_resolve_keeps_text_values_verbatim(text: str) -> None:
+    assert resolve_config(None, [], {"data.path": (f"--data-path {text}", f"/{text}")}).config.data.path == f"/{text}"
+    assert resolve_config(None, [f"model.name={text}"]).config.model.name == text
+
+
+def test_resolve_null_resets_text_value(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "data: {path: /somewhere}")
+    assert resolve_config(file, ["data.path=null"]).config.data.path is None
+
+
+def test_config_command_prints_yaml_diff_sources_and_json(gputrain: Gputrain) -> None:
+    everything = parse_yaml(gputrain("config", "digits", "optim.lr=0.2").stdout)
+    assert everything["optim"]["lr"] == 0.2
+    assert everything["checkpoint"]["keep"] == 3
+    difference = parse_yaml(gputrain("config", "digits", "optim.lr=0.05", "--diff").stdout)
+    assert difference["run"] == {"epochs": 15}
+    assert "lr" not in difference["optim"]
+    rows = json.loads(gputrain("config", "digits", "optim.lr=0.2", "--sources", "--json").stdout)
+    assert rows["optim.lr"] == {"value": 0.2, "source": "optim.lr=0.2"}
+    assert rows["run.epochs"]["source"].endswith("digits.yaml")
+    assert rows["run.seed"]["source"] == "default"
+    assert any(
+        line.split() == ["run.seed", "=", "0", "default"]
+        for line in gputrain("config", "--sources").stdout.splitlines()
+    )
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().run.epochs = 3  # type: ignore[misc]
+
+
+LAUGHS = "\n".join(
+    ["x0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    + [f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 12)]
+)
+
+
+UNREADABLE = {
+    "no float": ("run: {epochs: !!float }", "is not valid YAML: a value cannot be read"),
+    "no truth": ("run: {resume: !!bool maybe}", "is not valid YAML: a value cannot be read"),
+    "no date": ("run: {name: !!timestamp 2001-99-99}", "is not valid YAML: a value cannot be read"),
+    "deep": ("run: {epochs: " + "[" * 5000, "is not valid YAML: a value cannot be read (RecursionError"),
+    "long": (f"run: {{epochs: {'9' * 5000}}}", "is not valid YAML: a value cannot be read (ValueError"),
+    "in itself": ("run: &run {epochs: *run}", "is not valid YAML: found unconstructable recursive node"),
+    "laughs as number": (f"{LAUGHS}\nrun: {{epochs: *a11}}", "must be a whole number"),
+    "laughs as GPUs": (f"{LAUGHS}\ndevice: {{gpus: *a11}}", "must be text"),
+    "laughs as pair": (f"{LAUGHS}\noptim: {{betas: *a11}}", "is not allowed"),
+    "laughs as base": (f"{LAUGHS}\nbase: *a11", "base: must be the name of a file"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_resolve_rejects_unconstructible_yaml_values(tmp_path: Path, text: str, message: str) -> None:
+    found = problems(file=write(tmp_path / "a.yaml", text))
+    assert any(message in line for line in found), found
+    assert all(len(line) < 1000 for line in found)

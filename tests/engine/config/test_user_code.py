@@ -1,0 +1,174 @@
+"""Code of the user's own: found, checked before the start, and refused in one sentence."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from engine.config.schema import Config
+from engine.config.user_code import check_user_code, load_user_code
+from engine.models.factory import build_model
+from engine.utils.errors import UsageError
+
+NETS = """
+import torch
+from torch import nn
+
+net = nn.Linear(1, 1)
+
+def build(in_chans, num_classes, img_size, *, hidden, dropout=0.0):
+    flat = in_chans * img_size * img_size
+    return nn.Sequential(nn.Flatten(), nn.Linear(flat, hidden), nn.Dropout(dropout), nn.Linear(hidden, num_classes))
+
+class Net(nn.Sequential):
+    def __init__(self, channels, classes):
+        super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+def fails(classes):
+    raise KeyError("no such layer")
+
+def gives_a_dict(classes):
+    return {}
+"""
+
+
+@pytest.fixture(scope="module")
+def user_code_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with code of the user's own."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "owncode").mkdir()
+    files = {
+        "owncode/__init__.py": "",
+        "owncode/nets.py": NETS,
+        "owncode/light.py": "print('a word at import')\ntable = {}\ndef build(classes): ...\n",
+        "owncode/divides.py": "ratio = 1\nratio / 0\n",
+        "owncode/lacks.py": "import surely_not_installed\n",
+        "owncode/unfinished.py": "def build(:\n",
+        "owncode/exits.py": "import sys\nsys.exit(4)\n",
+        "owncode/dies.py": "import os\nos._exit(4)\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    path, modules = list(sys.path), set(sys.modules)
+    yield folder
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("owncode"):
+            del sys.modules[name]
+
+
+def config(code: Path, name: str, **options: object) -> Config:
+    return Config.model_validate({"run": {"code": str(code)}, "model": {"name": name, "options": options}})
+
+
+def refusal(code: Path, name: str, **options: object) -> str:
+    with pytest.raises(UsageError) as refused:
+        build_model(config(code, name, **options), 1, 5, 8)
+    return str(refused.value)
+
+
+def test_user_model_receives_named_numbers_and_options(user_code_folder: Path) -> None:
+    model = build_model(config(user_code_folder, "owncode.nets:build", hidden=7, dropout=0.5), 3, 5, 8)
+    assert isinstance(model, nn.Sequential)
+    assert [tuple(weights.shape) for weights in model.parameters()] == [(7, 192), (7,), (5, 7), (5,)]
+    assert model[2].p == 0.5
+
+
+def test_user_model_may_be_class(user_code_folder: Path) -> None:
+    model = build_model(config(user_code_folder, "owncode.nets:Net"), 3, 5, 8)
+    assert [tuple(weights.shape) for weights in model.parameters()] == [(5, 3), (5,)]
+
+
+def test_user_model_rejects_all_invalid_options_at_once(user_code_folder: Path) -> None:
+    told = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
+    assert "owncode.nets:build takes no 'hiden'; did you mean hidden?" in told
+    assert "owncode.nets:build needs hidden; give it here" in told
+    assert "num_classes follows from the data" in told
+
+
+def test_user_model_error_names_line(user_code_folder: Path) -> None:
+    line = NETS.splitlines().index('    raise KeyError("no such layer")') + 1
+    told = refusal(user_code_folder, "owncode.nets:fails")
+    assert told == (
+        f"model.name: owncode.nets:fails failed: KeyError: 'no such layer' ({user_code_folder}/owncode/nets.py, line "
+        f"{line})"
+    )
+
+
+def test_user_model_must_return_module(user_code_folder: Path) -> None:
+    assert "must return a torch.nn.Module, not dict" in refusal(user_code_folder, "owncode.nets:gives_a_dict")
+    assert "is a model, and must be a function or a class that makes one" in refusal(
+        user_code_folder, "owncode.nets:net"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("owncod.nets:build", r"there is no module owncod in .*; did you mean owncode\? \(run.code says where"),
+        ("owncode.net:build", r"there is no module owncode.net in .*; did you mean nets\?"),
+        ("owncode.nets:biuld", r"owncode.nets has no biuld; did you mean build\?"),
+        ("owncode.light:table", r"must be something to call, a function or a class, not dict"),
+        ("owncode.divides:build", r"ZeroDivisionError: division by zero \(.*/owncode/divides.py, line 2\)"),
+        ("owncode.lacks:build", r"No module named 'surely_not_installed' \(.*/owncode/lacks.py, line 1\)"),
+        ("owncode.unfinished:build", r"SyntaxError: .* \(.*/owncode/unfinished.py, line 1\)"),
+        ("owncode.exits:build", r"owncode.exits cannot be imported: SystemExit: 4 \(.*/owncode/exits.py, line 2\)"),
+    ],
+)
+def test_load_own_reports_import_problem_in_one_sentence(user_code_folder: Path, name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as refused:
+        load_user_code("loss.name", name, str(user_code_folder))
+    assert [problem.location for problem in refused.value.problems] == ["loss.name"]
+    assert "\n" not in str(refused.value)
+
+
+def test_load_own_reports_missing_code_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run.code names the folder .*nowhere, and there is none"):
+        load_user_code("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))
+
+
+def test_check_own_checks_every_user_name_in_subprocess(
+    user_code_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checked = Config.model_validate(
+        {
+            "run": {"code": str(user_code_folder)},
+            "data": {"dataset": "owncode.light:table"},
+            "model": {"name": "owncode.light:build"},
+            "loss": {"name": "owncode.divides:loss"},
+            "augment": {"transform": "owncode.dies:transform"},
+        }
+    )
+    problems = {problem.location: problem.message for problem in check_user_code(checked)}
+    assert problems.keys() == {"data.dataset", "loss.name", "augment.transform"}
+    assert "not dict" in problems["data.dataset"]
+    assert "ZeroDivisionError" in problems["loss.name"]
+    assert (
+        problems["augment.transform"] == "owncode.dies:transform ended the process that imported it, with exit code 4"
+    )
+    assert capfd.readouterr() == ("", ""), "what own code prints does not reach the terminal"
+    assert not list(user_code_folder.rglob("dies*.pyc"))
+
+
+def test_check_own_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.Popen", None)
+    assert check_user_code(Config()) == []
+
+
+def test_check_own_names_a_real_time_signal(user_code_folder: Path) -> None:
+    number = signal.SIGRTMIN + 1
+    (user_code_folder / "owncode" / "killed.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
+    (problem,) = check_user_code(config(user_code_folder, "owncode.killed:build"))
+    assert problem.message == f"owncode.killed:build ended the process that imported it, with signal {number}"
+
+
+def test_check_own_times_out_on_endless_import(user_code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (user_code_folder / "owncode" / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr("engine.config.user_code._IMPORT_TIMEOUT_S", 1.0)
+    (problem,) = check_user_code(config(user_code_folder, "owncode.sleeps:build"))
+    assert problem.message.startswith("owncode.sleeps:build is still being imported after 1 s")

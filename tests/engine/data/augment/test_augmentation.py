@@ -1,0 +1,328 @@
+"""Augmentation: what is done to training images, by what random numbers, and to whom it is not done."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as reference
+
+from engine.config.loader import resolve_config
+from engine.data.augment.augmentation import Augmentation, UserTransformError
+from engine.data.augment.mixup import MixupCutmix
+from engine.data.sampler import RandomStream, random_bits
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.open import open_source
+from engine.utils.errors import UsageError
+
+GREY = ImageFormat(16, 1, (0.5,), (0.25,))
+COLOUR = ImageFormat(16, 3, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))
+IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), np.uint8))
+ALL = np.arange(8)
+BILINEAR = InterpolationMode.BILINEAR
+
+
+def augmentation(*overrides: str, images: ImageFormat = COLOUR) -> Augmentation:
+    return Augmentation(resolve_config(None, [f"augment.{override}" for override in overrides]).config, images)
+
+
+def drawn_by_hand(transform: v2.Transform, stream: RandomStream, images: Tensor, epoch: int) -> Tensor:
+    """The transform called with one image after another, torch seeded for each."""
+    bits = random_bits(0, stream, epoch, np.arange(len(images)))
+    made = []
+    for image, seed in zip(images, bits, strict=True):
+        torch.manual_seed(int(seed))
+        made.append(transform(image))
+    return torch.stack(made)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stream", "transform"),
+    [
+        (("policy=randaugment",), RandomStream.POLICY, v2.RandAugment(interpolation=BILINEAR)),
+        (
+            ("policy=randaugment", "policy_ops=3", "policy_magnitude=15"),
+            RandomStream.POLICY,
+            v2.RandAugment(3, 15, interpolation=BILINEAR),
+        ),
+        (("policy=trivialaugment",), RandomStream.POLICY, v2.TrivialAugmentWide(interpolation=BILINEAR)),
+        (
+            ("brightness=0.4", "contrast=0.3", "saturation=0.2", "hue=0.1"),
+            RandomStream.COLOR_JITTER,
+            v2.ColorJitter(0.4, 0.3, 0.2, 0.1),
+        ),
+    ],
+)
+def test_augmentation_matches_torchvision_seeded_per_image(
+    overrides: tuple[str, ...], stream: RandomStream, transform: v2.Transform
+) -> None:
+    made = augmentation(*overrides)(IMAGES, 3, ALL)
+    assert torch.equal(made, drawn_by_hand(transform, stream, IMAGES, 3))
+    assert not torch.equal(made, IMAGES)
+
+
+def test_augmentation_applies_crop_flip_policy_jitter_erasing_in_order() -> None:
+    wanted = augmentation("crop_padding=2", "flip=true")(IMAGES, 1, ALL)
+    wanted = augmentation("policy=trivialaugment")(wanted, 1, ALL)
+    wanted = augmentation("contrast=0.8")(wanted, 1, ALL)
+    wanted = augmentation("erasing=1.0")(wanted, 1, ALL)
+    made = augmentation("crop_padding=2", "flip=true", "policy=trivialaugment", "contrast=0.8", "erasing=1.0")
+    assert torch.equal(made(IMAGES, 1, ALL), wanted)
+
+
+EVERYTHING = ("crop_padding=2", "flip=true", "policy=randaugment", "brightness=0.5", "hue=0.2", "erasing=0.5")
+
+
+def test_augmentation_is_independent_of_batch_and_varies_by_epoch() -> None:
+    changed = augmentation(*EVERYTHING)
+    together = changed(IMAGES, 3, ALL)
+    assert torch.equal(together[[5, 2]], changed(IMAGES[[5, 2]], 3, np.array([5, 2])))
+    assert not torch.equal(together, changed(IMAGES, 4, ALL))
+
+
+def test_augmentation_without_changes_returns_same_tensor() -> None:
+    assert augmentation("mixup=0.2")(IMAGES, 1, ALL) is IMAGES
+    assert augmentation("mixup=0.2").crop_spec(1) is None
+
+
+def test_augmentation_is_independent_of_thread_count() -> None:
+    large = torch.randint(0, 256, (3, 3, 256, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    # Contrast takes the mean of an image, which two threads would add up otherwise than one.
+    changed, threads, made = augmentation("contrast=0.9"), torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            made.append(changed(large, 1, np.arange(3)))
+            assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*made)
+
+
+def test_erasing_fills_with_dataset_mean() -> None:
+    white = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
+    made = augmentation("erasing=1.0")(white, 1, np.array([0]))[0].float() / 255
+    erased = (made[0] < 1).nonzero()
+    assert 0 < len(erased) < 256
+    row, column = erased[0].tolist()
+    assert made[:, row, column].tolist() == pytest.approx(COLOUR.mean, abs=0.51 / 255)
+
+
+def test_color_jitter_ignores_saturation_and_hue_for_grayscale() -> None:
+    grey = IMAGES[:, :1]
+    assert augmentation("saturation=0.9", "hue=0.5", images=GREY)(grey, 1, ALL) is grey
+
+
+@pytest.mark.parametrize("policy", ["randaugment", "trivialaugment"])
+def test_augment_policy_changes_grayscale_images(policy: str) -> None:
+    grey, changed = IMAGES[:, :1], augmentation(f"policy={policy}", "policy_ops=14", images=GREY)
+    made = torch.cat([changed(grey, epoch, ALL) for epoch in range(10)])
+    assert (made.shape, made.dtype) == ((80, 1, 16, 16), torch.uint8)
+    assert not torch.equal(made[:8], grey)
+
+
+def test_resized_crop_matches_torchvision() -> None:
+    config = resolve_config(
+        None, ["data.dataset=fake", "augment.resized_crop=true", "augment.crop_scale=[0.3, 0.6]"]
+    ).config
+    source = open_source(config)
+    whole = torch.from_numpy(source.load("train", ALL)[0])
+    crop = Augmentation(config, source.format).crop_spec(2)
+    assert crop is not None
+    made = torch.from_numpy(source.load("train", ALL, crop)[0])
+    for index in ALL:
+        left, top, right, bottom = crop.box(int(index), 32, 32)
+        wanted = reference.resized_crop(whole[index], top, left, bottom - top, right - left, [32, 32], antialias=True)
+        assert (made[index].int() - wanted.int()).abs().max() <= 1
+
+
+def test_resized_crop_of_in_memory_source_outputs_model_size() -> None:
+    config = resolve_config(None, ["augment.resized_crop=true", "data.image_size=24"]).config
+    source = open_source(config)
+    crop = Augmentation(config, ImageFormat(24, 1, (0.5,), (0.5,))).crop_spec(1)
+    images, labels = source.load("train", ALL, crop)
+    assert images.shape == (8, 1, 24, 24)
+    assert labels.tolist() == source.load("train", ALL)[1].tolist()
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Smooth colours with fine noise, of 640 x 480, lying on its side where the name says so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    down, across = np.mgrid[0:480, 0:640]
+    pixels = np.stack([across // 3, down // 2, (across + down) // 5], -1).astype(np.uint8)
+    upright = Image.fromarray(pixels)
+    lying = upright.getexif()
+    lying[0x0112] = 6
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        upright.save(tmp_path / "photos" / name / "0.png")
+        upright.save(tmp_path / "photos" / name / "1.jpg", quality=98)
+        upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "photos" / name / "2.jpg", quality=98, exif=lying)
+    return tmp_path / "photos"
+
+
+def test_resized_crop_samples_whole_photo_file(photos: Path) -> None:
+    overrides = [f"data.path={photos}", "data.dataset=folder", "data.image_size=32", "data.val_split=0.01"]
+    config = resolve_config(None, [*overrides, "augment.resized_crop=true", "augment.crop_scale=[0.1, 0.4]"]).config
+    source = open_source(config)
+    crop = Augmentation(config, source.format).crop_spec(1)
+    assert crop is not None
+    upright = torch.from_numpy(np.asarray(Image.open(photos / "a" / "0.png")).copy()).permute(2, 0, 1)
+    for index in range(source.num_images("train")):
+        left, top, right, bottom = crop.box(index, 480, 640)
+        wanted = reference.resized_crop(upright, top, left, bottom - top, right - left, [32, 32], antialias=True)
+        made = torch.from_numpy(source.load("train", np.array([index]), crop)[0][0])
+        assert (made.int() - wanted.int()).abs().max() <= 6, source
+
+
+NUMBERS = itertools.count()
+
+
+def own(folder: Path, text: str, name: str = "change") -> Augmentation:
+    """The augmentation with a transform of the user's own, in a module of its own."""
+    module = f"own_{next(NUMBERS)}"
+    (folder / f"{module}.py").write_text(f"import random\nimport numpy as np\nimport torch\n\n{text}\n")
+    return Augmentation(
+        resolve_config(
+            None, [f"augment.transform={module}:{name}", f"run.code={folder}", "augment.erasing=0.5"]
+        ).config,
+        COLOUR,
+    )
+
+
+DRAWS = """
+def change(image):
+    image[0] = random.randrange(256)
+    image[1] = np.random.randint(256)
+    image[2] = torch.randint(256, ())
+    return image
+"""
+
+
+def test_user_transform_draws_from_any_generator_and_restores_rng_state(tmp_path: Path) -> None:
+    changed, images = own(tmp_path, DRAWS), IMAGES.clone()
+    before = (random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist())
+    made = changed(images, 1, ALL)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == (before[0], before[2])
+    assert torch.equal(torch.get_rng_state(), before[1])
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    assert torch.equal(changed(IMAGES[[6, 1]].clone(), 1, np.array([6, 1])), made[[6, 1]])
+    assert len({tuple(image[:, 0, 0].tolist()) for image in made}) == 8
+
+
+def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
+    changed = own(tmp_path, "from torchvision.transforms import v2\nchange = v2.Compose([v2.RandomInvert(1.0)])")
+    erased_alone = augmentation("erasing=0.5")(255 - IMAGES, 1, ALL)
+    assert torch.equal(changed(IMAGES, 1, ALL), erased_alone)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (
+            "return image.float()",
+            "gives a Tensor of float32, 3 x 16 x 16, and must give a Tensor of uint8, 3 x 16 x 16",
+        ),
+        ("return image[:, :8]", "gives a Tensor of uint8, 3 x 8 x 16, and must give a Tensor of uint8, 3 x 16 x 16"),
+        ("return image.numpy()", "gives an ndarray of uint8, 3 x 16 x 16, and must give a Tensor of uint8"),
+        ("raise ValueError('no\\nway')", r"failed: ValueError: no \(.*own_\d+\.py, line 6\)$"),
+    ],
+)
+def test_user_transform_error_names_transform(tmp_path: Path, body: str, told: str) -> None:
+    changed = own(tmp_path, f"def change(image):\n    {body}")
+    with pytest.raises(UserTransformError, match=rf"^augment\.transform own_\d+:change {told}"):
+        changed(IMAGES, 1, ALL)
+
+
+def test_user_transform_rejects_missing_name_and_non_callable(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"augment\.transform: .*has no chnage; did you mean change"):
+        own(tmp_path, "def change(image): return image", "chnage")
+    with pytest.raises(UsageError, match=r"must be something to call, a function or a class, not int"):
+        own(tmp_path, "change = 3")
+
+
+LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
+FLOATS = IMAGES.float() / 255
+
+
+def mixer(*overrides: str) -> MixupCutmix:
+    return MixupCutmix(
+        resolve_config(None, [f"augment.{override}" for override in overrides]).config.augment, 5, seed=0
+    )
+
+
+def test_mixup_blends_images_and_labels_by_same_ratio() -> None:
+    images, targets = mixer("mixup=0.8")(FLOATS, LABELS, 1, 4, 0)
+    share = float(targets[1, 1])
+    assert 0 < share < 1
+    torch.testing.assert_close(images, share * FLOATS + (1 - share) * FLOATS.roll(1, 0))
+    one_hot = torch.nn.functional.one_hot(LABELS, 5)
+    torch.testing.assert_close(targets, share * one_hot + (1 - share) * one_hot.roll(1, 0))
+
+
+def test_cutmix_label_ratio_matches_pasted_area() -> None:
+    images, targets = mixer("cutmix=1.0")(FLOATS, LABELS, 1, 4, 0)
+    other = (images == FLOATS.roll(1, 0)).all(1)
+    mine = (images == FLOATS).all(1)
+    assert (other | mine).all()
+    assert 0 < other[0].sum() < 256
+    assert targets[1].tolist() == pytest.approx(
+        [float(other[1].float().mean()), float(mine[1].float().mean()), 0, 0, 0]
+    )
+
+
+def test_mixer_applies_mixup_or_cutmix_per_batch() -> None:
+    both = mixer("mixup=0.5", "cutmix=1.0")
+    mixed = [both(FLOATS, LABELS, 1, batch, 0)[0] for batch in range(40)]
+    cut = sum(bool(((images == FLOATS) | (images == FLOATS.roll(1, 0))).all()) for images in mixed)
+    assert 8 < cut < 32
+
+
+def test_mixer_depends_only_on_seed_epoch_batch_and_rank() -> None:
+    mix, before = mixer("mixup=0.5", "cutmix=1.0"), torch.get_rng_state()
+    images, _ = mix(FLOATS, LABELS, 2, 7, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert torch.equal(mix(FLOATS, LABELS, 2, 7, 1)[0], images)
+    for epoch, batch, rank in ((3, 7, 1), (2, 8, 1), (2, 7, 0), (2, 1, 7)):
+        assert not torch.equal(mix(FLOATS, LABELS, epoch, batch, rank)[0], images)
+
+
+@pytest.mark.parametrize("which", ["mixup=0.4", "cutmix=1.0"])
+def test_mixer_mixes_single_image_with_itself(which: str) -> None:
+    images, targets = mixer(which)(FLOATS[:1], LABELS[:1], 1, 0, 0)
+    torch.testing.assert_close(images, FLOATS[:1])
+    torch.testing.assert_close(targets, torch.tensor([[1.0, 0, 0, 0, 0]]))
+
+
+def test_mixer_without_mixup_and_cutmix_returns_images_unchanged() -> None:
+    assert not mixer("flip=true").enabled
+    images, targets = mixer("flip=true")(FLOATS, LABELS, 1, 0, 0)
+    assert images is FLOATS
+    assert targets.argmax(1).tolist() == LABELS.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_mixer_does_not_sync_gpu() -> None:
+    images, labels = FLOATS.cuda(), LABELS.cuda()
+    both = mixer("mixup=0.5", "cutmix=1.0")
+    both(images, labels, 1, 0, 0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        mixed = [both(images, labels, 1, batch, 0) for batch in range(8)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for batch, (made, targets) in enumerate(mixed):
+        wanted = both(FLOATS, LABELS, 1, batch, 0)
+        torch.testing.assert_close((made.cpu(), targets.cpu()), wanted)

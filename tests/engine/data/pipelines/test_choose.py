@@ -1,0 +1,188 @@
+"""How images come to the model: chosen by what there is room for and what is done to them, by all ranks alike."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from engine.config.loader import resolve_config
+from engine.config.pipeline import PIPELINE_FROM_CONFIG
+from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_problems, pipeline_warnings
+from engine.data.sources.open import open_source
+from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.node_plan import plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.doctor.run import expected_num_workers
+from engine.runs.control import RequestCounters
+from engine.training import train
+from engine.training.job import Job
+from engine.utils import host
+from engine.utils.errors import UsageError
+from photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return write_photo_folder(tmp_path / "photos")
+
+
+CHOICES = [
+    ((), "memory", "the decoded images take 112.3 KiB"),
+    (("augment.flip=true", "augment.erasing=0.3", "augment.resized_crop=true"), "memory", "take 112.3 KiB"),
+    (("augment.policy=randaugment",), "stream", "each image is distorted by itself"),
+    (("augment.contrast=0.1",), "stream", "each image is distorted by itself"),
+    (("data.pipeline=memory", "augment.policy=randaugment"), "memory", "as data.pipeline says"),
+    (("data.pipeline=stream",), "stream", "as data.pipeline says"),
+    (("data.pipeline=fixed",), "fixed", "as data.pipeline says"),
+    (("data.dataset=fake", "data.fake_train=1000000000"), "stream", r"take 2\.8 TiB, and a quarter of the"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "pipeline", "why"), CHOICES)
+def test_choose_pipeline_depends_on_dataset_and_augmentation(
+    overrides: tuple[str, ...], pipeline: str, why: str
+) -> None:
+    config = resolve_config(None, list(overrides)).config
+    choice = choose_pipeline(config, open_source(config), 1)
+    assert choice.pipeline == pipeline
+    assert re.search(why, choice.why)
+
+
+def test_choose_pipeline_holds_folder_unless_cropped_at_file_size(photos: Path) -> None:
+    assert choose_pipeline(*open_photo_folder(photos), 1).pipeline == "memory"
+    cuts = [*AUGMENT_OVERRIDES[1:3], "augment.resized_crop=true"]
+    config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", *cuts]).config
+    choice = choose_pipeline(config, open_source(config), 1)
+    assert (choice.pipeline, choice.why) == ("stream", "augment.resized_crop cuts images at the size of their files")
+
+
+Usage = namedtuple("Usage", "available total")
+
+
+def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 300 * 1024, 1 << 30))
+    config = resolve_config(None, []).config
+    source = open_source(config)
+    assert choose_pipeline(config, source, 2).pipeline == "memory"
+    assert choose_pipeline(config, source, 3).why == (
+        "the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is allowed"
+    )
+    asked = resolve_config(None, ["data.pipeline=memory"]).config
+    told = "memory cannot be had: the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is "
+    for found in (pipeline_problems(asked, source, 3), pipeline_problems(asked, source, 3)):
+        assert [(one.location, one.message) for one in found] == [
+            ("data.pipeline", f"{told}allowed; give stream, or a smaller data.image_size")
+        ]
+    with pytest.raises(UsageError, match="memory cannot be had"):
+        choose_pipeline(asked, source, 3)
+    assert pipeline_problems(config, source, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "came"),
+    [
+        ("auto", (1 << 40, 0), ["memory", "memory"]),
+        ("auto", (0, 1 << 40), ["stream", "stream"]),
+        ("memory", (1 << 40, 0), ["memory", "memory"]),
+        ("memory", (0, 1 << 40), ["refused", "refused"]),
+    ],
+)
+def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
+    asked: str, free: tuple[int, int], came: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ChosenError(Exception):
+        pass
+
+    def feed(choice: PipelineChoice, *_: object) -> None:
+        raise ChosenError(choice.pipeline)
+
+    # A rank goes no further than to where it begins to load.
+    monkeypatch.setattr(train, "InputPipeline", feed)
+    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
+    config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
+    job, store = Job(config, plan_node(config, []), None, False, open_source(config)), torch.distributed.HashStore()
+    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    threads, found, told = torch.get_num_threads(), list[str](), set[str]()
+    for rank in (0, 1):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
+        try:
+            train.train(job, RankInfo(rank, 2, rank, 2), store, channel)
+        except ChosenError as chosen:
+            found.append(str(chosen))
+        except UsageError as error:
+            found.append("refused")
+            told.add(str(error))
+    torch.set_num_threads(threads)
+    assert found == came
+    assert len(told) == (1 if "refused" in came else 0)
+
+
+def test_choose_pipeline_counts_each_rank_without_writable_cache(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 16 * 3 * 16**2
+    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
+    config, source = open_photo_folder(photos)
+    asked, _ = open_photo_folder(photos, "data.pipeline=memory")
+    assert [choose_pipeline(one, source, 3).pipeline for one in (config, asked)] == ["memory", "memory"]
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
+    assert [choose_pipeline(one, source, 2).pipeline for one in (config, asked)] == ["memory", "memory"]
+    told = (
+        "the decoded images take 36 KiB, and a quarter of the 96 KiB of free memory is allowed: each of 3 ranks "
+        f"needs its own, for they cannot be kept in {no_folder}/gputrain/decoded (Not a directory)"
+    )
+    assert choose_pipeline(config, source, 3) == PipelineChoice("stream", told)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        choose_pipeline(asked, source, 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["data.dataset=my:data"], "data.pipeline: memory cannot hold my:data, which may draw each item anew; give"),
+        (
+            ["data.dataset=folder", "data.path=x", "augment.resized_crop=true"],
+            "data.pipeline: memory holds images at the model's size, and augment.resized_crop cuts images at the size",
+        ),
+    ],
+)
+def test_config_rejects_impossible_memory_pipeline(overrides: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        resolve_config(None, ["data.pipeline=memory", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "workers"),
+    [
+        (["data.workers=3"], 0),
+        (["data.workers=3", "data.pipeline=stream"], 3),
+        (["data.workers=3", "augment.policy=randaugment"], 3),
+        (["data.workers=3", "augment.policy=randaugment", "data.pipeline=memory"], 0),
+        (["data.workers=3", "data.dataset=folder", "data.path=x"], 3),
+    ],
+)
+def test_expected_workers_counts_loader_processes_only_for_stream(overrides: list[str], workers: int) -> None:
+    assert expected_num_workers(resolve_config(None, overrides).config, 1) == workers
+
+
+def test_pipeline_warnings_name_unused_keys() -> None:
+    held = PipelineChoice("memory", "the decoded images take 18 KiB")
+    said = "data.workers=2 is not used: the decoded images take 18 KiB; loader processes come with data.pipeline=stream"
+    assert pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, held) == [said]
+    assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, held) == []
+    assert pipeline_warnings(resolve_config("digits", []).config, held) == []
+    fixed = resolve_config("digits", ["data.pipeline=fixed"]).config
+    assert (
+        "gives one batch again and again" in pipeline_warnings(fixed, PipelineChoice("fixed", PIPELINE_FROM_CONFIG))[0]
+    )

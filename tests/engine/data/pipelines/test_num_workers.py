@@ -1,0 +1,74 @@
+"""The number of loader processes follows from how long a batch takes to make."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config.loader import resolve_config
+from engine.data.pipelines.loader import Batch, BatchDataset
+from engine.data.pipelines.num_workers import measure_batch_seconds, measure_num_workers
+from engine.data.sampler import BatchRequest
+from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+
+REQUEST = BatchRequest("train", 1, np.arange(64))
+
+
+@dataclass
+class Slow(BatchDataset):
+    """So many seconds for an image, and one more at the start."""
+
+    seconds: float
+    first: float = 0.0
+    made: int = 0
+
+    def __getitem__(self, request: BatchRequest) -> Batch:
+        time.sleep(len(request.indices) * self.seconds + (0 if self.made else self.first))
+        self.made += len(request.indices)
+        return Batch(torch.empty(0), torch.empty(0), 1.0)
+
+
+@pytest.mark.parametrize(("seconds", "workers"), [(0.0004, 3), (0.0009, 6), (0.01, 8)])
+def test_measured_workers_keep_up_with_short_steps(seconds: float, workers: int) -> None:
+    assert abs(measure_num_workers(Slow(seconds), REQUEST, 8) - workers) <= 1
+    assert measure_num_workers(Slow(seconds), REQUEST, 1) == 1
+
+
+def test_seconds_to_make_ignores_slow_start_and_stops_early_on_slow_images() -> None:
+    assert measure_batch_seconds(Slow(0.0005, first=0.2), REQUEST) < 0.1
+    slow = Slow(0.02)
+    assert measure_batch_seconds(slow, REQUEST) == pytest.approx(64 * 0.02, rel=0.2)
+    assert slow.made == 5
+
+
+def test_measured_workers_is_zero_for_cheap_batches() -> None:
+    config = resolve_config(None, ["data.dataset=digits"]).config
+    source = open_source(config)
+    assert measure_num_workers(BatchDataset(source, config, model_input_format(config, source)), REQUEST, 8) == 0
+
+
+def test_measured_workers_is_maximum_when_measurement_fails() -> None:
+    class Bad(Slow):
+        def __getitem__(self, request: BatchRequest) -> Batch:
+            raise UnreadableImageError("gone")
+
+    assert measure_num_workers(Bad(0), REQUEST, 4) == 4
+
+
+def test_measured_workers_restores_rng_state_and_threads() -> None:
+    config = resolve_config(None, ["augment.policy=trivialaugment", "data.channels=3"]).config
+    source = open_source(config)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    assert measure_num_workers(BatchDataset(source, config, model_input_format(config, source)), REQUEST, 4) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_seconds_to_make_handles_single_image() -> None:
+    assert 0.001 <= measure_batch_seconds(Slow(0.001), BatchRequest("train", 1, np.arange(1))) < 0.1

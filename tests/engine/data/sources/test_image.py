@@ -1,0 +1,155 @@
+"""A folder of photographs as people have them: of all kinds and sizes, some of them broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.image import read_image
+from gputrain_command import Gputrain, read_events
+
+COLOUR = ImageFormat(16, 3, (), ())
+RED, BLUE = (220, 40, 30), (20, 60, 200)
+
+
+def read(path: Path, image_format: ImageFormat = COLOUR) -> np.ndarray:
+    """H x W x C."""
+    return read_image(path, image_format).transpose(1, 2, 0).astype(int)
+
+
+def halves(upper: object, lower: object, mode: str = "RGB", size: tuple[int, int] = (32, 32)) -> Image.Image:
+    image = Image.new(mode, size, upper)  # type: ignore[arg-type]
+    image.paste(lower, (0, size[1] // 2, *size))  # type: ignore[arg-type]
+    return image
+
+
+def test_read_image_composites_transparency_on_white(tmp_path: Path) -> None:
+    halves((*RED, 255), (0, 0, 0, 0), "RGBA").save(tmp_path / "alpha.png")
+    halves((*RED, 255), (0, 0, 0, 0), "RGBA").save(tmp_path / "alpha.webp", lossless=True)
+    palette = halves(RED, (1, 2, 3)).quantize(4)
+    hidden = palette.getpixel((0, 31))
+    palette.save(tmp_path / "palette.png", transparency=hidden)
+    palette.save(tmp_path / "palette.gif", transparency=hidden)
+    for path in sorted(tmp_path.iterdir()):
+        pixels = read(path)
+        assert np.abs(pixels[2, 5] - RED).max() <= 4, path.name
+        assert pixels[13, 5].tolist() == [255, 255, 255], path.name
+    halves((90, 255), (0, 0), "LA").save(tmp_path / "grey.png")
+    assert read(tmp_path / "grey.png", ImageFormat(16, 1, (), ()))[[2, 13], 5].tolist() == [[90], [255]]
+
+
+def test_read_image_blends_partial_transparency_with_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (16, 16), (0, 100, 200, 51)).save(tmp_path / "haze.png")
+    assert np.abs(read(tmp_path / "haze.png")[8, 8] - [204, 224, 244]).max() <= 1
+
+
+def test_read_image_keeps_opaque_palette_colors(tmp_path: Path) -> None:
+    halves(RED, BLUE).quantize(4).save(tmp_path / "palette.png")
+    pixels = read(tmp_path / "palette.png")
+    assert np.abs(pixels[[2, 13], 5] - [RED, BLUE]).max() <= 4
+
+
+def test_read_image_uses_first_frame_of_animation(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in (RED, BLUE, (0, 0, 0))]
+    for name in ("moving.gif", "moving.png", "moving.webp", "pages.tiff"):
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+        assert np.abs(read(tmp_path / name)[8, 8] - RED).max() <= 6, name
+
+
+def test_read_image_converts_cmyk_to_rgb(tmp_path: Path) -> None:
+    halves(RED, BLUE).convert("CMYK").save(tmp_path / "print.jpg", quality=98)
+    assert np.abs(read(tmp_path / "print.jpg")[[2, 13], 5] - [RED, BLUE]).max() <= 6
+
+
+def test_read_image_scales_16_bit_grayscale(tmp_path: Path) -> None:
+    shades = np.repeat(np.linspace(0, 65535, 16).astype(np.uint16)[:, None], 16, 1)
+    for name in ("deep.png", "deep.tiff"):
+        Image.fromarray(shades).save(tmp_path / name)
+        assert read(tmp_path / name)[:, 3, 0].tolist() == [17 * row for row in range(16)], name
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_read_image_applies_exif_orientation_before_crop(tmp_path: Path, orientation: int) -> None:
+    """The upper left quarter is red, all else blue, in an image that is wider than high."""
+    upright = Image.new("RGB", (480, 320), BLUE)
+    upright.paste(RED, (0, 0, 240, 160))
+    # What a camera stores that is held so: the inverse of how it is to be shown.
+    stored = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }
+    image = upright.transpose(stored[orientation]) if orientation in stored else upright
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "photo.jpg", exif=exif, quality=95)
+
+    whole = read(tmp_path / "photo.jpg")
+    assert np.abs(whole[3, 3] - RED).max() <= 8
+    assert np.abs(whole[[3, 12, 12], [12, 3, 12]] - BLUE).max() <= 8
+    asked: list[tuple[int, int]] = []
+
+    def lower_left(height: int, width: int) -> tuple[int, int, int, int]:
+        asked.append((height, width))
+        return 0, 80, 160, 320
+
+    part = read_image(tmp_path / "photo.jpg", COLOUR, lower_left).transpose(1, 2, 0).astype(int)
+    assert asked == [(320, 480)]
+    assert np.abs(part[[0, 4], 8] - RED).max() <= 8
+    assert np.abs(part[[6, 15], 8] - BLUE).max() <= 8
+
+
+def test_run_trains_on_mixed_image_folder_and_lists_skipped_files(gputrain: Gputrain) -> None:
+    rng, root = np.random.default_rng(0), gputrain.folder / "photos"
+    for name, colour in (("cat", RED), ("dog", BLUE)):
+        (root / name).mkdir(parents=True)
+        for number in range(12):
+            size = (40 + 9 * number, 70 - 3 * number, 3)
+            noise = Image.fromarray((np.array(colour) + rng.integers(0, 35, size)).astype(np.uint8))
+            exif = noise.getexif()
+            exif[0x0112] = 1 + number % 8
+            noise.save(root / name / f"photo-{number}.jpg", exif=exif)
+        noise.convert("L").save(root / name / "grey.png")
+        noise.convert("L").save(root / name / "grey.jpg")
+        noise.quantize(8).save(root / name / "palette.png")
+        noise.convert("CMYK").save(root / name / "print.jpg")
+        noise.putalpha(120)
+        noise.save(root / name / "alpha.png")
+    whole = (root / "cat" / "photo-11.jpg").read_bytes()
+    (root / "cat" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "dog" / "notes.txt").write_text("bought in May")
+
+    done = gputrain(
+        *("run", "--headless", "--dataset", "folder", "--data-path", str(root), "--epochs", "1", "--ranks", "1"),
+        *(
+            "--model",
+            "cnn",
+            "--batch-size",
+            "8",
+            "--workers",
+            "1",
+            "--lr",
+            "0.005",
+            "--name",
+            "pets",
+            "data.image_size=32",
+        ),
+        *("augment.resized_crop=true", "augment.flip=true", "augment.policy=trivialaugment", "augment.erasing=0.5"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 files left out: cat/cut.jpg (broken: " in done.stderr
+    assert "dog/notes.txt (not an image)" in done.stderr
+    started = next(event for event in read_events(gputrain.runs / "pets") if event["type"] == "run_started")
+    assert (started["train_images"], started["val_images"], started["classes"]) == (28, 6, 2)
+    summary = json.loads((gputrain.runs / "pets" / "summary.json").read_text())
+    assert (summary["state"], summary["epochs"]) == ("finished", 1)
+    assert 0 < summary["train_loss"] < 2

@@ -1,0 +1,308 @@
+"""The sources: what they hold, what they refuse, what they leave out."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.batching import build_sampler, check_source
+from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source, open_source_for_preflight
+from engine.utils.errors import UsageError
+
+Pixels = np.ndarray
+
+
+def config(*overrides: str) -> Config:
+    return resolve_config(None, overrides).config
+
+
+def picture(path: Path, size: tuple[int, int] = (40, 30), colour: object = (200, 30, 30), mode: str = "RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.fixture(autouse=True)
+def isolated_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def animal_folder(tmp_path: Path) -> Path:
+    for name, colour in (("cat", (250, 0, 0)), ("dog", (0, 250, 0))):
+        for number in range(10):
+            picture(tmp_path / "animals" / name / f"{number}.png", (30 + number, 50 - number), colour)
+    return tmp_path / "animals"
+
+
+def open_folder(root: Path, *overrides: str) -> object:
+    return open_source(config("data.dataset=folder", f"data.path={root}", "data.image_size=16", *overrides))
+
+
+def refusal(root: Path, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        open_folder(root, *overrides)
+    return str(caught.value)
+
+
+def test_digits_source_has_1797_images_of_ten_classes() -> None:
+    source = open_source(config())
+    assert source.num_images("train") + source.num_images("val") == 1797
+    assert source.classes == tuple("0123456789")
+    images, labels = source.load("val", np.arange(source.num_images("val")))
+    assert (images.shape[1:], images.dtype, images.max()) == ((1, 8, 8), np.uint8, 255)
+    assert np.bincount(labels).min() > 30
+
+
+def test_digits_source_mean_and_std_match_images() -> None:
+    source = open_source(config())
+    images = (
+        np.concatenate([source.load(part, np.arange(source.num_images(part)))[0] for part in ("train", "val")]) / 255
+    )
+    assert images.mean() == pytest.approx(source.format.mean[0], abs=0.002)
+    assert images.std() == pytest.approx(source.format.std[0], abs=0.002)
+
+
+def write_idx(path: Path, values: Pixels, packed: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    data = head + values.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(data) if packed else data)
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+def test_mnist_source_reads_idx_files(tmp_path: Path, name: str, folder: str) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 28, 28))
+    for part, count in (("train", 6), ("t10k", 4)):
+        write_idx(tmp_path / folder / "raw" / f"{part}-images-idx3-ubyte", images[:count])
+        write_idx(tmp_path / folder / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count))
+    wanted = config(f"data.dataset={name}", f"data.path={tmp_path}")
+    assert open_source_for_preflight(wanted) is None
+    source = open_source(wanted)
+    assert (source.num_images("train"), source.num_images("val"), len(source.classes)) == (6, 4, 10)
+    pixels, labels = source.load("train", np.array([5, 0]))
+    assert (pixels[:, 0] == images[[5, 0]]).all()
+    assert labels.tolist() == [5, 0]
+
+
+def test_cifar10_source_reads_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets
+
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    flat = np.random.default_rng(0).integers(0, 256, (2, 3072)).astype(np.uint8)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(pickle.dumps({"data": flat, "labels": [3, 4]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{n}" for n in range(10)]}))
+    # torchvision reads only files with the digests of the real ones.
+    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(datasets.cifar, "check_integrity", lambda *_: True)
+    source = open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
+    assert (source.num_images("train"), source.num_images("val"), source.classes[3]) == (10, 2, "c3")
+    pixels, labels = source.load("val", np.array([1]))
+    assert (pixels[0] == flat[1].reshape(3, 32, 32)).all()
+    assert labels.tolist() == [4]
+
+
+def test_image_set_source_rejects_damaged_file(tmp_path: Path) -> None:
+    for part in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            write_idx(tmp_path / "MNIST" / "raw" / f"{part}-{kind}-ubyte", np.zeros(3))
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"torn")
+    with pytest.raises(UsageError, match=r"data\.path: mnist in .* cannot be read"):
+        open_source(config("data.dataset=mnist", f"data.path={tmp_path}"))
+
+
+def test_fake_source_has_requested_count_and_size() -> None:
+    wanted = config("data.dataset=fake", "data.image_size=20", "data.num_classes=4", "data.fake_train=50")
+    source = open_source(wanted)
+    images, labels = source.load("train", np.arange(8))
+    assert (images.shape, source.num_images("train"), labels.tolist()) == ((8, 3, 20, 20), 50, [0, 1, 2, 3, 0, 1, 2, 3])
+    assert (images == open_source(wanted).load("train", np.arange(8))[0]).all()
+    assert (images != open_source(wanted).load("val", np.arange(8))[0]).any()
+
+
+def test_folder_source_splits_by_class_and_resizes(animal_folder: Path) -> None:
+    source = open_folder(animal_folder)
+    assert source.classes == ("cat", "dog")
+    assert (source.num_images("train"), source.num_images("val")) == (16, 4)
+    images, labels = source.load("val", np.arange(4))
+    assert (images.shape, labels.tolist()) == ((4, 3, 16, 16), [0, 0, 1, 1])
+    assert images[0, :, 8, 8].tolist() == [250, 0, 0]
+
+
+def test_folder_source_uses_train_and_val_folders(tmp_path: Path) -> None:
+    for part, count in (("train", 3), ("val", 2)):
+        for name in ("a", "b"):
+            for number in range(count):
+                picture(tmp_path / part / name / f"{number}.jpg")
+    source = open_folder(tmp_path)
+    assert (source.num_images("train"), source.num_images("val")) == (6, 4)
+
+
+def test_folder_source_rejects_class_only_in_val(tmp_path: Path) -> None:
+    for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"):
+        picture(tmp_path / path)
+    assert f"{tmp_path / 'val' / 'c'} is no class of" in refusal(tmp_path)
+
+
+def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: Path) -> None:
+    whole = picture(animal_folder / "cat" / "large.jpg", (300, 300)).read_bytes()
+    (animal_folder / "cat" / "large.jpg").unlink()
+    (animal_folder / "cat" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    png = (animal_folder / "dog" / "1.png").read_bytes()
+    (animal_folder / "dog" / "cut.png").write_bytes(png[: len(png) // 2])
+    (animal_folder / "dog" / "empty.png").write_bytes(b"")
+    (animal_folder / "dog" / "notes.txt").write_text("not a picture")
+    (animal_folder / "dog" / ".hidden").write_text("passed over in silence")
+    source = open_folder(animal_folder)
+    assert source.num_images("train") + source.num_images("val") == 20
+    assert [line.split(" ")[0] for line in source.skipped] == [
+        "cat/cut.jpg",
+        "dog/cut.png",
+        "dog/empty.png",
+        "dog/notes.txt",
+    ]
+    assert "dog/notes.txt (not an image)" in source.skipped
+
+
+def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) -> None:
+    path = picture(animal_folder / "cat" / "extra.jpg")
+    path.write_bytes(path.read_bytes() + b"camera notes")
+    source = open_folder(animal_folder)
+    assert (source.num_images("train") + source.num_images("val"), source.skipped) == (21, ())
+
+
+def test_folder_source_rejects_empty_class(animal_folder: Path) -> None:
+    (animal_folder / "eel").mkdir()
+    assert f"the class folder {animal_folder / 'eel'} holds no image that can be read" in refusal(animal_folder)
+
+
+def test_folder_source_skips_png_with_flipped_byte(animal_folder: Path) -> None:
+    path = animal_folder / "cat" / "noise.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert [line.split(" ")[0] for line in open_folder(animal_folder).skipped] == ["cat/noise.png"]
+
+
+def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) -> None:
+    path = animal_folder / "cat" / "late.png"
+    path.write_bytes(b"not yet")
+    assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
+    picture(path)
+    assert open_folder(animal_folder).skipped == ()
+    assert open_folder(animal_folder).skipped == (), "now from the cache"
+    path.write_bytes(b"no longer")
+    assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
+
+
+def test_folder_source_skips_named_pipe(animal_folder: Path) -> None:
+    os.mkfifo(animal_folder / "cat" / "pipe.png")
+    assert open_folder(animal_folder).skipped == ("cat/pipe.png (not a file)",)
+
+
+def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
+    (animal_folder / "cat" / "loop").symlink_to(animal_folder / "cat")
+    (animal_folder / "dog" / "elsewhere").symlink_to(animal_folder.parent / "more")
+    picture(animal_folder.parent / "more" / "extra.png")
+    source = open_folder(animal_folder)
+    assert source.num_images("train") + source.num_images("val") == 21
+
+
+def test_folder_source_rejects_split_folders_with_unknown_names(tmp_path: Path) -> None:
+    for part in ("training", "validation"):
+        picture(tmp_path / part / "a" / "1.png")
+    assert "looks like parts and not classes (training, validation)" in refusal(tmp_path)
+
+
+def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
+    for name in ("plane", "train"):
+        for number in range(2):
+            picture(tmp_path / name / f"{number}.png")
+    assert open_folder(tmp_path, "data.val_split=0.5").classes == ("plane", "train")
+
+
+def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
+    for path in ("train/a/1.png", "train/b/1.png"):
+        picture(tmp_path / path)
+    (tmp_path / "val").mkdir()
+    assert f"{tmp_path / 'val'} holds no image; fill it, or take it away to split" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("names", "message"), [((), "holds no folder"), (("one",), "holds only the folder one")])
+def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    for name in names:
+        picture(tmp_path / name / "1.png")
+    assert message in refusal(tmp_path)
+
+
+def test_folder_source_converts_all_image_modes_to_requested_channels(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        picture(tmp_path / name / "rgb.png", colour=(90, 90, 90))
+        picture(tmp_path / name / "grey.png", mode="L", colour=90)
+        picture(tmp_path / name / "alpha.png", mode="RGBA", colour=(90, 90, 90, 255))
+        picture(tmp_path / name / "cmyk.jpg", mode="CMYK", colour=(0, 0, 0, 165))
+        picture(tmp_path / name / "palette.gif", mode="P", colour=0)
+        Image.fromarray(np.full((30, 40), 90 * 257, np.uint16)).save(tmp_path / name / "deep.png")
+    for channels in (1, 3):
+        source = open_folder(tmp_path, f"data.channels={channels}", "data.val_split=0.5")
+        paths = source.paths["train"]
+        images, _ = source.load("train", np.arange(len(paths)))
+        assert images.shape[1:] == (channels, 16, 16)
+        for path, image in zip(paths, images, strict=True):
+            assert "palette" in path or abs(int(image.mean()) - 90) <= 2, path
+
+
+def test_folder_source_applies_exif_orientation(tmp_path: Path) -> None:
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[:16] = 255
+    image = Image.fromarray(pixels)
+    turned = image.getexif()
+    turned[0x0112] = 3
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            image.save(tmp_path / name / f"{number}.jpg", exif=turned, quality=95)
+    source = open_folder(tmp_path, "data.val_split=0.5")
+    images, _ = source.load("train", np.array([0]))
+    assert images[0, :, 2].mean() < 20
+    assert images[0, :, 13].mean() > 235
+
+
+def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
+    source = open_folder(animal_folder)
+    gone = animal_folder / source.paths["train"][0]
+    gone.unlink()
+    with pytest.raises(UnreadableImageError, match=str(gone)):
+        source.load("train", np.array([0]))
+
+
+def test_image_format_prefers_config_over_dataset() -> None:
+    wanted = config("data.image_size=12", "data.channels=3")
+    made = model_input_format(wanted, open_source(wanted))
+    assert (made.size, made.channels, len(made.mean), len(made.std)) == (12, 3, 3, 3)
+
+
+def test_check_source_reports_all_config_mismatches_together() -> None:
+    wanted = config("data.num_classes=3", "data.batch_size=2000", "data.mean=[0.1, 0.2]")
+    source = open_source(wanted)
+    with pytest.raises(UsageError) as caught:
+        check_source(wanted, source, build_sampler(wanted, source, 1))
+    assert [problem.location for problem in caught.value.problems] == [
+        "data.num_classes",
+        "data.batch_size",
+        "data.mean",
+    ]

@@ -1,0 +1,303 @@
+"""A dataset of the user's own, named by an import path: what it may give, and what is said of what it may not."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.augment.augmentation import Augmentation
+from engine.data.batching import class_counts
+from engine.data.inspection_process import ImageCounts, check_user_data_code, count_images, try_first_images
+from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.formats import expected_input_format, model_input_format
+from engine.data.sources.open import open_source, open_source_for_preflight
+from engine.data.sources.user_dataset import UserDatasetSource
+from engine.utils.errors import UsageError
+
+NUMBERS = itertools.count()
+HEAD = """
+import random
+import numpy as np
+import torch
+from PIL import Image
+
+class Data:
+    def __init__(self, part):
+        self.count = 12 if part == "train" else 5
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        return self.image(index), index % 3
+"""
+
+
+def config(folder: Path, body: str, *overrides: str, name: str = "Data") -> Config:
+    """A config that trains on `name` of a module with this text."""
+    module = f"data_{next(NUMBERS)}"
+    (folder / f"{module}.py").write_text(HEAD + body)
+    return resolve_config(None, [f"data.dataset={module}:{name}", f"run.code={folder}", *overrides]).config
+
+
+def method(lines: str) -> str:
+    return f"    def image(self, index):\n        {lines}\n"
+
+
+KINDS = {
+    "a PIL image": "return Image.new('RGB', (8, 8), (index, 2, 3))",
+    "an array": "return np.broadcast_to(np.array([index, 2, 3], np.uint8), (8, 8, 3))",
+    "a tensor": "return torch.tensor([index, 2, 3], dtype=torch.uint8).view(3, 1, 1).expand(3, 8, 8)",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_user_source_accepts_pil_array_and_tensor_images(tmp_path: Path, kind: str) -> None:
+    source = open_source(config(tmp_path, method(KINDS[kind])))
+    assert (source.num_images("train"), source.num_images("val"), source.classes) == (12, 5, ("0", "1", "2"))
+    assert (source.format.size, source.format.channels, source.in_memory) == (8, 3, False)
+    images, labels = source.load("train", np.array([7, 2]))
+    assert images[:, :, 5, 5].tolist() == [[7, 2, 3], [2, 2, 3]]
+    assert (images.shape, labels.tolist()) == ((2, 3, 8, 8), [1, 2])
+
+
+@pytest.mark.parametrize("shape", ["(8, 8)", "(8, 8, 1)"])
+def test_user_source_converts_grayscale_to_requested_channels(tmp_path: Path, shape: str) -> None:
+    grey = method(f"return np.full({shape}, 77, np.uint8)")
+    source = open_source(config(tmp_path, grey))
+    assert (source.load("val", np.array([0]))[0] == np.full((1, 1, 8, 8), 77)).all()
+    source = open_source(config(tmp_path, grey, "data.channels=3"))
+    assert (source.load("val", np.array([0]))[0] == np.full((1, 3, 8, 8), 77)).all()
+
+
+def test_user_source_resizes_images_of_different_sizes(tmp_path: Path) -> None:
+    text = method("return Image.new('L', (40 + index, 30), index)")
+    with pytest.raises(UsageError, match=r"data\.image_size: the first image of data_\d+:Data\('train'\) is 40 x 30"):
+        open_source(config(tmp_path, text))
+    source = open_source(config(tmp_path, text, "data.image_size=16"))
+    assert source.load("train", np.arange(12))[0].shape == (12, 1, 16, 16)
+
+
+def test_user_source_takes_classes_and_targets_without_reading_images(tmp_path: Path) -> None:
+    text = """
+        self.classes, self.targets = ["ant", "bee", "cow", "dog"], [0, 1, 1, 3] * 3 if self.count == 12 else [2] * 5
+    def __getitem__(self, index):
+        assert index == 0, "another one was read"
+        return np.zeros((8, 8), np.uint8), 0
+"""
+    head = HEAD.index("    def __len__")
+    (tmp_path / "named.py").write_text(HEAD[:head] + text + HEAD[head : HEAD.index("    def __getitem__")])
+    source = open_source(resolve_config(None, ["data.dataset=named:Data", f"run.code={tmp_path}"]).config)
+    assert source.classes == ("ant", "bee", "cow", "dog")
+    assert source.get_labels("train").tolist() == [0, 1, 1, 3] * 3
+    assert class_counts(source).tolist() == [3, 6, 0, 3]
+
+
+def test_user_source_infers_classes_from_labels_or_config(tmp_path: Path) -> None:
+    text = method("return Image.new('L', (8, 8))")
+    assert class_counts(open_source(config(tmp_path, text))).tolist() == [4, 4, 4]
+    assert len(open_source(config(tmp_path, text, "data.num_classes=9")).classes) == 9
+
+
+def test_user_source_passes_data_path(tmp_path: Path) -> None:
+    text = method("return Image.new('L', (8, 8))") + "def build(part, path):\n    (path + part).index('x'); "
+    text += "return Data(part)\n"
+    source = open_source(config(tmp_path, text, "data.path=/some/x", name="build"))
+    assert source.num_images("train") == 12
+    with pytest.raises(UsageError, match=r"data\.path: data_\d+:build takes the path of the data: give data\.path"):
+        open_source(config(tmp_path, text, name="build"))
+
+
+def test_user_source_pickles_without_data(tmp_path: Path) -> None:
+    source = open_source(config(tmp_path, method("return Image.new('L', (8, 8), index)") + "BIG = bytes(10**6)\n"))
+    packed = pickle.dumps(source)
+    assert len(packed) < 1500
+    copy = pickle.loads(packed)
+    assert isinstance(copy, UserDatasetSource)
+    assert (copy.load("train", np.arange(4))[0] == source.load("train", np.arange(4))[0]).all()
+
+
+def test_user_source_random_split_is_same_in_every_process(tmp_path: Path) -> None:
+    text = (
+        method("return Image.new('L', (8, 8), self.order[index])")
+        + """
+class Shuffled(Data):
+    def __init__(self, part):
+        super().__init__(part)
+        self.order = random.sample(range(256), 6) + np.random.permutation(256)[:6].tolist()
+"""
+    )
+    opened = [open_source(config(tmp_path, text, f"run.seed={seed}", name="Shuffled")) for seed in (1, 1, 2)]
+    one, again, other = (source.load("train", np.arange(12))[0] for source in opened)
+    assert (one == again).all()
+    assert (one != other).any()
+
+
+def test_user_source_crops_at_original_image_size(tmp_path: Path) -> None:
+    wanted = config(
+        tmp_path,
+        method("return Image.fromarray(np.arange(160 * 120, dtype=np.uint32).view(np.uint8).reshape(160, 120, 4))"),
+        *("data.image_size=16", "augment.resized_crop=true", "augment.crop_scale=[0.1, 0.2]"),
+    )
+    source = open_source(wanted)
+    seen: list[tuple[int, int, int]] = []
+    crop = Augmentation(wanted, model_input_format(wanted, source)).crop_spec(1)
+    assert crop is not None
+
+    def noted(index: int, height: int, width: int) -> tuple[int, int, int, int]:
+        seen.append((index, height, width))
+        return crop.box(index, height, width)
+
+    images, _ = source.load("train", np.array([3]), type(crop)(crop.size, noted))
+    assert (images.shape, seen) == ((1, 3, 16, 16), [(3, 160, 120)])
+
+
+DRAWS = method(
+    "return Image.new('RGB', (8, 8), (random.randrange(256), np.random.randint(256), int(torch.randint(256, ()))))"
+)
+
+
+def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) -> None:
+    wanted = config(tmp_path, DRAWS)
+
+    def batches(workers: int, size: int) -> list[Batch]:
+        source = open_source(wanted)
+        shares = DistributedBatchSampler(12, 5, size, 0, 1, True, 0)
+        return list(BatchLoader(source, wanted, model_input_format(wanted, source), shares.requests(2), workers))
+
+    before = (random.getstate(), torch.get_rng_state())
+    alone, helped, larger = batches(0, 3), batches(1, 3), batches(0, 6)
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert all(torch.equal(one.images, other.images) for one, other in zip(alone, helped, strict=True))
+    assert torch.equal(torch.cat([alone[0].images, alone[1].images]), larger[0].images)
+    assert len({tuple(image[:, 0, 0].tolist()) for batch in alone for image in batch.images}) == 12 + 5 + 12
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "told"),
+    [
+        ("", "Dataa", "did you mean Data"),
+        ("three = 3", "three", r"data_\d+:three must be something to call, a function or a class, not int"),
+        (
+            "def build(part): return part.nothing",
+            "build",
+            r"build\('train'\) failed: AttributeError: .*\(.*data_\d+\.py, line 14\)",
+        ),
+        (
+            "def build(part): return iter([1])",
+            "build",
+            r"build\('train'\) gives a list_iterator; it must give a dataset",
+        ),
+        ("def build(part): return []", "build", r"build\('train'\) holds no image"),
+        ("def build(part): return [7]", "build", r"item 0 of data_\d+:build\('train'\) is an int, and must be a pair"),
+        (
+            "def build(part): return [(np.zeros((8, 8, 3)), 0)]",
+            "build",
+            r"item 0 of .* has an ndarray of float64, 8 x 8 x 3 for its image, which must be a PIL image",
+        ),
+        (
+            "def build(part): return [(torch.zeros(3, 8, 8), 0)]",
+            "build",
+            r"has a Tensor of float32, 3 x 8 x 8 for its image",
+        ),
+        (
+            "def build(part): return [(np.zeros((8, 8, 2), np.uint8), 0)]",
+            "build",
+            "an image of 2 channels, which must be 1, 3 or 4",
+        ),
+        ("def build(part): return [(np.zeros((8, 8), np.uint8), 'cat')]", "build", "has a str for its label"),
+        ("def build(part): return [(np.zeros((8, 8), np.uint8), 0)]", "build", "fewer than two classes"),
+        (
+            method("return 1 / 0"),
+            "Data",
+            r"item 0 of .*Data\('train'\) cannot be read: ZeroDivisionError: division by zero",
+        ),
+        (
+            method("return Image.new('L', (8, 8))") + "Data.targets = [0, 1]",
+            "Data",
+            "must be 12 whole numbers from 0 up",
+        ),
+        (
+            method("return Image.new('L', (8, 8))") + "Data.classes = 'ab'",
+            "Data",
+            "classes of .* are a str, and must be a list",
+        ),
+        (
+            method("return Image.new('L', (8, 8))")
+            + "class Two(Data):\n    classes = ['a', 'b']\n    targets = property(lambda self: [2] * self.count)",
+            "Two",
+            r"Two\('train'\) has the label 2, and there are 2 classes, from 0",
+        ),
+    ],
+)
+def test_user_source_reports_invalid_dataset_in_one_sentence(tmp_path: Path, body: str, name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        open_source(config(tmp_path, body, name=name))
+    assert [problem.location for problem in caught.value.problems] == ["data.dataset"]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("raise OSError('the disk\\nis gone')", r"cannot be read: OSError: the disk \(.*data_\d+\.py, line 16\)$"),
+        ("return Image.new('F', (8, 8))", "cannot be used: its pixels are floating-point numbers"),
+    ],
+)
+def test_user_source_names_failing_item(tmp_path: Path, lines: str, told: str) -> None:
+    text = method(f"if index != 9: return Image.new('L', (8, 8))\n        {lines}")
+    source = open_source(config(tmp_path, text, "data.num_classes=3"))
+    with pytest.raises(UnreadableImageError, match=rf"^item 9 of data_\d+:Data\('train'\) {told}"):
+        source.load("train", np.array([8, 9]))
+
+
+def test_user_source_names_out_of_range_label(tmp_path: Path) -> None:
+    source = open_source(config(tmp_path, method("return Image.new('L', (8, 8))"), "data.num_classes=2"))
+    with pytest.raises(UnreadableImageError, match=r"item 2 of .* has the label 2, and there are 2 classes"):
+        source.load("train", np.array([2]))
+
+
+def test_open_early_does_not_import_user_dataset(tmp_path: Path) -> None:
+    wanted = config(tmp_path, "raise SystemExit\n", "data.channels=1")
+    assert open_source_for_preflight(wanted) is None
+    assert (expected_input_format(wanted).size, expected_input_format(wanted).channels) == (224, 1)
+
+
+def test_check_own_data_runs_user_code_in_subprocess(tmp_path: Path) -> None:
+    text = (
+        method("print('reading', index); return Image.new('F' if index else 'L', (8, 8), index)") + "print('hello')\n"
+    )
+    wanted = config(tmp_path, text, "data.batch_size=4", "data.num_classes=3")
+    assert count_images(wanted) == ImageCounts(12, 5)
+    with pytest.raises(UsageError, match="4 ranks with 4 images each take 16 a step"):
+        check_user_data_code(wanted, 4)
+
+
+def test_try_first_images_reports_failure_before_start(tmp_path: Path) -> None:
+    deep = config(tmp_path, method("return Image.new('F', (8, 8))"), "data.num_classes=3", "data.batch_size=4")
+    with pytest.raises(UsageError, match=r"^data\.dataset: item 0 of .* cannot be used: its pixels are floating-point"):
+        try_first_images(deep, 1)
+    (tmp_path / "changes.py").write_text("def change(image):\n    return image.float()\n")
+    wanted = resolve_config(None, ["augment.transform=changes:change", f"run.code={tmp_path}"]).config
+    with pytest.raises(UsageError, match=r"^augment\.transform: changes:change gives a Tensor of float32, 1 x 8 x 8"):
+        try_first_images(wanted, 1)
+
+
+def test_check_own_data_reports_process_exit(tmp_path: Path) -> None:
+    wanted = config(tmp_path, "import os\nos._exit(7)\n")
+    with pytest.raises(UsageError, match=r"^data\.dataset: data_\d+:Data ended the process .* \(exit code 7\)"):
+        check_user_data_code(wanted, 1)
+
+
+def test_check_own_data_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.data.inspection_process._start_process", lambda: pytest.fail("a process was started"))
+    check_user_data_code(resolve_config(None, []).config, 1)

@@ -1,0 +1,110 @@
+"""What can run short while a run trains is told before it starts."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.limits import LoaderFootprint, open_files_shortage, shm_shortage
+from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
+from engine.utils.host import format_bytes, nearest_existing
+from gputrain_command import Gputrain
+
+LOADING = LoaderFootprint(local_world_size=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
+
+
+def config(*overrides: str) -> Config:
+    return resolve_config(None, list(overrides)).config
+
+
+def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
+    assert shm_shortage(LOADING, 400 << 20) is None
+    assert str(shm_shortage(LOADING, 64 << 20)) == (
+        "/dev/shm has 64 MiB free, and the loader processes can hold 400 MiB of batches (2 ranks x 4 workers x 4 "
+        "batches of 12.5 MiB); give fewer data.workers or a smaller data.prefetch, or more shared memory (docker run "
+        "--shm-size=1g)"
+    )
+
+
+def test_loading_checks_pass_without_workers() -> None:
+    loading = LoaderFootprint(local_world_size=2, workers=0, prefetch=4, batch_bytes=1 << 40)
+    assert shm_shortage(loading, 0) is None
+    assert open_files_shortage(loading, 10) is None
+
+
+def test_open_files_check_covers_prefetched_batches() -> None:
+    assert open_files_shortage(LOADING, 80) is None
+    assert open_files_shortage(LOADING, None) is None
+    assert "a process may have 79 files open, and a rank can need 80" in str(open_files_shortage(LOADING, 79))
+
+
+def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path) -> None:
+    kept = config("checkpoint.keep=3", "run.epochs=10")
+    assert max_new_checkpoints(kept) == 5
+    assert disk_shortage(tmp_path, 5 << 20, 1 << 20, max_new_checkpoints(kept)) is None
+    assert str(disk_shortage(tmp_path, (5 << 20) - 1, 1 << 20, 5)).startswith(
+        f"{tmp_path} has 5 MiB free, and the checkpoints can take 5 MiB (5 files of 1 MiB)"
+    )
+    [warning] = disk_warnings(kept, tmp_path / "runs" / "new" / "checkpoints", 1 << 60)
+    assert "make room, keep fewer (checkpoint.keep), or let runs lie elsewhere (--runs-dir)" in warning
+
+
+def test_disk_space_check_counts_existing_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "epoch-0001.pt").touch()
+    (tmp_path / "best.pt").touch()
+    (tmp_path / "last.pt").hardlink_to(tmp_path / "best.pt")
+    assert max_new_checkpoints(config("checkpoint.keep=3", "run.epochs=10"), tmp_path) == 3
+    assert max_new_checkpoints(config("checkpoint.keep=1", "run.epochs=1"), tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "copies"),
+    [
+        (["optim.name=sgd", "optim.momentum=0"], 1),
+        (["optim.name=sgd"], 2),
+        (["optim.name=adam"], 3),
+        (["optim.name=adamw"], 3),
+    ],
+)
+def test_checkpoint_bytes_include_optimizer_state(overrides: list[str], copies: int) -> None:
+    assert checkpoint_bytes(1000, config(*overrides).optim) == 1000 * copies
+
+
+def test_existing_returns_nearest_existing_folder(tmp_path: Path) -> None:
+    assert nearest_existing(tmp_path / "no" / "such") == tmp_path
+
+
+def test_in_bytes_uses_largest_unit() -> None:
+    sizes = [0, 1023, 1024, 1536 << 10, 3 << 30, 1 << 50]
+    assert [format_bytes(size) for size in sizes] == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "3 GiB", "1024 TiB"]
+
+
+def test_raise_open_files_raises_soft_limit_for_children() -> None:
+    program = (
+        "import os; from engine.utils.host import raise_open_files_limit; raise_open_files_limit(); "
+        "os.system('ulimit -Sn')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512)),
+    )
+    assert done.stdout == "512\n"
+
+
+def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) -> None:
+    data = ["data.dataset=fake", "data.fake_train=128", "data.fake_val=64", "data.workers=2", "data.prefetch=128"]
+    data += ["data.pipeline=stream"]
+    script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 300 && exec "$@"'
+    done = gputrain.run_in_mount_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
+    assert done.returncode == 0, done.stderr
+    assert "warning: /dev/shm has 6 MiB free, and the loader processes can hold 48.1 MiB of batches" in done.stderr
+    assert "warning: a process may have 300 files open, and a rank can need 320" in done.stderr

@@ -1,0 +1,87 @@
+"""How often ranks ask each other whether something was asked of the run, and how soon all know of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from engine.distributed.agreement import MAX_POLL_INTERVAL_STEPS, POLL_INTERVAL_SECONDS, Agreement
+from engine.runs.control import RequestCounters
+
+
+@pytest.fixture
+def agreement() -> Iterator[Agreement]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield Agreement(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+class Rank:
+    """Knows what was asked of it, and how often it was asked for that."""
+
+    def __init__(self) -> None:
+        self.asked, self.count = RequestCounters(), 0
+
+    def __call__(self) -> RequestCounters:
+        self.count += 1
+        return self.asked
+
+
+def test_agreement_batches_quick_steps_and_delivers_stop_within_a_second(agreement: Agreement) -> None:
+    rank, steps, began = Rank(), 0, time.monotonic()
+    while time.monotonic() - began < 4 * POLL_INTERVAL_SECONDS:
+        assert not agreement(rank).stop
+        steps += 1
+        time.sleep(0.001)
+    assert steps / MAX_POLL_INTERVAL_STEPS <= rank.count < steps / 8
+    rank.asked.stop = True
+    began = time.monotonic()
+    while not agreement(rank).stop:
+        time.sleep(0.001)
+    assert time.monotonic() - began < 1
+
+
+def test_agreement_checks_every_step_when_steps_are_long(agreement: Agreement) -> None:
+    rank = Rank()
+    for _ in range(3):
+        agreement(rank)
+        time.sleep(1.5 * POLL_INTERVAL_SECONDS)
+    assert rank.count == 3
+    rank.asked.checkpoints = 1
+    assert agreement(rank).checkpoints == 0
+    assert agreement(rank).checkpoints == 1
+
+
+def test_agreement_checks_every_call_while_paused(agreement: Agreement) -> None:
+    rank = Rank()
+    for _ in range(200):
+        agreement(rank)
+    rank.asked.apply("pause")
+    while not agreement(rank).paused:
+        continue
+    before = rank.count
+    rank.asked.apply("continue")
+    agreement(rank)
+    assert rank.count == before + 1
+    assert not agreement(rank).paused
+
+
+def test_agreement_interval_follows_slowest_rank(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The greatest of negative numbers is the least number of steps."""
+    rank, sent = Rank(), list[list[int]]()
+    reduce = dist.all_reduce
+
+    def with_a_slow_rank(numbers, *arguments, **options):  # type: ignore[no-untyped-def]
+        sent.append(numbers.tolist())
+        numbers[0] = max(int(numbers[0]), -3)
+        return reduce(numbers, *arguments, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", with_a_slow_rank)
+    for _ in range(31):
+        agreement(rank)
+    assert [-numbers[0] for numbers in sent[:4]] == [1, 2, 4, 6]
+    assert rank.count == 2 + 1 + 28 // 3

@@ -1,0 +1,287 @@
+"""How ranks share the devices and find each other: backend, meeting point, DistributedDataParallel and DataParallel."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.batching import build_sampler
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.open import open_source
+from engine.distributed.node_plan import plan_node, prepare_environment
+from engine.distributed.parallel import warmup_batch_size, wrap_model
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import (
+    check_external_rendezvous,
+    check_rendezvous,
+    open_store,
+    remove_rendezvous_file,
+)
+from engine.gpus.selection import CudaDevice
+from engine.runs.event_lines import describe_run_setup
+from engine.utils.errors import UsageError
+from factories import find_free_port, make_run_started
+from gputrain_command import Gputrain, read_events
+
+GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
+
+
+def config(*overrides: str) -> Config:
+    return resolve_config(None, list(overrides)).config
+
+
+def refusal(ask: Callable[[], object]) -> str:
+    with pytest.raises(UsageError) as caught:
+        ask()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "backend"),
+    [
+        ("auto", GPUS, "nccl"),
+        ("auto", [], "gloo"),
+        ("gloo", GPUS, "gloo"),
+        ("nccl", GPUS, "nccl"),
+        ("gloo", [], "gloo"),
+    ],
+)
+def test_plan_chooses_backend_for_devices(asked: str, gpus: list[CudaDevice], backend: str) -> None:
+    assert plan_node(config(f"device.backend={asked}"), gpus).backend == backend
+
+
+def test_plan_rejects_nccl_on_cpu() -> None:
+    assert refusal(lambda: plan_node(config("device.backend=nccl"), [])) == (
+        "device.backend: nccl joins GPUs, and this run is on the CPU; give gloo or auto"
+    )
+
+
+def test_plan_message_names_gpus_with_gloo() -> None:
+    assert "on GPU-0, GPU-1," in describe_run_setup(
+        replace(make_run_started(), backend="gloo", devices=["GPU-0", "GPU-1"])
+    )
+    assert "on the CPU," in describe_run_setup(replace(make_run_started(), backend="gloo", devices=["cpu", "cpu"]))
+
+
+def test_plan_dp_gives_one_rank_every_gpu() -> None:
+    shared = plan_node(config("device.parallel=dp"), GPUS)
+    assert (shared.local_world_size, shared.devices_per_rank, shared.backend) == (1, 4, "nccl")
+    assert [shared.devices[place] for place in shared.device_indices(0)] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    environment: dict[str, str] = {}
+    prepare_environment(shared, environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
+
+
+def test_plan_ddp_gives_each_rank_one_gpu() -> None:
+    shared = plan_node(config(), GPUS)
+    assert (shared.local_world_size, shared.devices_per_rank) == (4, 1)
+    assert [list(shared.device_indices(rank)) for rank in range(4)] == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_ranks", "why"),
+    [
+        ([], None, "dp divides each batch among several GPUs, and this run is on the CPU"),
+        (GPUS[:1], None, "dp divides each batch among several GPUs, and this run is on one GPU"),
+        (GPUS, 4, "dp is one process for all GPUs, and torchrun and srun start one for each"),
+    ],
+)
+def test_plan_rejects_dp_without_several_gpus(gpus: list[CudaDevice], local_ranks: int | None, why: str) -> None:
+    assert why in refusal(lambda: plan_node(config("device.parallel=dp"), gpus, local_ranks))
+
+
+def test_plan_reports_all_device_problems_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_node(config("device.parallel=dp", "device.backend=nccl"), [])
+    assert [problem.location for problem in caught.value.problems] == ["device.backend", "device.parallel"]
+
+
+def test_config_rejects_options_incompatible_with_dp_and_static_graph() -> None:
+    with pytest.raises(UsageError) as caught:
+        config("device.parallel=dp", "device.static_graph=true", "model.sync_bn=true", "precision.amp=bf16")
+    found = [problem.location for problem in caught.value.problems]
+    assert found == ["device.static_graph", "precision.amp", "model.sync_bn"]
+    assert "optim.accumulate" in refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
+
+
+def test_shares_with_dp_multiply_batch_and_lr_scaling_by_gpus() -> None:
+    wanted = config("data.batch_size=20", "device.parallel=dp", "data.dataset=digits")
+    source = open_source(wanted)
+    dp, ddp = build_sampler(wanted, source, 1, devices_per_rank=4), build_sampler(wanted, source, 4)
+    assert (dp.batch_size, dp.global_batch, dp.num_devices) == (80, 80, 4)
+    assert (ddp.batch_size, ddp.global_batch, ddp.num_devices) == (20, 80, 4)
+    # The first GPU evaluates.
+    assert next(dp.val_requests()).indices.tolist() == list(range(20))
+    assert next(dp.train_requests(1)).indices.tolist() == [
+        index for rank in range(4) for index in next(build_sampler(wanted, source, 4, rank).train_requests(1)).indices
+    ]
+
+
+def test_images_to_try_covers_smallest_dp_batch() -> None:
+    assert warmup_batch_size(DistributedBatchSampler(100, 1, 16, 0, 4, True, 0)) == 2
+    # 13 images on 4 GPUs are 4, 4, 4 and 1.
+    assert warmup_batch_size(DistributedBatchSampler(77, 1, 64, 0, 1, False, 0, devices_per_rank=4)) == 13
+
+
+@pytest.mark.parametrize("method", ["auto", "env://", "tcp://127.0.0.1:29501", "tcp://[::1]:80", "file:///tmp/meeting"])
+def test_init_method_accepts_address_or_file(method: str) -> None:
+    assert config(f"device.init_method={method}").device.init_method == method
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("tcp://host", "must be tcp://HOST:PORT, with a port from 1 to 65535"),
+        ("tcp://host:0", "must be tcp://HOST:PORT"),
+        ("tcp://host:70000", "must be tcp://HOST:PORT"),
+        ("tcp://host:80/x?rank=0", "must be tcp://HOST:PORT"),
+        ("tcp://:80", "must be tcp://HOST:PORT"),
+        ("tcp://[::1:80", "must be tcp://HOST:PORT"),
+        ("file://relative/x", "must name a file by its whole path"),
+        ("file:///tmp/", "must name a file by its whole path"),
+        ("file:///tmp/x?rank=1", "must name a file by its whole path"),
+        ("env://x", "must be auto, env://, tcp://HOST:PORT or file:///PATH"),
+        ("tpc://host:80", "must be auto, env://, tcp://HOST:PORT or file:///PATH; did you mean tcp?"),
+        ("localhost:80", "must be auto, env://"),
+    ],
+)
+def test_init_method_rejects_invalid_url(method: str, why: str) -> None:
+    message = refusal(lambda: config(f"device.init_method={method}"))
+    assert message.startswith(f"device.init_method: {method!r} is not allowed: ")
+    assert why in message
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_check_meeting_point_rejects_unavailable_address_or_file(tmp_path: Path, busy_port: int) -> None:
+    there = tmp_path / "there"
+    there.touch()
+    for method, why in {
+        f"tcp://127.0.0.1:{busy_port}": f"port {busy_port} cannot be had here (Address already in use)",
+        "tcp://192.0.2.1:29501": "192.0.2.1 is no address of this host",
+        "tcp://no-such-host.invalid:29501": "no-such-host.invalid is no address of this host",
+        f"file://{there}": f"{there} exists, perhaps from an earlier run",
+        f"file://{tmp_path}/none/x": f"{tmp_path}/none is no folder that can be written to",
+        "env://": "env:// needs an address and a port in the environment, which has MASTER_ADDR='' and MASTER_PORT=''",
+    }.items():
+        assert why in refusal(lambda method=method: check_rendezvous(method, {}))  # type: ignore[misc]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
+    assert "cannot be had here" in refusal(lambda: check_rendezvous("env://", where))
+    check_rendezvous("env://", where | {"MASTER_PORT": str(find_free_port())})
+    check_rendezvous(f"tcp://127.0.0.1:{find_free_port()}", {})
+    check_rendezvous(f"file://{tmp_path}/new", {})
+
+
+def test_check_launched_meeting_point_rejects_only_stale_file(tmp_path: Path) -> None:
+    file = tmp_path / "meeting"
+    check_external_rendezvous(f"file://{file}", {}, 0)
+    # Another rank of this world came first.
+    file.touch()
+    check_external_rendezvous(f"file://{file}", {}, 0)
+    os.utime(file, (1e9, 1e9))
+    assert "from an earlier run" in refusal(lambda: check_external_rendezvous(f"file://{file}", {}, 1))
+    again = {"TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert "--max-restarts 0" in refusal(lambda: check_external_rendezvous(f"file://{file}", again, 0))
+
+
+def test_check_launched_meeting_point_requires_port_on_rank_0(busy_port: int) -> None:
+    method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
+    check_external_rendezvous(method, {}, 1)
+    assert "cannot be had here" in refusal(lambda: check_external_rendezvous(method, own, 0))
+    # torchrun's agent listens there for its ranks.
+    check_external_rendezvous(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "env"])
+def test_open_store_connects_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    port = find_free_port()
+    method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meeting", "env": "env://"}[kind]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    wanted = config(f"device.init_method={method}", "device.timeout=20")
+    # The first that is gone closes the store, or takes the file away.
+    stores: list[dist.Store] = []
+
+    def meet(rank: int) -> str:
+        store = open_store(wanted, RankInfo(rank, 2, rank, 2))
+        stores.append(store)
+        assert store.timeout.total_seconds() == 20
+        store.set(f"rank {rank}", "here")
+        return store.get(f"rank {1 - rank}").decode()
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(meet, range(2))) == ["here", "here"]
+    assert (tmp_path / "meeting").exists() == (kind == "file")
+    remove_rendezvous_file(method)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def single_rank_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def gradients(*overrides: str) -> tuple[Any, list[list[Tensor]]]:
+    """The wrapped model, and the gradients of three steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    wrapped: Any = wrap_model(model, config(*overrides).device, torch.device("cpu"), 1, world_size=2)
+    steps = []
+    for _ in range(3):
+        wrapped.zero_grad(set_to_none=True)
+        wrapped(torch.rand(5, 4)).square().sum().backward()
+        steps.append([one.grad for one in model.parameters() if one.grad is not None])
+    return wrapped, steps
+
+
+def test_wrap_ddp_gradients_are_bucket_views_by_default(single_rank_group: None) -> None:
+    _, views = gradients()
+    _, copies = gradients("device.bucket_view=false")
+    assert all(grad._is_view() for grad in views[-1])
+    assert not any(grad._is_view() for grad in copies[-1])
+    assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) < len(views[-1])
+
+
+def test_wrap_single_rank_returns_model_itself() -> None:
+    model = nn.Linear(4, 2)
+    assert wrap_model(model, config().device, torch.device("cpu"), 1, world_size=1) is model
+
+
+def test_wrap_ddp_static_graph_keeps_gradients(single_rank_group: None) -> None:
+    static, told = gradients("device.static_graph=true")
+    plain, untold = gradients()
+    assert (static.static_graph, plain.static_graph) == (True, False)
+    assert all(torch.equal(a, b) for a, b in zip(told[-1], untold[-1], strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_dp_run_trains_on_two_gpus_in_one_process(gputrain: Gputrain) -> None:
+    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
+    done = gputrain("run", "--headless", "digits", "--gpus", "free:2", "--name", "dp", "device.parallel=dp")
+    assert done.returncode == 0, done.stderr
+    first = read_events(gputrain.runs / "dp")[0]
+    assert (first["world_size"], len(first["devices"]), first["global_batch"]) == (1, 2, 64)
+    assert {one["rank"] for one in first["ranks"]} == {0}
+    assert json.loads((gputrain.runs / "dp" / "summary.json").read_text())["val_accuracy"] > 0.97

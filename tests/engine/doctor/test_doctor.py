@@ -1,0 +1,328 @@
+"""`gputrain doctor`: what it finds, what it advises, and that nothing that hangs holds it up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.cells import cell_len
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.doctor import examine as examining
+from engine.doctor import gpus as doctor_gpus
+from engine.doctor.check import Check
+from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
+from engine.doctor.machine import environment_checks, memory_check, runs_folder_check
+from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, data_check, device_check
+from engine.doctor.software import arch_checks, cuda_check, supports_capability, torch_checks
+from engine.gpus.reservation import ReservationInfo
+from engine.gpus.selection import CudaDevice, Obstacle, Unavailable
+from engine.gpus.snapshot import Gpu, Snapshot
+from engine.utils.process import user_name
+from fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, load_fake_driver
+from gputrain_command import ROOT, Gputrain, wait_for
+from tui.text.doctor import merge_gpus
+
+RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
+NOBODY = 65534
+OUTCOME = {"right": True, "seconds": 0.001, "bytes": 64 << 20}
+TWO = [
+    CudaDevice(0, gpu_uuid(0), "Fake H100", 0),
+    CudaDevice(1, gpu_uuid(1), "Fake H100", 0, unavailable=Unavailable(Obstacle.IN_USE, "process 7 of alice is on it")),
+]
+
+
+def config(*overrides: str) -> Config:
+    return resolve_config(None, list(overrides)).config
+
+
+def recorded() -> Snapshot:
+    return Snapshot.from_line(RECORDING.read_text().splitlines()[0])
+
+
+def idle() -> Gpu:
+    """The first of the recorded GPUs, with nobody on it."""
+    one = recorded().gpus[0]
+    nothing = {"throttle": replace(one["throttle"], value=[]), "memory_used": replace(one["memory_used"], value=0)}
+    return replace(one, readings=dict(one.readings) | nothing, processes=replace(one.processes, value=()), runs=())
+
+
+def held_by(user: str, uuid: str | None) -> ReservationInfo:
+    return ReservationInfo("big", user, 1, 0.0, "all", (), (uuid or "",), ())
+
+
+def stub(folder: Path, package: str, program: str) -> str:
+    """A PYTHONPATH under which a package is another."""
+    (folder / "stub" / package).mkdir(parents=True)
+    (folder / "stub" / package / "__init__.py").write_text(program)
+    return os.pathsep.join([str(folder / "stub"), os.environ.get("PYTHONPATH", "")])
+
+
+# ---- The command ----
+
+
+def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputrain) -> None:
+    done = gputrain("doctor", "digits", "--json", "device.ranks=2")
+    assert done.returncode == 0, done.stdout
+    told = json.loads(done.stdout)
+    assert told["format"] == 1
+    checks = {check["name"]: check for check in told["checks"]}
+    assert {check["area"] for check in told["checks"]} == {"machine", "GPUs", "torch", "run"}
+    assert all(set(check) == {"area", "name", "state", "found", "advice"} for check in told["checks"])
+    assert checks["driver"]["found"].endswith("runs train on the CPU")
+    assert "imports together with torchvision" in checks["torch"]["found"]
+    assert checks["devices"]["found"] == "2 ranks on the CPU"
+    assert checks["all-reduce"]["state"] == "ok"
+    assert checks["all-reduce"]["found"].startswith("64 MiB between 2 ranks on the CPU with gloo: ")
+
+
+def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    other = {"user": NOBODY} if os.getuid() == 0 else {}
+    sleeper = gputrain.start("/bin/sleep", "100", **other)
+    pid = sleeper.pid if other else 1
+    gpu_host.set_scene(
+        [gpu_line(index, throttle=0x20) for index in range(3)],
+        [gpu_line(3), gpu_line(4, uncorrected=2), gpu_line(5), gpu_line(6), gpu_line(7)],
+        [f"process 3 {pid} 500 compute", f"process 5 {UNKNOWN_PID} 500 compute", f"process 6 {os.getpid()} 9 compute"],
+        "fault 7 * 15",
+    )
+    path = stub(gputrain.folder, "torch", "raise RuntimeError('operator torchvision::nms does not exist')")
+    path = os.pathsep.join([path, gpu_host.environment.get("PYTHONPATH", "")])
+    variables = gputrain.environment | gpu_host.environment | {"PYTHONPATH": path, "COLUMNS": "80"}
+    del variables["CUDA_VISIBLE_DEVICES"]
+    process = gputrain.start("doctor", env=variables)
+    shown, messages = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert max(map(cell_len, shown.splitlines())) <= 80
+    assert "\x1b" not in shown
+    words = " ".join(shown.split())
+    assert "warning GPU 0-2 its clocks are held down: thermal → it is too hot: look at fans and air flow" in words
+    user = psutil.Process(pid).username()
+    assert f"warning GPU 3 process {pid} of {user} computes on it" in words
+    assert f"wait for it (--wait), or ask {user}" in words
+    assert "problem GPU 4 2 ECC errors that could not be corrected" in words
+    assert f"warning GPU 5 process {UNKNOWN_PID} computes on it (no such process here" in words
+    assert f"if it is a leftover of yours, end it: `kill {os.getpid()}`" in words
+    assert "problem GPU 7 it is lost" in words
+    assert "problem torch torch does not import" in words
+    assert "RuntimeError: operator torchvision::nms does not exist → install both from one index" in words
+    assert "unknown all-reduce not tried: torch does not work" in words
+    assert messages == "3 problems, 6 warnings.\n"
+
+
+def test_doctor_reports_hanging_driver_and_import_without_blocking(
+    gpu_host: FakeGpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if COMPILER is None:
+        pytest.skip(NO_COMPILER)
+    load_fake_driver(gpu_host.driver)
+    gpu_host.set_scene(gpu_line(0), "fault * nvmlInitWithFlags hang")
+    for name, value in gpu_host.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", stub(tmp_path, "torch", "import time; time.sleep(1000)"))
+    monkeypatch.setattr(examining, "DRIVER_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(examining, "IMPORT_TIMEOUT_SECONDS", 1.0)
+    before = set(psutil.Process().children(recursive=True))
+    areas = examining.examine(config(), tmp_path)
+    assert [check.area for check in next(areas)][:3] == ["machine"] * 3
+    [driver], torch, run = areas
+    assert (driver.state, "answer" in driver.found) == ("problem", True)
+    assert (torch[-1].state, "no answer within 1 s" in torch[-1].found) == ("problem", True)
+    assert (run[-1].name, run[-1].state) == ("all-reduce", "unknown")
+    wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, "the end of what hung", 15)
+
+
+def test_doctor_command_when_killed_leaves_no_all_reduce_ranks(gputrain: Gputrain) -> None:
+    path = stub(gputrain.folder, "torchvision", "raise ImportError('none of it is needed here')")
+    variables = gputrain.environment | {"PYTHONPATH": path}
+    process = gputrain.start("doctor", "--json", "device.ranks=4", env=variables)
+    wait_for(lambda: len(gputrain.processes()) >= 6, "the ranks")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not gputrain.processes(), "the end of all", 15)
+
+
+def test_doctor_command_rejects_invalid_key_before_checks(gputrain: Gputrain) -> None:
+    done = gputrain("doctor", "data.batch_sze=3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: data.batch_sze: there is no such key; did you mean data.batch_size?\n"
+
+
+# ---- The machine ----
+
+
+def test_memory_check_warns_when_little_is_free() -> None:
+    assert memory_check(2 << 30, 8 << 30) == Check("machine", "memory", "ok", "2 GiB of 8 GiB free")
+    assert memory_check(512 << 20, 8 << 30).state == "warning"
+
+
+def test_runs_folder_check_reports_unusable_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert runs_folder_check(tmp_path / "not" / "there" / "yet").state == "ok"
+    check = runs_folder_check(tmp_path / "file" / "runs")
+    assert (check.state, check.advice) == ("problem", "let runs lie elsewhere: --runs-dir or GPUTRAIN_RUNS")
+
+
+def test_variables_check_names_slow_debug_variables() -> None:
+    [check] = environment_checks({"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "0"})
+    assert check.found == "CUDA_LAUNCH_BLOCKING=1 makes every step wait for every kernel"
+
+
+# ---- The GPUs ----
+
+
+def test_driver_check_reports_card_without_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x10de", "0x040300"), ("c", "0x1002", "0x030000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    monkeypatch.setattr(doctor_gpus, "PCI_DEVICES", tmp_path)
+    assert count_nvidia_cards() == 1
+    assert no_driver_check("no library", 0).state == "ok"
+    check = no_driver_check("no library", 1)
+    assert (check.state, check.found) == ("problem", "no library, and there is 1 NVIDIA card in this machine")
+
+
+def test_driver_check_warns_about_recording() -> None:
+    assert driver_check(recorded()).state == "warning"
+    assert driver_check(None).state == "problem"
+
+
+def test_gpu_check_reports_silent_gpu_and_free_gpu() -> None:
+    [check] = gpu_checks([idle().as_stale(4.0)], [])
+    assert (check.state, check.found) == ("problem", "it has not answered for 4 s")
+    [check] = gpu_checks([idle()], [])
+    assert (check.state, check.found) == ("ok", "NVIDIA H100 80GB HBM3, free")
+
+
+def test_gpu_check_warns_only_about_runs_of_other_users() -> None:
+    one = idle()
+    [check] = gpu_checks([one], [held_by(user_name(), one.uuid)])
+    assert (check.state, check.found) == ("ok", f"the run big of {user_name()} has it")
+    [check] = gpu_checks([one], [held_by("alice", one.uuid)])
+    assert (check.state, check.found) == ("warning", "the run big of alice has it")
+
+
+def test_hidden_check_reports_cuda_visible_devices() -> None:
+    [check] = visible_devices_check({"CUDA_VISIBLE_DEVICES": "1"}, 8, 1)
+    assert check.found == "CUDA_VISIBLE_DEVICES='1' shows 1 of 8 GPUs"
+    assert not list(visible_devices_check({}, 8, 8))
+
+
+# ---- torch and its fit ----
+
+
+@pytest.mark.parametrize(
+    ("built", "served", "error", "state"),
+    [
+        ("12.8", "12.4", None, "ok"),
+        ("12.8", "13.0", None, "ok"),
+        ("13.0", "12.8", None, "problem"),
+        ("12.8", "12.8", "RuntimeError: no devices", "problem"),
+        ("12.8", None, None, "ok"),
+    ],
+)
+def test_cuda_check_accepts_same_or_older_cuda_major_version(
+    built: str, served: str | None, error: str | None, state: str
+) -> None:
+    assert cuda_check(built, served, error).state == state
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernels", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 6), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((7, 0), ["sm_75", "sm_80"], False),
+        ((12, 0), ["sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((12, 1), ["sm_120a"], False),
+    ],
+)
+def test_kernel_check_requires_code_for_gpu_architecture(
+    capability: tuple[int, int], kernels: list[str], runs: bool
+) -> None:
+    assert supports_capability(capability, kernels) is runs
+    checks = list(arch_checks([{"name": "X", "capability": list(capability)}], kernels))
+    assert [check.state for check in checks] == ([] if runs else ["problem"])
+
+
+def test_torch_check_reports_mismatched_torchvision() -> None:
+    told = {"torch": "2.15.0+cpu", "gloo": True, "errors": {"torchvision": "RuntimeError: operator does not exist"}}
+    [check] = torch_checks(told)
+    assert check.state == "problem"
+    assert "pip install --force-reinstall torch torchvision" in check.advice
+
+
+# ---- The run ----
+
+
+def test_device_check_resolves_selection() -> None:
+    check, chosen = device_check(config("device.gpus=auto"), TWO)
+    assert (check.state, check.found, chosen) == ("ok", "auto comes to GPU 0", TWO[:1])
+    check, chosen = device_check(config("device.gpus=all"), TWO)
+    assert (check.state, chosen) == ("warning", TWO)
+    check, chosen = device_check(config("device.gpus=free:2"), TWO)
+    assert (check.state, check.found) == ("problem", "2 free GPUs wanted, 1 there: GPU 1: process 7 of alice is on it")
+    check, chosen = device_check(config("device.gpus=all"), [])
+    assert (check.found, check.advice) == ("all, but there is no GPU here", "train on the CPU with --gpus cpu")
+    check, chosen = device_check(config("device.gpus=7"), TWO)
+    assert check.found == "there is no GPU '7'"
+    assert check.advice.startswith("there are 0 (Fake H100")
+    check, chosen = device_check(config("device.gpus=cpu", "device.backend=nccl"), [])
+    assert (check.found, check.advice) == ("nccl joins GPUs, and this run is on the CPU", "give gloo or auto")
+    check, chosen = device_check(config("device.gpus=auto"), TWO[1:])
+    assert (check.state, chosen) == ("warning", [])
+
+
+def test_where_the_data_is_missing_the_advice_is_apart(tmp_path: Path) -> None:
+    gone = tmp_path / "a; b"
+    folder = data_check(config("data.dataset=folder", f"data.path={gone}"))
+    assert folder is not None
+    assert (folder.found, folder.advice) == (
+        f"{gone} does not exist or is no folder",
+        "give the folder of the data",
+    )
+    mnist = data_check(config("data.dataset=mnist", f"data.path={gone}"))
+    assert mnist is not None
+    assert mnist.found.startswith(f"no mnist in {gone}: ")
+    assert mnist.found.endswith(" is missing")
+    assert mnist.advice == "give the folder that holds MNIST/raw, or fetch it with data.download=true"
+
+
+def test_reduce_devices_are_chosen_gpus_or_at_least_two_cpu_ranks() -> None:
+    assert all_reduce_devices(config(), TWO) == [gpu_uuid(0), gpu_uuid(1)]
+    assert all_reduce_devices(config(), []) == ["cpu", "cpu"]
+    assert all_reduce_devices(config("device.ranks=3"), []) == ["cpu"] * 3
+
+
+def test_bus_bandwidth_matches_nccl_tests_formula() -> None:
+    assert bus_bandwidth(2, 1000, 1.0) == 1000
+    assert bus_bandwidth(4, 1000, 0.5) == 3000
+
+
+def test_reduce_check_rates_speed_correctness_and_errors() -> None:
+    gpus = [gpu_uuid(0), gpu_uuid(1)]
+    fast = all_reduce_check(gpus, OUTCOME)
+    assert (fast.state, fast.found) == ("ok", "64 MiB between 2 GPUs with NCCL: 67.1 GB/s on the bus")
+    assert all_reduce_check(gpus, OUTCOME | {"seconds": 1.0}).state == "warning"
+    assert all_reduce_check(["cpu", "cpu"], OUTCOME | {"seconds": 1.0}).state == "ok"
+    assert "gave a wrong sum" in all_reduce_check(gpus, OUTCOME | {"right": False}).found
+    failed = all_reduce_check(gpus, {"error": "no answer within 60 s"})
+    assert (failed.state, "NCCL_P2P_DISABLE=1" in failed.advice) == ("problem", True)
+    assert "nothing to reduce" in all_reduce_check(gpus[:1], OUTCOME).found
+
+
+def test_together_merges_identical_gpu_checks() -> None:
+    checks = [Check("GPUs", f"GPU {index}", "ok", "free", gpu=index) for index in (0, 1, 2, 5)]
+    other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3)
+    assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0-2,5", "GPU 3"]
+    assert other.to_dict() == {"area": "GPUs", "name": "GPU 3", "state": "warning", "found": "hot", "advice": ""}

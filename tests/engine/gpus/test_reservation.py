@@ -1,0 +1,215 @@
+"""Runs of one host never take the same GPU: what one holds is not free for another, who waits takes in turn, and what a
+dead one held is free again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, parse_gpus_json
+from gputrain_command import Gputrain
+
+# Takes GPUs as a run does, says which, and keeps them until its standard input closes.
+HOLDER = """
+import json, sys
+from engine.gpus.allocation import allocate_devices
+from engine.gpus.reservation import ReservedRank
+from engine.utils.errors import UsageError
+selection, run, wait, ranks = json.loads(sys.argv[1])
+tell = lambda **values: print(json.dumps(values), flush=True)
+try:
+    choice = allocate_devices(selection, run, wait=wait, on_wait=lambda reason: tell(waits=reason))
+except UsageError as error:
+    tell(refused=str(error))
+else:
+    choice.reservation.publish_ranks([ReservedRank(run, *rank) for rank in ranks])
+    tell(took=[device.index for device in choice.devices], warnings=choice.warnings)
+    sys.stdin.read()
+    choice.reservation.release()
+"""
+
+
+class Holder:
+    """A process that wants GPUs."""
+
+    def __init__(self, gputrain: Gputrain, host: FakeGpuHost, selection: str, run: str = "run", **options: Any) -> None:
+        wanted = json.dumps([selection, run, options.get("wait", False), options.get("ranks", [])])
+        environment = gputrain.environment | host.environment
+        environment["CUDA_VISIBLE_DEVICES"] = options.get("visible", "0,1,2,3")
+        self.process = gputrain.start(sys.executable, "-c", HOLDER, wanted, env=environment, stdin=subprocess.PIPE)
+
+    def says(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return said
+
+    def takes(self) -> list[int]:
+        """What it has in the end, after any wait."""
+        while "took" not in (said := self.says()):
+            assert "waits" in said, said
+        took: list[int] = said["took"]
+        return took
+
+    def lets_go(self) -> None:
+        self.process.communicate(timeout=20)
+        assert self.process.returncode == 0
+
+
+@pytest.fixture
+def four_gpus(gpu_host: FakeGpuHost) -> FakeGpuHost:
+    gpu_host.set_scene([gpu_line(index, used=100 - index) for index in range(4)])
+    return gpu_host
+
+
+def left_in(host: FakeGpuHost) -> list[Path]:
+    return list((host.folder / "reservations").iterdir())
+
+
+def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    holders = [Holder(gputrain, four_gpus, "free:2", f"run-{number}") for number in range(3)]
+    said = [holder.says() for holder in holders]
+    taken = [index for one in said for index in one.get("took", [])]
+    assert sorted(taken) == [0, 1, 2, 3]
+    [refused] = [one["refused"] for one in said if "refused" in one]
+    assert "2 free GPUs wanted, 0 there: GPU " in refused
+    assert "has it; GPU " in refused
+    assert refused.endswith("--wait waits for them")
+    for holder in holders:
+        holder.lets_go()
+    assert left_in(four_gpus) == []
+
+
+def test_reservation_of_killed_run_is_released(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    killed = Holder(gputrain, four_gpus, "all")
+    assert killed.takes() == [0, 1, 2, 3]
+    killed.process.kill()
+    killed.process.wait()
+    after = Holder(gputrain, four_gpus, "free:4")
+    assert after.takes() == [0, 1, 2, 3]
+    after.lets_go()
+    assert left_in(four_gpus) == []
+
+
+def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    first, second = Holder(gputrain, four_gpus, "0,1,2", "first"), Holder(gputrain, four_gpus, "free:1", "second")
+    assert (first.takes(), second.takes()) == ([0, 1, 2], [3])
+    big = Holder(gputrain, four_gpus, "free:2", "big", wait=True)
+    assert "2 free GPUs wanted, 0 there: GPU 0, 1, 2: first of " in big.says()["waits"]
+    small = Holder(gputrain, four_gpus, "free:1", "small", wait=True)
+    assert "waits" in small.says()
+    second.lets_go()
+    # One is free now, and the one that came first needs two.
+    assert "2 free GPUs wanted, 1 there" in big.says()["waits"]
+    assert "big of " in small.says()["waits"]
+    late = Holder(gputrain, four_gpus, "free:1", "late")
+    assert "big of " in late.says()["refused"]
+    first.lets_go()
+    pair, single = big.takes(), small.takes()
+    assert (len(pair), len(single)) == (2, 1)
+    assert not set(pair) & set(single)
+    for holder in (big, small):
+        holder.lets_go()
+    assert left_in(four_gpus) == []
+
+
+def test_reservation_waits_for_slow_driver(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    four_gpus.set_scene([gpu_line(index) for index in range(2)], "fault * nvmlInitWithFlags slow=3000")
+    holder = Holder(gputrain, four_gpus, "auto")
+    assert holder.takes() == [0, 1]
+
+
+def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    first = Holder(gputrain, four_gpus, "all", "first")
+    first.takes()
+    waiting = Holder(gputrain, four_gpus, "auto", wait=True)
+    assert "no GPU is free" in waiting.says()["waits"]
+    healthy = [gpu_line(index) for index in range(4)]
+    four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
+    while (said := waiting.says()["waits"]) != "uninitialized":
+        assert "no GPU is free" in said
+    four_gpus.set_scene(healthy)
+    first.lets_go()
+    assert waiting.takes() == [0, 1, 2, 3]
+
+
+def test_reservation_shares_named_gpus_with_warning_or_waits(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    first = Holder(gputrain, four_gpus, "0", "first")
+    assert first.takes() == [0]
+    sharing = Holder(gputrain, four_gpus, "0")
+    said = sharing.says()
+    assert said["took"] == [0]
+    assert said["warnings"][0].startswith("sharing what is in use: GPU 0: first of ")
+    sharing.lets_go()
+    waiting = Holder(gputrain, four_gpus, "0", wait=True)
+    assert waiting.says()["waits"].startswith("not all of these are free: GPU 0: first of ")
+    first.lets_go()
+    assert waiting.takes() == [0]
+
+
+def test_reservation_wait_respects_cuda_visible_devices(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    holder = Holder(gputrain, four_gpus, "auto", visible="3")
+    assert holder.takes() == [3]
+    waiting = Holder(gputrain, four_gpus, "auto", wait=True, visible=gpu_uuid(3))
+    assert "no GPU is free: GPU 3: run of " in waiting.says()["waits"]
+    elsewhere = Holder(gputrain, four_gpus, "free:3")
+    assert elsewhere.takes() == [0, 1, 2]
+
+
+def test_reservation_rejects_world_writable_folder(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    holder = Holder(gputrain, four_gpus, "0")
+    holder.takes()
+    [folder] = [path for path in left_in(four_gpus) if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    holder.lets_go()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "is not yours alone to write to" in Holder(gputrain, four_gpus, "0").says()["refused"]
+
+
+def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    holder = Holder(gputrain, four_gpus, "all")
+    holder.takes()
+    environment = gputrain.environment | four_gpus.environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--wait", env=environment)
+    assert run.stderr is not None
+    assert run.stderr.readline().startswith("waiting: 1 free GPU wanted, 0 there: GPU 0, 1, 2, 3: run of ")
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 1
+    assert "Traceback" not in run.stderr.read()
+    assert not gputrain.runs.exists()
+    holder.lets_go()
+    assert left_in(four_gpus) == []
+
+
+def test_gpus_command_attributes_processes_to_reserved_ranks(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    this = os.getpid()
+    four_gpus.set_scene(
+        [gpu_line(index) for index in range(4)],
+        f"process 0 {this} 700 compute",
+        f"process 1 {UNKNOWN_PID} 800 compute",
+    )
+    ranks = [[number, this, gpu_uuid(number)] for number in range(3)]
+    holder = Holder(gputrain, four_gpus, "0,1,2", "mine", ranks=ranks)
+    holder.takes()
+    seen = parse_gpus_json(gputrain("gpus", "--json", **four_gpus.environment).stdout)
+    assert [gpu["runs"] for gpu in seen] == [["mine"]] * 3 + [[]]
+    [found], [phantom], [unlisted] = (gpu["processes"]["value"] for gpu in seen[:3])
+    # As the driver lists it; as the host's pid that nobody here knows; and where the driver lists nothing.
+    assert (found["pid"], found["run"], found["rank"]) == (this, "mine", 0)
+    assert (phantom["pid"], phantom["run"], phantom["rank"]) == (UNKNOWN_PID, "mine", 1)
+    assert phantom["gpu_memory"]["value"] == 800 << 20
+    assert phantom["command"]["value"] == found["command"]["value"]
+    assert (unlisted["pid"], unlisted["run"], unlisted["rank"]) == (this, "mine", 2)
+    assert unlisted["gpu_memory"]["reason"] == "the driver does not list this process"
+    assert seen[3]["processes"]["value"] == []
+    table = gputrain("gpus", "--processes", **four_gpus.environment).stdout
+    assert "mine rank 1: " in table

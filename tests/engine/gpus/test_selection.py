@@ -1,0 +1,256 @@
+"""Which GPUs a run gets: what `device.gpus` and an inherited CUDA_VISIBLE_DEVICES mean, and what CUDA must confirm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from engine.distributed.topology import check_devices_unique
+from engine.gpus.selection import CudaDevice, NotFreeError, Obstacle, Unavailable, cuda_devices, select
+from engine.gpus.snapshot import Snapshot
+from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
+from engine.runs.records import RankDevice
+from engine.training.device import WrongDeviceError, check_device
+from engine.utils.errors import UsageError
+from fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
+from gputrain_command import Gputrain
+
+FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
+MIG = ["MIG-11aa", "MIG-22bb"]
+GPUS = [
+    CudaDevice(0, FREE, "Fake H100", 5 << 20),
+    CudaDevice(
+        1, BUSY, "Fake H100", 900 << 20, unavailable=Unavailable(Obstacle.IN_USE, "process 77 of alice computes on it")
+    ),
+    CudaDevice(2, LIGHT, "Fake H100", 1 << 20),
+]
+INSTANCES = [CudaDevice(3, uuid, "MIG 1g.10gb", 0, "GPU-cccc4444", f"{place}/0") for place, uuid in enumerate(MIG, 1)]
+LOST = CudaDevice(3, "GPU-dddd5555", "Fake H100", None, unavailable=Unavailable(Obstacle.LOST, "lost"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "uuids"),
+    [
+        ("auto", [FREE, LIGHT]),
+        ("all", [FREE, BUSY, LIGHT]),
+        ("cpu", []),
+        ("free:1", [LIGHT]),
+        ("free:2", [FREE, LIGHT]),
+        ("0,2", [FREE, LIGHT]),
+        ("2, 1", [LIGHT, BUSY]),
+        (BUSY, [BUSY]),
+        ("GPU-a", [FREE]),
+        (MIG[0], [MIG[0]]),
+        ("MIG-2", [MIG[1]]),
+    ],
+)
+def test_select_resolves_selection(selection: str, uuids: list[str]) -> None:
+    assert [device.uuid for device in select(selection, GPUS + INSTANCES)] == uuids
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ("4", "there is no GPU '4'; there are 0 (Fake H100"),
+        ("0,0", f"GPU 0 (Fake H100, {FREE}) is named twice"),
+        ("0,GPU-aaaa", f"GPU 0 (Fake H100, {FREE}) is named twice"),
+        ("GPU-bbbb", "'GPU-bbbb' could be several GPUs"),
+        ("free:4", "4 free GPUs wanted, and no more than 3 can be had"),
+        ("free:0", "train on the CPU with --gpus cpu"),
+        ("gpu0", "there is no GPU 'gpu0'"),
+        ("3", f"GPU '3' is divided into MIG instances; name one: {', '.join(MIG)}"),
+        ("GPU-cccc", f"GPU 'GPU-cccc' is divided into MIG instances; name one: {', '.join(MIG)}"),
+        (",".join(MIG), "2 devices with MIG instances among them: NCCL does not join MIG instances"),
+        (f"0,{MIG[0]}", "NCCL does not join MIG instances"),
+    ],
+)
+def test_select_rejects_unavailable_selection(selection: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        select(selection, GPUS + INSTANCES)
+    assert message in str(caught.value)
+    assert not isinstance(caught.value, NotFreeError)
+
+
+def test_select_distinguishes_busy_gpus_from_lost_ones() -> None:
+    with pytest.raises(NotFreeError, match="3 free GPUs wanted, 2 there: GPU 1: process 77 of alice computes"):
+        select("free:3", GPUS)
+    with pytest.raises(NotFreeError, match="not all of these are free: GPU 1: process 77 of alice"):
+        select("0,1", GPUS, only_free=True)
+    with pytest.raises(UsageError, match=r"GPU 3 .* cannot be used: lost") as caught:
+        select("3", [*GPUS, LOST])
+    assert not isinstance(caught.value, NotFreeError)
+    assert LOST not in select("auto", [*GPUS, LOST])
+
+
+@pytest.mark.parametrize("selection", ["auto", "all", "free:2", "3"])
+def test_a_gpu_that_does_not_answer_is_waited_for_and_never_taken(selection: str) -> None:
+    stale = replace(LOST, unavailable=Unavailable(Obstacle.STALE, "stale: no answer for 9 s"))
+    with pytest.raises(NotFreeError, match=r"GPU 3.*: stale: no answer for 9 s"):
+        select(selection, [stale, replace(stale, index=2, uuid=LIGHT)], only_free=True)
+    if selection == "auto":
+        assert select(selection, [stale]) == []
+        return
+    with pytest.raises(UsageError) as caught:
+        select(selection, [stale])
+    assert not isinstance(caught.value, NotFreeError)
+
+
+def test_a_device_goes_through_json_with_its_obstacle() -> None:
+    for device in (*GPUS, LOST, *INSTANCES):
+        assert CudaDevice.from_dict(json.loads(json.dumps(asdict(device)))) == device
+
+
+def test_select_auto_uses_one_mig_instance_and_all_rejects_several() -> None:
+    assert select("auto", INSTANCES) == INSTANCES[:1]
+    assert select("free:1", INSTANCES) == INSTANCES[:1]
+    with pytest.raises(UsageError, match="NCCL"):
+        select("all", INSTANCES)
+    with pytest.raises(UsageError, match=r"no more than 0 can be had.*NCCL"):
+        select("free:2", INSTANCES)
+
+
+def test_select_for_launcher_prefers_free_gpus() -> None:
+    assert [device.uuid for device in select("auto", GPUS, ranks=2)] == [FREE, LIGHT]
+    assert [device.uuid for device in select("auto", GPUS, ranks=3)] == [FREE, BUSY, LIGHT]
+
+
+@pytest.mark.parametrize(
+    ("variable", "uuids"),
+    [
+        (None, [FREE, BUSY, LIGHT, *MIG]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [LIGHT, FREE]),
+        (f"{BUSY},GPU-aaaa", [BUSY, FREE]),
+        ("0,7,1", [FREE]),
+        ("3", [MIG[0]]),
+        (MIG[1], [MIG[1]]),
+        ("MIG-GPU-cccc4444/2/0", [MIG[1]]),
+    ],
+)
+def test_visible_applies_cuda_visible_devices(variable: str | None, uuids: list[str]) -> None:
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if variable is None else {"CUDA_VISIBLE_DEVICES": variable})
+    assert [device.uuid for device in visible_devices(GPUS + INSTANCES, environment)] == uuids
+
+
+def test_visible_asks_cuda_for_indices_of_mixed_gpus() -> None:
+    mixed = [GPUS[0], replace(GPUS[1], name="Fake A100"), GPUS[2]]
+    environment = {"CUDA_VISIBLE_DEVICES": "0"}
+    assert visible_devices(GPUS, environment, query_cuda=lambda _: []) == [GPUS[0]]
+    assert visible_devices(mixed, environment, query_cuda=lambda _: [BUSY]) == [mixed[1]]
+    assert visible_devices(mixed, environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, query_cuda=lambda _: [BUSY]) == [
+        mixed[0]
+    ]
+    assert visible_devices(mixed, {"CUDA_VISIBLE_DEVICES": LIGHT}, query_cuda=lambda _: [BUSY]) == [mixed[2]]
+
+
+CUDA = r"""
+#include <string.h>
+int cuInit(unsigned flags) { (void)flags; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = 1 - ordinal; return 0; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device ? 0xbb : 0xaa, 16); return 0; }
+"""
+
+
+@pytest.mark.skipif(COMPILER is None, reason=NO_COMPILER)
+def test_ask_cuda_uses_child_process(tmp_path: Path) -> None:
+    (tmp_path / "cuda.c").write_text(CUDA)
+    library = str(tmp_path / "libcuda.so.1")
+    subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
+    shown = query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert shown == ["GPU-bbbbbbbb-bbbb-bbbb-bbbb-bbbbbbbbbbbb", "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"]
+
+
+def test_ask_cuda_failure_suggests_device_order(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("")
+    with pytest.raises(UsageError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"})
+
+
+def snapshot_of(gputrain: Gputrain, host: FakeGpuHost) -> Snapshot:
+    return Snapshot.from_line(gputrain("gpus", "--json", **host.environment).stdout)
+
+
+def test_devices_of_detects_free_gpus_by_processes_and_memory(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(
+        [
+            gpu_line(0, used=100),
+            gpu_line(1, used=100),
+            gpu_line(2, used=9000),
+            gpu_line(3, used=3000),
+            gpu_line(4, used=100),
+        ],
+        f"process 1 {UNKNOWN_PID} 50 compute",
+        f"process 3 {UNKNOWN_PID} 2900 graphics",
+        "fault 4 nvmlDeviceGetComputeRunningProcesses_v3 4",
+        "fault 4 nvmlDeviceGetMemoryInfo_v2 4",
+    )
+    assert [device.unavailable for device in cuda_devices(snapshot_of(gputrain, gpu_host))] == [
+        None,
+        Unavailable(Obstacle.IN_USE, f"process {UNKNOWN_PID} of an unknown user computes on it"),
+        Unavailable(Obstacle.IN_USE, "8.8 GiB of it are in use, by processes that the driver does not show here"),
+        None,
+        Unavailable(Obstacle.UNKNOWN, "it is not known who uses it (no permission)"),
+    ]
+
+
+def test_devices_of_lists_mig_instances(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(
+        gpu_line(0, mig=1),
+        "instance 0 uuid=MIG-11aa gi=1 ci=0 total=9728 used=20",
+        "instance 0 uuid=MIG-22bb gi=2 ci=0 total=9728 used=2000",
+        f"process 0 {UNKNOWN_PID} 1900 compute 2",
+    )
+    devices = cuda_devices(snapshot_of(gputrain, gpu_host))
+    assert [(one.uuid, one.parent_uuid, one.mig_ids, one.is_free) for one in devices] == [
+        ("MIG-11aa", gpu_uuid(0), "1/0", True),
+        ("MIG-22bb", gpu_uuid(0), "2/0", False),
+    ]
+    assert "2 MIG, pid " in gputrain("gpus", **gpu_host.environment).stdout
+
+
+def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0), gpu_line(1))
+    done = gputrain("run", "--headless", "digits", "--gpus", "0,4", **gpu_host.environment, CUDA_VISIBLE_DEVICES="0")
+    assert done.returncode == 2
+    assert f"device.gpus: there is no GPU '4'; there are 0 (Fake H100 80GB, {gpu_uuid(0)});" in done.stderr
+    assert not gputrain.runs.exists()
+
+
+def test_run_without_free_gpu_warns_and_trains_on_cpu(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
+    environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = gputrain("run", "digits", "--dry-run", "--ranks", "1", "--model", "linear", **environment)
+    assert done.returncode == 0
+    assert f"warning: no GPU is free, training on the CPU (GPU 0: process {os.getpid()} of " in done.stderr
+    assert list((gpu_host.folder / "reservations").iterdir()) == []
+
+
+def test_run_rejects_gpu_that_torch_cannot_use_and_releases_it(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0))
+    environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = gputrain("run", "digits", "--headless", "--gpus", "0", **environment)
+    assert done.returncode == 2
+    assert "cannot use the GPUs that the driver shows; train with --gpus cpu" in done.stderr
+    assert list((gpu_host.folder / "reservations").iterdir()) == []
+
+
+def test_check_device_rejects_wrong_gpu() -> None:
+    check_device("GPU-aa-11", None, "aa-11")
+    check_device("MIG-bb-22", "GPU-aa-11", "bb-22")
+    check_device("MIG-bb-22", "GPU-aa-11", "aa-11")
+    with pytest.raises(WrongDeviceError, match="CUDA gave this rank the GPU cc-33, and GPU-aa-11 was chosen for it"):
+        check_device("GPU-aa-11", None, "cc-33")
+
+
+def test_refuse_shared_devices_allows_shared_cpu_only() -> None:
+    check_devices_unique([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
+    check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
+    with pytest.raises(UsageError, match="ranks 0 and 1 on a both have"):
+        check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "a", 2, FREE)])

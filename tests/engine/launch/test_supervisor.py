@@ -1,0 +1,192 @@
+"""A run from the outside: asked to stop, hurt, left alone. It ends in a known way and leaves nothing behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import termios
+import time
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from gputrain_command import Gputrain, find_forkserver, find_rank_pids, read_events, wait_for
+
+LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "100000", "--name", "long"]
+
+
+@pytest.fixture
+def long_run(gputrain: Gputrain) -> subprocess.Popen[str]:
+    """A run in its third epoch that would not end by itself."""
+    process = gputrain.start(*LONG)
+    gputrain.wait_for_event("long", "epoch", 2)
+    return process
+
+
+def terminate_all(gputrain: Gputrain) -> None:
+    for process in gputrain.processes():
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+
+
+def epochs_of(gputrain: Gputrain) -> list[int]:
+    return [event["epoch"] for event in read_events(gputrain.runs / "long") if event["type"] == "epoch"]
+
+
+def state(gputrain: Gputrain) -> str:
+    rows: list[dict[str, Any]] = json.loads(gputrain("runs", "--json").stdout)["runs"]
+    return str(rows[0]["state"])
+
+
+def test_sigint_stops_run_at_next_step_with_checkpoint(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    long_run.send_signal(signal.SIGINT)
+    _, messages = long_run.communicate(timeout=60)
+    assert long_run.returncode == 3
+    assert "stop requested by SIGINT" in messages
+    assert "continue with `gputrain resume long`" in messages.splitlines()[-1]
+    assert state(gputrain) == "stopped"
+
+
+def test_sigterm_to_all_processes_stops_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    terminate_all(gputrain)
+    assert long_run.wait(60) == 3
+
+
+def test_sigterm_during_startup_stops_before_second_step(gputrain: Gputrain) -> None:
+    process = gputrain.start(*LONG)
+    wait_for(lambda: len(find_rank_pids(process, gputrain)) == 2, "two ranks")
+    terminate_all(gputrain)
+    assert process.wait(60) == 3
+    assert max(event.get("step", 0) for event in read_events(gputrain.runs / "long")) <= 1
+
+
+def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    rank = find_rank_pids(long_run, gputrain)[0]
+    os.kill(rank, signal.SIGSTOP)
+    long_run.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert long_run.poll() is None, "one rank stands still, so the first signal cannot be answered"
+    long_run.send_signal(signal.SIGINT)
+    _, messages = long_run.communicate(timeout=60)
+    assert "killed by a second SIGINT" in messages
+    assert long_run.returncode == 3
+
+
+def test_stop_command_waits_and_resume_continues(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    done = gputrain("stop", "long")
+    assert (done.returncode, done.stderr) == (0, "long is stopped.\n")
+    assert long_run.wait(60) == 3
+    control = next(event for event in read_events(gputrain.runs / "long") if event["type"] == "control")
+    assert (control["request"], control["outcome"]) == ("stop", "at the next step, with a checkpoint")
+    assert list((gputrain.runs / "long" / "control").iterdir()) == []
+
+    before = len(epochs_of(gputrain))
+    resumed = gputrain("resume", "long", f"run.epochs={before + 2}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert epochs_of(gputrain) == list(range(1, before + 3))
+
+
+def test_killed_supervisor_takes_down_ranks_and_loader_processes(gputrain: Gputrain) -> None:
+    process = gputrain.start(*LONG, "data.pipeline=stream", "--workers", "1")
+    gputrain.wait_for_event("long", "epoch")
+    assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two loader processes"
+    process.kill()
+    began = time.monotonic()
+    wait_for(lambda: not gputrain.processes(), "the end of ranks and loader processes", 9)
+    print(f"all gone after {time.monotonic() - began:.2f} s")
+    assert state(gputrain) == "crashed"
+
+
+def test_killed_forkserver_takes_down_ranks_and_is_named(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    spawner = find_forkserver(long_run, gputrain)
+    assert spawner is not None
+    ranks = spawner.children()
+    spawner.kill()
+    _, messages = long_run.communicate(timeout=60)
+    assert long_run.returncode == 1
+    assert "the process that forked the ranks is gone: it was killed by SIGKILL" in messages
+    wait_for(lambda: not any(rank.is_running() for rank in ranks), "the end of the ranks")
+
+
+def test_supervisor_reports_torch_import_error_in_one_line(gputrain: Gputrain) -> None:
+    broken = gputrain.folder / "broken" / "torch.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    done = gputrain(*LONG, PYTHONPATH=str(broken.parent))
+    assert done.returncode == 1
+    assert "failed: ImportError: libcudart.so.13: cannot open shared object file" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_supervisor_reports_fork_failure_in_one_line(gputrain: Gputrain) -> None:
+    """As where a limit of processes is met: the second rank is not to be had."""
+    faults = gputrain.folder / "faults"
+    faults.mkdir()
+    (faults / "sitecustomize.py").write_text(
+        "import os\nfork, forks = os.fork, []\n"
+        "def limited():\n"
+        "    if forks: raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "    forks.append(1)\n    return fork()\n"
+        "os.fork = limited\n"
+    )
+    done = gputrain(*LONG, PYTHONPATH=str(faults))
+    assert done.returncode == 1
+    assert "failed: BlockingIOError: [Errno 11] Resource temporarily unavailable" in done.stderr.splitlines()[-1]
+
+
+def test_run_survives_terminal_hangup(gputrain: Gputrain) -> None:
+    controller, terminal = pty.openpty()
+    arguments = ["run", "--headless", "--model", "linear", "--epochs", "20", "--name", "long"]
+    process = gputrain.start(
+        *arguments,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    gputrain.wait_for_event("long", "run_started")
+    # With its last holder gone the terminal hangs up: SIGHUP to the run, and every write to it fails.
+    os.close(controller)
+    assert process.wait(120) == 0
+    assert state(gputrain) == "finished"
+
+
+def test_run_is_not_blocked_by_reader_of_stdout(gputrain: Gputrain) -> None:
+    options = ["--epochs", "30", "--name", "long", "--json", "run.log_every=1"]
+    process = gputrain.start("run", "--headless", "--model", "linear", *options)
+    gputrain.wait_for_event("long", "run_finished")
+    assert (gputrain.runs / "long" / "events.jsonl").stat().st_size > 70_000, "more than a pipe holds"
+    assert process.wait(30) == 0
+
+
+def test_unreadable_image_stops_run_and_is_named(gputrain: Gputrain) -> None:
+    from PIL import Image
+
+    for label in ("a", "b"):
+        for number in range(8):
+            path = gputrain.folder / "images" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (16, 16), number).save(path)
+    options = ["--dataset", "folder", "--data-path", "images", "--batch-size", "2", "--workers", "1"]
+    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1", "data.pipeline=stream")
+    gputrain.wait_for_event("long", "epoch", 1)
+    (gputrain.folder / "images" / "a" / "3.png").write_text("")
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"the image {gputrain.folder / 'images' / 'a' / '3.png'} cannot be read" in messages.splitlines()[-1]
+
+
+def test_logs_follow_ends_with_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    follower = gputrain.start("logs", "long", "--follow")
+    gputrain("stop", "long")
+    text, _ = follower.communicate(timeout=60)
+    assert text == (gputrain.runs / "long" / "log.txt").read_text()
+    assert text.splitlines()[-1].endswith("stopped: continue with `gputrain resume long`")

@@ -1,0 +1,213 @@
+"""Which models there are, told without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
+from engine.models import catalog
+from engine.models.catalog import (
+    cached_parameter_counts,
+    check_model_name,
+    filter_models,
+    library_models,
+    with_parameter_counts,
+)
+from engine.utils.errors import UsageError
+from tui.cli.models import app
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Filled by the first test that asks."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _use_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.fixture
+def forbid_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def run_in_place_of_the_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    (folder / "catalog_stub.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(catalog, "_HELPER_MODULE", "catalog_stub")
+
+
+def found(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["models", *arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+def test_library_models_match_torchvision_and_timm() -> None:
+    import timm
+    from torchvision import models
+
+    ours = {model.name: model for model in library_models("torchvision")}
+    assert list(ours) == models.list_models(module=models)
+    default = models.ResNet50_Weights.DEFAULT
+    resnet50 = ours["resnet50"]
+    assert resnet50.weights == (default.name, "IMAGENET1K_V1")
+    assert (resnet50.parameters, resnet50.top1) == (25_557_032, default.meta["_metrics"]["ImageNet-1K"]["acc@1"])
+
+    theirs = {model.name: model for model in library_models("timm")}
+    assert list(theirs) == timm.list_models()
+    assert theirs["resnet18"].weights[0] == timm.get_pretrained_cfg("resnet18").tag
+    assert {f"resnet18.{tag}" for tag in theirs["resnet18"].weights} == set(timm.list_pretrained("resnet18"))
+
+
+def test_library_models_use_cache_for_same_version(forbid_processes: None) -> None:
+    assert library_models("torchvision")
+    assert library_models("timm")
+
+
+def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "gputrain" / f"models-torchvision-{catalog.library_version('torchvision')}.json"
+    path.parent.mkdir()
+    for damaged in ('{"known": [{"name": "resnet18"}]}', '{"known": 3}', "{"):
+        path.write_text(damaged)
+        with monkeypatch.context() as patched:
+            run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'known': []})")
+            assert library_models("torchvision") == []
+        assert json.loads(path.read_text()) == {"known": []}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *({"name": name} for name in BUILTIN_MODELS),
+        {"name": "cnn", "source": "builtin"},
+        {"name": "mycode.nets:build"},
+    ],
+    ids=str,
+)
+def test_check_model_name_starts_no_process_for_builtin_and_user_models(
+    model: dict[str, str], forbid_processes: None
+) -> None:
+    check_model_name(ModelConfig(**model))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("resnet50", "auto"),
+        ("resnet50", "torchvision"),
+        ("resnet50", "timm"),
+        ("resnet50d", "auto"),
+        ("resnet50.a1_in1k", "timm"),
+    ],
+)
+def test_check_model_name_accepts_model_of_its_source(name: str, source: Any) -> None:
+    check_model_name(ModelConfig(name=name, source=source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "says"),
+    [
+        ("resnet500", "auto", r"no model is called 'resnet500'.*did you mean resnet50"),
+        ("resnet-18-small", "builtin", r"no model of builtin .*did you mean resnet18-small"),
+        ("resnet50d", "torchvision", r"no model of torchvision .*timm has one: model.source=timm"),
+        ("resnet50.a1_in2k", "timm", r"no model of timm .*did you mean resnet50.a1_in1k"),
+    ],
+)
+def test_check_model_name_suggests_nearest_model(name: str, source: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        check_model_name(ModelConfig(name=name, source=source))
+
+
+def test_check_model_name_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = catalog.library_version
+    monkeypatch.setattr(catalog, "library_version", lambda name: None if name == "timm" else installed(name))
+    with pytest.raises(UsageError, match=r"model.source: timm is not installed: pip install timm"):
+        check_model_name(ModelConfig(name="resnet50d", source="timm"))
+    with pytest.raises(UsageError, match=r"model.name: no model is called 'resnet50d'"):
+        check_model_name(ModelConfig(name="resnet50d"))
+
+
+def test_check_model_name_reports_broken_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run_in_place_of_the_catalog(tmp_path, monkeypatch, "raise ImportError('no libjpeg')")
+    with pytest.raises(UsageError, match="the models of torchvision cannot be listed: ImportError: no libjpeg"):
+        check_model_name(ModelConfig(name="resnet50"))
+
+
+def test_builtin_model_names_match_networks() -> None:
+    from engine.models.builtin import BUILTIN_BUILDERS
+
+    assert set(BUILTIN_MODELS) == set(BUILTIN_BUILDERS)
+
+
+def test_matching_filters_by_substring_or_pattern() -> None:
+    models = library_models("torchvision")
+    assert [model.name for model in filter_models(models, "VIT_B")] == ["vit_b_16", "vit_b_32"]
+    assert [model.name for model in filter_models(models, "resnet?8")] == ["resnet18"]
+    assert [model.name for model in filter_models(models, "*_[hl]_*")] == ["vit_h_14", "vit_l_16", "vit_l_32"]
+    assert filter_models(models, None) == models
+
+
+def test_parameter_counts_match_library_and_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    names = ("levit_128s", "mobilenetv4_conv_small", "test_vit")
+    wanted = [model for model in library_models("timm") if model.name in names]
+    missing: list[tuple[str, int]] = []
+    counted = {
+        model.name: model.parameters for model in with_parameter_counts(wanted, lambda *told: missing.append(told))
+    }
+    assert counted == {name: sum(p.numel() for p in timm.create_model(name).parameters()) for name in names}
+    assert ("timm", 3) in missing
+    assert cached_parameter_counts("timm").items() >= counted.items()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert {model.name: model.parameters for model in with_parameter_counts(wanted, lambda *_: None)} == counted
+
+
+def test_parameter_counts_are_cached_when_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = "import time\ndef main(parent):\n    parent.send(7)\n    time.sleep(60)\n"
+    run_in_place_of_the_catalog(tmp_path, monkeypatch, program)
+    counts = catalog.count_model_parameters("timm", ["a", "b"])
+    assert next(counts) == 7
+    counts.close()
+    assert cached_parameter_counts("timm") == {"a": 7}
+
+
+def test_models_command_lists_names_parameters_and_weights() -> None:
+    lines = found("resnet1?", "--source", "torchvision").splitlines()
+    assert [line.split() for line in lines] == [
+        ["SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS"],
+        ["torchvision", "resnet18", "11,689,512", "69.8", "IMAGENET1K_V1"],
+    ]
+    assert found("resnet50", "--source", "torchvision").splitlines()[1].endswith("IMAGENET1K_V2 (+1)")
+
+
+def test_models_command_json_lists_every_weight() -> None:
+    listed = json.loads(found("resnet50", "--source", "torchvision", "--pretrained", "--json"))
+    assert listed["format"] == 1
+    assert listed["models"][0]["weights"] == ["IMAGENET1K_V2", "IMAGENET1K_V1"]
+
+
+def test_models_command_without_match_suggests_nearest() -> None:
+    assert "near to it are resnet50" in found("resnett50", code=1)
+    assert "'cnn' in its name has pretrained weights" in found("cnn", "--source", "builtin", "--pretrained", code=1)
+
+
+def test_catalog_and_bench_import_no_torch() -> None:
+    program = "import sys, engine.models.catalog, engine.bench.runner, tui.text.models; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

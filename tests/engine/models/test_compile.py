@@ -1,0 +1,74 @@
+"""A compiled model gives what the same model gives as it was written, under the same names."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config.loader import resolve_config
+from engine.runs.events import Event, WarningEvent
+from engine.training.checkpoint import load_checkpoint
+from engine.utils.errors import UsageError
+from in_process import single_rank_trainer
+
+# Twelve whole batches and one of half the size.
+SMALL = ("model.name=linear", "data.dataset=fake", "data.fake_train=200", "data.fake_val=24", "data.batch_size=16")
+SMALL += ("data.image_size=4", "run.epochs=1", "data.drop_last=false")
+needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@needs_a_compiler
+def test_compiled_model_trains_same_weights_under_same_names(tmp_path: Path) -> None:
+    found = []
+    for options in ((), ("model.compile=true", "model.ema=0.9")):
+        folder, events = tmp_path / str(len(found)), list[Event]()
+        folder.mkdir()
+        with single_rank_trainer(*SMALL, *options, folder=folder, events=events) as fit:
+            told = [one.message for one in events if isinstance(one, WarningEvent)]
+            fit.run([])
+            found.append(
+                (fit.state.step_log.total_skipped(), load_checkpoint(folder / "checkpoints" / "last.pt"), told)
+            )
+    (_, plain, silent), (_, compiled, told) = found
+    assert (silent, len(told)) == ([], 1)
+    assert "compiling linear (model.compile_mode default), which can take minutes" in told[0]
+    assert list(plain["model"]) == list(compiled["model"]) == list(compiled["ema"])
+    assert all(torch.allclose(plain["model"][key], value, atol=1e-5) for key, value in compiled["model"].items())
+    with single_rank_trainer(*SMALL, checkpoint=tmp_path / "1" / "checkpoints" / "last.pt") as fit:
+        assert all(torch.equal(value, compiled["model"][key]) for key, value in fit.state.model.state_dict().items())
+
+
+def test_compile_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import config
+
+    torch.compiler.reset()
+    monkeypatch.setattr(config.cpp, "cxx", (None, "no-such-compiler"))
+    monkeypatch.setattr(config, "force_disable_caches", True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with (
+        pytest.raises(UsageError, match=r"model\.compile: torch\.compile cannot compile linear here \(InvalidCxxComp"),
+        single_rank_trainer(*SMALL, "model.compile=true"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        (
+            ("device.parallel=dp",),
+            "model.compile: does not reach the copies of the model that device.parallel=dp makes",
+        ),
+        (
+            ("model.compile_mode=reduce-overhead", "optim.accumulate=2"),
+            "model.compile_mode: reduce-overhead replays CUDA graphs",
+        ),
+    ],
+)
+def test_compile_rejects_incompatible_options(recipe: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        resolve_config("digits", ("model.compile=true", *recipe))
+    assert told in str(refused.value)

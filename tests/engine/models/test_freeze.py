@@ -1,0 +1,220 @@
+"""Parts that do not train, and BatchNorm over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.config.loader import validate_config
+from engine.config.rules import sync_bn_problems
+from engine.config.schema import Config
+from engine.models.factory import build_model
+from engine.models.freeze import classifier_paths, convert_to_sync_batch_norm, freeze, set_train_mode
+from engine.optim.optimizers import build_optimizer
+from engine.utils.errors import UsageError
+
+SMALL = {"name": "resnet18-small", "options": {"width": 4}}
+
+
+def config(**model: Any) -> Config:
+    return Config.model_validate({"model": SMALL | model})
+
+
+def build(channels: int = 1, classes: int = 5, **model: Any) -> nn.Module:
+    return build_model(config(**model), channels, classes, 32)
+
+
+def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
+    own = model.state_dict()
+    return all(torch.equal(own[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [
+        ("resnet18-small", ["13"]),
+        ("cnn", ["9"]),
+        ("resnet18", ["fc"]),
+        ("squeezenet1_1", ["classifier"]),
+        ("mobilenet_v3_small", ["classifier"]),
+        ("test_resnet", ["fc"]),
+        ("test_vit", ["head"]),
+    ],
+)
+def test_freeze_backbone_trains_only_classifier(name: str, classifier: list[str]) -> None:
+    model = build(3, name=name, options={})
+    assert classifier_paths(model) == classifier
+    freeze(model, config(name=name, freeze="backbone").model)
+    trains = {name for name, weights in model.named_parameters() if weights.requires_grad}
+    assert trains == {
+        name for name, _ in model.named_parameters() if name.startswith(tuple(f"{head}." for head in classifier))
+    }
+
+
+def test_freeze_matches_module_names_and_their_children() -> None:
+    model = build(3, name="resnet18", options={})
+    frozen = freeze(model, config(freeze=["layer1", "layer2.0.bn1", "conv1.weight"]).model)
+    still = [name for name, weights in model.named_parameters() if not weights.requires_grad]
+    assert all(name.startswith(("layer1.", "layer2.0.bn1.", "conv1.weight")) for name in still)
+    assert len(still) == 12 + 2 + 1
+    layers = dict(model.named_modules())
+    assert frozen == [layers[f"layer1.{name}"] for name in ("0.bn1", "0.bn2", "1.bn1", "1.bn2")] + [
+        layers["layer2.0.bn1"]
+    ]
+    set_train_mode(model, frozen)
+    off = {name for name, part in layers.items() if not part.training}
+    assert off == {"layer1.0.bn1", "layer1.0.bn2", "layer1.1.bn1", "layer1.1.bn2", "layer2.0.bn1"}
+
+
+def test_freeze_reports_all_unknown_names() -> None:
+    with pytest.raises(UsageError) as refused:
+        freeze(build(3, name="resnet18", options={}), config(freeze=["layer", "layer1", "head"]).model)
+    assert str(refused.value) == (
+        "model.freeze: the model has no weights called layer; did you mean layer4?\n"
+        "model.freeze: the model has no weights called head; there are conv1, bn1, layer1, layer2, layer3, layer4, fc, "
+        "or backbone for all but the last layer"
+    )
+
+
+def test_freeze_rejects_model_without_trainable_parameters() -> None:
+    with pytest.raises(UsageError, match=r"model.freeze: nothing is left of resnet18-small that trains"):
+        freeze(build(), config(freeze=[str(number) for number in (0, 1, *range(3, 11), 13)]).model)
+
+
+class Statistics(nn.Module):
+    """Layers with running statistics and no weights of their own, beside one that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.BatchNorm2d(1, affine=False), nn.InstanceNorm2d(1, track_running_stats=True))
+        self.free = nn.BatchNorm2d(1, affine=False)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.free(self.body(x)).flatten(1))
+        return out
+
+
+def test_freeze_keeps_running_statistics_of_layers_without_weights() -> None:
+    model = Statistics()
+    frozen = freeze(model, config(freeze=["body"]).model)
+    assert frozen == [model.body[0], model.body[1]]
+    before = {name: value.clone() for name, value in model.body.state_dict().items()}
+    set_train_mode(model, frozen)
+    model(torch.rand(3, 1, 4, 4))
+    assert same(model.body, before)
+    assert model.free.num_batches_tracked == 1
+
+
+@pytest.fixture
+def single_rank_group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_ddp_trains_only_unfrozen_parameters(single_rank_group: None, options: dict[str, bool]) -> None:
+    model = build()
+    frozen = freeze(model, config(freeze="backbone").model)
+    set_train_mode(model, frozen)
+    before = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith("13.")}
+    ddp = DistributedDataParallel(model, **options)
+    optimizer = build_optimizer(config().optim, model)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
+    for _ in range(2):
+        optimizer.zero_grad()
+        ddp(torch.rand(3, 1, 32, 32)).square().mean().backward()
+        optimizer.step()
+    assert same(model, before)
+    assert {name for name, weights in model.named_parameters() if weights.grad is not None} == {"13.weight", "13.bias"}
+
+
+# BatchNorm over all ranks
+
+
+def test_sync_batch_norm_converts_trainable_layers_and_keeps_parameters() -> None:
+    model = build()
+    own = list(model.parameters())
+    frozen = freeze(model, config(freeze=["1"]).model)
+    model = convert_to_sync_batch_norm(model, frozen)
+    kinds = [type(part) for part in model.modules() if hasattr(part, "running_mean")]
+    assert kinds[0] is nn.BatchNorm2d
+    assert set(kinds[1:]) == {nn.SyncBatchNorm}
+    assert len(kinds) == 20
+    assert all(mine is theirs for mine, theirs in zip(own, model.parameters(), strict=True))
+
+
+def test_sync_batch_norm_keeps_timm_activation() -> None:
+    model = build(3, name="test_efficientnet", options={}).eval()
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        before = model(images)
+        after = convert_to_sync_batch_norm(model, [])(images)
+    assert {type(part).__name__ for part in model.modules() if hasattr(part, "running_mean")} == {"SyncBatchNormAct"}
+    assert torch.equal(before, after)
+
+
+class Doubled(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own name
+        return 2 * super().forward(input)
+
+
+def test_sync_batch_norm_rejects_model_without_trainable_batch_norm() -> None:
+    with pytest.raises(UsageError, match=r"model.sync_bn: the model has no BatchNorm"):
+        convert_to_sync_batch_norm(build(name="linear", options={}), [])
+    model = build()
+    frozen = freeze(model, config(freeze="backbone").model)
+    with pytest.raises(UsageError, match=r"model.sync_bn: all BatchNorm of the model is frozen"):
+        convert_to_sync_batch_norm(model, frozen)
+    with pytest.raises(UsageError, match=r"0 is a Doubled with a forward of its own"):
+        convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
+    with pytest.raises(UsageError, match=r"model.sync_bn: needs device.parallel ddp"):
+        validate_config({"model": {"sync_bn": True}, "device": {"parallel": "dp"}})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "on_gpu", "told"), [(1, True, "one rank has nothing"), (2, False, "needs GPUs"), (2, True, None)]
+)
+def test_sync_bn_problems_require_gpus_and_several_ranks(ranks: int, on_gpu: bool, told: str | None) -> None:
+    problems = sync_bn_problems(config(sync_bn=True), ranks, on_gpu=on_gpu)
+    assert [problem.location for problem in problems] == (["model.sync_bn"] if told else [])
+    assert all(told and told in problem.message for problem in problems)
+    assert sync_bn_problems(config(), ranks, on_gpu=on_gpu) == []
+
+
+def half_a_batch(rank: int, folder: str) -> None:
+    """One of two ranks on one GPU: its half through the synchronised layer, forward and back."""
+    torch.cuda.set_device(0)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    images = torch.load(f"{folder}/images.pt", weights_only=True).cuda()
+    model = convert_to_sync_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), []).cuda()
+    half = images.chunk(2)[rank].requires_grad_()
+    out = model(half)
+    out.square().sum().backward()
+    torch.save({"out": out.detach(), "grad": half.grad, "mean": model[0].running_mean}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_sync_batch_norm_normalizes_over_both_ranks(tmp_path: Path) -> None:
+    images = torch.randn(6, 3, 4, 4)
+    torch.save(images, tmp_path / "images.pt")
+    torch.multiprocessing.spawn(half_a_batch, (str(tmp_path),), nprocs=2)
+    whole, images = nn.BatchNorm2d(3), images.requires_grad_()
+    out = whole(images)
+    out.square().sum().backward()
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True, map_location="cpu") for rank in range(2)]
+    torch.testing.assert_close(torch.cat([rank["out"] for rank in ranks]), out, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.cat([rank["grad"] for rank in ranks]), images.grad, atol=1e-4, rtol=1e-4)
+    for rank in ranks:
+        torch.testing.assert_close(rank["mean"], whole.running_mean, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,118 @@
+"""channels_last changes where numbers lie, and nothing that a file holds or a user sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.models.factory import build_model
+from engine.models.memory_format import resolve_memory_format
+from engine.runs.events import EpochEvent
+from engine.training.loop import train_step
+from engine.utils.errors import UsageError
+from gputrain_command import last_checkpoint_weights
+from in_process import single_rank_trainer, train_in_process
+
+SMALL = ("data.dataset=fake", "data.fake_train=96", "data.fake_val=48", "data.image_size=8", "data.channels=3")
+SMALL += ("checkpoint.every_steps=4",)
+
+
+def losses(epochs: list[EpochEvent]) -> list[tuple[float, float]]:
+    return [(one.train_loss, one.val_loss) for one in epochs]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop"])
+def test_resume_works_across_memory_formats(name: str, tmp_path: Path) -> None:
+    recipe = (*SMALL, f"optim.name={name}", "optim.lr=0.001", "model.ema=0.9", "run.epochs=2")
+    whole = train_in_process(tmp_path / "whole", *recipe, "model.channels_last=on")
+    first = next((tmp_path / "whole" / "checkpoints").glob("step-*4.pt"))
+    same = train_in_process(tmp_path / "same", *recipe, "model.channels_last=on", checkpoint=first)
+    train_in_process(tmp_path / "other", *recipe, "model.channels_last=off", checkpoint=first)
+    assert losses(same) == losses(whole)[-len(same) :]
+    weights, same_weights, other_weights = (
+        last_checkpoint_weights(tmp_path / one) for one in ("whole", "same", "other")
+    )
+    for key, value in weights.items():
+        assert value.is_contiguous()
+        assert torch.equal(value, same_weights[key])
+        if value.ndim == 4:
+            # Of state that lies otherwise than the weights, fused optimizers would take the wrong numbers.
+            assert (value - other_weights[key]).abs().mean() < 1e-4
+
+
+def test_optimizer_state_takes_memory_format_of_weights(tmp_path: Path) -> None:
+    train_in_process(tmp_path / "run", *SMALL, "run.epochs=1", "model.channels_last=off")
+    last = tmp_path / "run" / "checkpoints" / "last.pt"
+    with single_rank_trainer(*SMALL, "run.epochs=2", "model.channels_last=on", checkpoint=last) as fit:
+        state = fit.state.optimizer.state
+        strides = {(one.stride(), state[one]["momentum_buffer"].stride()) for one in fit.state.model.parameters()}
+        assert all(own == kept for own, kept in strides)
+        saved = torch.load(last, weights_only=True)["optimizer"]["state"]
+        kept: list[Tensor] = [state[one]["momentum_buffer"] for one in fit.state.model.parameters()]
+        assert all(torch.equal(one, saved[number]["momentum_buffer"]) for number, one in enumerate(kept))
+
+
+def test_activations_take_channels_last_format() -> None:
+    with single_rank_trainer(*SMALL, "model.channels_last=on") as fit:
+        seen: list[bool] = []
+        for part in fit.state.model.modules():
+            if isinstance(part, torch.nn.Conv2d):
+                part.register_forward_hook(
+                    lambda part, images, out: seen.extend(
+                        one.is_contiguous(memory_format=torch.channels_last) for one in (images[0], out, part.weight)
+                    )
+                )
+        train_step(fit.state)
+        assert len(seen) == 6
+        assert all(seen)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "device", "last"),
+    [
+        (("model.name=cnn",), "cpu", True),
+        (("model.name=linear",), "cpu", False),
+        (("model.name=cnn", "model.channels_last=off"), "cpu", False),
+        (("model.name=cnn",), "cuda", False),
+        (("model.name=cnn", "precision.amp=bf16"), "cuda", True),
+        (("model.name=cnn", "precision.amp=O0"), "cuda", False),
+        (("model.name=cnn", "model.channels_last=on"), "cuda", True),
+    ],
+)
+def test_memory_format_auto_uses_channels_last_only_where_faster(
+    recipe: tuple[str, ...], device: str, last: bool
+) -> None:
+    config: Config = resolve_config("digits", recipe).config
+    chosen = resolve_memory_format(config, build_model(config, 1, 10, 8), torch.device(device))
+    assert chosen == (torch.channels_last if last else torch.contiguous_format)
+
+
+NET = """
+from torch import nn
+
+class Viewing(nn.Module):
+    def __init__(self, classes, channels, size):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(channels, 4, 3, padding=1), nn.Linear(4 * size * size, classes)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.last(x.view(x.size(0), -1))
+"""
+
+
+def test_memory_format_auto_leaves_user_model_contiguous(tmp_path: Path) -> None:
+    (tmp_path / "viewing.py").write_text(NET)
+    own = (*SMALL, "model.name=viewing:Viewing", f"run.code={tmp_path}")
+    with single_rank_trainer(*own) as fit:
+        train_step(fit.state)
+    with (
+        pytest.raises(UsageError, match=r"model\.channels_last: viewing:Viewing cannot take such images: view size"),
+        single_rank_trainer(*own, "model.channels_last=on"),
+    ):
+        pass

@@ -1,0 +1,294 @@
+"""Layers, parameters and multiply-adds of models, against numbers that others have published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+from typer.testing import CliRunner
+
+from engine.config.data_sections import DataConfig
+from engine.config.run_sections import RunConfig
+from engine.config.schema import Config
+from engine.config.training_sections import ModelConfig
+from engine.models.summary import ModelSummary, feature_maps, input_spec, layer_summaries, summarize_model, trace_model
+from engine.utils.errors import UsageError
+from tui.cli.models import app
+from tui.text.model_summary import feature_lines, format_si, layer_lines, total_lines
+
+
+def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int = 1, **model: Any) -> ModelSummary:
+    data = DataConfig(dataset="fake", image_size=size, num_classes=classes)
+    return summarize_model(Config(model=ModelConfig(name=name, **model), data=data), batch_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("resnet18", 224),
+        ("resnet50", 224),
+        ("mobilenet_v3_small", 224),
+        ("densenet121", 224),
+        ("vit_b_16", 224),
+        ("swin_t", 224),
+        ("inception_v3", 299),
+        ("regnet_y_400mf", 224),
+        ("vgg11", 224),
+    ],
+)
+def test_summary_multiply_adds_match_torchvision(name: str, size: int) -> None:
+    found = summary_of(name, size)
+    stated = models.get_model_weights(name).DEFAULT.meta  # type: ignore[attr-defined]
+    assert found.multiply_adds / 1e9 == pytest.approx(stated["_ops"], abs=0.00051)
+    if name != "inception_v3":
+        # Its stated parameters are with the side output, which is left out here.
+        assert found.parameters == stated["num_params"]
+
+
+def test_summary_of_huge_model_allocates_no_memory() -> None:
+    found = summary_of("vit_h_14", 518)
+    assert found.parameters == 633_470_440
+    assert found.multiply_adds / 1e9 == pytest.approx(1016.717, abs=0.001)
+
+
+def test_trace_counts_multiply_adds_of_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.Flatten(), nn.Linear(6 * 16, 5))
+    trace = trace_model(model, torch.zeros(2, 4, 8, 8))
+    # Output values x inputs of each.
+    assert trace.multiply_adds["0"] == 2 * 6 * 4 * 4 * (2 * 3 * 3)
+    assert trace.multiply_adds["2"] == 2 * 5 * (6 * 16)
+    assert trace.multiply_adds[""] == trace.multiply_adds["0"] + trace.multiply_adds["2"]
+
+
+def test_trace_counts_attention_projections_and_products() -> None:
+    length, width = 10, 32
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.attention(x, x, x)[0]
+            return out
+
+    trace = trace_model(Attends(), torch.zeros(1, length, width))
+    assert trace.multiply_adds["attention"] == 4 * length * width**2 + 2 * length**2 * width
+    assert trace.output_shapes["attention"] == (1, length, width)
+
+
+def test_trace_is_same_on_meta_and_cpu() -> None:
+    model = models.resnet18(num_classes=10)
+    on_cpu = trace_model(model, torch.zeros(2, 3, 64, 64))
+    without_storage = trace_model(model.to("meta"), torch.zeros(2, 3, 64, 64, device="meta"))
+    # Devices differ in whether BatchNorm keeps a few numbers for each channel.
+    assert without_storage.saved_bytes == pytest.approx(on_cpu.saved_bytes, rel=0.02)
+    assert replace(without_storage, saved_bytes=0) == replace(on_cpu, saved_bytes=0)
+
+
+def test_summary_layers_form_tree_with_totals() -> None:
+    layers = {layer.path: layer for layer in summary_of("resnet18").layers}
+    assert layers["layer1.0.conv1"].depth == 3
+    assert layers["layer1"].output == (1, 64, 56, 56)
+    for path in ("", "layer1", "layer1.0"):
+        below = [layer for layer in layers.values() if layer.path and layer.path.rpartition(".")[0] == path]
+        assert layers[path].parameters == sum(layer.parameters for layer in below)
+        assert layers[path].multiply_adds == sum(layer.multiply_adds for layer in below)
+
+
+def test_layers_of_reports_trainable_parameters() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+    model[0].requires_grad_(False)
+    model[1][0].requires_grad_(False)  # type: ignore[index]
+    layers = {layer.path: layer.trainable for layer in layer_summaries(model, trace_model(model, torch.zeros(1, 4)))}
+    assert layers == {"": 8, "0": 0, "1": 8, "1.0": 0, "1.1": 8}
+
+
+def test_trace_counts_bytes_saved_for_backward() -> None:
+    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
+    trace = trace_model(model, torch.zeros(8, 10))
+    # The input of each linear layer, of which the second is also the output that ReLU keeps.
+    assert trace.saved_bytes == 4 * 8 * (10 + 20)
+    assert trace.activation_bytes == 4 * 8 * (20 + 20 + 5)
+
+
+def test_trace_in_place_activation_uses_no_memory() -> None:
+    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(inplace=True), nn.Flatten())
+    assert trace_model(model, torch.zeros(8, 10)).activation_bytes == 4 * 8 * 20
+
+
+def test_summary_scales_activations_with_batch_size() -> None:
+    one, eight = summary_of("resnet18"), summary_of("resnet18", batch_size=8)
+    assert eight.multiply_adds == 8 * one.multiply_adds
+    assert eight.activation_bytes == 8 * one.activation_bytes
+    assert (eight.parameters, eight.weight_bytes) == (one.parameters, one.weight_bytes)
+    assert eight.layers[0].output == (8, 1000)
+
+
+STAGES = {
+    "resnet50": [
+        ("relu", 64, 112),
+        ("layer1", 256, 56),
+        ("layer2", 512, 28),
+        ("layer3", 1024, 14),
+        ("layer4", 2048, 7),
+    ],
+    "regnet_y_400mf": [("stem", 32, 112)]
+    + [(f"trunk_output.block{n}", c, s) for n, c, s in ((1, 48, 56), (2, 104, 28), (3, 208, 14), (4, 440, 7))],
+    "convnext_tiny": [(f"features.{n}", c, s) for n, c, s in ((1, 96, 56), (3, 192, 28), (5, 384, 14), (7, 768, 7))],
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_summary_features_are_last_of_each_resolution(name: str) -> None:
+    wanted = [(path, (1, channels, size, size), 224 / size) for path, channels, size in STAGES[name]]
+    assert [(one.path, one.output, one.stride) for one in summary_of(name).features] == wanted
+
+
+def test_features_match_timm() -> None:
+    import timm
+
+    images = torch.zeros(1, 3, 224, 224, device="meta")
+    with torch.device("meta"):
+        trace = trace_model(timm.create_model("resnet26d"), images)
+        told = timm.create_model("resnet26d", features_only=True)(images)
+    assert [one.output for one in feature_maps(trace.calls, (1, 3, 224, 224))] == [tuple(one.shape) for one in told]
+
+
+def test_summary_features_of_transformer_are_grid_and_sequence() -> None:
+    features = summary_of("vit_b_16").features
+    assert [(one.path, one.output, one.stride) for one in features] == [
+        ("conv_proj", (1, 768, 14, 14), 16.0),
+        ("encoder", (1, 197, 768), None),
+    ]
+
+
+def test_features_are_found_behind_wrapper() -> None:
+    wrapped = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(8 * 16, 5)))
+    trace = trace_model(wrapped, torch.zeros(1, 3, 8, 8))
+    assert [one.path for one in feature_maps(trace.calls, (1, 3, 8, 8))] == ["0.0"]
+
+
+def test_trace_of_data_dependent_model_requires_values(tmp_path: Path) -> None:
+    (tmp_path / "looking.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4, 10)\n\n"
+        "    def forward(self, x):\n"
+        "        y = self.conv(x)\n"
+        "        return self.fc(y.mean((2, 3)) if y.sum().item() < 1e9 else y.amax((2, 3)))\n"
+    )
+    import sys
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from looking import Net  # type: ignore[import-not-found]
+
+        with pytest.raises(RuntimeError):
+            trace_model(Net().to("meta"), torch.zeros(1, 1, 8, 8, device="meta"))
+        assert trace_model(Net(), torch.zeros(1, 1, 8, 8)).output_shapes["conv"] == (1, 4, 6, 6)
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_summary_applies_freeze() -> None:
+    found = summary_of("resnet18", 64, 10, freeze="backbone")
+    assert (found.parameters, found.trainable) == (11_181_642, 5_130)
+    lines = [line.split() for line in layer_lines(found, 1)]
+    trains = {line[0]: line[-1] for line in lines}
+    assert (trains["LAYER"], trains["resnet18"], trains["layer4"], trains["fc"]) == (
+        "TRAINS",
+        "partly",
+        "frozen",
+        "yes",
+    )
+
+
+def test_summary_does_not_load_weights() -> None:
+    summary_of("resnet18", weights="/no/such/file.pt")
+
+
+def test_summary_rejects_too_small_images() -> None:
+    with pytest.raises(UsageError, match="alexnet cannot take images of 3x8x8"):
+        summary_of("alexnet", 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "classes"),
+    [
+        ({"dataset": "digits"}, 10),
+        ({"dataset": "fake", "num_classes": 7}, 7),
+        ({"dataset": "cifar10", "path": "/nowhere"}, 10),
+        ({"dataset": "cifar100", "path": "/nowhere"}, 100),
+        ({"dataset": "folder", "path": "/nowhere", "num_classes": 3}, 3),
+    ],
+    ids=str,
+)
+def test_images_of_takes_class_count_from_dataset(data: dict[str, Any], classes: int) -> None:
+    assert input_spec(Config(data=DataConfig(**data)))[1] == classes
+
+
+def test_images_of_folder_reads_only_class_names(tmp_path: Path) -> None:
+    for name in ("train/cat", "train/dog", "train/owl", "val/cat"):
+        (tmp_path / name).mkdir(parents=True)
+    images, classes = input_spec(Config(data=DataConfig(dataset="folder", path=str(tmp_path))))
+    assert (images.channels, images.size, classes) == (3, 224, 3)
+    with pytest.raises(UsageError, match=r"data.path: .*nowhere does not exist"):
+        input_spec(Config(data=DataConfig(dataset="folder", path=str(tmp_path / "nowhere"))))
+
+
+def test_images_of_user_dataset_reads_image_format(tmp_path: Path) -> None:
+    (tmp_path / "summary_data.py").write_text(
+        "import torch\n\n\n"
+        "def make(train):\n"
+        "    images = torch.zeros(12, 1, 20, 20, dtype=torch.uint8)\n"
+        "    return torch.utils.data.TensorDataset(images, torch.arange(12) % 4)\n"
+    )
+    config = Config(run=RunConfig(code=str(tmp_path)), data=DataConfig(dataset="summary_data:make"))
+    images, classes = input_spec(config)
+    assert (images.channels, images.size, classes) == (1, 20, 4)
+
+
+def test_summary_table_folds_deep_layers() -> None:
+    found = summary_of("resnet18")
+    lines = list(layer_lines(found, 1))
+    assert lines[0].split() == ["LAYER", "TYPE", "OUTPUT", "PARAMETERS", "MULT-ADDS"]
+    assert lines[1].split() == ["resnet18", "ResNet", "1x1000", "11,689,512", "1.81", "G"]
+    assert [line.split()[0] for line in lines[2:]] == [
+        *("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc")
+    ]
+    assert len(list(layer_lines(found, 0))) == 2
+    assert max(map(len, layer_lines(found, 9))) <= 80
+    assert "11,689,512 (11,689,512 trainable, 0 frozen)" in "\n".join(total_lines(found))
+    assert next(line.split() for line in feature_lines(found) if "layer3" in line) == ["layer3", "1x256x14x14", "16"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "0"), (999, "999"), (1000, "1.00 k"), (999_499, "999 k"), (999_500, "1.00 M"), (1_814_073_344, "1.81 G")],
+)
+def test_in_large_units_prints_three_digits(number: int, words: str) -> None:
+    assert format_si(number) == words
+
+
+def test_summary_command_json_lists_every_layer() -> None:
+    result = CliRunner().invoke(app, ["summary", "digits", "--model", "linear", "--batch-size", "4", "--json"])
+    values = json.loads(result.stdout)
+    assert (values["format"], values["parameters"], values["multiply_adds"]) == (1, 650, 4 * 640)
+    assert values["layers"][-1] | {"path": "1"} == {
+        "path": "1",
+        "kind": "Linear",
+        "depth": 1,
+        "output": [4, 10],
+        "parameters": 650,
+        "trainable": 650,
+        "multiply_adds": 2560,
+    }

@@ -1,0 +1,356 @@
+"""Weights to begin with, and fine-tuning from them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision import models
+
+from engine.config.loader import validate_config
+from engine.config.schema import Config
+from engine.data.sources.open import open_source
+from engine.models.factory import build_model
+from engine.models.freeze import freeze, set_train_mode
+from engine.models.transfer import LoadedWeights, copy_matching_weights, download_lock, load_weights, pretrained_weights
+from engine.models.weights_file import weights_problems
+from engine.optim.optimizers import build_optimizer
+from engine.runs.checkpoint_files import CHECKPOINT_KEYS
+from engine.training.checkpoint import save_checkpoint
+from engine.utils.errors import UsageError
+
+FIVE = ("a", "b", "c", "d", "e")
+SMALL = {"name": "resnet18-small", "options": {"width": 4}}
+
+
+def config(**model: Any) -> Config:
+    return Config.model_validate({"model": SMALL | model})
+
+
+def build(channels: int = 1, classes: int = 5, **model: Any) -> nn.Module:
+    return build_model(config(**model), channels, classes, 32)
+
+
+def load(model: nn.Module, size: int = 32, classes: tuple[str, ...] = FIVE, **keys: Any) -> LoadedWeights:
+    loaded = load_weights(model, config(**keys), size, classes)
+    assert loaded is not None
+    return loaded
+
+
+def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
+    own = model.state_dict()
+    return all(torch.equal(own[name], value) for name, value in state.items())
+
+
+def checkpoint(path: Path, model: dict[str, Tensor], **more: Any) -> Path:
+    """A checkpoint as a run leaves it."""
+    state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": 1, "model": model, "classes": list(FIVE)} | more
+    return save_checkpoint(state, path, best=False, keep=1)
+
+
+# Weights of files
+
+
+@pytest.mark.parametrize("nest", [None, "model", "state_dict", "model_state_dict", "ema"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_load_weights_reads_nested_and_prefixed_state_dict(tmp_path: Path, nest: str | None, prefix: str) -> None:
+    theirs = build().state_dict()
+    state: dict[str, Any] = {f"{prefix}{name}": value for name, value in theirs.items()}
+    torch.save(state if nest is None else {nest: state, "epoch": 3}, tmp_path / "w.pth")
+    model = build()
+    loaded = load(model, weights=str(tmp_path / "w.pth"))
+    assert same(model, theirs)
+    assert (loaded.num_loaded, loaded.num_entries, loaded.skipped) == (len(theirs), len(theirs), ())
+
+
+def test_load_weights_detects_safetensors_by_content(tmp_path: Path) -> None:
+    theirs = build().state_dict()
+    for name in ("w.safetensors", "w.bin"):
+        save_file(theirs, tmp_path / name)
+        model = build()
+        load(model, weights=str(tmp_path / name))
+        assert same(model, theirs)
+
+
+def test_load_weights_prefers_ema_of_checkpoint(tmp_path: Path) -> None:
+    last, averaged = build().state_dict(), build().state_dict()
+    model = build()
+    load(model, weights=str(checkpoint(tmp_path, last, ema=None)))
+    assert same(model, last)
+    load(model, weights=str(checkpoint(tmp_path, last, ema=averaged)))
+    assert same(model, averaged)
+
+
+def test_load_weights_skips_classifier_of_other_classes(tmp_path: Path) -> None:
+    theirs = build().state_dict()
+    path = str(checkpoint(tmp_path, theirs))
+    loaded = load(build(), weights=path, classes=("v", "w", "x", "y", "z"))
+    assert loaded.skipped == ("13.weight (of other classes)", "13.bias (of other classes)")
+    assert load(build(), weights=path).skipped == ()
+
+
+def test_load_weights_lists_skipped_entries_with_reason() -> None:
+    theirs = build(classes=10).state_dict() | {"extra.weight": torch.zeros(3)}
+    del theirs["1.bias"]
+    model = build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    loaded = copy_matching_weights(model, theirs, "weights of x")
+    assert loaded.skipped == (
+        "13.weight (10x32 instead of 5x32)",
+        "13.bias (10 instead of 5)",
+        "extra.weight (not in the model)",
+        "1.bias (not in the file)",
+    )
+    assert loaded.describe() == (
+        f"weights of x: {len(theirs) - 3} of {len(theirs)} entries taken; left out: {', '.join(loaded.skipped)}"
+    )
+    assert same(model, {name: before[name] for name in ("13.weight", "13.bias", "1.bias")})
+    assert torch.equal(model.state_dict()["0.weight"], theirs["0.weight"])
+
+
+def test_loaded_message_lists_at_most_ten_skipped_entries() -> None:
+    assert LoadedWeights("x", 1, 14, tuple(f"n{number}" for number in range(13))).describe() == (
+        "x: 1 of 14 entries taken; left out: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more"
+    )
+
+
+def test_load_weights_rejects_file_without_matching_entries(tmp_path: Path) -> None:
+    torch.save({"1.wieght": torch.zeros(4), "1.num_batches_tracked": torch.tensor(7)}, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match=r"nothing fits: 1.wieght \(not in the model\).*; did you mean 1.weight\?"):
+        load(build(), weights=str(tmp_path / "w.pt"))
+    torch.save(build(options={"width": 8}).state_dict(), tmp_path / "wide.pt")
+    with pytest.raises(UsageError, match=r"nothing fits: 0.weight \(8x1x3x3 instead of 4x1x3x3\), "):
+        load(build(), weights=str(tmp_path / "wide.pt"))
+
+
+class Hidden:
+    """An object that only its own code can make again."""
+
+
+def test_load_weights_rejects_file_without_weights_in_one_sentence(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.pt"
+    torch.save(Hidden(), whole)
+    sound = tmp_path / "sound.pt"
+    torch.save(build().state_dict(), sound)
+    (tmp_path / "cut.pt").write_bytes(sound.read_bytes()[:-1000])
+    save_file({"a": torch.zeros(9)}, tmp_path / "cut.safetensors")
+    os.truncate(tmp_path / "cut.safetensors", 40)
+    (tmp_path / "text.pt").write_text("no weights")
+    (tmp_path / "code.pt").write_bytes(pickle.dumps(Hidden(), protocol=2))
+    torch.save([1, 2], tmp_path / "list.pt")
+    changed = checkpoint(tmp_path / "run", build().state_dict())
+    content = bytearray(changed.read_bytes())
+    content[len(content) // 2] ^= 1
+    changed.write_bytes(content)
+    for path, told in {
+        whole: "holds more than weights, which would run code",
+        tmp_path / "code.pt": "holds more than weights, which would run code",
+        tmp_path / "cut.pt": "is damaged, or no file of weights",
+        tmp_path / "cut.safetensors": "is damaged, or no file of weights",
+        tmp_path / "text.pt": "is damaged, or no file of weights",
+        tmp_path / "list.pt": "holds no weights by name",
+        changed: "checksum|damaged",
+    }.items():
+        with pytest.raises(UsageError, match=told) as refused:
+            load(build(), weights=str(path))
+        assert "\n" not in str(refused.value)
+
+
+def test_weights_problems_report_missing_file_before_start(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "best.pt").write_bytes(b"x")
+    (tmp_path / "empty.pt").touch()
+    for name, told in {
+        "emptty.pt": r"there is no file .*emptty.pt; did you mean empty.pt\?",
+        "empty.pt": r"is empty",
+        "run": r"is a folder; give a file, such as .*/run/checkpoints/best.pt",
+    }.items():
+        (problem,) = weights_problems(config(weights=str(tmp_path / name)))
+        with pytest.raises(UsageError, match=told):
+            raise UsageError([problem])
+    assert weights_problems(config(weights="pretrained")) == weights_problems(config()) == []
+
+
+# Weights of the libraries
+
+
+@pytest.fixture
+def torch_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where torch.hub keeps what it fetched; nothing more can be fetched."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_pretrained_torchvision_weights_sum_stem_for_grayscale(torch_hub_cache: Path) -> None:
+    published = models.resnet18()
+    torch.save(published.state_dict(), torch_hub_cache / "resnet18-f37072fd.pth")
+    model = build(1, name="resnet18", options={})
+    loaded = load(model, name="resnet18", options={}, weights="pretrained")
+    assert loaded.describe() == (
+        "pretrained weights of resnet18: 120 of 122 entries taken; conv1.weight summed over its colours; "
+        "left out: fc.weight (1000x512 instead of 5x512), fc.bias (1000 instead of 5)"
+    )
+    published.fc, model.fc = nn.Identity(), nn.Identity()
+    grey = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(model.eval()(grey), published.eval()(grey.expand(2, 3, 32, 32)), atol=1e-5)
+
+
+def test_pretrained_vit_weights_are_resized_to_image_size(torch_hub_cache: Path) -> None:
+    with torch.device("meta"):
+        published = {
+            name: torch.zeros_like(value, device="cpu") for name, value in models.vit_b_16().state_dict().items()
+        }
+    places = published["encoder.pos_embedding"]
+    places[:, 0], places[:, 1:] = 7, 3
+    torch.save(published, torch_hub_cache / "vit_b_16-c867db91.pth")
+    brought = pretrained_weights(config(name="vit_b_16", options={}).model, 32)["encoder.pos_embedding"]
+    assert places.shape == (1, 1 + (224 // 16) ** 2, 768)
+    assert brought.shape == (1, 1 + (32 // 16) ** 2, 768)
+    assert torch.equal(brought[:, 0], places[:, 0])
+    assert torch.allclose(brought[:, 1:], places[:, 1:5])
+
+
+def test_pretrained_timm_weights_come_from_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    published = timm.create_model("test_resnet")
+    stored = tmp_path / "models--timm--test_resnet.r160_in1k"
+    (stored / "snapshots" / "abc").mkdir(parents=True)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    save_file(published.state_dict(), stored / "snapshots" / "abc" / "model.safetensors")
+    model = build(1, name="test_resnet", options={})
+    loaded = load(model, name="test_resnet", options={}, weights="pretrained")
+    assert loaded.skipped == ("fc.weight (1000x96 instead of 5x96)", "fc.bias (1000 instead of 5)")
+    assert loaded.adapted_stem == "conv1.0.weight"
+    body = {name: value for name, value in published.state_dict().items() if not name.startswith(("fc.", "conv1.0"))}
+    assert same(model, body)
+
+
+def test_pretrained_weights_without_network_report_one_sentence(
+    torch_hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(torch_hub_cache))
+    for name in ("squeezenet1_1", "test_resnet"):
+        model = build(3, name=name, options={})
+        with pytest.raises(
+            UsageError, match=rf"model.weights: the pretrained weights of {name} cannot be had: .*without a network"
+        ) as refused:
+            load(model, name=name, options={}, weights="pretrained")
+        assert "\n" not in str(refused.value)
+
+
+def test_fetched_once_downloads_on_one_rank(torch_hub_cache: Path) -> None:
+    fetched = []
+
+    def rank() -> None:
+        with download_lock("https://example.org/weights-0a1b.pth"):
+            if not (torch_hub_cache / "weights-0a1b.pth").exists():
+                time.sleep(0.05)
+                fetched.append(1)
+                (torch_hub_cache / "weights-0a1b.pth").touch()
+
+    ranks = [threading.Thread(target=rank) for _ in range(4)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    assert len(fetched) == 1
+
+
+def test_pretrained_weights_are_rejected_for_models_without_any() -> None:
+    for name in ("cnn", "mycode.nets:build"):
+        with pytest.raises(UsageError, match=rf"model.weights: there are no pretrained weights of {name}; give a file"):
+            validate_config({"model": {"name": name, "weights": "pretrained"}})
+    with pytest.raises(UsageError, match=r"timm has no pretrained weights of test_mambaout; give a file"):
+        load(nn.Linear(1, 1), name="test_mambaout", options={}, weights="pretrained")
+
+
+# Fine-tuning
+
+FIRST, SECOND = range(5), range(5, 10)
+Part = tuple[Tensor, Tensor]
+
+
+def digits_of(classes: range, part: Any) -> Part:
+    """Images and labels of some of the digits, normalised, the classes counted from 0."""
+    source = open_source(Config())
+    labels = source.get_labels(part)
+    chosen = [index for index, label in enumerate(labels) if label in classes]
+    images, labels = source.load(part, torch.tensor(chosen).numpy())
+    (mean,), (std,) = source.format.mean, source.format.std
+    return (torch.from_numpy(images) / 255 - mean) / std, torch.from_numpy(labels) - classes.start
+
+
+def train(model: nn.Module, run: Config, part: Part, epochs: int) -> None:
+    """As a run does, on one rank."""
+    images, labels = part
+    frozen = freeze(model, run.model)
+    optimizer = build_optimizer(run.optim, model)
+    for _ in range(epochs):
+        set_train_mode(model, frozen)
+        for batch in torch.randperm(len(labels)).split(64)[:-1]:
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+
+
+def accuracy(model: nn.Module, part: Part) -> float:
+    with torch.no_grad():
+        return (model.eval()(part[0]).argmax(1) == part[1]).double().mean().item()
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    """For networks so small that threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_load_weights_with_frozen_backbone_beats_training_from_scratch(tmp_path: Path, single_thread: None) -> None:
+    first, second, held_out = (
+        digits_of(classes, part) for classes, part in ((FIRST, "train"), (SECOND, "train"), (SECOND, "val"))
+    )
+    run = Config.model_validate({"model": {"name": "cnn"}, "optim": {"lr": 0.1}})
+    gains = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        source = build_model(run, 1, 5, 8)
+        train(source, run, first, 5)
+        path = checkpoint(tmp_path, source.state_dict(), classes=[str(digit) for digit in FIRST])
+        scratch = build_model(run, 1, 5, 8)
+        train(scratch, run, second, 1)
+
+        tuning = Config.model_validate(
+            {"model": {"name": "cnn", "weights": str(path), "freeze": "backbone"}, "optim": {"lr": 0.1}}
+        )
+        tuned = build_model(tuning, 1, 5, 8)
+        loaded = load_weights(tuned, tuning, 8, [str(digit) for digit in SECOND])
+        assert loaded is not None and loaded.num_loaded == loaded.num_entries - 2
+        train(tuned, tuning, second, 1)
+        body = {name: value for name, value in source.state_dict().items() if not name.startswith("9.")}
+        assert "1.running_mean" in body
+        assert same(tuned, body), "weights and running statistics are those of the file, bit for bit"
+        assert not torch.equal(tuned.state_dict()["9.weight"], source.state_dict()["9.weight"])
+        gains.append(accuracy(tuned, held_out) - accuracy(scratch, held_out))
+    assert sum(gains) / len(gains) > 0.1

@@ -1,0 +1,115 @@
+"""The compiler is imported by no rank that compiles nothing, and by any whose torch is not the one that is known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.optim import lazy_dynamo
+from engine.optim.lazy_dynamo import dynamo_stub, unwrap_step
+from gputrain_command import ROOT
+
+TRAIN = """
+import json, sys
+sys.path.insert(0, "tests")
+from pathlib import Path
+from tempfile import mkdtemp
+import torch
+import torch.distributed as dist
+from in_process import single_rank_trainer, train_in_process
+from engine.config.run_sections import DeviceConfig
+from engine.distributed.parallel import wrap_model
+from engine.optim import lazy_dynamo
+from engine.optim.lazy_dynamo import dynamo_stub
+
+def steps_of_ddp():
+    with single_rank_trainer() as trainer:
+        wrapped = wrap_model(trainer.state.model, DeviceConfig(), torch.device("cpu"), 1, 2)
+        assert type(wrapped).__name__ == "DistributedDataParallel"
+        wrapped(torch.rand(2, 1, 8, 8)).sum().backward()
+        trainer.state.optimizer.step()
+
+def losses():
+    return [epoch.train_loss for epoch in train_in_process(Path(mkdtemp()), "run.epochs=1")]
+
+def has_compiler():
+    return "torch._dynamo" in sys.modules
+"""
+
+
+def after(statements: str) -> Any:
+    """What is printed, as JSON, by a process that can train."""
+    command = [sys.executable, "-c", TRAIN + statements]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_lazy_dynamo_imports_the_compiler_only_where_torch_differs(known: bool) -> None:
+    differs = "" if known else "lazy_dynamo._reads = lambda *_: False\n"
+    found = after(differs + "steps_of_ddp()\nprint(json.dumps([has_compiler(), losses()]))")
+    assert found[0] is not known
+    assert found[1] == after("print(json.dumps(losses()))"), "it trains alike"
+
+
+def test_dynamo_stub_answers_as_the_compiler_and_leaves_all_else_to_it() -> None:
+    statements = """
+with dynamo_stub():
+    told, early = torch._dynamo.utils.get_optimize_ddp_mode(), has_compiler()
+    asked = [torch._dynamo.config.__name__, torch._dynamo.utils.counters.__class__.__name__]
+print(json.dumps([early, told == torch._dynamo.utils.get_optimize_ddp_mode(), *asked, type(torch._dynamo).__name__]))
+"""
+    assert after(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]
+
+
+def test_dynamo_stub_leaves_torch_alone_where_ddp_asks_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.delitem(torch.__dict__, "_dynamo", raising=False)
+    with dynamo_stub():
+        assert "_dynamo" in torch.__dict__
+    assert "_dynamo" not in torch.__dict__
+    monkeypatch.setattr(DistributedDataParallel, "__init__", lambda self: torch._dynamo.config.optimize_ddp)
+    with dynamo_stub():
+        assert "_dynamo" not in torch.__dict__
+
+
+def test_unwrap_step_keeps_a_step_that_is_wrapped_in_something_else() -> None:
+    def logged(step: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(step)
+        def call(*args: Any) -> Any:
+            return step(*args)
+
+        return call
+
+    class Plain(torch.optim.SGD):
+        pass
+
+    other = Plain(nn.Linear(1, 1).parameters())
+    Plain.step = logged(torch.optim.SGD.step)  # type: ignore[method-assign, assignment]
+    unwrap_step(other)
+    assert "step" not in vars(other)
+    known = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    unwrap_step(known)
+    assert "step" in vars(known)
+
+
+def test_preset_dynamo_disable_marks_only_what_the_compiler_is_asked_about() -> None:
+    def method() -> None: ...
+
+    @wraps(method)
+    def other() -> None:
+        method()
+
+    lazy_dynamo._preset_dynamo_disable(other)
+    assert vars(method) == {}
+    lazy_dynamo._preset_dynamo_disable(torch._disable_dynamo(method))
+    assert vars(method) == {"__dynamo_disable": method}

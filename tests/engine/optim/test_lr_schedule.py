@@ -1,0 +1,304 @@
+"""The learning rate: a function of the step, equal to torch's own schedulers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as torchs
+from torch.optim.lr_scheduler import LRScheduler
+
+from engine.config.rules import config_conflicts
+from engine.config.run_sections import RunConfig
+from engine.config.schema import Config
+from engine.config.training_sections import OptimConfig, ScheduleConfig, by_epoch
+from engine.optim.lr_schedule import lr_factor, scaled_lr, schedule_length_problems
+from engine.optim.plateau import PlateauFactor
+
+STEPS, EPOCHS = 7, 12
+EXACT = 1e-12
+Make = Callable[[torch.optim.Optimizer, int], LRScheduler]
+
+# Values of a schedule, and torch's scheduler for it over so many steps or epochs.
+SCHEDULES: dict[str, tuple[dict[str, Any], Make]] = {
+    "constant": ({"name": "constant"}, lambda optimizer, length: torchs.ConstantLR(optimizer, 1.0)),
+    "step": (
+        {"name": "step", "step_size": 3, "gamma": 0.3},
+        lambda optimizer, length: torchs.StepLR(optimizer, 3, 0.3),
+    ),
+    "multistep": (
+        {"name": "multistep", "milestones": (2, 3, 8), "gamma": 0.2},
+        lambda optimizer, length: torchs.MultiStepLR(optimizer, [2, 3, 8], 0.2),
+    ),
+    "exponential": (
+        {"name": "exponential", "gamma": 0.9},
+        lambda optimizer, length: torchs.ExponentialLR(optimizer, 0.9),
+    ),
+    "cosine": (
+        {"name": "cosine", "final_lr_ratio": 0.1},
+        lambda optimizer, length: torchs.CosineAnnealingLR(optimizer, length, 0.1),
+    ),
+    "cosine to nothing": (
+        {"name": "cosine"},
+        lambda optimizer, length: torchs.CosineAnnealingLR(optimizer, length),
+    ),
+    "restarts": (
+        {"name": "restarts", "restart_every": 3, "final_lr_ratio": 0.1},
+        lambda optimizer, length: torchs.CosineAnnealingWarmRestarts(optimizer, 3, 1, 0.1),
+    ),
+    "longer restarts": (
+        {"name": "restarts", "restart_every": 2, "restart_factor": 3},
+        lambda optimizer, length: torchs.CosineAnnealingWarmRestarts(optimizer, 2, 3),
+    ),
+    "polynomial": (
+        {"name": "polynomial", "power": 2.5},
+        lambda optimizer, length: torchs.PolynomialLR(optimizer, length, 2.5),
+    ),
+    "linear": (
+        {"name": "linear", "final_lr_ratio": 0.25},
+        lambda optimizer, length: torchs.LinearLR(optimizer, 1.0, 0.25, length),
+    ),
+    "linear to nothing": (
+        {"name": "linear"},
+        lambda optimizer, length: torchs.PolynomialLR(optimizer, length, 1.0),
+    ),
+    "onecycle": (
+        {"name": "onecycle", "peak_at": 0.4, "start_factor": 20, "end_factor": 500},
+        lambda optimizer, length: torchs.OneCycleLR(
+            optimizer, 1.0, length, pct_start=0.4, div_factor=20, final_div_factor=500
+        ),
+    ),
+}
+# Those that go on counting from the end of a warm-up, which torch's SequentialLR does as well.
+AFTER_WARMUP = [
+    name for name, (values, _) in SCHEDULES.items() if values["name"] not in ("step", "multistep", "onecycle")
+]
+
+
+def ours(**values: Any) -> list[float]:
+    schedule = ScheduleConfig(**values)
+    return [lr_factor(schedule, step, STEPS, EPOCHS) for step in range(1, STEPS * EPOCHS + 1)]
+
+
+def theirs(
+    make: Callable[[torch.optim.Optimizer], LRScheduler], every: int, steps: int = STEPS * EPOCHS
+) -> list[float]:
+    """Rates at each step of torch's scheduler, which is told of every so many steps."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = make(optimizer)
+    seen = []
+    for step in range(1, steps + 1):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if step % every == 0 and step < steps:
+            scheduler.step()
+    return seen
+
+
+@pytest.mark.parametrize("by", ["step", "epoch"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_lr_factor_matches_torch_scheduler(name: str, by: str) -> None:
+    values, make = SCHEDULES[name]
+    length, every = (STEPS * EPOCHS, 1) if by == "step" else (EPOCHS, STEPS)
+    expected = theirs(lambda optimizer: make(optimizer, length), every)
+    assert ours(by=by, **values) == pytest.approx(expected, rel=EXACT, abs=0)
+
+
+@pytest.mark.parametrize("warmup", [{"warmup_steps": 10}, {"warmup_epochs": 2.0}, {"warmup_epochs": 0.5}])
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+def test_lr_factor_after_warmup_matches_torch_by_step(name: str, warmup: dict[str, Any]) -> None:
+    values, make = SCHEDULES[name]
+    steps = warmup.get("warmup_steps") or round(warmup["warmup_epochs"] * STEPS)
+
+    def sequence(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        # Its first rate is that of the first step, its last one that of the step after the last of the warm-up.
+        growing = torchs.LinearLR(optimizer, 1 / steps, 1.0, steps - 1)
+        after = make(optimizer, STEPS * EPOCHS - steps)
+        return torchs.SequentialLR(optimizer, [growing, after], [steps])
+
+    assert ours(by="step", **warmup, **values) == pytest.approx(theirs(sequence, 1), rel=EXACT, abs=0)
+
+
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+def test_lr_factor_after_warmup_matches_torch_by_epoch(name: str) -> None:
+    values, make = SCHEDULES[name]
+    rates = ours(by="epoch", warmup_epochs=2.0, **values)
+    after = theirs(lambda optimizer: make(optimizer, EPOCHS - 2), STEPS, STEPS * (EPOCHS - 2))
+    assert rates[: 2 * STEPS] == pytest.approx([step / (2 * STEPS) for step in range(1, 2 * STEPS + 1)], rel=EXACT)
+    assert rates[2 * STEPS :] == pytest.approx(after, rel=EXACT, abs=0)
+
+
+@pytest.mark.parametrize("name", ["step", "multistep"])
+@pytest.mark.parametrize("by", ["step", "epoch"])
+def test_lr_factor_step_and_multistep_count_from_start_with_warmup(name: str, by: str) -> None:
+    values, _ = SCHEDULES[name]
+    plain, warmed = ours(by=by, **values), ours(by=by, warmup_steps=10, **values)
+    assert warmed[10:] == plain[10:]
+    assert warmed[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "onecycle"])
+def test_lr_factor_by_epoch_is_constant_within_epochs(name: str) -> None:
+    rates = ours(by="epoch", warmup_steps=10, **SCHEDULES[name][0])
+    for epoch in range(2, EPOCHS):
+        assert len(set(rates[epoch * STEPS : (epoch + 1) * STEPS])) == 1
+    # The epoch that the warm-up ends in goes on as it began.
+    assert set(rates[9 : 2 * STEPS]) == {rates[9 + 1], 1.0}
+
+
+def test_lr_factor_cosine_and_polynomial_reach_final_ratio() -> None:
+    passed = [step / (STEPS * EPOCHS) for step in range(STEPS * EPOCHS)]
+    cosine = [((1 + math.cos(math.pi * t)) / 2) * (1 - 0.1) + 0.1 for t in passed]
+    assert ours(name="cosine", final_lr_ratio=0.1) == pytest.approx(cosine, rel=EXACT)
+    polynomial = [(1 - t) ** 2 * (1 - 0.1) + 0.1 for t in passed]
+    assert ours(name="polynomial", power=2.0, final_lr_ratio=0.1) == pytest.approx(polynomial, rel=EXACT)
+
+
+def test_lr_factor_of_full_warmup_ends_at_one() -> None:
+    assert ours(name="cosine", warmup_epochs=float(EPOCHS))[-1] == 1.0
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+def test_lr_factor_of_short_onecycle_matches_torch(length: int) -> None:
+    schedule = ScheduleConfig(name="onecycle", peak_at=0.3)
+    got = [lr_factor(schedule, step, length, 1) for step in range(1, length + 1)]
+    expected = theirs(lambda optimizer: torchs.OneCycleLR(optimizer, 1.0, length, pct_start=0.3), 1, length)
+    assert got == pytest.approx(expected, rel=EXACT, abs=0)
+
+
+def test_lr_factor_of_onecycle_may_peak_at_first_step() -> None:
+    # torch divides by zero here.
+    rates = [lr_factor(ScheduleConfig(name="onecycle", peak_at=0.25), step, 4, 1) for step in range(1, 5)]
+    assert rates[0] == 1.0
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_by_epoch_follows_schedule_or_config() -> None:
+    names = ("step", "multistep", "exponential", "restarts", "plateau", "constant", "cosine", "polynomial", "onecycle")
+    assert [by_epoch(ScheduleConfig(name=name)) for name in names] == [True] * 5 + [False] * 4  # type: ignore[arg-type]
+    assert by_epoch(ScheduleConfig(name="cosine", by="epoch"))
+    assert not by_epoch(ScheduleConfig(name="multistep", by="step"))
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_scaled_lr_multiplies_by_ranks(scaling: str, factor: float) -> None:
+    assert scaled_lr(OptimConfig(lr=0.1, lr_scaling=scaling), 4) == pytest.approx(0.1 * factor)  # type: ignore[arg-type]
+
+
+# Plateau.
+
+LOSSES = [1.0, 0.9, 0.91, 0.92, 0.8999, 0.95, 0.5, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56, 0.57, 0.58, 0.59, 0.6, 0.4, 0.4]
+PLATEAU = ScheduleConfig(
+    name="plateau", gamma=0.3, patience=1, threshold=1e-3, cooldown=1, final_lr_ratio=0.02, warmup_epochs=1.0
+)
+
+
+def test_plateau_matches_torch() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
+    scheduler = torchs.ReduceLROnPlateau(
+        optimizer, factor=0.3, patience=1, threshold=1e-3, cooldown=1, min_lr=0.4 * 0.02
+    )
+    plateau = PlateauFactor(PLATEAU)
+    seen, expected = [], []
+    for loss in LOSSES:
+        plateau.step(loss)
+        scheduler.step(loss)
+        seen.append(0.4 * plateau.factor)
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert seen == pytest.approx(expected, rel=EXACT)
+    assert seen[-1] == pytest.approx(0.4 * 0.02)
+    assert len(set(seen)) > 3
+
+
+def test_plateau_resumes_from_state_with_new_config() -> None:
+    for cut in range(len(LOSSES)):
+        whole, first, second = PlateauFactor(PLATEAU), PlateauFactor(PLATEAU), PlateauFactor(PLATEAU)
+        for loss in LOSSES[:cut]:
+            first.step(loss)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        for loss in LOSSES[cut:]:
+            second.step(loss)
+        for loss in LOSSES:
+            whole.step(loss)
+        assert second.factor == whole.factor
+    patient = PlateauFactor(PLATEAU.model_copy(update={"patience": 100}))
+    patient.load_state_dict(first.state_dict())
+    for _ in range(50):
+        patient.step(1.0)
+    assert patient.factor == first.factor
+
+
+def test_plateau_is_inactive_for_other_schedules() -> None:
+    plateau = PlateauFactor(ScheduleConfig(name="cosine"))
+    for _ in range(20):
+        plateau.step(1.0)
+    plateau.load_state_dict(PlateauFactor(PLATEAU).state_dict())
+    assert plateau.factor == 1.0
+    assert plateau.state_dict() == {}
+    assert set(ours(name="plateau")) == {1.0}
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"name": "cosine", "warmup_epochs": 11.0}, "schedule.warmup_epochs: must be at most run.epochs (10)"),
+        (
+            {"name": "cosine", "warmup_epochs": 1.0, "warmup_steps": 3},
+            "schedule.warmup_steps: and schedule.warmup_epochs=1 are two lengths of one warm-up; set one to 0",
+        ),
+        (
+            {"name": "onecycle", "warmup_steps": 3},
+            "schedule.warmup_steps: schedule onecycle has a warm-up of its own (schedule.peak_at); give warmup_steps=0",
+        ),
+        ({"name": "multistep"}, "schedule.milestones: schedule multistep needs at least one, such as [30, 60]"),
+        (
+            {"name": "multistep", "milestones": (10, 20)},
+            "schedule.milestones: none of them is reached: run.epochs is 10; give smaller ones",
+        ),
+        (
+            {"name": "multistep", "milestones": (5, 5)},
+            "schedule.milestones: must be whole numbers from 1 up, each greater than the one before",
+        ),
+        (
+            {"name": "plateau", "by": "step"},
+            "schedule.by: schedule plateau looks at the validation loss, once an epoch; give epoch or auto",
+        ),
+        ({"name": "plateau", "gamma": 1.0}, "schedule.gamma: must be less than 1 for schedule plateau"),
+    ],
+)
+def test_schedule_rules_reject_invalid_config(values: dict[str, Any], problem: str) -> None:
+    config = Config(schedule=ScheduleConfig(**values), run=RunConfig(epochs=10))
+    assert list(map(str, config_conflicts(config))) == [problem]
+
+
+def test_schedule_rules_require_two_epochs_for_onecycle_by_epoch() -> None:
+    config = Config(schedule=ScheduleConfig(name="onecycle", by="epoch"), run=RunConfig(epochs=1))
+    assert [problem.location for problem in config_conflicts(config)] == ["schedule.by"]
+
+
+@pytest.mark.parametrize("milestones", [(9,), (9, 20)])
+def test_schedule_rules_accept_one_reachable_milestone(milestones: tuple[int, ...]) -> None:
+    config = Config(schedule=ScheduleConfig(name="multistep", milestones=milestones), run=RunConfig(epochs=10))
+    assert list(config_conflicts(config)) == []
+
+
+def test_unreachable_reports_settings_beyond_total_steps() -> None:
+    late = ScheduleConfig(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
+    assert [str(problem) for problem in schedule_length_problems(late, STEPS, EPOCHS)] == [
+        "schedule.warmup_steps: must be at most the 84 steps of this run, not 85",
+        "schedule.milestones: none of them is reached: this run has 84 steps; give smaller ones",
+    ]
+    assert (
+        schedule_length_problems(
+            ScheduleConfig(name="multistep", by="step", milestones=(83,), warmup_steps=84), STEPS, EPOCHS
+        )
+        == []
+    )
+    assert schedule_length_problems(ScheduleConfig(name="multistep", milestones=(11,)), STEPS, EPOCHS) == []

@@ -1,0 +1,375 @@
+"""What limits a run: each verdict is brought about by what it names, and where too little is known there is none."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.config.pipeline import PIPELINE_FROM_CONFIG
+from engine.config.training_sections import PrecisionConfig
+from engine.gpus.peak_flops import PEAK_TFLOPS, peak_tflops
+from engine.models.summary import summarize_model
+from engine.runs.bottleneck import BottleneckKind, fixed_cost_share, model_flops_utilization
+from engine.runs.events import EpochEvent, Event, GpuEvent, RunStarted
+from engine.runs.folder import RunFolder
+from engine.runs.history import History, history_from_events
+from engine.runs.journal import from_line, to_line
+from engine.runs.records import GpuSample, RankDevice
+from engine.training.warmup import count_flops_per_image
+from factories import (
+    make_epoch,
+    make_gpu_run_started,
+    make_rank_timings,
+    make_run_resumed,
+    make_run_started,
+    make_timed_epoch,
+)
+from gputrain_command import Gputrain
+from in_process import single_rank_trainer
+
+
+def said(*events: Event) -> str:
+    verdict = history_from_events(events).bottleneck
+    return "" if verdict is None else verdict.message
+
+
+def kind(history: History) -> BottleneckKind | None:
+    return history.bottleneck.kind if history.bottleneck else None
+
+
+# In a real run
+
+
+def lived(*overrides: str) -> History:
+    events: list[Event] = []
+    with single_rank_trainer("run.epochs=2", *overrides, events=events) as fit:
+        assert fit.run([]) == "finished"
+    return history_from_events(events)
+
+
+def own_code(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.py").write_text("import time\nimport torch\nfrom torch import nn\n" + text)
+    return f"run.code={folder}"
+
+
+def test_bottleneck_is_data_for_slow_transform(tmp_path: Path) -> None:
+    code = own_code(tmp_path, "slow_transform", "def change(image):\n    time.sleep(0.0005)\n    return image\n")
+    history = lived(
+        "augment.transform=slow_transform:change", code, "data.batch_size=64", "data.val_split=0.7", "model.name=linear"
+    )
+    assert kind(history) is BottleneckKind.DATA
+    wait = history.epochs[-1].data_wait
+    assert 0.8 < wait < 1
+    [one] = history.epochs[-1].work
+    assert one.waited / one.seconds == pytest.approx(wait, abs=0.01)
+    assert one.waited > 0.0005 * 64 * history.epochs[-1].step / 2
+    summary = history.summary().to_dict()
+    assert summary["data_wait"] == wait
+    assert summary["verdict"] == {"kind": "waiting for data", "message": said(*[history.started, history.epochs[-1]])}  # type: ignore[list-item]
+
+
+def test_run_reports_what_the_fixed_cost_of_a_step_is_computed_from() -> None:
+    history = lived("model.name=linear", "data.batch_size=16", "data.val_split=0.7")
+    assert history.started is not None
+    assert (history.started.least_images, history.started.batch_size) == (2, 16)
+    assert history.started.least_step > 0
+    assert history.epochs[-1].images_per_second > 0
+
+
+def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
+    history = lived("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
+    assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
+    assert said(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
+    assert history.summary().mfu is None
+
+
+def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -> None:
+    gputrain.inject_fault("slow", 1, *range(1, 100))
+    done = gputrain("run", "--headless", "digits", "--ranks", "2", "--epochs", "2", "--name", "a")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((gputrain.runs / "a" / "summary.json").read_text())
+    assert summary["verdict"]["kind"] == "waiting for a slow rank"
+    assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu), whose forward pass takes ")
+    fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].work
+    assert slow.forward > fast.forward + 0.05 * 20
+
+
+def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> None:
+    overrides = ["model.name=resnet18-small", "data.image_size=32"]
+    forward = 2 * summarize_model(resolve_config("digits", overrides).config).multiply_adds
+    first_layer = 2 * 64 * 9 * 32 * 32
+    with single_rank_trainer(*overrides) as fit:
+        before = [parameter.grad for parameter in fit.state.model.parameters()]
+        assert count_flops_per_image(fit.state, 2) == 3 * forward - first_layer
+        assert before == [parameter.grad for parameter in fit.state.model.parameters()] == [None] * len(before)
+    with single_rank_trainer(*overrides, "model.freeze=backbone") as fit:
+        assert forward < count_flops_per_image(fit.state, 2) < 1.01 * forward
+
+
+# From what a journal says
+
+
+def test_bottleneck_data_recommends_enough_workers() -> None:
+    says = "waiting for data 34% of the time; try data.workers="
+    assert said(make_gpu_run_started(workers=2), make_timed_epoch(data_wait=0.34)) == f"{says}4"
+    assert said(make_gpu_run_started(workers=1), make_timed_epoch(data_wait=0.34)) == f"{says}2"
+    assert said(make_gpu_run_started(workers=0), make_timed_epoch(data_wait=0.34)) == f"{says}1"
+    assert said(make_gpu_run_started(workers=0), make_timed_epoch(data_wait=0.75)).endswith("data.workers=3")
+    assert said(make_gpu_run_started(workers=4), make_timed_epoch(data_wait=0.11)).endswith("data.workers=5")
+    assert (
+        kind(history_from_events([make_gpu_run_started(), make_timed_epoch(data_wait=0.1)])) is BottleneckKind.COMPUTE
+    )
+
+
+def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
+    says = "waiting for data 60% of the time; "
+    less = "smaller images or fewer augmentations"
+    limited = f"{says}out of cores: try {less}"
+    assert said(make_gpu_run_started(workers=2, cores=4), make_timed_epoch(data_wait=0.6)) == limited
+    asked = make_gpu_run_started(workers=2, cores=4, pipeline="stream", pipeline_why=PIPELINE_FROM_CONFIG)
+    assert said(asked, make_timed_epoch(data_wait=0.6)) == f"{says}out of cores: try data.pipeline=auto, {less}"
+    assert (
+        said(make_gpu_run_started(workers=2, cores=5), make_timed_epoch(data_wait=0.6)) == f"{says}try data.workers=5"
+    )
+    assert (
+        said(make_gpu_run_started(workers=0, pipeline="memory"), make_timed_epoch(data_wait=0.6)) == f"{says}try {less}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slow", "says"),
+    [
+        ((0.1, 6.0), "waiting for rank 2 (GPU-2), whose forward pass takes 2.0 x the others'"),
+        ((4.0, 3.0), "waiting for rank 2 (GPU-2), which waits for data 40% of the time"),
+        ((0.1, 3.7), ""),
+    ],
+)
+def test_bottleneck_names_straggler(slow: tuple[float, float], says: str) -> None:
+    works = make_rank_timings((0.1, 3.0), (0.1, 2.9), slow, (0.1, 3.1))
+    message = said(
+        make_gpu_run_started(), make_timed_epoch(work=works, data_wait=sum(one.waited for one in works) / 40)
+    )
+    assert message == says if says else message.startswith("GPU-bound")
+
+
+def test_bottleneck_straggler_requires_consecutive_epochs() -> None:
+    fast, slow = make_timed_epoch(), make_timed_epoch(work=make_rank_timings(*[(0.1, 3.0)] * 3, (0.1, 6.0)))
+    epochs = [replace(slow, epoch=2), replace(fast, epoch=3), replace(slow, epoch=4), replace(slow, epoch=5)]
+    assert said(make_gpu_run_started(), *epochs).startswith("GPU-bound")
+    assert said(make_gpu_run_started(), *epochs, replace(slow, epoch=6)).startswith("waiting for rank 3")
+
+
+def test_bottleneck_straggler_ignores_fractions_of_a_second() -> None:
+    short = make_timed_epoch(work=make_rank_timings(*[(0.01, 0.1)] * 3, (0.01, 0.2), seconds=0.5))
+    assert said(make_gpu_run_started(), short).startswith("GPU-bound")
+    assert said(make_gpu_run_started(), *[replace(short, epoch=epoch) for epoch in (2, 3, 4)]).startswith("GPU-bound")
+
+
+def test_bottleneck_straggler_ignores_small_cost() -> None:
+    assert said(make_gpu_run_started(), make_timed_epoch(work=make_rank_timings((0.1, 0.5), (0.1, 0.9)))).startswith(
+        "GPU-bound"
+    )
+
+
+def test_bottleneck_is_data_when_all_ranks_wait() -> None:
+    assert said(
+        make_gpu_run_started(), make_timed_epoch(work=make_rank_timings((3, 3), (3, 3), (6, 3)), data_wait=0.4)
+    ).startswith("waiting for data 40%")
+
+
+def looks(at: Sequence[float], *words: str, clock: int = 1410, gpu: int = 0) -> list[Event]:
+    sample = GpuSample(f"GPU-{gpu}", "h", throttle=["idle", *words], sm_clock=clock, max_sm_clock=1980)
+    return [GpuEvent(time=one, gpus=[sample]) for one in at]
+
+
+def test_bottleneck_names_throttled_gpu_with_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    hot = looks((70, 75, 80, 85), "power cap", "thermal")
+    assert (
+        said(make_gpu_run_started(), *hot, make_timed_epoch())
+        == "GPU-0 (rank 0) slowed down by heat since 00:01, now at 1410 MHz"
+    )
+    capped = looks((75, 80, 85), "power cap", gpu=3)
+    assert "GPU-3 (rank 3) slowed down by power since" in said(make_gpu_run_started(), *capped, make_timed_epoch())
+    assert "GPU-0 (rank 0) and 1 more slowed" in said(make_gpu_run_started(), *hot, *capped, make_timed_epoch())
+    assert "since 1970-01-01 00:01" in said(make_gpu_run_started(), *hot, make_timed_epoch(time=90_000.0))
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        looks((80, 85), "thermal"),
+        looks((70, 75, 80), "thermal") + looks((85,)),
+        looks((70, 75), "thermal") + looks((80,)) + looks((85, 90), "thermal"),
+        looks((70, 75, 80, 85), "power cap", clock=1965),
+        looks((70, 75, 80, 85), "set clocks"),
+    ],
+    ids=["two looks", "over", "not in a row", "full clock", "as someone wants it"],
+)
+def test_bottleneck_ignores_gpu_without_lasting_throttling(events: list[Event]) -> None:
+    assert said(make_gpu_run_started(), *events, make_timed_epoch()).startswith("GPU-bound")
+
+
+def test_bottleneck_throttling_survives_sample_without_readings() -> None:
+    silent = GpuEvent(time=77.0, gpus=[GpuSample("GPU-0", "h")])
+    hot = looks((70, 75, 80), "thermal")
+    assert "slowed down by heat" in said(make_gpu_run_started(), *hot[:2], silent, hot[2], make_timed_epoch())
+
+
+def test_bottleneck_blames_throttled_gpu_for_straggler() -> None:
+    slow = make_timed_epoch(work=make_rank_timings((0.1, 3), (0.1, 3), (0.1, 5)))
+    assert said(make_gpu_run_started(), *looks((70, 75, 80), "thermal", gpu=2), slow).startswith(
+        "GPU-2 (rank 2) slowed down by heat"
+    )
+    assert said(make_gpu_run_started(), *looks((70, 75, 80), "thermal", gpu=1), slow).startswith(
+        "waiting for rank 2 (GPU-2)"
+    )
+
+
+def test_fixed_share_is_step_time_without_images() -> None:
+    # 64 images a rank and 20,000 of four ranks a second: 12.8 ms a step. 2 ms and 0.1 ms an image give 8.4 ms.
+    line = make_timed_epoch(images_per_second=4 * 64 / 0.0084)
+    assert fixed_cost_share(make_gpu_run_started(least_step=0.0022), line) == pytest.approx(2 / 8.4)
+    assert fixed_cost_share(make_gpu_run_started(least_step=0.0087), line) == 0.99
+    assert fixed_cost_share(make_gpu_run_started(least_step=0.1), line) is None, "something else came between"
+    assert fixed_cost_share(make_gpu_run_started(least_step=1e-5), line) == 0
+    assert said(make_gpu_run_started(least_step=0.008), make_timed_epoch()) == (
+        "too little work a step: 61% of it is fixed cost; give a larger data.batch_size"
+    )
+
+
+def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
+    # 16 images take 10 ms, and 2 images 9.5 ms: 9.43 ms are left without images.
+    one_rank_on_cpu = {"world_size": 1, "devices": ["cpu"], "ranks": [RankDevice(0, "h", 1, "cpu")]}
+    run = make_gpu_run_started(**one_rank_on_cpu, batch_size=16, least_step=0.0095, least_images=2)
+    history = history_from_events([run, make_timed_epoch(images_per_second=1600.0, work=make_rank_timings((0.1, 3.0)))])
+    assert kind(history) is BottleneckKind.SMALL_STEPS, history.bottleneck
+    verdict = history.summary().verdict
+    assert verdict is not None
+    assert verdict.message == "too little work a step: 94% of it is fixed cost; give a larger data.batch_size"
+
+
+def test_bottleneck_ignores_fixed_cost_of_batch_not_larger_than_tried() -> None:
+    assert said(make_gpu_run_started(batch_size=2, least_images=2, least_step=10.0), make_timed_epoch()) == ""
+
+
+def test_bottleneck_treats_fixed_cost_of_compiled_model_as_upper_bound() -> None:
+    assert said(make_gpu_run_started(least_step=0.001, compiled=True), make_timed_epoch()).startswith("GPU-bound")
+    assert said(make_gpu_run_started(least_step=0.008, compiled=True), make_timed_epoch()) == ""
+
+
+def test_utilization_counts_all_gpus() -> None:
+    # ResNet-50: 12.3 GFLOP an image, forward and backward; 4 x 989.4 TFLOPS.
+    known = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
+    assert model_flops_utilization(known, make_timed_epoch(images_per_second=12_000.0)) == pytest.approx(
+        0.0373, abs=1e-4
+    )
+    assert history_from_events([known, make_timed_epoch(images_per_second=100_000.0)]).summary().mfu == 0.3108
+    assert model_flops_utilization(make_gpu_run_started(flops=12.3e9), make_timed_epoch()) is None
+    assert model_flops_utilization(make_gpu_run_started(peak_tflops=989.4), make_timed_epoch()) is None
+
+
+NOTHING: Any = None
+
+
+@pytest.mark.parametrize(
+    "epoch",
+    [
+        make_epoch(2, time=100.0),
+        make_timed_epoch(data_wait=NOTHING),
+        make_timed_epoch(data_wait=-1.0),
+        make_timed_epoch(images_per_second=NOTHING),
+        make_timed_epoch(images_per_second=0.0),
+        make_timed_epoch(time=-5.0),
+    ],
+    ids=["old journal", "null", "negative", "no rate", "no step", "of the sitting before"],
+)
+def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
+    assert said(make_gpu_run_started(), epoch) == ""
+
+
+def test_bottleneck_ignores_malformed_timings() -> None:
+    epoch = json.loads(to_line(make_timed_epoch()))
+    strange = [{}, {"rank": 1}, {"rank": "x", "seconds": 1, "waited": 1, "forward": 9}, {"seconds": None}]
+    strange += [{"rank": 1, "seconds": 10, "waited": bad, "forward": 9} for bad in (None, -1, 10**400, [])]
+    for one in strange:
+        read = from_line(json.dumps(epoch | {"work": [*epoch["work"], one]}))
+        assert isinstance(read, EpochEvent)
+        assert read.work == []
+        assert said(make_gpu_run_started(), read).startswith("GPU-bound")
+    assert said(make_run_started(), make_timed_epoch()) == "", "a run that was begun before steps were timed"
+    assert said(make_gpu_run_started()) == said(make_timed_epoch()) == ""
+
+
+def test_bottleneck_uses_epochs_of_current_session() -> None:
+    slow = make_timed_epoch(data_wait=0.5)
+    again = replace(
+        make_run_resumed(20, time=200.0),
+        **{name: getattr(make_gpu_run_started(), name) for name in ("devices", "ranks")},
+    )
+    history = history_from_events([make_gpu_run_started(), slow, again])
+    assert history.bottleneck is None
+    assert (
+        history_from_events([make_gpu_run_started(), slow, replace(make_timed_epoch(), epoch=3, time=110.0)]).bottleneck
+        is not None
+    )
+
+
+def test_bottleneck_survives_journal_round_trip() -> None:
+    events = [make_gpu_run_started(flops=1e9, peak_tflops=100.0), *looks((70, 75, 80), "thermal"), make_timed_epoch()]
+    read = [event for event in map(from_line, map(to_line, events)) if event is not None]
+    assert list(map(to_line, read)) == list(map(to_line, events))
+    assert said(*read) == said(*events) != ""
+    unknown = from_line(to_line(make_gpu_run_started(least_step=math.nan)))
+    assert isinstance(unknown, RunStarted)
+    assert said(unknown, make_timed_epoch()) == ""
+
+
+# The peak
+
+
+@pytest.mark.parametrize(
+    ("name", "amp", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 80GB HBM3", "off", 494.7),
+        ("NVIDIA H100 PCIe", "O2", 756),
+        ("NVIDIA H200", "fp16", 989.4),
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312),
+        ("NVIDIA A100 80GB PCIe", "off", 156),
+        ("NVIDIA L4", "bf16", 121),
+        ("Tesla V100-SXM2-16GB", "O1", 125),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "off", 15.7),
+        ("Tesla T4", "fp16", 65),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+        ("NVIDIA A10G", "bf16", None),
+        ("Some Card", "off", None),
+    ],
+)
+def test_peak_tflops_depends_on_gpu_and_precision(name: str, amp: Any, tflops: float | None) -> None:
+    assert peak_tflops(name, PrecisionConfig(amp=amp)) == tflops
+
+
+def test_peak_tflops_without_tf32_uses_plain_float32() -> None:
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", PrecisionConfig(tf32="off")) == 19.5
+
+
+def test_peak_tflops_table_has_no_sparse_values() -> None:
+    """Dense tensor cores do twice as many operations in 16 bits as in TF32, as far as they have it."""
+    for peak in PEAK_TFLOPS.values():
+        assert peak.bf16 is None or peak.tf32 is None or peak.bf16 <= 2.06 * peak.tf32
+        assert peak.fp32 <= peak.fp16

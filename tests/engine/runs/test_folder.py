@@ -1,0 +1,184 @@
+"""Run folders: found by name, owned by one, their state told truly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.runs.control import consume_requests, send_request
+from engine.runs.events import ControlEvent, RunFinished
+from engine.runs.folder import RunFolder, RunState, find_run, sanitize_run_name
+from engine.runs.journal import to_line
+from engine.runs.ownership import Ownership, _try_lock, claim_run
+from engine.utils.errors import UsageError
+from factories import make_epoch, make_run_folder, make_run_started
+
+
+def state_of(folder: RunFolder) -> RunState:
+    return folder.state(folder.history())
+
+
+def test_run_state_without_owner_follows_journal_or_is_crashed(tmp_path: Path) -> None:
+    assert state_of(make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))) == RunState.CRASHED
+    assert (
+        state_of(make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="stopped"))) == RunState.STOPPED
+    )
+    assert state_of(make_run_folder(tmp_path, "c", make_run_started(), RunFinished(state="failed"))) == RunState.FAILED
+    assert state_of(make_run_folder(tmp_path, "d")) == RunState.CRASHED
+
+
+def test_run_state_with_owner_is_live(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    ownership = Ownership(folder)
+    assert state_of(folder) == RunState.STARTING
+    for event, state in (
+        (make_run_started(), RunState.RUNNING),
+        (ControlEvent(request="stop", by="me", outcome="soon"), RunState.STOPPING),
+    ):
+        with folder.journal.open("a") as file:
+            file.write(to_line(event) + "\n")
+        assert state_of(folder) == state
+    ownership.release()
+    assert state_of(folder) == RunState.CRASHED
+
+
+def test_run_state_on_other_host_follows_heartbeat(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    beat = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 10}
+    folder.owner.write_text(json.dumps(beat))
+    assert state_of(folder) == RunState.RUNNING
+    folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
+    assert state_of(folder) == RunState.CRASHED
+
+
+def test_run_state_on_other_host_without_heartbeat_follows_journal(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished"))
+    Ownership(folder).release()
+    left = json.loads(folder.owner.read_text())
+    assert left["heartbeat"] is None
+    folder.owner.write_text(json.dumps(left | {"host": "elsewhere"}))
+    assert state_of(folder) == RunState.FINISHED
+
+
+def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    send_request(folder.control, "stop")
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / ".last.pt.123.tmp").write_text("half")
+    claim_run(tmp_path, "a", "x", resume=True).ownership.release()
+    assert list(folder.control.iterdir()) == []
+    assert list(folder.checkpoints.iterdir()) == []
+
+
+def test_claim_rejects_folder_that_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(UsageError, match="photos exists"):
+        claim_run(tmp_path, "photos", "x", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"), [("my exp", "my-exp"), ("_a.b_", "a.b"), ("ü", "run"), ("x" * 300, "x" * 80)]
+)
+def test_fit_for_a_name_sanitizes_file_stem(stem: str, name: str) -> None:
+    assert sanitize_run_name(stem) == name
+
+
+def test_ownership_is_exclusive_between_processes(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    program = f"""
+from pathlib import Path
+from engine.runs.ownership import Ownership
+from engine.runs.folder import RunFolder
+owner = Ownership(RunFolder(Path({str(folder.path)!r})))
+print("owned", flush=True)
+input()
+"""
+    other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "owned\n"
+    with pytest.raises(UsageError, match=f"is being run by process {other.pid}"):
+        Ownership(folder)
+    other.kill()
+    other.communicate()
+    Ownership(folder).release()
+
+
+def test_claim_rejects_run_owned_on_other_host(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    beat = {"format": 1, "host": "node7", "pid": 12, "heartbeat": time.time()}
+    folder.owner.write_text(json.dumps(beat))
+    with pytest.raises(UsageError, match="is being run by process 12 on node7"):
+        claim_run(tmp_path, "a", "x", resume=True)
+    folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
+    claim_run(tmp_path, "a", "x", resume=True).ownership.release()
+
+
+def test_lock_rejects_deleted_lock_file(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = _try_lock(path)
+    assert first is not None
+    waiting = os.open(path, os.O_RDWR)
+    path.unlink()
+    os.close(first)
+    second = _try_lock(path)
+    assert second is not None
+    assert _try_lock(path) is None
+    assert os.fstat(second).st_ino == path.stat().st_ino != os.fstat(waiting).st_ino
+    os.close(second)
+    os.close(waiting)
+
+
+def test_claim_names_run_by_stem_and_next_free_number(tmp_path: Path) -> None:
+    names = []
+    for _ in range(2):
+        claimed = claim_run(tmp_path / "runs", None, "digits", resume=False)
+        names.append(claimed.folder.name)
+        claimed.ownership.release()
+    assert names == ["digits-1", "digits-2"]
+
+
+def test_claim_discard_restores_previous_state(tmp_path: Path) -> None:
+    claimed = claim_run(tmp_path / "deep" / "runs", "a", "x", resume=False)
+    claimed.discard()
+    claimed.ownership.release()
+    assert list(tmp_path.iterdir()) == []
+    make_run_folder(tmp_path / "runs", "old", make_run_started())
+    again = claim_run(tmp_path / "runs", "old", "x", resume=True)
+    again.discard()
+    again.ownership.release()
+    assert (tmp_path / "runs" / "old" / "events.jsonl").exists()
+
+
+def test_find_run_accepts_name_prefix_path_and_last(tmp_path: Path) -> None:
+    for age, name in enumerate(("mnist-1", "digits-1", "digits-12")):
+        folder = make_run_folder(tmp_path, name)
+        folder.config.touch()
+        os.utime(folder.config, (1000 + age, 1000 + age))
+    assert find_run(tmp_path, "mn").name == "mnist-1"
+    assert find_run(tmp_path, "digits-1").name == "digits-1"
+    assert find_run(tmp_path, "last").name == "digits-12"
+    assert find_run(tmp_path / "elsewhere", str(tmp_path / "mnist-1")).path == tmp_path / "mnist-1"
+
+
+def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> None:
+    for name in ("digits-1", "digits-2"):
+        make_run_folder(tmp_path, name)
+    with pytest.raises(UsageError, match="could be any of digits-1, digits-2"):
+        find_run(tmp_path, "digits")
+    with pytest.raises(UsageError, match="did you mean digits-1"):
+        find_run(tmp_path, "digts-1")
+
+
+def test_take_requests_returns_each_request_once_in_order(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    send_request(folder.control, "stop")
+    send_request(folder.control, "dance")
+    assert [request.request for request in consume_requests(folder.control)] == ["stop", "dance"]
+    assert list(consume_requests(folder.control)) == []
+    assert list(folder.control.iterdir()) == []

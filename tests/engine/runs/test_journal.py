@@ -1,0 +1,188 @@
+"""The journal: append-only JSON lines that outlive a crash, and the state that they add up to."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.runs.event_lines import event_line
+from engine.runs.events import (
+    CheckpointSaved,
+    ControlEvent,
+    EpochEvent,
+    Event,
+    GpuEvent,
+    RunFinished,
+    RunStarted,
+    StepEvent,
+    WarningEvent,
+)
+from engine.runs.history import history_from_events
+from engine.runs.journal import Journal, JournalReader, from_line, to_line
+from engine.runs.records import GpuSample, RankDevice, RankPeakMemory
+from factories import make_epoch, make_run_resumed, make_run_started, make_step
+
+RECORDS = (
+    '{"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1", "host": "h", "state": "ok", "busy": 97, '
+    '"sm_active": 81.5, "tensor_active": null, "memory_used": 65498251264, "temperature": 64, "power": 512.5, '
+    '"sm_clock": 1980, "max_sm_clock": 1980, "throttle": ["power cap"]}]}',
+    '{"type": "epoch", "time": 5.0, "epoch": 1, "step": 10, "train_loss": 1.0, "train_accuracy": 0.4, "val_loss": 1.1, '
+    '"val_accuracy": 0.5, "lr": 0.1, "seconds": 1.0, "images_per_second": 100.0, "skipped": 0, "unread": 0, '
+    '"val_top5": null, "ema_val_loss": null, "ema_val_accuracy": null, '
+    '"memory": [{"rank": 0, "allocated": 1073741824, "reserved": 2147483648}], "data_wait": 0.1, '
+    '"work": [{"rank": 0, "seconds": 1.5, "waited": 0.15, "forward": 0.5}]}',
+)
+
+
+@pytest.mark.parametrize("line", RECORDS, ids=["gpus", "epoch"])
+def test_records_of_ranks_and_gpus_keep_their_json(line: str) -> None:
+    event = from_line(line)
+    assert event is not None
+    assert to_line(event) == line
+
+
+def test_the_ranks_of_a_run_keep_their_json() -> None:
+    ranks = [RankDevice(0, "h", 7, "cpu"), RankDevice(1, "h", 8, "cpu")]
+    line = to_line(replace(make_run_started(), ranks=ranks))
+    assert json.loads(line)["ranks"] == [
+        {"rank": 0, "host": "h", "pid": 7, "device": "cpu"},
+        {"rank": 1, "host": "h", "pid": 8, "device": "cpu"},
+    ]
+    assert from_line(line) == replace(from_line(to_line(make_run_started())), ranks=ranks)  # type: ignore[type-var]
+
+
+def test_a_gpu_record_has_no_value_for_what_is_missing_or_strange() -> None:
+    strange = {"uuid": 5, "host": None, "state": [], "busy": "97", "power": 10**400, "throttle": "heat", "new": 1}
+    event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, strange]}))
+    assert isinstance(event, GpuEvent)
+    assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]
+    assert [one["uuid"] for one in history_from_events([event]).summary().gpus] == ["GPU-1", "None"]
+
+
+def test_an_incomplete_rank_or_memory_record_is_left_out() -> None:
+    run = json.loads(to_line(make_run_started())) | {
+        "ranks": [{"rank": 0}, {"rank": 1, "host": "h", "pid": 8, "device": "cpu"}]
+    }
+    read = from_line(json.dumps(run))
+    assert isinstance(read, RunStarted)
+    assert read.ranks == [RankDevice(1, "h", 8, "cpu")]
+    memory = [{"rank": 0, "allocated": None, "reserved": 1}, {"rank": 1, "allocated": 1, "reserved": 2}]
+    done = from_line(json.dumps(json.loads(to_line(make_epoch(1))) | {"memory": memory}))
+    assert isinstance(done, EpochEvent)
+    assert done.memory == [RankPeakMemory(1, 1, 2)]
+
+
+@pytest.mark.parametrize("field", ["ranks", "gpus", "memory", "work"])
+def test_an_event_whose_records_are_no_objects_is_passed_over(field: str) -> None:
+    event = {"ranks": make_run_started(), "gpus": GpuEvent(gpus=[])}.get(field, make_epoch(1))
+    assert from_line(json.dumps(json.loads(to_line(event)) | {field: [5]})) is None
+
+
+def test_journal_line_round_trips_every_event() -> None:
+    some: list[Event] = [
+        *(
+            make_run_started(),
+            make_run_resumed(3, 1.0),
+            make_step(1),
+            make_epoch(1),
+            WarningEvent(message="ä \x1b[31m"),
+        ),
+        *(CheckpointSaved(path="p", step=1, epoch=1), ControlEvent(request="stop", by="me", outcome="yes")),
+        RunFinished(state="failed", message="why"),
+    ]
+    for event in some:
+        assert to_line(event).isprintable()
+        back = from_line(to_line(event))
+        assert type(back) is type(event)
+        assert to_line(back) == to_line(event)
+
+
+def test_journal_line_starts_with_type_and_time() -> None:
+    assert list(json.loads(to_line(make_step(1))))[:2] == ["type", "time"]
+
+
+def test_journal_line_writes_non_finite_numbers_as_null() -> None:
+    line = to_line(
+        StepEvent(step=1, epoch=1, losses=[math.nan, 1.0, math.inf], lr=0.1, images_per_second=1.0, data_wait=0.0)
+    )
+    assert json.loads(line)["losses"] == [None, 1.0, None]
+
+
+def test_log_line_of_epoch_accepts_null_numbers() -> None:
+    read = from_line(to_line(make_epoch(1, math.nan)))
+    assert read is not None
+    assert "val loss 1.1000 acc nan  100 img/s" in str(event_line(read))
+
+
+def test_from_line_ignores_unknown_types_and_fields() -> None:
+    assert from_line('{"type": "telepathy", "time": 1}') is None
+    more = json.loads(to_line(make_step(4))) | {"mood": "good"}
+    assert from_line(json.dumps(more)) == make_step(4)
+
+
+def test_journal_reader_reads_torn_last_line_once_complete(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    whole = to_line(make_step(1)) + "\n"
+    torn = to_line(make_step(2))
+    path.write_text(whole + torn[:20])
+    reader = JournalReader(path)
+    assert [event.step for event in reader.poll() if isinstance(event, StepEvent)] == [1]
+    with path.open("a") as file:
+        file.write(torn[20:] + "\n")
+    assert [event.step for event in reader.poll() if isinstance(event, StepEvent)] == [2]
+    assert list(reader.poll()) == []
+
+
+def test_journal_append_after_torn_line_starts_new_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(to_line(make_step(1)) + "\n" + to_line(make_step(2))[:30])
+    journal = Journal(path)
+    journal.append(make_step(3))
+    journal.close()
+    assert [event.step for event in JournalReader(path).poll() if isinstance(event, StepEvent)] == [1, 3]
+
+
+def test_journal_reader_of_missing_file_is_empty(tmp_path: Path) -> None:
+    assert list(JournalReader(tmp_path / "none").poll()) == []
+
+
+def test_history_drops_steps_after_resumed_checkpoint() -> None:
+    history = history_from_events(
+        [make_run_started(), make_epoch(1), make_epoch(2), make_step(25, 3), make_run_resumed(15, 5.0)]
+    )
+    assert [entry.epoch for entry in history.epochs] == [1]
+    assert history.latest_step is None
+    history.add(make_epoch(2, 0.9))
+    assert [entry.val_accuracy for entry in history.epochs] == [0.5, 0.9]
+
+
+def test_summary_reports_last_and_best_epoch() -> None:
+    events = [
+        make_run_started(),
+        make_epoch(1, 0.7),
+        make_epoch(2, 0.9),
+        make_epoch(3, 0.8, time=9.0),
+        RunFinished(time=10.0, state="finished"),
+    ]
+    summary = history_from_events(events).summary()
+    assert (summary.state, summary.epochs, summary.val_accuracy) == ("finished", 3, 0.8)
+    assert (summary.best_epoch, summary.best_val_accuracy) == (2, 0.9)
+    assert (summary.images_per_second, summary.seconds) == (200.0, 10.0)
+
+
+def test_summary_seconds_exclude_time_between_sessions() -> None:
+    events = [make_run_started(0.0), make_epoch(1, time=10.0), make_run_resumed(10, 100.0), make_epoch(2, time=105.0)]
+    assert history_from_events(events).summary().seconds == 15.0
+
+
+def test_from_line_ignores_line_with_wrong_field_type() -> None:
+    line = to_line(make_step(7))
+    assert from_line(line) is not None
+    for strange in ('"7"', "null", "[7]", "{}", "7.5"):
+        assert from_line(line.replace('"step": 7', f'"step": {strange}')) is None
+    assert from_line(line.replace('"time": 1.0', '"time": null')) is None
+    assert from_line(line.replace('"time": 1.0, ', "")) is None

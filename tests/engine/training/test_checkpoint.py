@@ -1,0 +1,190 @@
+"""Checkpoint files: which are kept, that every change of one is known, and what a run goes on from then."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError
+from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
+from engine.training.rng import rng_state, set_rng_state
+from engine.utils.errors import UsageError
+
+CPU = torch.device("cpu")
+bounded = settings(
+    max_examples=60, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def save(folder: Path, step: int, *, best: bool = False, keep: int = 3, **more: Any) -> Path:
+    state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": step, "model": {"w": torch.arange(1000.0) + step}} | more
+    return save_checkpoint(state, folder, best=best, keep=keep)
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_save_checkpoint_keeps_newest_and_best(tmp_path: Path) -> None:
+    for step in (9, 10, 99, 100, 101):
+        save(tmp_path, step, best=step == 10, keep=2)
+    assert names(tmp_path) == ["best.pt", "last.pt", "step-00000100.pt", "step-00000101.pt"]
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 10
+    assert (tmp_path / "last.pt").samefile(tmp_path / "step-00000101.pt")
+
+
+def test_checkpoint_loads_with_plain_torch_load(tmp_path: Path) -> None:
+    path = save(tmp_path, 7)
+    assert torch.load(path, weights_only=True)["model"]["w"][3] == 10.0
+    assert torch.load(path, weights_only=True, mmap=True)["step"] == 7
+
+
+def test_save_checkpoint_failure_keeps_previous_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1, keep=1)
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        save(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["last.pt", "step-00000001.pt"]
+    assert load_newest(tmp_path)[1]["step"] == 1
+
+
+def test_save_checkpoint_copies_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.link", lambda *_, **__: (_ for _ in ()).throw(OSError("no links here")))
+    damage(save(tmp_path, 5, best=True))
+    path, state, damaged = load_newest(tmp_path)
+    assert (path, state["step"]) == (tmp_path / "last.pt", 5), "the copy is sound"
+    assert len(damaged) == 1
+
+
+def test_load_checkpoint_rejects_truncated_file(tmp_path: Path) -> None:
+    content = save(tmp_path, 1).read_bytes()
+    rng = random.Random(0)  # noqa: S311
+    for length in (0, 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(50))):
+        (tmp_path / "cut.pt").write_bytes(content[:length])
+        with pytest.raises(DamagedCheckpointError):
+            load_checkpoint(tmp_path / "cut.pt")
+
+
+def test_load_checkpoint_rejects_any_flipped_byte(tmp_path: Path) -> None:
+    content = save(tmp_path, 1).read_bytes()
+    rng = random.Random(0)  # noqa: S311
+    places = [0, *range(len(content) - 100, len(content)), *(rng.randrange(len(content)) for _ in range(50))]
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= rng.randrange(1, 256)
+        (tmp_path / "changed.pt").write_bytes(changed)
+        with pytest.raises(DamagedCheckpointError):
+            load_checkpoint(tmp_path / "changed.pt")
+
+
+@settings(
+    max_examples=100, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_load_checkpoint_raises_only_damaged_error_for_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
+    sound = save(tmp_path, 1).read_bytes()
+    piece = st.binary(max_size=200) | st.integers(0, len(sound)).map(lambda end: sound[:end])
+    (tmp_path / "fuzz.pt").write_bytes(b"".join(data.draw(st.lists(piece, max_size=4))))
+    with suppress(DamagedCheckpointError):
+        assert load_checkpoint(tmp_path / "fuzz.pt")["step"] == 1
+
+
+@bounded
+@given(st.dictionaries(st.sampled_from([*CHECKPOINT_KEYS, "format"]), st.none() | st.integers() | st.text()))
+def test_load_checkpoint_rejects_valid_checksum_with_wrong_content(tmp_path: Path, values: dict[str, Any]) -> None:
+    path = save_checkpoint(values | {"step": 1}, tmp_path, best=False, keep=1)
+    with suppress(DamagedCheckpointError, UsageError):
+        assert load_checkpoint(path).keys() >= CHECKPOINT_KEYS
+
+
+def test_load_newest_skips_damaged_checkpoint_and_sets_it_aside(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    damage(save(tmp_path, 3))
+    path, state, damaged = load_newest(tmp_path)
+    assert (path, state["step"]) == (tmp_path / "step-00000002.pt", 2)
+    assert damaged == ["step-00000003.pt has another checksum than it was written with"]
+    save(tmp_path, 4, keep=2)
+    assert names(tmp_path) == ["last.pt", "step-00000002.pt", "step-00000003.pt.damaged", "step-00000004.pt"]
+
+
+def test_load_newest_falls_back_to_best(tmp_path: Path) -> None:
+    save(tmp_path, 1, best=True, keep=1)
+    damage(save(tmp_path, 2, keep=1))
+    assert load_newest(tmp_path)[1]["step"] == 1
+
+
+def test_load_newest_rejects_only_damaged_files_and_accepts_empty_folder(tmp_path: Path) -> None:
+    assert load_newest(tmp_path) == (None, {}, [])
+    damage(save(tmp_path, 1))
+    with pytest.raises(UsageError, match=r"no checkpoint is sound: step-00000001.pt has another checksum"):
+        load_newest(tmp_path)
+
+
+def test_load_newest_does_not_treat_io_error_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    before = names(tmp_path)
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", stale)
+        with pytest.raises(UsageError, match=r"cannot be read now: .* Stale file handle"):
+            load_newest(tmp_path)
+    assert names(tmp_path) == before
+    assert load_newest(tmp_path)[1]["step"] == 1
+
+
+def test_load_newest_rejects_damaged_folder_repeatedly(tmp_path: Path) -> None:
+    damage(save(tmp_path, 1))
+    for _ in range(3):
+        with pytest.raises(UsageError, match="no checkpoint is sound"):
+            load_newest(tmp_path)
+
+
+def test_load_newest_uses_last_without_step_files(tmp_path: Path) -> None:
+    save(tmp_path / "there", 3)
+    (tmp_path / "here").mkdir()
+    shutil.copy(tmp_path / "there" / "last.pt", tmp_path / "here")
+    assert load_newest(tmp_path / "here")[1]["step"] == 3
+
+
+def test_load_checkpoint_rejects_later_format(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, format=99)
+    with pytest.raises(UsageError, match="has format 99, and this gputrain reads format 3"):
+        load_checkpoint(path)
+
+
+def test_load_checkpoint_does_not_execute_pickled_code(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, code=print)
+    with pytest.raises(DamagedCheckpointError, match="is no checkpoint of gputrain"):
+        load_checkpoint(path)
+
+
+def test_rng_state_restores_every_generator() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), torch.rand(1).item()  # noqa: S311
+
+    random.gauss()
+    np.random.standard_normal()
+    state = rng_state(CPU)
+    first = draw()
+    assert draw() != first
+    set_rng_state(state, CPU)
+    assert draw() == first

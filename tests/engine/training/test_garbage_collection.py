@@ -1,0 +1,73 @@
+"""Python's collector does not run within an epoch, and has nothing to do there."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from engine.training.loop import evaluate, train_step
+from engine.training.memory import manual_gc
+from in_process import single_rank_trainer
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        (),
+        ("optim.accumulate=2", "optim.nonfinite=skip", "model.ema=0.9", "augment.mixup=0.2", "optim.clip_norm=1"),
+        ("optim.name=adamw", "precision.amp=bf16", "loss.label_smoothing=0.1"),
+    ],
+)
+def test_training_leaves_no_tensor_in_reference_cycles(recipe: tuple[str, ...]) -> None:
+    with single_rank_trainer("data.batch_size=8", *recipe) as fit, manual_gc():
+        before = 0
+        for number in range(50):
+            train_step(fit.state)
+            if number == 10:
+                before = tensors()
+        assert tensors() <= before + 2 * fit.config.run.log_every, "more than the log keeps until it tells"
+        evaluate(fit.state, lambda: False)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            gc.collect()
+            held = [one for one in gc.garbage if isinstance(one, torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        assert held == []
+
+
+def tensors() -> int:
+    return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+
+def test_a_run_is_freed_with_its_last_reference() -> None:
+    """A process group that only the collector frees could be freed in a forked loader process, and hang it."""
+    gc.disable()
+    try:
+        with single_rank_trainer() as fit:
+            assert not fit._handle_requests()
+            freed = [weakref.ref(fit), weakref.ref(fit.state), weakref.ref(fit.state.model)]
+        del fit
+        assert [one() for one in freed] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_collecting_between_disables_gc_and_restores_it() -> None:
+    was = gc.isenabled()
+    with pytest.raises(ZeroDivisionError), manual_gc() as collect:
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        ring: list[object] = [torch.zeros(1)]
+        ring.append(ring)
+        count = tensors()
+        del ring
+        assert tensors() == count
+        collect()
+        assert tensors() == count - 1
+        _ = 1 / 0
+    assert (gc.isenabled(), gc.get_freeze_count()) == (was, 0)

@@ -1,0 +1,132 @@
+"""Losses: torch's own where torch has them, weighed by the data, and those of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config.loader import resolve_config
+from engine.training.losses import balanced_class_weights, build_loss
+from engine.utils.errors import UsageError
+
+CPU = torch.device("cpu")
+COUNTS = np.array([10, 40, 50])
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, -3.0], [1.0, 1.0, 1.0], [-2.0, 0.0, 4.0]])
+LABELS = torch.tensor([0, 2, 1, 1])
+ONE_HOT = F.one_hot(LABELS, 3).float()
+
+
+def loss(*overrides: str, logits: Tensor = LOGITS, targets: Tensor = LABELS) -> Tensor:
+    return build_loss(resolve_config(None, overrides).config, 3, lambda: COUNTS, CPU)(logits, targets)
+
+
+def test_cross_entropy_matches_torch_with_label_smoothing() -> None:
+    assert torch.equal(loss(), F.cross_entropy(LOGITS, LABELS))
+    assert torch.equal(loss("loss.label_smoothing=0.1"), F.cross_entropy(LOGITS, LABELS, label_smoothing=0.1))
+
+
+def test_mse_and_bce_use_one_hot_labels() -> None:
+    assert torch.allclose(loss("loss.name=mse"), F.mse_loss(LOGITS, ONE_HOT))
+    assert torch.allclose(loss("loss.name=bce"), F.binary_cross_entropy_with_logits(LOGITS, ONE_HOT))
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "mse", "bce"])
+def test_label_smoothing_matches_manual_targets(name: str) -> None:
+    smoothed = 0.9 * ONE_HOT + 0.1 / 3
+    by_hand = loss(f"loss.name={name}", targets=smoothed)
+    assert torch.allclose(loss(f"loss.name={name}", "loss.label_smoothing=0.1"), by_hand)
+
+
+def test_balanced_weights_give_classes_equal_weight() -> None:
+    weights = balanced_class_weights(COUNTS)
+    assert np.allclose(weights * COUNTS, weights[0] * COUNTS[0])
+    assert np.isclose((weights * COUNTS).sum() / COUNTS.sum(), 1.0)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "mse", "bce"])
+def test_class_weighted_loss_of_halves_averages_to_whole(name: str) -> None:
+    options = (f"loss.name={name}", "loss.class_weights=balanced")
+    halves = [loss(*options, logits=LOGITS[part], targets=LABELS[part]) for part in (slice(2), slice(2, 4))]
+    assert torch.allclose(loss(*options), (halves[0] + halves[1]) / 2)
+    each = torch.stack([loss(f"loss.name={name}", logits=LOGITS[[n]], targets=LABELS[[n]]) for n in range(4)])
+    weights = torch.tensor(balanced_class_weights(COUNTS)[LABELS.numpy()], dtype=torch.float32)
+    assert torch.allclose(loss(*options), (each * weights).mean())
+
+
+def test_class_weighted_loss_ignores_autocast() -> None:
+    counts = np.array([1, 300_000, 300_000])
+    criterion = build_loss(
+        resolve_config(None, ["loss.name=mse", "loss.class_weights=balanced"]).config, 3, lambda: counts, CPU
+    )
+    wanted = criterion(LOGITS, LABELS)
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
+            assert torch.equal(criterion(LOGITS, LABELS), wanted)
+
+
+def test_loss_of_half_precision_logits_is_float32() -> None:
+    assert loss(logits=LOGITS.half()).dtype == torch.float32
+
+
+OWN = """
+import torch
+
+def focal(logits, labels):
+    likely = torch.softmax(logits, 1).gather(1, labels[:, None]).squeeze(1)
+    return (-(1 - likely) ** 2 * likely.log()).mean()
+
+class Scaled:
+    def __call__(self, logits, labels):
+        return 3 * torch.nn.functional.cross_entropy(logits, labels)
+
+def each(logits, labels):
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+class Focal(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weights", torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, logits, labels):
+        return torch.nn.functional.cross_entropy(logits, labels, self.weights)
+
+def broken(logits, labels):
+    raise ValueError("no way")
+"""
+
+
+@pytest.fixture
+def user_loss_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "their_losses.py").write_text(OWN)
+    return f"run.code={tmp_path}"
+
+
+def test_user_loss_may_be_function_or_class(user_loss_code: str) -> None:
+    likely = torch.softmax(LOGITS, 1)[torch.arange(4), LABELS]
+    by_hand = (-((1 - likely) ** 2) * likely.log()).mean()
+    assert torch.allclose(loss("loss.name=their_losses:focal", user_loss_code), by_hand)
+    assert torch.allclose(loss("loss.name=their_losses:Scaled", user_loss_code), 3 * F.cross_entropy(LOGITS, LABELS))
+
+
+def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
+    device = torch.device("meta")
+    criterion = build_loss(
+        resolve_config(None, ["loss.name=their_losses:Focal", user_loss_code]).config, 3, lambda: COUNTS, device
+    )
+    assert criterion(LOGITS.to(device), LABELS.to(device)).device == device
+    assert torch.allclose(
+        loss("loss.name=their_losses:Focal", user_loss_code),
+        F.cross_entropy(LOGITS, LABELS, torch.tensor([1.0, 2.0, 3.0])),
+    )
+
+
+def test_user_loss_is_tried_before_training(user_loss_code: str) -> None:
+    for name, told in (("each", r"gives \(2,\) where the mean loss"), ("broken", "ValueError: no way")):
+        with pytest.raises(UsageError, match=told):
+            loss(f"loss.name=their_losses:{name}", user_loss_code)

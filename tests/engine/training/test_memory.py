@@ -1,0 +1,226 @@
+"""Memory: what is told of it, what is said when it is full, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+from engine.distributed.failures import describe_cause, describe_failure, oom_location, rank_failure
+from engine.distributed.node_plan import plan_node
+from engine.launch.batch_size import MAX_MEMORY_SHARE, BatchSizeResult, find_batch_size, previous_batch_size
+from engine.launch.batch_size_process import (
+    BatchSizeTrials,
+    TrialOutcome,
+    peak_rss_bytes,
+    reset_peak_rss,
+    search_batch_size,
+    synthetic_source,
+)
+from engine.runs.folder import RunFolder
+from engine.runs.records import RankPeakMemory
+from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
+from engine.utils.errors import UsageError
+from gputrain_command import Gputrain, read_events
+
+# As torch 2.15 says it.
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 156.75 MiB is "
+    "free. {others}Including non-PyTorch memory, this process has 70.10 GiB memory in use. Of the allocated memory "
+    "69.00 GiB is allocated by PyTorch, and 300.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def config(*overrides: str) -> Config:
+    return resolve_config(None, list(overrides)).config
+
+
+def test_cause_of_gpu_oom_names_batch_and_advice() -> None:
+    error = torch.OutOfMemoryError(FULL.format(others=""))
+    assert describe_cause(error, config("data.batch_size=256")) == (
+        "the GPU's memory is full (79.1 of 79.2 GiB in use) at 256 images a rank: try data.batch_size=128 with "
+        "optim.accumulate=2, precision.amp=bf16, or --batch-size auto"
+    )
+
+
+def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
+    error = torch.OutOfMemoryError(FULL.format(others="Process 77 has 9.00 GiB memory in use. "))
+    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of them by other processes)" in describe_cause(error, config())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advice"),
+    [
+        (["precision.amp=fp16"], "64 images a rank: try data.batch_size=32 with optim.accumulate=2, or --batch"),
+        (["optim.accumulate=4"], "data.batch_size=32 with optim.accumulate=8, precision.amp=bf16, or"),
+        (["device.static_graph=true"], "try data.batch_size=32, precision.amp=bf16, or"),
+        (["device.parallel=dp"], "64 images a GPU: try data.batch_size=32 with optim.accumulate=2, precision.amp=fp16"),
+        (["data.batch_size=1"], "at 1 image a rank: try precision.amp=bf16, or a smaller data.image_size or another"),
+    ],
+)
+def test_cause_of_gpu_oom_advises_only_unused_options(overrides: list[str], advice: str) -> None:
+    assert advice in describe_cause(torch.OutOfMemoryError(FULL.format(others="")), config(*overrides))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA error: out of memory\nCUDA kernel errors might", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"],
+)
+def test_cause_of_recognizes_all_gpu_oom_messages(text: str) -> None:
+    assert describe_cause(RuntimeError(text), config()).startswith("the GPU's memory is full at 64 images a rank: try ")
+
+
+def fill_by_torch() -> None:
+    torch.empty(1 << 50)
+
+
+def fill_by_numpy() -> None:
+    np.empty(1 << 50)
+
+
+@pytest.mark.parametrize("fill", [fill_by_torch, fill_by_numpy])
+def test_failure_of_host_oom_names_rank_batch_and_advice(fill: object) -> None:
+    assert callable(fill)
+    try:
+        fill()
+    except (RuntimeError, MemoryError) as error:
+        told = describe_failure(rank_failure(1, "cpu", error, config("device.ranks=2")))
+    assert told.startswith(
+        "rank 1 (cpu) failed: the machine's memory is full at 64 images a rank: try data.batch_size=32 with "
+        "optim.accumulate=2, fewer data.workers, fewer device.ranks, or --batch-size auto ("
+    )
+    assert "allocate" in told
+
+
+def test_out_of_memory_ignores_other_errors() -> None:
+    for error in (RuntimeError("shapes cannot be multiplied"), ValueError("out of range"), OSError("No space left")):
+        assert oom_location(error) is None
+
+
+def test_peak_memory_on_cpu_is_empty_without_gather() -> None:
+    cpu = torch.device("cpu")
+    reset_peak_memory(cpu)
+    empty_cache(cpu)
+    assert peak_memory(cpu) == {}
+    assert gather_peak_memory(cpu, 0, dist.GroupMember.NON_GROUP_MEMBER) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_peak_memory_on_gpu_reports_maximum() -> None:
+    gpu = torch.device("cuda", 0)
+    torch.zeros(1, device=gpu)
+    reset_peak_memory(gpu)
+    before = peak_memory(gpu)["allocated"]
+    torch.zeros(64 << 20, dtype=torch.uint8, device=gpu)
+    assert peak_memory(gpu)["allocated"] == before + (64 << 20)
+    assert peak_memory(gpu)["reserved"] >= peak_memory(gpu)["allocated"]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert gather_peak_memory(gpu, 0, dist.group.WORLD) == [RankPeakMemory(0, **peak_memory(gpu))]  # type: ignore[arg-type]
+    dist.destroy_process_group()
+    empty_cache(gpu)
+    reset_peak_memory(gpu)
+    assert peak_memory(gpu)["reserved"] < 64 << 20
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 7, 23, 31, 40, 100, 257, 1000, 1437, 5000])
+def test_batch_size_search_ends_near_limit_with_few_trials(room: int) -> None:
+    tried: list[int] = []
+
+    def trial(images: int) -> TrialOutcome:
+        tried.append(images)
+        return "fits" if images <= room else "full"
+
+    best = list(search_batch_size(trial, 10**6, "data"))[-1]
+    assert best.limited_by == "memory"
+    assert best.batch_size <= room < best.batch_size + max(best.batch_size // 8, 8 if best.batch_size >= 32 else 1)
+    assert best.batch_size < 32 or best.batch_size % 8 == 0
+    assert max(tried) <= 2 * room
+    assert len(tried) <= 20
+
+
+def test_batch_size_search_stops_at_data_and_time_limits() -> None:
+    assert list(search_batch_size(lambda images: "fits", 719, "data"))[-1] == BatchSizeResult(719, "data")
+    assert list(search_batch_size(lambda images: "fits", 1, "data"))[-1] == BatchSizeResult(1, "data")
+    assert list(search_batch_size(lambda images: "slow" if images > 64 else "fits", 719, "data"))[
+        -1
+    ] == BatchSizeResult(64, "time")
+    assert list(search_batch_size(lambda images: "slow", 719, "data"))[-1] == BatchSizeResult(2, "time")
+    assert list(search_batch_size(lambda images: "full", 719, "data")) == []
+
+
+@pytest.fixture
+def batch_size_trials() -> Iterator[BatchSizeTrials]:
+    """With 60 MiB more than this process has once it has trained."""
+    wanted = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
+    source = open_source(wanted)
+    about = {"format": vars(model_input_format(wanted, source)), "classes": 10, "train": 10_000}
+    shared, images = plan_node(wanted, []), synthetic_source(about)
+    assert BatchSizeTrials(wanted, shared, images, 1 << 60)(2) == "fits"
+    dist.destroy_process_group()
+    reset_peak_rss()
+    yield BatchSizeTrials(wanted, shared, images, int((peak_rss_bytes() + (60 << 20)) / MAX_MEMORY_SHARE))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_batch_size_trials_train_until_memory_share_is_used(batch_size_trials: BatchSizeTrials) -> None:
+    best = list(search_batch_size(batch_size_trials, 4096, "time"))[-1]
+    assert best.limited_by == "memory"
+    # Of an image the two convolutions, their norms and their activations keep about 0.8 MB for the way back.
+    assert 8 <= best.batch_size <= 256
+    assert batch_size_trials(best.batch_size // 2) == "fits"
+    assert batch_size_trials(4 * best.batch_size) == "full"
+
+
+def test_batch_size_trials_continue_after_real_oom(batch_size_trials: BatchSizeTrials) -> None:
+    assert batch_size_trials(2) == "fits"
+    assert batch_size_trials._step_seconds(1 << 50) is None
+    assert batch_size_trials(4) == "fits"
+
+
+def test_find_batch_reports_when_no_image_fits() -> None:
+    wanted = config("device.ranks=2", "data.dataset=fake")
+    with pytest.raises(UsageError) as caught:
+        find_batch_size(wanted, plan_node(wanted, []), 2, open_source(wanted), memory_bytes=64 << 20)
+    assert str(caught.value) == (
+        "data.batch_size: auto: not even one image fits into the 64 MiB that a rank may take; give another model.name "
+        "or data.image_size, or fewer device.ranks"
+    )
+
+
+def test_batch_before_reads_batch_size_of_resumed_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert previous_batch_size(folder) is None
+    folder.config.write_text("data: {batch_size: auto}\n")
+    assert previous_batch_size(folder) is None
+    folder.config.write_text("data: {batch_size: 48}\n")
+    assert previous_batch_size(folder) == 48
+
+
+def test_run_with_auto_batch_size_saves_found_size(gputrain: Gputrain) -> None:
+    fake = ["data.dataset=fake", "data.fake_train=90", "data.fake_val=8", "--model", "linear", "--epochs", "1"]
+    done = gputrain("run", "--headless", *fake, "--ranks", "2", "--batch-size", "auto", "--name", "a")
+    assert done.returncode == 0, done.stderr
+    assert "data.batch_size auto: 45 images a rank, all that one step an epoch can have" in done.stderr
+    assert yaml.safe_load((gputrain.runs / "a" / "config.yaml").read_text())["data"]["batch_size"] == 45
+    assert read_events(gputrain.runs / "a")[0]["global_batch"] == 90
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_run_with_auto_batch_size_on_gpu_fills_memory(gputrain: Gputrain) -> None:
+    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
+    fake = ["data.dataset=fake", "data.fake_train=200000", "data.image_size=224", "--model", "vgg16", "--dry-run"]
+    done = gputrain("run", "--headless", *fake, "--gpus", "free:1", "--batch-size", "auto")
+    assert done.returncode == 0, done.stderr
+    assert "about the most that fit into 90% of the free memory" in done.stderr

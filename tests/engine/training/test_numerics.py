@@ -1,0 +1,216 @@
+"""What a step computes: precision levels, accumulation, clipping, averaged weights. Each beside plain float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from engine.runs.event_lines import describe_run_setup
+from engine.training.loop import clip_gradients, train_step
+from engine.utils.errors import UsageError
+from gputrain_command import Gputrain, last_checkpoint_weights
+from in_process import single_rank_trainer, train_in_process
+
+# No BatchNorm, so that it does not matter which images come together.
+PLAIN = ("model.name=linear", "schedule.name=constant", "optim.momentum=0.9", "optim.lr=0.05")
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def float32_accuracy(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The accuracy on the digits after three epochs."""
+    return train_in_process(tmp_path_factory.mktemp("float32"), "run.epochs=2")[-1].val_accuracy
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "bf16", "O2", "O3"])
+def test_every_precision_level_learns_as_float32(level: str, float32_accuracy: float, tmp_path: Path) -> None:
+    reached = train_in_process(tmp_path / level, "run.epochs=2", f"precision.amp={level}")[-1].val_accuracy
+    if level == "O0":
+        assert reached == float32_accuracy
+    assert reached > float32_accuracy - 0.03
+    assert float32_accuracy > 0.9
+
+
+def test_tf32_is_rejected_on_cpu() -> None:
+    with (
+        pytest.raises(UsageError, match=r"precision\.tf32: the CPU has no TF32; give auto or off"),
+        single_rank_trainer("precision.tf32=on"),
+    ):
+        pass
+
+
+def test_o2_precision_keeps_float32_batch_norm_and_master_weights() -> None:
+    with single_rank_trainer("precision.amp=O2") as fit:
+        t = fit.state
+        assert t.master is not None
+        for part in t.model.modules():
+            kinds = {one.dtype for one in part.parameters(recurse=False)}
+            assert kinds <= ({torch.float32} if isinstance(part, nn.BatchNorm2d) else {torch.float16})
+        before = flat(t.master).clone()
+        t.model.train()
+        train_step(t)
+        assert {one.dtype for one in t.master.parameters()} == {torch.float32}
+        assert not torch.equal(flat(t.master), before)
+        assert torch.equal(flat(t.master).half(), flat(t.model).half())
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_checkpoint_of_half_model_holds_float32_master_weights(level: str, tmp_path: Path) -> None:
+    small = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=32", "data.image_size=8")
+    with single_rank_trainer(f"precision.amp={level}", "run.epochs=1", *small, folder=tmp_path) as fit:
+        fit.run([])
+        kept = last_checkpoint_weights(tmp_path)
+        assert {value.dtype for value in kept.values()} <= {torch.float32, torch.int64}
+        trained = fit.state.trained_model.state_dict()
+        assert all(
+            torch.equal(kept[name], trained[name].float()) for name, _ in fit.state.trained_model.named_parameters()
+        )
+        means = fit.state.model.state_dict()["1.running_mean"]
+        assert torch.equal(kept["1.running_mean"], means.float())
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_gradient_accumulation_matches_large_batch(parts: int) -> None:
+    found = []
+    for options in (("data.batch_size=32",), (f"data.batch_size={32 // parts}", f"optim.accumulate={parts}")):
+        with single_rank_trainer(*PLAIN, *options) as fit:
+            t = fit.state
+            for _ in range(5):
+                train_step(t)
+            found.append((flat(t.model), t.totals.all_reduce(), t.sampler.steps_per_epoch))
+    (whole, of_whole, steps), (split, of_split, steps_split) = found
+    assert torch.allclose(whole, split, rtol=1e-5, atol=1e-6)
+    assert (of_whole.images, of_whole.accuracy, steps) == (of_split.images, of_split.accuracy, steps_split)
+    assert of_whole.loss == pytest.approx(of_split.loss)
+
+
+def test_gradient_accumulation_on_two_ranks_matches_large_batch(gputrain: Gputrain, tmp_path: Path) -> None:
+    options = (*PLAIN, "data.drop_last=false", "checkpoint.every_minutes=0")
+    sharing = ("data.batch_size=25", "optim.accumulate=4", "device.ranks=2")
+    done = gputrain("run", "--headless", "digits", "--name", "two", "--epochs", "1", *options, *sharing)
+    assert done.returncode == 0, done.stderr
+    train_in_process(tmp_path / "one", *options, "run.epochs=1", "data.batch_size=200")
+    two, one = last_checkpoint_weights(gputrain.runs / "two"), last_checkpoint_weights(tmp_path / "one")
+    # The last step of the epoch has 38 images: one small batch for each rank, in two parts of unlike size.
+    assert all(torch.allclose(two[name], one[name], rtol=1e-5, atol=1e-6) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("norm_type", "norm"), [("2", lambda g: g.norm()), ("1", lambda g: g.abs().sum()), ("inf", lambda g: g.abs().max())]
+)
+def test_clip_norm_limits_gradient_for_any_norm_type(norm_type: str, norm: object) -> None:
+    with single_rank_trainer("optim.clip_norm=0.01", f"optim.clip_norm_type={norm_type}") as fit:
+        t = fit.state
+        for parameter in t.model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        before = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
+        assert not clip_gradients(t)
+        after = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
+        assert callable(norm)
+        assert norm(after) == pytest.approx(0.01, rel=1e-4)
+        assert torch.allclose(after / after.norm(), before / before.norm(), atol=1e-6)
+
+
+def test_clip_norm_of_float16_gradient_is_computed_in_float32() -> None:
+    with single_rank_trainer("optim.clip_norm=1", "precision.amp=O3", "model.name=resnet18-small") as fit:
+        t = fit.state
+        for parameter in t.model.parameters():
+            parameter.grad = torch.full_like(parameter, 200.0)
+        assert not clip_gradients(t)
+        gradients = [one.grad.float() for one in t.model.parameters() if one.grad is not None]
+        assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=0.05)
+
+
+def test_clip_value_clamps_gradient() -> None:
+    with single_rank_trainer("optim.clip_value=0.5") as fit:
+        t = fit.state
+        for parameter in t.model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        before = [one.grad.clone() for one in t.model.parameters() if one.grad is not None]
+        assert not clip_gradients(t)
+        after = [one.grad for one in t.model.parameters() if one.grad is not None]
+        assert all(torch.equal(new, old.clamp(-0.5, 0.5)) for new, old in zip(after, before, strict=True))
+
+
+def test_clip_norm_applies_to_unscaled_gradient() -> None:
+    with single_rank_trainer("optim.clip_norm=0.01", "precision.amp=fp16", "optim.momentum=0", "optim.lr=1") as fit:
+        t = fit.state
+        before = flat(t.model).clone()
+        t.position.batch = 21
+        train_step(t)
+        lr = t.optimizer.param_groups[0]["lr"]
+        decay = t.optimizer.param_groups[0]["weight_decay"]
+        assert ((before - flat(t.model)) / lr - decay * before).norm() == pytest.approx(0.01, rel=0.01)
+
+
+def test_ema_follows_warmup_formula() -> None:
+    with single_rank_trainer(*PLAIN, "model.ema=0.5") as fit:
+        t = fit.state
+        assert t.ema is not None
+        by_hand = flat(t.model).clone()
+        for step in range(1, 8):
+            train_step(t)
+            decay = min(0.5, (1 + step) / (10 + step))
+            by_hand = decay * by_hand + (1 - decay) * flat(t.model)
+        assert torch.allclose(flat(t.ema.model), by_hand, atol=1e-6)
+        assert not torch.allclose(flat(t.model), by_hand, atol=1e-3)
+
+
+def test_ema_weights_are_evaluated_and_saved(tmp_path: Path) -> None:
+    epochs = train_in_process(tmp_path, "run.epochs=2", "model.ema=0.9", "optim.lr=0.3")
+    assert all(0 < epoch.ema_val_accuracy <= 1 for epoch in epochs)
+    assert epochs[-1].ema_val_loss != epochs[-1].val_loss
+    kept = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
+    assert kept["ema"].keys() == kept["model"].keys()
+    assert not torch.equal(kept["ema"]["0.weight"], kept["model"]["0.weight"])
+    assert torch.equal(kept["ema"]["1.running_mean"], kept["model"]["1.running_mean"])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ("precision.amp=O2", "optim.clip_norm=1"),
+        ("precision.amp=O3", "model.ema=0.9"),
+        ("schedule.name=plateau", "schedule.patience=0", "schedule.threshold=0.9", "model.ema=0.9"),
+        ("optim.name=muon", "optim.decay_norms=false", "optim.accumulate=2", "augment.mixup=0.4", "augment.cutmix=1"),
+    ],
+)
+def test_resume_is_bit_identical_for_recipe(recipe: tuple[str, ...], tmp_path: Path) -> None:
+    small = ("data.dataset=fake", "data.fake_train=96", "data.fake_val=32", "data.image_size=8", "run.epochs=3")
+    whole = train_in_process(tmp_path / "whole", *small, *recipe)
+    first = min((tmp_path / "whole" / "checkpoints").glob("step-*.pt"))
+    rest = train_in_process(tmp_path / "rest", *small, *recipe, checkpoint=first)
+    keys = ("epoch", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "ema_val_loss", "lr")
+    assert [[str(getattr(e, key)) for key in keys] for e in rest] == [
+        [str(getattr(e, key)) for key in keys] for e in whole[1:]
+    ]
+    ends = [torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True) for name in ("whole", "rest")]
+    for part in ("model", "ema"):
+        if ends[0][part] is not None:
+            assert all(torch.equal(value, ends[1][part][name]) for name, value in ends[0][part].items())
+
+
+def test_checkpoint_within_epoch_copies_batch_norm_statistics_to_ema(tmp_path: Path) -> None:
+    train_in_process(tmp_path, "run.epochs=1", "model.ema=0.9", "checkpoint.every_steps=15")
+    kept = torch.load(tmp_path / "checkpoints" / "step-00000015.pt", weights_only=True)
+    assert torch.equal(kept["ema"]["1.running_mean"], kept["model"]["1.running_mean"])
+    assert kept["ema"]["1.running_mean"].abs().sum() > 0
+
+
+def test_plan_message_reports_frozen_parameters() -> None:
+    with single_rank_trainer("model.freeze=backbone") as fit:
+        started = fit._run_started()
+        assert (started.parameters, started.trainable) == (21_578, 2_570)
+        assert "21,578 parameters, of which 2,570 train, " in describe_run_setup(started)
+
+
+def test_training_without_ema_reports_and_saves_none(tmp_path: Path) -> None:
+    (epoch,) = train_in_process(tmp_path, "run.epochs=1")
+    assert epoch.ema_val_accuracy != epoch.ema_val_accuracy
+    assert torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["ema"] is None

@@ -1,0 +1,137 @@
+"""Between two steps: checkpoints that are due or requested, pauses, stops, and what of that the clocks leave out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.runs.control import RequestCounters
+from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
+from engine.training import checkpoint_writer, timing, trainer
+from engine.training.loop import train_step
+from engine.training.timing import Stopwatch
+from engine.training.trainer import Trainer
+from in_process import single_rank_trainer
+
+
+def steps(fit: Trainer, count: int) -> int:
+    """Steps until the run was to stop, at most `count`."""
+    for number in range(count):
+        if fit._handle_requests():
+            return number
+        train_step(fit.state)
+    return count
+
+
+def checkpoints(events: list[Event]) -> list[tuple[int, bool]]:
+    return [(event.step, event.asked) for event in events if isinstance(event, CheckpointSaved)]
+
+
+def test_stopwatch_leaves_out_the_time_in_which_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 13.0, 18.0, 20.0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    watch = Stopwatch()
+    with watch.stopped():
+        pass
+    assert watch.seconds() == 5.0
+
+
+def test_checkpoint_writer_writes_every_so_many_steps_and_no_step_twice(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with single_rank_trainer("checkpoint.every_steps=3", folder=tmp_path, events=events) as fit:
+        steps(fit, 8)
+        # As at the batches of an evaluation.
+        fit._handle_requests()
+        fit._handle_requests()
+    assert checkpoints(events) == [(3, False), (6, False)]
+
+
+def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with single_rank_trainer("checkpoint.every_minutes=5", folder=tmp_path, events=events) as fit:
+        steps(fit, 4)
+        assert not fit._checkpoint_writer.timer_fires()
+        fit._checkpoint_writer._last_save_time -= 301
+        steps(fit, 40)
+        assert not fit._checkpoint_writer.timer_fires()
+    [(step, asked)] = checkpoints(events)
+    assert 4 < step < 44
+    assert not asked
+
+
+def test_checkpoint_writer_is_due_once_for_each_request(tmp_path: Path) -> None:
+    with single_rank_trainer(folder=tmp_path) as fit:
+        writer, agreed = fit._checkpoint_writer, RequestCounters(checkpoints=2)
+        assert writer.is_due(agreed)
+        assert not writer.is_due(RequestCounters(stop=True, checkpoints=2)), "a stop writes its own"
+        writer.serve(agreed)
+        assert not writer.is_due(agreed)
+        assert writer.is_due(RequestCounters(checkpoints=3)), "also at the step of the one before"
+        assert not writer.is_due(RequestCounters(checkpoints=2, timed_checkpoints=1)), (
+            "nothing is new since the one before"
+        )
+
+
+def test_checkpoint_writer_warns_of_a_full_disk_now_and_then_and_always_where_someone_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    events: list[Event] = []
+    with single_rank_trainer(folder=tmp_path, events=events) as fit:
+        monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
+        writer, told = fit._checkpoint_writer, []
+        for write in (
+            writer.write,
+            writer.write,
+            lambda: writer.write(requested=True),
+            writer.write_before_stop,
+            writer.write,
+        ):
+            write()
+            told.append(sum(isinstance(event, WarningEvent) for event in events))
+        writer._last_save_warning = time.monotonic() - checkpoint_writer.SAVE_WARNING_INTERVAL_SECONDS - 1
+        assert writer.write() == "No space left on device"
+    assert told == [1, 1, 2, 3, 3]
+    assert [event.message for event in events if isinstance(event, WarningEvent)] == [
+        "the checkpoint of step 0 could not be written: No space left on device"
+    ] * 4
+
+
+@pytest.mark.parametrize("end", ["continue", "stop"])
+def test_a_pause_writes_what_is_requested_and_no_clock_counts_it(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    with single_rank_trainer(folder=tmp_path, events=events) as fit:
+        requests, sleeps = fit.state.channel.poll_requests(), 0
+        sleep = time.sleep
+
+        def hold(_: float) -> None:
+            nonlocal sleeps
+            sleeps += 1
+            sleep(0.1)
+            if sleeps in (2, 6):
+                requests.apply("checkpoint" if sleeps == 2 else end)
+
+        monkeypatch.setattr(trainer.time, "sleep", hold)
+        steps(fit, 2)
+        requests.apply("pause")
+        start, before = time.perf_counter(), fit._epoch_clock.seconds()
+        done = steps(fit, 40)
+        taken, counted = time.perf_counter() - start, fit._epoch_clock.seconds() - before
+        assert sleeps >= 6
+        assert taken - counted >= 0.1 * sleeps
+        assert time.perf_counter() - fit.state.step_log._clock_start < taken - 0.5
+        assert (done == 40) is (end == "continue")
+    told = [event for event in events if isinstance(event, RunPaused | RunContinued | CheckpointSaved)]
+    assert [type(event) for event in told] == [
+        RunPaused,
+        CheckpointSaved,
+        *([RunContinued] if end == "continue" else []),
+    ]
+    assert len({event.step for event in told}) == 1
+    assert [asked for _, asked in checkpoints(events)] == [True]

@@ -1,0 +1,80 @@
+"""What shows before the first step: a model that cannot train as the config wants it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from engine.config.loader import resolve_config
+from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.node_plan import plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.runs.control import RequestCounters
+from engine.training.job import Job
+from engine.training.train import train
+from engine.utils.errors import UsageError
+from in_process import single_rank_trainer
+
+NETS = """
+import torch
+from torch import nn
+
+class Spare(nn.Module):
+    def __init__(self, classes, size):
+        super().__init__()
+        self.used, self.spare = nn.Linear(size * size, classes), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+
+class Alone(nn.Module):
+    def __init__(self, classes, size):
+        super().__init__()
+        self.layer = nn.Linear(size * size, classes)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1).to(torch.float32))
+
+class Picky(Spare):
+    def forward(self, x):
+        if self.training:
+            raise ValueError("no more than it wants")
+        return self.used(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "told"),
+    [
+        ("Spare", (), "nets:Spare does not use spare.weight, spare.bias for what it gives"),
+        ("Picky", (), "nets:Picky fails on a batch of 2 images: no more than it wants"),
+        ("Alone", ("precision.amp=O3",), "precision.amp: O3: nets:Alone cannot compute in float16 alone"),
+    ],
+)
+def test_warmup_rejects_model_that_cannot_train(name: str, recipe: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    with (
+        pytest.raises(UsageError) as refused,
+        single_rank_trainer(f"model.name=nets:{name}", f"run.code={tmp_path}", *recipe),
+    ):
+        pass
+    assert told in str(refused.value)
+
+
+def test_train_without_supervisor_checks_config_on_ranks() -> None:
+    wrong = ["model.sync_bn=true", "schedule.warmup_epochs=0", "schedule.warmup_steps=9999", "device.ranks=2"]
+    config = resolve_config("digits", wrong).config
+    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    with pytest.raises(UsageError) as refused:
+        train(Job(config, plan_node(config, []), None, False, None), RankInfo(0, 2, 0, 2), dist.HashStore(), channel)
+    assert {problem.location for problem in refused.value.problems} == {"model.sync_bn", "schedule.warmup_steps"}
+
+
+def test_warmup_reports_weights_loss_and_optimizer_problems_at_once(tmp_path: Path) -> None:
+    wrong = ("model.freeze=[nope]", "optim.layer_lr={9x: 1}", "loss.name=os:getcwd")
+    with pytest.raises(UsageError) as refused, single_rank_trainer(*wrong, f"run.code={tmp_path}"):
+        pass
+    assert {problem.location for problem in refused.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}

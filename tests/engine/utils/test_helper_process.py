@@ -1,0 +1,200 @@
+"""Helper processes: whatever the child does, the parent gets an answer or a reason, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Timer
+
+import psutil
+import pytest
+
+from engine.utils.helper_process import (
+    HelperExitedError,
+    HelperProcess,
+    HelperTimeoutError,
+    ask_helper,
+    start_helper,
+)
+from gputrain_command import wait_for
+
+PATIENCE_SECONDS = 30.0
+
+Start = Callable[[str], HelperProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts a helper whose ``main(parent)`` has these lines. It prints when it is imported."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def start(lines: str) -> HelperProcess:
+        body = "".join(f"    {line}\n" for line in lines.splitlines())
+        (tmp_path / "helper_stub.py").write_text(
+            f"import os, sys, time\nprint('imported', flush=True)\ndef main(parent):\n{body}"
+        )
+        return start_helper("helper_stub")
+
+    return start
+
+
+def assert_exits(helper: HelperProcess, reason: str) -> HelperExitedError:
+    with helper, pytest.raises(HelperExitedError) as error:
+        helper.receive(PATIENCE_SECONDS)
+    assert str(error.value) == reason
+    return error.value
+
+
+def test_helper_answers_each_request(start: Start) -> None:
+    with start("for request in parent: parent.send({'twice': 2 * request})") as helper:
+        for number in (1, 2):
+            helper.send(number)
+            assert helper.receive(PATIENCE_SECONDS) == {"twice": 2 * number}
+
+
+def test_ask_helper_returns_its_one_answer(start: Start) -> None:
+    start("parent.send(parent.receive())").close()
+    assert ask_helper("helper_stub", ["ä", None]) == ["ä", None]
+
+
+def test_helper_that_hangs_times_out_and_is_killed_on_exit(start: Start) -> None:
+    with start("time.sleep(1000)") as helper:
+        with pytest.raises(HelperTimeoutError, match="no answer within 0 s"):
+            helper.receive(0.1)
+        child = psutil.Process(helper._process.pid)
+    assert not child.is_running()
+    assert helper.exit_code() == -signal.SIGKILL
+
+
+def test_helper_close_kills_what_it_started(start: Start) -> None:
+    with start("import subprocess\nparent.send(subprocess.Popen(['sleep', '1000']).pid)\ntime.sleep(1000)") as helper:
+        grandchild = psutil.Process(helper.receive(PATIENCE_SECONDS))
+    wait_for(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE, "its end")
+
+
+def test_helper_that_answers_late_is_heard_by_a_later_receive(start: Start) -> None:
+    with start("parent.receive()\nparent.send('late')") as helper:
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(0.1)
+        helper.send(None)
+        assert helper.receive(PATIENCE_SECONDS) == "late"
+
+
+def test_helper_that_is_killed_names_the_signal(start: Start) -> None:
+    assert assert_exits(start("os.kill(os.getpid(), 9)"), "it was killed by SIGKILL").exit_code == -9
+    number = signal.SIGRTMIN + 1
+    assert_exits(start(f"os.kill(os.getpid(), {number})"), f"it was killed by signal {number}")
+
+
+def test_helper_that_fails_names_the_last_line_of_its_stderr(start: Start) -> None:
+    assert assert_exits(start("raise ValueError('no such thing')"), "ValueError: no such thing").exit_code == 1
+
+
+def test_helper_that_exits_silently_names_the_exit_code(start: Start) -> None:
+    helper = HelperProcess("raise SystemExit(7)")
+    assert assert_exits(helper, "it ended with exit code 7").exit_code == 7
+
+
+def test_helper_that_is_gone_before_the_request_is_reported_by_receive(start: Start) -> None:
+    helper = start("os._exit(0)")
+    assert helper.exit_code(PATIENCE_SECONDS) == 0
+    helper.send("anybody there?")
+    assert assert_exits(helper, "it ended with exit code 0").last_line == "imported"
+
+
+def test_helper_answer_survives_what_libraries_print_and_read(start: Start) -> None:
+    lines = "print('hello')\nos.write(1, b'{')\nparent.send(sys.stdin.read())\nos.system('echo [1]')\nparent.send(2)"
+    with start(lines) as helper:
+        assert helper.receive(PATIENCE_SECONDS) == ""
+        assert helper.receive(PATIENCE_SECONDS) == 2
+
+
+def test_helper_lines_that_are_no_json_are_skipped() -> None:
+    with HelperProcess(r"import os; os.write(1, b'rubbish\n\n\xff\n[1]\n')") as helper:
+        assert helper.receive(PATIENCE_SECONDS) == [1]
+
+
+def test_helper_half_line_is_no_answer_until_its_end_arrives() -> None:
+    program = "import sys; print('[1, ', end='', flush=True); sys.stdin.readline(); print('2]\\n[3', end='')"
+    with HelperProcess(program) as helper:
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(1.0)
+        helper.send(None)
+        assert helper.receive(PATIENCE_SECONDS) == [1, 2]
+        with pytest.raises(HelperExitedError, match="it ended with exit code 0"):
+            helper.receive(PATIENCE_SECONDS)
+
+
+def test_helper_read_lines_returns_all_that_arrived() -> None:
+    with HelperProcess(r"import os, time; os.write(1, b'a\nb\n'); time.sleep(1000)", keep_stderr=False) as helper:
+        assert helper.read_lines(PATIENCE_SECONDS) == [b"a", b"b"]
+        with pytest.raises(HelperTimeoutError):
+            helper.read_lines(0.0)
+
+
+def test_helper_send_never_blocks_on_a_request_larger_than_the_pipe(start: Start) -> None:
+    large = "x" * (1 << 20)
+    with start("time.sleep(0.2)\nparent.send(len(parent.receive()))") as helper:
+        helper.send(large)
+        assert helper.receive(PATIENCE_SECONDS) == len(large)
+    with start("time.sleep(1000)") as helper:
+        helper.send(large)
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(0.1)
+
+
+def test_helper_kill_from_another_thread_ends_a_receive(start: Start) -> None:
+    helper = start("time.sleep(1000)")
+    Timer(0.2, helper.kill).start()
+    assert_exits(helper, "it was killed by SIGKILL")
+
+
+def test_helper_dies_with_its_parent(start: Start, tmp_path: Path) -> None:
+    start("open('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)").close()
+    program = "from engine.utils.helper_process import start_helper; start_helper('helper_stub').receive()"
+    parent = psutil.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the helper")
+    helper = psutil.Process(int((tmp_path / "pid").read_text()))
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not helper.is_running(), "the helper's end")
+
+
+def test_helper_takes_no_library_from_the_working_folder(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "json.py").write_text("raise ImportError('not the library')\n")
+    monkeypatch.chdir(tmp_path / "work")
+    with start("parent.send(sys.argv)") as helper:
+        assert helper.receive(PATIENCE_SECONDS) == ["-c"]
+
+
+def test_helper_works_beyond_1024_descriptors(start: Start) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("this host allows fewer descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with start("parent.send(1)") as helper:
+            assert helper.receive(PATIENCE_SECONDS) == 1
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_helper_receive_waits_no_longer_than_asked(start: Start) -> None:
+    # Lines that are no answers do not restart the wait.
+    with HelperProcess("import time\nwhile True: print('rubbish', flush=True); time.sleep(0.05)") as helper:
+        began = time.monotonic()
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(0.5)
+        assert time.monotonic() - began < 10

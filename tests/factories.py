@@ -1,0 +1,108 @@
+"""Build journal events, run folders and other inputs that several test modules share."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from engine.runs.events import EpochEvent, Event, RunResumed, RunStarted, StepEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from engine.runs.records import RankDevice, RankEpochTiming
+
+RUN_FIELDS = {
+    "name": "a",
+    "host": "h",
+    "world_size": 2,
+    "devices": ["cpu", "cpu"],
+    "backend": "gloo",
+    "epochs": 3,
+    "global_batch": 64,
+    "steps_per_epoch": 10,
+    "train_images": 640,
+    "val_images": 100,
+    "classes": 10,
+    "parameters": 5,
+    "workers": 0,
+    "versions": {"torch": "2"},
+}
+GPU_RANK_INFO = [RankDevice(rank, "h", rank, f"GPU-{rank}") for rank in range(4)]
+
+
+def make_run_started(time: float = 0.0) -> RunStarted:
+    return RunStarted(time=time, **RUN_FIELDS)  # type: ignore[arg-type]
+
+
+def make_run_resumed(from_step: int, time: float) -> RunResumed:
+    return RunResumed(time=time, from_step=from_step, **RUN_FIELDS)  # type: ignore[arg-type]
+
+
+def make_step(number: int, epoch: int = 1, time: float = 1.0) -> StepEvent:
+    return StepEvent(time=time, step=number, epoch=epoch, losses=[0.5], lr=0.1, images_per_second=1.0, data_wait=0.0)
+
+
+def make_epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> EpochEvent:
+    return EpochEvent(
+        time=time,
+        epoch=number,
+        step=number * 10,
+        train_loss=1.0 / number,
+        train_accuracy=0.4,
+        val_loss=1.1 / number,
+        val_accuracy=accuracy,
+        lr=0.1,
+        seconds=1.0,
+        images_per_second=100.0 * number,
+    )
+
+
+def make_run_folder(root: Path, name: str, *events: Event) -> RunFolder:
+    folder = RunFolder(root / name)
+    folder.path.mkdir(parents=True)
+    folder.lock.touch()
+    folder.journal.write_text("".join(to_line(event) + "\n" for event in events))
+    return folder
+
+
+@cache
+def step_lines(count: int, first: int = 1) -> str:
+    def line(step: int) -> str:
+        losses = [0.5] * 10
+        one = StepEvent(time=1.0, step=step, epoch=1, losses=losses, lr=0.1, images_per_second=1.0, data_wait=0.0)
+        return to_line(one) + "\n"
+
+    return "".join(line(step) for step in range(first * 10, (first + count) * 10, 10))
+
+
+def append_to_journal(folder: RunFolder, text: str) -> None:
+    with folder.journal.open("a") as file:
+        file.write(text)
+
+
+def make_rank_timings(*ranks: tuple[float, float], seconds: float = 10.0) -> list[RankEpochTiming]:
+    """Of each rank the seconds that it waited for data, and that its forward passes took."""
+    return [RankEpochTiming(rank, seconds, waited, forward) for rank, (waited, forward) in enumerate(ranks)]
+
+
+def make_gpu_run_started(**fields: Any) -> RunStarted:
+    """Of a run on four GPUs, in batches of 64, whose fixed cost is 1 ms a step."""
+    known = {
+        "world_size": 4, "devices": [f"GPU-{rank}" for rank in range(4)], "ranks": GPU_RANK_INFO, "batch_size": 64,
+        "cores": 8, "workers": 2, "pipeline": "stream", "least_step": 0.001, "least_images": 2,
+    }  # fmt: skip
+    return replace(make_run_started(), **known | fields)
+
+
+def make_timed_epoch(**fields: Any) -> EpochEvent:
+    """An epoch of 10 s in which each rank took 12.8 ms for a batch."""
+    known = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": make_rank_timings(*[(0.1, 3.0)] * 4)}
+    return replace(make_epoch(2, time=100.0), **known | fields)
+
+
+def find_free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

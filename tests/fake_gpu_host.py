@@ -1,0 +1,93 @@
+"""A host with GPUs for the tests: NVIDIA's own Python binding over a driver library of ours, which answers as a text
+file says (`fake_nvml.c`), or over its stand-in where there is no C compiler (`fake_nvml.py`)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+NVML_LIBRARY = "libnvidia-ml.so.1"
+COMPILER = shutil.which("cc")
+NO_COMPILER = "no C compiler here: the same is tested with the stand-in in Python"
+
+# Far above the highest pid that Linux gives (2**22).
+UNKNOWN_PID = 2**22 + 77
+
+
+def gpu_uuid(index: int) -> str:
+    return f"GPU-{index}{index}{index}{index}0000-1111-2222-3333-444444444444"
+
+
+def gpu_line(index: int, **values: object) -> str:
+    return " ".join([f"gpu uuid={gpu_uuid(index)}", *(f"{key}={value}" for key, value in values.items())])
+
+
+def eight_gpu_lines(**values: object) -> list[str]:
+    return [gpu_line(index, busy=90 + index, sm=80, tensor=40, used=61000, **values) for index in range(8)]
+
+
+def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:
+    """Variables under which the binding finds a driver of ours."""
+    if COMPILER is None:
+        hook = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import fake_nvml; fake_nvml.install()\n"
+        (folder / "sitecustomize.py").write_text(hook)
+        old = {"FAKE_NVML_OLD": "1"} if flags else {}
+        return {"PYTHONPATH": str(folder), **old}
+    library = folder / NVML_LIBRARY
+    source = str(TESTS / "fake_nvml.c")
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{NVML_LIBRARY}", *flags, "-o", str(library), source],
+        check=True,
+    )
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@dataclass
+class FakeGpuHost:
+    """What the driver answers, and the variables that make a command ask it."""
+
+    folder: Path
+    driver: dict[str, str]
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def scene(self) -> Path:
+        return self.folder / "scene"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        reservations = self.folder / "reservations"
+        reservations.mkdir(exist_ok=True)
+        return self.driver | {"FAKE_NVML": str(self.scene), "GPUTRAIN_RESERVATIONS": str(reservations)}
+
+    def set_scene(self, *lines: str | Sequence[str]) -> None:
+        """From now on the driver answers so: lines, or lists of lines."""
+        flat = ["driver 580.95.05", "cuda 13000"]
+        for line in lines:
+            flat += [line] if isinstance(line, str) else line
+        next_scene = self.folder / "next"
+        next_scene.write_text("\n".join(flat) + "\n")
+        next_scene.replace(self.scene)
+
+
+def load_fake_driver(driver: dict[str, str]) -> None:
+    """Make this process find the driver as well: it was started before there was one."""
+    if COMPILER is None:
+        import fake_nvml
+
+        fake_nvml.install()
+    else:
+        ctypes.CDLL(str(Path(driver["LD_LIBRARY_PATH"]) / NVML_LIBRARY))
+
+
+def parse_gpus_json(output: str) -> list[dict[str, Any]]:
+    """The GPUs of `gputrain gpus --json`."""
+    found: list[dict[str, Any]] = json.loads(output)["gpus"]
+    return found

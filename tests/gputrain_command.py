@@ -1,0 +1,198 @@
+"""Run the installed `gputrain` command in a folder and an environment of its own, and read what it leaves
+behind. The fixtures in conftest.py hand it to the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GPUTRAIN = str(Path(sys.executable).with_name("gputrain"))
+LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMP_", "GPUTRAIN_")
+# With it every rank of every run would compile the package anew.
+NO_BYTECODE_VARIABLE = "PYTHONDONTWRITEBYTECODE"
+
+
+def wait_for(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        time.sleep(0.05)
+
+
+def read_events(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def without_timings(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The `epoch` and `step` events without what depends on the clock."""
+    clocks = {"time", "seconds", "images_per_second", "data_wait", "work"}
+    kept = [event for event in events if event["type"] in ("epoch", "step")]
+    return [{key: value for key, value in event.items() if key not in clocks} for event in kept]
+
+
+def effective_events(run: Path) -> list[dict[str, Any]]:
+    """What a reader of the journal keeps: nothing of steps that a resume took back."""
+    kept: list[dict[str, Any]] = []
+    for event in read_events(run):
+        if event["type"] == "run_resumed":
+            kept = [one for one in kept if one.get("step", 0) <= event["from_step"]]
+        kept.append(event)
+    return without_timings(kept)
+
+
+def last_checkpoint_weights(run: Path) -> dict[str, Any]:
+    import torch
+
+    weights: dict[str, Any] = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"]
+    return weights
+
+
+@dataclass
+class Gputrain:
+    """The command, with runs in a folder of the test's own and no GPU in sight."""
+
+    folder: Path
+    environment: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run to the end."""
+        environment = self.environment | variables
+        command = [GPUTRAIN, *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start, and leave running."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": self.environment} | options
+        command = list(arguments) if "/" in arguments[0] else [GPUTRAIN, *arguments]
+        process = subprocess.Popen(command, cwd=self.folder, text=True, **options)
+        self.started.append(process)
+        return process
+
+    def run_in_mount_namespace(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a shell script that may mount file systems of its own; "$@" in it is the command with its arguments."""
+        unshare = shutil.which("unshare")
+        mount = [str(unshare), "-Urm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
+        if unshare is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this machine allows no mount of one's own")
+        return subprocess.run(
+            [unshare, "-Urm", "sh", "-c", script, "sh", GPUTRAIN, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    def inject_fault(self, kind: str, rank: int, *steps: int, once: bool = False) -> None:
+        """One more fault, see faults/sitecustomize.py, in whatever is started from now on."""
+        faults = json.loads(self.environment.get("GPUTRAIN_FAULT", "[]"))
+        mark = str(self.folder / f"fault-{len(faults)}") if once else None
+        faults.append({"kind": kind, "rank": rank, "steps": steps, "once": mark})
+        path = os.pathsep.join([str(ROOT / "tests" / "faults"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.environment |= {"PYTHONPATH": path, "GPUTRAIN_FAULT": json.dumps(faults)}
+
+    def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
+        """Until the run `name` has `count` events of a kind."""
+        journal = self.runs / name / "events.jsonl"
+
+        def there() -> bool:
+            return journal.exists() and sum(event["type"] == kind for event in read_complete_events(journal)) >= count
+
+        wait_for(there, f"{count} {kind} events of {name}", 90)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that has this test's environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+def find_forkserver(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
+    """What has forked the ranks, or will."""
+    ours = gputrain.processes()
+    return next(
+        (one for one in ours if one.ppid() == supervisor.pid and "engine.launch.forkserver" in str(one.cmdline())), None
+    )
+
+
+def find_rank_pids(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
+    spawner = find_forkserver(supervisor, gputrain)
+    return [] if spawner is None else [rank.pid for rank in spawner.children()]
+
+
+def read_complete_events(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
+
+
+def clean_environment(folder: Path) -> dict[str, str]:
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith((*LAUNCHER_VARIABLES, NO_BYTECODE_VARIABLE))
+    }
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    return kept | {
+        "GPUTRAIN_RUNS": str(folder / "runs"),
+        "GPUTRAIN_TEST": str(folder),
+        "XDG_CACHE_HOME": str(folder.parent / "cache"),
+        "XDG_CONFIG_HOME": str(folder / "settings"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor"),
+        "TMPDIR": str(folder / "tmp"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "120",
+    }
+
+
+def isolated_gputrain(folder: Path) -> Iterator[Gputrain]:
+    """The command in a folder; afterwards nothing of it may be left but that folder."""
+    shared_memory = shared_memory_files()
+    command = Gputrain(folder, clean_environment(folder))
+    yield command
+    for process in command.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    wait_for(lambda: not command.processes(), f"the end of {command.processes()}", 5)
+    assert shared_memory_files() <= shared_memory
+
+
+def shared_memory_files() -> set[str]:
+    """What torch and multiprocessing put there; other programs on the machine may come and go."""
+    return {
+        path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "psm_", "sem.", "nccl"))
+    }
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is over: what it printed and where it lies."""
+
+    process: subprocess.CompletedProcess[str]
+    path: Path

@@ -1,0 +1,117 @@
+"""What the curves are drawn from: a journal's events in arrays, and what of them is seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from engine.runs.events import Event, StepEvent
+from factories import make_epoch, make_run_resumed, make_run_started
+from tui.charts.curves import CurveData
+from tui.charts.view import ChartView
+
+
+def steps(last: int, losses: list[float | None], time: float, lr: float = 0.1) -> StepEvent:
+    return StepEvent(
+        time=time,
+        step=last,
+        epoch=1,
+        losses=losses,  # type: ignore[arg-type]
+        lr=lr,
+        images_per_second=1.0,
+        data_wait=0.0,
+    )
+
+
+def curves(*events: Event) -> CurveData:
+    found = CurveData()
+    for event in events:
+        found.add(event)
+    return found
+
+
+def test_curves_place_losses_at_their_steps() -> None:
+    loss = curves(make_run_started(), steps(3, [3.0, 2.0, 1.0], 10.0)).train_loss("step")
+    assert loss.x.tolist() == [1, 2, 3]
+    assert loss.y.tolist() == [3, 2, 1]
+
+
+def test_curves_leave_gap_for_missing_step_event() -> None:
+    loss = curves(make_run_started(), steps(2, [3.0, 2.0], 10.0), steps(6, [1.0, 1.0], 30.0)).train_loss("step")
+    assert np.array_equal(loss.y, [3, 2, math.nan, math.nan, 1, 1], equal_nan=True)
+
+
+def test_curves_count_non_finite_losses_and_leave_gap() -> None:
+    found = curves(make_run_started(), steps(3, [1.0, None, math.inf], 10.0))
+    assert found.nonfinite_count == 2
+    assert np.array_equal(found.train_loss("step").y, [1, math.nan, math.nan], equal_nan=True)
+
+
+def test_curves_drop_steps_after_resumed_checkpoint() -> None:
+    first = [make_run_started(), steps(10, [1.0] * 10, 10.0), make_epoch(1, 0.5), steps(14, [9.0] * 4, 14.0)]
+    found = curves(*first, make_run_resumed(10, 100.0), steps(12, [2.0, 2.0], 102.0))
+    assert found.train_loss("step").y.tolist() == [1.0] * 10 + [2.0] * 2
+    assert found.lr("step").x.tolist() == [10, 12]
+    assert found.epoch_metric("val_accuracy", "step").y.tolist() == [0.5]
+
+
+def test_curves_show_ema_accuracy_as_separate_series() -> None:
+    plain = curves(make_run_started(), make_epoch(1, 0.5))
+    assert [curve.label for curve in ChartView().curves_for(plain, "accuracy")] == ["train", "val"]
+    averaged = curves(make_run_started(), replace(make_epoch(1, 0.5), ema_val_accuracy=0.75))
+    *_, ema = ChartView().curves_for(averaged, "accuracy")
+    assert (ema.label, ema.series.y.tolist()) == ("ema", [0.75])
+    assert averaged.nonfinite_count == 0
+
+
+def test_curves_support_step_epoch_and_hour_axes() -> None:
+    events = [
+        make_run_started(0.0),
+        steps(10, [1.0] * 10, 3600.0),
+        make_run_resumed(10, 90_000.0),
+        steps(20, [1.0] * 10, 93_600.0),
+    ]
+    found = curves(*events)
+    assert found.lr("step").x.tolist() == [10, 20]
+    assert found.lr("epoch").x.tolist() == [1, 2]
+    assert found.lr("hours").x.tolist() == [1, 2]
+
+
+def test_curves_without_events_are_empty() -> None:
+    assert len(CurveData().train_loss("hours").y) == 0
+    assert ChartView().window(CurveData(), "loss").high > 0
+
+
+def seen(view: ChartView, data: CurveData) -> tuple[float, float]:
+    low, high = view.x_limits(data)
+    return round(low, 6), round(high, 6)
+
+
+def test_view_zoom_follows_latest_point() -> None:
+    data = curves(make_run_started(), steps(40, [1.0] * 40, 10.0))
+    assert seen(ChartView(), data) == (0, 4)
+    near = ChartView().zoom(data, 0.5)
+    assert seen(near, data) == (2, 4)
+    data.add_events([steps(80, [1.0] * 40, 20.0)])
+    assert seen(near, data) == (6, 8)
+    assert seen(near.pan(data, -0.5), data) == (5, 7)
+    assert seen(near.pan(data, -9.0), data) == (0, 2)
+    assert seen(near.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
+    assert seen(near.reset_zoom(), data) == (0, 8)
+
+
+def test_view_cursor_stays_in_window_and_reads_nearest_point() -> None:
+    data, view = curves(make_run_started(), steps(40, [float(n) for n in range(40)], 10.0)), ChartView("step")
+    assert view.move_cursor(data, 1).cursor == 40
+    moved = view.move_cursor(data, 1).move_cursor(data, -50)
+    assert moved.cursor == 20
+    assert moved.curves_for(data, "loss")[0].series.value_at(20) == 19
+    assert moved.move_cursor(data, -500).cursor == 0
+
+
+def test_view_resets_when_journal_restarts() -> None:
+    data = curves(make_run_started(), steps(40, [1.0] * 40, 10.0))
+    data.add_events(None)
+    assert data.last_step == 0

@@ -1,0 +1,107 @@
+"""Curves as lines of text: nothing that is no number harms them, and no spike is lost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tui.charts.axis import FloatArray, Series, downsample_min_max, log_ticks, smooth, tick_labels, ticks
+from tui.charts.plot import Curve, PlotWindow, plot
+
+WIDTH, HEIGHT = 60, 10
+
+
+def series(values: list[float] | FloatArray) -> Series:
+    y = np.asarray(values, np.float64)
+    return Series(np.arange(len(y), dtype=np.float64), np.where(np.isfinite(y), y, np.nan))
+
+
+def drawn(
+    values: list[float] | FloatArray, *, log: bool = False, low: float = 0.0, high: float | None = None
+) -> list[str]:
+    curve = Curve("train", series(values), "braille", 75)
+    window = PlotWindow(low, len(values) if high is None else high, log)
+    return [line.plain for line in plot([curve], window, WIDTH, HEIGHT).lines]
+
+
+STRANGE = {
+    "empty": [],
+    "one point": [1.0],
+    "constant": [2.0] * 9,
+    "NaN": [math.nan] * 5,
+    "NaN within": [1.0, math.nan, 2.0, math.nan, math.nan, 3.0],
+    "infinity": [1.0, math.inf, -math.inf, 2.0],
+    "zero": [0.0, 0.0],
+    "negative": [-3.0, -1.0],
+    "huge and tiny": [1e300, 1e-300],
+    "NaN at the ends": [math.nan, 1.0, 2.0, math.nan],
+}
+
+
+@pytest.mark.parametrize("log", [False, True], ids=["linear", "log"])
+@pytest.mark.parametrize("values", STRANGE.values(), ids=STRANGE)
+def test_plot_draws_or_explains_any_values(values: list[float], log: bool) -> None:
+    lines = drawn(values, log=log)
+    assert len(lines) in (1, HEIGHT)
+    assert all(len(line) <= WIDTH for line in lines)
+    if len(lines) == 1:
+        assert "no data" in lines[0] or "no value" in lines[0]
+
+
+def test_plot_without_drawable_values_says_why() -> None:
+    assert drawn([]) == ["no data here yet"]
+    assert drawn([math.nan]) == ["no value is a finite number"]
+    assert drawn([0.0, -1.0], log=True) == ["nothing that can be drawn: no value is a number above 0"]
+
+
+def test_plot_leaves_gap_for_nan() -> None:
+    values = [1.0] * 30 + [math.nan] * 30 + [1.0] * 30
+    line = next(line for line in drawn(values) if "⠒" in line or "⠤" in line or "⠉" in line or "⣀" in line)
+    body = line.split("┤")[-1]
+    assert " " * 10 in body.strip()
+
+
+@pytest.mark.parametrize("size", [1_000, 1_000_000])
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.01, 0.001])
+def test_plot_shows_single_step_spike_at_every_zoom(size: int, share: float) -> None:
+    values = np.ones(size)
+    place = int(size * 0.77777)
+    values[place] = 100.0
+    low = max(place - share * size / 2, 0)
+    top = drawn(values, low=low, high=low + max(share * size, 4))[:2]
+    assert any(not line.split("│")[-1].split("┤")[-1].isspace() for line in top)
+
+
+def test_reduce_to_columns_keeps_minimum_and_maximum() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=10_000)
+    pieces = downsample_min_max(series(values), 0, 10_000, 50)
+    (piece,) = pieces
+    columns = values.reshape(50, 200)
+    assert np.array_equal(np.sort(piece.y.reshape(50, 2), 1), np.stack([columns.min(1), columns.max(1)], 1))
+
+
+def test_smooth_averages_neighbors_within_gaps() -> None:
+    assert np.allclose(smooth(series([1.0, 2.0, 3.0, 4.0, 5.0]), 0.4).y, [1.5, 2.0, 3.0, 4.0, 4.5])
+    with_gap = smooth(series([1.0, math.nan, 3.0, 4.0, 5.0]), 0.4).y
+    assert np.allclose(with_gap, [1.0, 2.0, 3.5, 4.0, 4.5])
+    assert len(smooth(series(np.ones(100_000)), 0.1).y) <= 2048
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (0, 1, ["0", "0.5", "1"]),
+        (0.02, 0.03, ["0.02", "0.025", "0.03"]),
+        (0, 15, ["0", "5", "10", "15"]),
+        (-5, 3, ["-4", "-2", "0", "2"]),
+    ],
+)
+def test_ticks_are_round_numbers(low: float, high: float, wanted: list[str]) -> None:
+    assert tick_labels(ticks(low, high, 5)) == wanted
+
+
+def test_log_ticks_are_powers_of_ten() -> None:
+    assert tick_labels(log_ticks(1e-4, 3, 6)) == ["0.0001", "0.001", "0.01", "0.1", "1"]

@@ -1,0 +1,187 @@
+"""`gputrain gpus`: the table, the JSON, the watch, and recordings of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import time
+
+import pytest
+from rich.cells import cell_len
+
+from engine.gpus.snapshot import UNITS
+from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, eight_gpu_lines, gpu_line, parse_gpus_json
+from gputrain_command import GPUTRAIN, ROOT, Gputrain
+
+MADE_UP = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
+REPLAY = {"GPUTRAIN_NVML": f"replay:{MADE_UP}"}
+
+
+def test_gpus_table_fits_80_columns_without_color(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(eight_gpu_lines(power=699, throttle=4), f"process 3 {os.getpid()} 60000 compute")
+    done = gputrain("gpus", "--processes", **gpu_host.environment, COLUMNS="80")
+    assert "\x1b" not in done.stdout
+    assert max(map(cell_len, done.stdout.splitlines())) <= 80
+    titles, *rows = done.stdout.splitlines()[1:10]
+    assert titles.split()[:8] == ["GPU", "NAME", "BUSY", "SM", "TENSOR", "MEMORY", "GiB", "POWER"]
+    assert [line.split()[0] for line in rows] == [str(index) for index in range(8)]
+    assert "  93%  80%     40%   59.6/79.6  699/700  40°C  power cap, " in rows[3]
+
+
+def test_the_table_says_whether_a_gpu_is_free_in_use_or_unknown(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(
+        [gpu_line(0, used=100), gpu_line(1, used=9000), gpu_line(2, used=100)],
+        "fault 2 nvmlDeviceGetComputeRunningProcesses_v3 4",
+        "fault 2 nvmlDeviceGetMemoryInfo_v2 4",
+    )
+    rows = gputrain("gpus", **gpu_host.environment, COLUMNS="90").stdout.splitlines()[2:5]
+    assert [row.split("°C")[1].strip() for row in rows] == ["free", "in use", "unknown"]
+
+
+def test_gpus_json_has_unit_time_and_reason_for_every_reading(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0, busy=50, corrected=3), f"process 0 {UNKNOWN_PID} -1 compute")
+    before = time.time()
+    done = gputrain("gpus", "--json", **gpu_host.environment)
+    snapshot = json.loads(done.stdout)
+    assert snapshot["format"] == 1
+    assert snapshot["source"] == {"kind": "driver", "made_up": False}
+    assert (snapshot["driver"]["value"], snapshot["cuda"]["value"]) == ("580.95.05", "13.0")
+    [seen] = snapshot["gpus"]
+    for name, unit in UNITS.items():
+        assert seen[name]["unit"] == unit
+        assert before - 1 < seen[name]["time"] < time.time() + 1
+        assert (seen[name]["value"] is None) == ("reason" in seen[name])
+    assert {name for name in UNITS if seen[name]["value"] is None} == {"fan", "pcie_sent", "pcie_received"}
+    assert seen["memory_used"]["value"] == 500 << 20
+    assert seen["memory_reserved"]["value"] == 600 << 20
+    assert seen["ecc_corrected"]["value"] == 3
+    assert seen["processes"]["value"][0]["gpu_memory"]["reason"] == "the driver does not tell"
+
+
+def test_gpus_links_measures_pcie_throughput(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0))
+    [seen] = parse_gpus_json(gputrain("gpus", "--json", "--links", **gpu_host.environment).stdout)
+    assert (seen["pcie_sent"]["value"], seen["pcie_received"]["value"]) == (1000, 2000)
+
+
+def test_gpus_watch_json_prints_one_line_per_sample(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(eight_gpu_lines())
+    done = gputrain("gpus", "--watch", "--json", "--interval", "0.25", "--samples", "3", **gpu_host.environment)
+    samples = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [len(sample["gpus"]) for sample in samples] == [8, 8, 8]
+    assert samples[0]["time"] < samples[1]["time"] < samples[2]["time"]
+
+
+def test_gpus_processes_measures_cpu_usage(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0), f"process 0 {os.getpid()} 100 compute")
+    done = gputrain("gpus", "--json", "--processes", **gpu_host.environment)
+    [process] = parse_gpus_json(done.stdout)[0]["processes"]["value"]
+    assert process["cpu"]["value"] is not None
+    assert "python" in process["command"]["value"]
+
+
+def test_gpus_watch_redraws_in_place_and_quits_on_q(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(eight_gpu_lines())
+    ours, theirs = pty.openpty()
+    environment = gputrain.environment | gpu_host.environment | {"TERM": "xterm-256color"}
+    process = gputrain.start("gpus", "--watch", stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = ""
+    while shown.count("USED BY") < 2:
+        shown += os.read(ours, 65536).decode()
+    os.write(ours, b"q")
+    with pytest.raises(OSError, match="Input/output"):
+        while True:
+            shown += os.read(ours, 65536).decode()
+    assert process.wait(10) == 0
+    os.close(ours)
+    assert "\x1b[1A" in shown
+    assert "Traceback" not in shown
+
+
+def test_gpus_recording_replays_samples(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(eight_gpu_lines())
+    record = ("gpus", "--record", "seen.jsonl", "--samples", "2", "--interval", "0.25")
+    done = gputrain(*record, **gpu_host.environment)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Recording to seen.jsonl" in done.stderr
+    again = gputrain(*record, **gpu_host.environment)
+    assert (again.returncode, "seen.jsonl exists" in again.stderr) == (2, True)
+    replay = {"GPUTRAIN_NVML": "replay:seen.jsonl"}
+    played = json.loads(gputrain("gpus", "--json", **replay).stdout)
+    assert played["source"] == {"kind": "recording", "made_up": False}
+    assert [one["busy"]["value"] for one in played["gpus"]] == list(range(90, 98))
+    assert time.time() - played["gpus"][0]["busy"]["time"] < 20
+    assert "a recording: not what the GPUs do now" in gputrain("gpus", **replay).stdout
+
+
+def test_gpus_replay_marks_synthetic_data(gputrain: Gputrain) -> None:
+    assert "MADE UP: no such GPUs exist" in gputrain("gpus", **REPLAY).stdout
+    assert json.loads(gputrain("gpus", "--json", **REPLAY).stdout)["source"] == {"kind": "recording", "made_up": True}
+
+
+def test_run_rejects_recorded_gpus(gputrain: Gputrain) -> None:
+    done = gputrain("run", "--headless", "digits", "--gpus", "all", **REPLAY)
+    assert done.returncode == 2
+    assert "nothing can be trained on recorded GPUs; train on the CPU with --gpus cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("record:x", "GPUTRAIN_NVML: 'record:x' is not known; give replay:FILE"),
+        ("replay:none", "none: cannot be read: No such file"),
+        ("replay:text", "text: is no recording of GPUs: line 1"),
+        ("replay:empty", "empty: is no recording of GPUs: it is empty"),
+    ],
+)
+def test_gpus_replay_rejects_invalid_recording(gputrain: Gputrain, value: str, message: str) -> None:
+    (gputrain.folder / "text").write_text("hello\n")
+    (gputrain.folder / "empty").write_text("")
+    done = gputrain("gpus", GPUTRAIN_NVML=value)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_gpus_record_without_samples_leaves_no_file(gputrain: Gputrain) -> None:
+    assert gputrain("gpus", "--record", "seen.jsonl", GPUTRAIN_NVML="replay:none").returncode == 2
+    assert not (gputrain.folder / "seen.jsonl").exists()
+
+
+def test_gpus_table_escapes_control_characters(gputrain: Gputrain) -> None:
+    first = MADE_UP.read_text().splitlines()[0].replace("jupyter-lab", "\\u001b[31m[bold]x")
+    (gputrain.folder / "evil.jsonl").write_text(first + "\n")
+    shown = gputrain("gpus", "--processes", GPUTRAIN_NVML="replay:evil.jsonl").stdout
+    assert "\x1b" not in shown
+    assert "\\x1b[31m[bold]x" in shown
+
+
+def test_gpus_watch_ends_when_pipe_closes(gputrain: Gputrain) -> None:
+    shell = f"{GPUTRAIN} gpus --watch --json --interval 0.25 | head -n 1"
+    done = subprocess.run(
+        ["sh", "-c", shell], env=gputrain.environment | REPLAY, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout)["format"] == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
+def test_gpus_readings_agree_with_nvidia_smi(gputrain: Gputrain) -> None:
+    seen = {one["uuid"]: one for one in parse_gpus_json(gputrain("gpus", "--json").stdout)}
+    query = "--query-gpu=uuid,memory.used,memory.total,temperature.gpu,power.draw,clocks.max.sm"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(rows) == len(seen)
+    for row in rows:
+        uuid, used, total, temperature, power, clock = row.split(", ")
+        ours = {name: reading["value"] for name, reading in seen[uuid].items() if name in UNITS}
+        assert abs(ours["memory_used"] / 2**20 - float(used)) <= 1
+        assert abs(ours["memory_total"] / 2**20 - float(total)) <= 1
+        assert abs(ours["temperature"] - float(temperature)) <= 3
+        assert abs(ours["power"] - float(power)) <= 0.1 * float(power) + 5
+        assert ours["max_sm_clock"] == int(clock)

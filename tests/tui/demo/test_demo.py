@@ -1,0 +1,43 @@
+"""What `gputrain-tui --demo` replays: the recordings in the package, and the server that is made of them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engine.runs.events import RunFinished, RunStarted
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.watcher import RunWatcher
+from gputrain_command import wait_for
+from tui.demo.server import DATA, FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
+
+
+@pytest.mark.parametrize("name", [LIVE_RUN, FINISHED_RUN])
+def test_every_line_of_a_demo_journal_is_an_event(name: str) -> None:
+    events = recorded_events(name, 1000.0)
+    assert len(events) == len(recorded(f"{name}/events.jsonl").splitlines())
+    assert isinstance(events[0], RunStarted) and events[0].time == 1000.0
+    assert isinstance(events[-1], RunFinished)
+
+
+def test_demo_recordings_are_small() -> None:
+    assert sum(path.stat().st_size for path in DATA.rglob("*")) < 200_000
+
+
+def test_demo_server_shows_a_finished_run_and_continues_a_live_one() -> None:
+    with DemoServer() as server:
+        finished, live = (RunWatcher(RunFolder(server.runs_dir / name)) for name in (FINISHED_RUN, LIVE_RUN))
+        assert finished.folder.state(finished.poll()) is RunState.FINISHED
+        wait_for(lambda: live.folder.state(live.poll()) is RunState.RUNNING, "the live run's owner", 10)
+        before = live.history.steps_done
+        wait_for(lambda: live.poll().steps_done > before, "another step", 10)
+        assert live.history.started is not None and live.history.started.time < time.time()
+
+
+def test_demo_gpus_are_made_up_and_of_now() -> None:
+    with DemoServer() as server:
+        snapshot = server.gpu_monitor(1.0).read(1.0)
+    assert snapshot is not None and snapshot.source.made_up
+    assert abs(snapshot.time - time.time()) < 5
+    assert [gpu.state for gpu in snapshot.gpus] == [*["ok"] * 7, "stale"]

@@ -1,0 +1,195 @@
+"""The form of a run: what is typed comes to one config, one command, one curve."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from demo_app import demo_snapshot
+from engine.config.loader import ResolvedConfig, presets, resolve_config
+from engine.config.rules import DEPENDS_ON
+from engine.config.schema import Config, as_dict, fields
+from engine.gpus.snapshot import Snapshot
+from engine.optim.lr_schedule import lr_factor
+from engine.utils.errors import UsageError
+from gputrain_command import Gputrain, clean_environment
+from tui.cli.main import app
+from tui.flags import run_arguments
+from tui.form.checks import FormChecker
+from tui.form.model import (
+    Form,
+    form_fields,
+    form_from_run,
+    form_problems,
+    is_relevant,
+    load_last_form,
+    lr_curve,
+    save_last_form,
+)
+
+TYPED = {
+    "device.ranks": "3",
+    "run.epochs": "7",
+    "run.name": "a-b",
+    "optim.name": "adamw",
+    "optim.betas": "[0.8, 0.99]",
+    "schedule.name": "multistep",
+    "schedule.milestones": "[2, 5]",
+    "data.drop_last": "false",
+    "data.workers": "2",
+    "optim.weight_decay": "5e-4",
+    "precision.amp": "bf16",
+    "device.wait": "true",
+}
+
+
+@pytest.fixture(autouse=True)
+def isolated_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "GPUTRAIN_RESERVATIONS"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+@pytest.mark.parametrize("base", [None, "digits"])
+def test_form_command_resolves_to_same_config(base: str | None, gputrain: Gputrain) -> None:
+    form = Form(base, dict(TYPED))
+    command = shlex.join(["gputrain", *form.arguments()])
+    keys = [f"{key}={text}" for key, text in TYPED.items()]
+    shown = json.loads(gputrain("config", *([base] if base else []), *keys, "--json").stdout)
+    assert shown == as_dict(form.config())
+    assert as_dict(config_of_run(shlex.split(command)[1:])) == shown
+
+
+def config_of_run(arguments: list[str]) -> Config:
+    """What `gputrain run` makes of these arguments."""
+    found: list[Config] = []
+
+    def keep(resolved: ResolvedConfig, *_: object, **__: object) -> None:
+        found.append(resolved.config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tui.cli.main.run_headless", keep)
+        app([*arguments, "--headless"], standalone_mode=False)
+    return found[0]
+
+
+def test_form_has_described_field_for_every_key() -> None:
+    infos = form_fields()
+    assert {info.key for info in infos} | {"run.resume"} == {key for key, _ in fields()}
+    assert all(info.description for info in infos)
+
+
+def test_only_with_conditions_refer_to_existing_keys() -> None:
+    known = {key for key, _ in fields()}
+    assert set(DEPENDS_ON) <= known
+    assert {other for other, _ in DEPENDS_ON.values()} <= known
+    values = Form("digits").values()
+    assert is_relevant("optim.momentum", values)
+    assert not is_relevant("optim.betas", values)
+
+
+def test_form_checks_report_each_invalid_key() -> None:
+    form = Form("digits", {"run.epochs": "many", "optim.lr": "-1", "data.dataset": "cifar"})
+    assert {problem.location for problem in form_problems(form)} == {"run.epochs", "optim.lr", "data.dataset"}
+
+
+def test_form_ignores_value_equal_to_base() -> None:
+    form = Form("digits")
+    form.set_value("optim.lr", "0.2")
+    form.set_value("optim.lr", "0.1")
+    assert form.arguments() == ["run", "digits"]
+
+
+def test_lr_curve_matches_training_schedule() -> None:
+    config = Form("digits", {"run.epochs": "4", "optim.lr_scaling": "linear"}).config()
+    epochs, rates = lr_curve(config, ranks=2, steps_per_epoch=11, max_points=1000)
+    wanted = [0.2 * lr_factor(config.schedule, step, 11, 4) for step in range(1, 45)]
+    assert np.allclose(rates, wanted)
+    assert epochs[-1] == 4.0
+
+
+def test_form_choices_are_remembered_without_name() -> None:
+    assert load_last_form() == Form("digits")
+    save_last_form(Form("digits", {"optim.lr": "0.3", "run.name": "a"}))
+    assert load_last_form() == Form("digits", {"optim.lr": "0.3"})
+
+
+def test_form_saves_preset_under_name() -> None:
+    form = Form("digits", {"optim.lr": "0.3", "run.name": "a"})
+    path = form.save_preset("my digits")
+    assert presets()["my-digits"] == path
+    saved, typed = resolve_config("my-digits").config, form.config()
+    assert as_dict(saved) | {"run": None} == as_dict(typed) | {"run": None}
+    assert saved.run.name is None
+    with pytest.raises(UsageError, match="exists"):
+        form.save_preset("my digits")
+
+
+def test_form_accepts_preset_that_requires_data_path() -> None:
+    form = Form("flowers")
+    assert form.values()["model.name"] == "resnet34"
+    assert [problem.location for problem in form_problems(form)] == ["data.path"]
+    form.set_value("data.path", "/data/flowers")
+    assert form.arguments() == ["run", "flowers", "--data-path", "/data/flowers"]
+
+
+def test_form_drops_parameters_of_previous_optimizer() -> None:
+    form = Form("digits", {"optim.momentum": "0.8", "optim.lr": "0.2"})
+    form.set_value("optim.name", "adamw")
+    assert form.overrides == {"optim.lr": "0.2", "optim.name": "adamw"}
+    assert form_problems(form) == []
+
+
+def test_form_shows_data_path_for_user_dataset() -> None:
+    assert is_relevant("data.path", {"data.dataset": "mine:build"})
+    assert not is_relevant("data.path", {"data.dataset": "digits"})
+
+
+def test_form_fields_mark_open_choices() -> None:
+    kinds = {info.key: info for info in form_fields()}
+    assert kinds["schedule.name"].choices and not kinds["schedule.name"].allows_other
+    assert "adamw" in kinds["optim.name"].choices and kinds["optim.name"].allows_other
+    assert kinds["data.dataset"].allows_other and kinds["loss.name"].allows_other and kinds["model.freeze"].allows_other
+    assert not kinds["data.workers"].choices and not kinds["data.batch_size"].choices
+
+
+def test_form_of_run_picks_free_name(tmp_path: Path) -> None:
+    for name in ("a-3", "a-4", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}}}\noptim: {{lr: 0.7}}\n")
+    again = form_from_run(tmp_path / "a-3" / "config.yaml")
+    assert (again.config().run.name, again.config().optim.lr) == ("a-5", 0.7)
+    assert form_from_run(tmp_path / "b" / "config.yaml").config().run.name == "b-2"
+
+
+def check(snapshot: Snapshot | None = None, **typed: str) -> tuple[int, list[str]]:
+    form = Form("digits", {key.replace("__", "."): text for key, text in typed.items()})
+    checked = FormChecker().check(form.config(), snapshot)
+    return checked.total_ranks, [str(problem) for problem in checked.problems]
+
+
+def test_checker_counts_ranks_steps_and_images() -> None:
+    checker = FormChecker()
+    checked = checker.check(Form("digits").config(), None)
+    assert checked.sampler is not None
+    assert (checked.total_ranks, checked.sampler.steps_per_epoch, checked.sampler.train_images) == (2, 22, 1438)
+    assert check(demo_snapshot(0.0), device__gpus="2,3") == (2, [])
+
+
+def test_checker_reports_what_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The models' names are asked for once for all tests.
+    monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
+    snapshot = demo_snapshot(0.0)
+    assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]
+    assert "did you mean cnn?" in check(model__name="cnnn")[1][0]
+    assert "take 4000 a step" in check(data__batch_size="2000")[1][0]
+    assert "does not exist" in check(data__dataset="folder", data__path="/nowhere")[1][0]
+
+
+def test_run_arguments_write_keys_without_flag_as_key_value() -> None:
+    before = resolve_config("digits").config
+    after = resolve_config("digits", ["data.mean=[0.5]", "run.epochs=3"]).config
+    assert run_arguments("digits", before, after) == ["run", "digits", "--epochs", "3", "data.mean=[0.5]"]

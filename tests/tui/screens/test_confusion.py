@@ -1,0 +1,344 @@
+"""Which class was taken for which: the file, its lines, and the screen that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.color import ColorSystem
+from rich.style import Style
+from textual.pilot import Pilot
+
+from demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from engine.runs.folder import RunFolder
+from engine.utils.files import write_json
+from tui.demo.server import LIVE_RUN
+from tui.screens.confusion import ConfusionScreen
+from tui.text.confusion import (
+    format_percent,
+    matrix_lines,
+    mistakes,
+    read_evaluations,
+    shorten_names,
+    truncate_cells,
+    worst_first,
+)
+from tui.widgets.matrix import CORRECT_STYLES, WRONG_STYLES, Matrix, cell_style
+
+Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
+
+
+def found(counts: list[list[int]], epoch: int = 3) -> dict[str, Any]:
+    table = np.array(counts)
+    sums = table.sum(1)
+    return {
+        "epoch": epoch,
+        "loss": 0.25,
+        "top1": float(np.trace(table) / table.sum()),
+        "top5": 1.0,
+        "images": int(table.sum()),
+        "per_class": [float(row[n] / sums[n]) if sums[n] else None for n, row in enumerate(table)],
+        "confusion": counts,
+    }
+
+
+BEST = [[8, 2, 0], [0, 9, 1], [5, 0, 5]]
+LAST = [[9, 1, 0], [0, 4, 6], [0, 0, 0]]
+NAMES = ["cat", "dog [bold]", "owl"]
+
+
+def evaluation(**changes: Any) -> dict[str, Any]:
+    return {"format": 1, "classes": NAMES, "last": found(LAST, 7), "best": found(BEST, 3)} | changes
+
+
+@pytest.fixture(autouse=True)
+def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "GPUTRAIN_RESERVATIONS"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture
+def demo_run(tmp_path: Path) -> Iterator[RunFolder]:
+    owners = demo_runs(tmp_path / "runs")
+    yield RunFolder(tmp_path / "runs" / LIVE_RUN)
+    for owner in owners:
+        owner.release()
+
+
+def drive(run: RunFolder, act: Drive, size: tuple[int, int] = (120, 34)) -> None:
+    """On the screen that the run's key leads to."""
+
+    async def main() -> None:
+        async with demo_app(run.path.parent, run=run.name).run_test(size=size) as pilot:
+            await wait_until_idle(pilot)
+            await act(pilot, await opened(pilot))
+
+    asyncio.run(main())
+
+
+async def opened(pilot: Pilot[None]) -> ConfusionScreen:
+    await pilot.press("v")
+    screen = pilot.app.screen
+    assert isinstance(screen, ConfusionScreen)
+    await wait_until(pilot, lambda: screen.evaluation_poller.has_polled)
+    await drawn(pilot)
+    return screen
+
+
+async def drawn(pilot: Pilot[None], *keys: str) -> None:
+    """Keys are pressed, and what comes of them is drawn; a panel that has just come up is drawn when it has a size."""
+    await pilot.press(*keys)
+    for _ in range(2):
+        screen = pilot.app.screen
+        assert isinstance(screen, ConfusionScreen)
+        screen.update_content()
+        await pilot.pause()
+
+
+# The file
+
+
+def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", evaluation())
+    told = read_evaluations(tmp_path / "a.json")
+    assert told.classes == tuple(NAMES)
+    assert (told.last.epoch, told.best.epoch) == (7, 3)
+    assert told.best.counts.tolist() == BEST
+    assert np.isnan(told.last.per_class[2])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not of format 1"),
+        (evaluation(format=2), "not of format 1"),
+        (evaluation(classes=[1, 2]), "no list of names"),
+        (evaluation(classes=[]), "no list of names"),
+        (evaluation(best=None), "as best is no evaluation"),
+        (evaluation(last={"epoch": 1}), "as last is no evaluation"),
+        (evaluation(best=found(BEST) | {"confusion": [[1, 2], [3]]}), "as best is no evaluation"),
+        (evaluation(best=found(BEST) | {"confusion": [[10**30] * 3] * 3}), "as best is no evaluation"),
+        (evaluation(best=found(BEST) | {"confusion": "many"}), "as best is no evaluation"),
+        (evaluation(best=found(BEST[:2])), "as best"),
+        (evaluation(best=found(BEST) | {"per_class": [0.5]}), "does not go with 3 classes"),
+        (evaluation(best=found([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "does not go with 3 classes"),
+    ],
+    ids=str,
+)
+def test_read_evaluations_reports_malformed_file_in_one_sentence(tmp_path: Path, content: Any, told: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=told) as error:
+        read_evaluations(path)
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_are_sorted_worst_first() -> None:
+    assert [(one.true_class, one.predicted_class, one.images, one.share) for one in mistakes(np.array(BEST))] == [
+        (2, 0, 5, 0.5),
+        (0, 1, 2, 0.2),
+        (1, 2, 1, 0.1),
+    ]
+    assert len(mistakes(np.array(BEST), max_pairs=2)) == 2
+    assert mistakes(np.eye(3, dtype=np.int64)) == []
+
+
+def test_worst_first_puts_classes_without_images_last() -> None:
+    assert worst_first(np.array([0.9, 0.4, np.nan, 0.4])) == [1, 3, 0, 2]
+
+
+def test_shortened_keeps_distinguishing_part_of_names() -> None:
+    assert shorten_names(["cat", "dog"], 3) == ["cat", "dog"]
+    assert shorten_names(["class-07", "class-18"], 4) == ["07", "18"]
+    assert shorten_names(["golden retriever", "cat"], 6) == ["golde…", "cat"]
+    assert shorten_names(["ab", "abcdef"], 4) == ["ab", "cdef"]
+    assert truncate_cells("犬犬犬", 5) == "犬犬…"
+
+
+def test_percent_never_rounds_to_0_or_100() -> None:
+    assert [format_percent(share) for share in (0, 0.001, 0.12, 0.999, 1)] == ["0%", "<1%", "12%", ">99%", "100%"]
+
+
+def test_matrix_lines_have_row_and_column_per_class() -> None:
+    head, *rows = matrix_lines(["cat", "a dog", "owl"], BEST)
+    assert head.split() == ["cat", "a", "dog", "owl"]
+    assert [row[5:].split() for row in rows] == [["8", "2", "."], [".", "9", "1"], ["5", ".", "5"]]
+    assert len({len(line) for line in (head, *rows)}) == 1
+
+
+def test_shades_are_monotonic_and_readable_in_16_colors() -> None:
+    for shades, right in ((CORRECT_STYLES, True), (WRONG_STYLES, False)):
+        levels = [str(cell_style(share, correct=right)) for share in np.linspace(0, 1, 401)]
+        assert list(dict.fromkeys(levels))[-5:] == list(shades)
+        for one in map(Style.parse, shades):
+            assert one.color is not None
+            assert one.bgcolor is not None
+            ink, ground = (colour.downgrade(ColorSystem.STANDARD).number for colour in (one.color, one.bgcolor))
+            assert ink in (0, 15)
+            assert ground not in (0, 7, 8, 15)
+
+
+# The screen
+
+
+def test_confusion_screen_shows_scores_matrix_mistakes_and_classes(demo_run: RunFolder) -> None:
+    write_json(demo_run.evaluation, evaluation())
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        assert "best epoch 3   top-1 73.33%   top-5 100.00%   loss 0.2500   30 images" in visible_text(pilot, "#scores")
+        matrix = visible_text(pilot, "#matrix")
+        assert [row.split()[1:] for row in matrix.splitlines()[1:] if "owl" in row[:6]] == [["5", "·", "5", "┃"]]
+        assert "owl taken for cat: 5 of 10, 50%" in matrix
+        pairs = [line.strip("│ ") for line in visible_text(pilot, "#pairs").splitlines()]
+        assert pairs[1:4] == [
+            "owl taken for cat: 5 images, 50%",
+            "cat taken for dog [bold]: 2 images, 20%",
+            "dog [bold] taken for owl: 1 image, 10%",
+        ]
+        classes = [line.strip("│ ").split() for line in visible_text(pilot, "#classes").splitlines()]
+        assert [(row[0], row[-3]) for row in classes[1:4]] == [("owl", "50.0%"), ("cat", "80.0%"), ("dog", "90.0%")]
+
+    drive(demo_run, act)
+
+
+def test_confusion_screen_toggles_best_and_last_epoch(demo_run: RunFolder) -> None:
+    write_json(demo_run.evaluation, evaluation())
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        await drawn(pilot, "b")
+        assert "last epoch 7" in visible_text(pilot, "#scores")
+        assert "dog [bold] taken for owl: 6 images, 60%" in visible_text(pilot, "#pairs")
+        assert "no image" in visible_text(pilot, "#classes")
+        await drawn(pilot, "b")
+        assert "best epoch 3" in visible_text(pilot, "#scores")
+
+    drive(demo_run, act)
+
+
+def test_confusion_screen_cursor_describes_cell_and_enter_jumps_to_mistake(demo_run: RunFolder) -> None:
+    write_json(demo_run.evaluation, evaluation())
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        await drawn(pilot, "home")
+        assert "cat right: 8 of 10, 80%" in visible_text(pilot, "#matrix")
+        await drawn(pilot, "right", "down", "down", "down")
+        assert "owl taken for dog [bold]: 0 of 10, 0%" in visible_text(pilot, "#matrix")
+        await drawn(pilot, "tab", "down", "down", "enter")
+        assert screen.query_one(Matrix).has_focus
+        assert "dog [bold] taken for owl: 1 of 10, 10%" in visible_text(pilot, "#matrix")
+
+    drive(demo_run, act)
+
+
+def test_confusion_screen_sorts_by_worst_class(demo_run: RunFolder) -> None:
+    write_json(demo_run.evaluation, evaluation())
+
+    def rows(pilot: Pilot[None]) -> list[str]:
+        return [line[1:4] for line in visible_text(pilot, "#matrix").splitlines() if line[1:4] in ("cat", "dog", "owl")]
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        assert rows(pilot) == ["cat", "dog", "owl"]
+        await drawn(pilot, "o")
+        assert rows(pilot) == ["owl", "cat", "dog"]
+        await drawn(pilot, "o")
+        assert rows(pilot) == ["cat", "dog", "owl"]
+
+    drive(demo_run, act)
+
+
+def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -> None:
+    demo_run.evaluation.unlink()
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        assert "no evaluation yet" in visible_text(pilot, "#scores")
+        write_json(demo_run.evaluation, evaluation(best=found(BEST, 4)))
+        await wait_until(pilot, lambda: screen.evaluation_poller.latest is not None)
+        await drawn(pilot)
+        assert "best epoch 4" in visible_text(pilot, "#scores")
+        assert screen.query_one(Matrix).has_focus
+        demo_run.evaluation.write_text('{"format": 1, "classes": 7}')
+        await wait_until(pilot, lambda: screen.evaluation_poller.problem is not None)
+        await drawn(pilot)
+        assert "evaluation.json cannot be read: its classes are no list of names" in visible_text(pilot, "#scores")
+        assert "owl" in visible_text(pilot, "#matrix")
+        write_json(demo_run.evaluation, evaluation(best=found(BEST, 5)))
+        await wait_until(pilot, lambda: screen.evaluation_poller.problem is None)
+        await drawn(pilot)
+        assert "best epoch 5" in visible_text(pilot, "#scores")
+
+    drive(demo_run, act)
+
+
+def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(demo_run: RunFolder) -> None:
+    counts = np.diag(np.full(1000, 50))
+    counts[700, 700], counts[700, 31] = 10, 40
+    counts[123, 123], counts[123, 999] = 45, 5
+    one = found(counts.tolist())
+    told = evaluation(classes=[f"class-{n:03d}" for n in range(1000)], best=one, last=one)
+    demo_run.evaluation.write_text(json.dumps(told))
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        first = [line for line in visible_text(pilot, "#matrix").splitlines() if "class-" in line[:8]]
+        assert [line[1:10] for line in first[:2]] == ["class-700", "class-123"]
+        assert "class-700 taken for class-031: 40, 80%" in visible_text(pilot, "#pairs")
+        await drawn(pilot, "end")
+        assert "rows 9" in visible_text(pilot, "#matrix")
+        assert screen.query_one(Matrix).pair == (999, 999)
+        await drawn(pilot, "tab", "enter")
+        assert "class-700 taken for class-031: 40 of 50, 80%" in visible_text(pilot, "#matrix")
+
+    drive(demo_run, act)
+
+
+def test_confusion_screen_without_matrix_shows_class_accuracies(demo_run: RunFolder) -> None:
+    one = found(BEST) | {"confusion": []}
+    write_json(demo_run.evaluation, evaluation(best=one, last=one))
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        assert not screen.query_one(Matrix).display
+        assert "50.0%" in visible_text(pilot, "#classes")
+
+    drive(demo_run, act)
+
+
+def test_confusion_screen_escapes_control_characters_in_class_names(demo_run: RunFolder) -> None:
+    write_json(demo_run.evaluation, evaluation(classes=["\x1b[2J", "[red]", "\u202e"]))
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        assert "\\x1b[2J" in visible_text(pilot, "#matrix")
+        assert not {"\x1b", "\u202e"} & set(visible_text(pilot))
+
+    drive(demo_run, act)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (160, 48)], ids=str)
+def test_confusion_screen_clips_nothing_at_any_size(demo_run: RunFolder, size: tuple[int, int]) -> None:
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        assert clipped_widgets(screen) == []
+        matrix = screen.query_one(Matrix)
+        assert screen.region.contains_region(matrix.region)
+        assert "Shirt taken for T-shirt/top" in visible_text(pilot, "#matrix")
+        if size != (60, 15):
+            assert all(name in visible_text(pilot, "#matrix") for name in ("Trouser", "Ankle boot"))
+            assert ": 104, 10%" in visible_text(pilot, "#pairs")
+
+    drive(demo_run, act, size)
+
+
+def test_confusion_screen(demo_run: RunFolder, snap_compare: Callable[..., bool]) -> None:
+    async def before(pilot: Pilot[None]) -> None:
+        await wait_until_idle(pilot)
+        await opened(pilot)
+
+    os.chdir(demo_run.path.parent.parent)
+    app = demo_app(Path("runs"), run=demo_run.name)
+    assert snap_compare(app, terminal_size=(120, 34), run_before=before)

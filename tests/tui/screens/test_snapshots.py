@@ -1,0 +1,118 @@
+"""Every screen as a picture, at three sizes. `pytest tests/tui/screens/test_snapshots.py --snapshot-update` keeps the
+ones of now: look at them before."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import FROZEN_NOW, clipped_widgets, demo_app, demo_runs, no_gpu_feed, wait_until_idle
+from tui.app import GputrainApp
+from tui.demo.server import LIVE_RUN
+from tui.screens.monitor import MonitorScreen
+
+SIZES = [(80, 24), (120, 34), (200, 60)]
+Compare = Callable[..., bool]
+Before = Callable[[Pilot[None]], Awaitable[None]]
+
+pytestmark = pytest.mark.parametrize("size", SIZES, ids=[f"{columns}x{rows}" for columns, rows in SIZES])
+
+
+@pytest.fixture(autouse=True)
+def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, in a time and a place that stand still."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "reservations"))
+    monkeypatch.delenv("GPUTRAIN_RUNS", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setattr("tui.text.run_progress.time.time", lambda: FROZEN_NOW)
+    monkeypatch.setattr("engine.utils.host.available_cores", lambda: 16)
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def shown(
+    compare: Compare, app: GputrainApp, size: tuple[int, int], keys: str = "", before: Before | None = None
+) -> bool:
+    async def drive(pilot: Pilot[None]) -> None:
+        await wait_until_idle(pilot)
+        for key in keys.split():
+            await pilot.press(key)
+            await wait_until_idle(pilot)
+        if before is not None:
+            await before(pilot)
+        assert clipped_widgets(pilot.app.screen) == []
+
+    return compare(app, terminal_size=size, run_before=drive)
+
+
+async def with_a_past(pilot: Pilot[None]) -> None:
+    """As after half a minute of looking."""
+    screen = pilot.app.screen
+    assert isinstance(screen, MonitorScreen)
+    for place, (uuid, values) in enumerate(screen._busy_history.items()):
+        last = values[-1]
+        past = [
+            None if last is None else max(min(last + (tick * 7 + place * 5) % 13 - 6, 100), 0) for tick in range(31)
+        ]
+        screen._busy_history[uuid] = deque([*past, last], maxlen=32)
+    screen.update_content()
+    await pilot.pause()
+
+
+def test_monitor(snap_compare: Compare, size: tuple[int, int]) -> None:
+    owners = demo_runs(Path("runs"))
+    assert shown(snap_compare, demo_app(Path("runs")), size, "space down space", with_a_past)
+    owners[0].release()
+
+
+def test_monitor_without_gpu(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert shown(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size)
+
+
+def test_run(snap_compare: Compare, size: tuple[int, int]) -> None:
+    owners = demo_runs(Path("runs"))
+    assert shown(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "m")
+    owners[0].release()
+
+
+def test_run_with_one_chart(snap_compare: Compare, size: tuple[int, int]) -> None:
+    demo_runs(Path("runs"))[0].release()
+    assert shown(snap_compare, demo_app(Path("runs"), run="digits-3"), size, "f x g left left left")
+
+
+def test_form(snap_compare: Compare, size: tuple[int, int]) -> None:
+    demo_runs(Path("runs"))[0].release()
+    assert shown(snap_compare, demo_app(Path("runs")), size, "space n")
+
+
+def test_form_with_mistakes(snap_compare: Compare, size: tuple[int, int]) -> None:
+    async def mistakes(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        for key, text in (("run.epochs", "many"), ("optim.lr", "-1")):
+            screen.query_one(f"#field-{key.replace('.', '-')}").control.value = text
+        await wait_until_idle(pilot)
+
+    assert shown(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size, "n", mistakes)
+
+
+def test_runs(snap_compare: Compare, size: tuple[int, int]) -> None:
+    owners = demo_runs(Path("runs"))
+    assert shown(snap_compare, demo_app(Path("runs")), size, "r down")
+    owners[0].release()
+
+
+def test_help(snap_compare: Compare, size: tuple[int, int]) -> None:
+    demo_runs(Path("runs"))[0].release()
+    assert shown(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "question_mark")

@@ -1,0 +1,197 @@
+"""What screens are fed with, when the files are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from engine.runs.events import Event, RunFinished
+from engine.runs.journal import from_line, to_line
+from engine.runs.watcher import RunWatcher
+from factories import (
+    append_to_journal,
+    make_epoch,
+    make_run_folder,
+    make_run_resumed,
+    make_run_started,
+    make_step,
+    step_lines,
+)
+from gputrain_command import wait_for
+from tui.charts.curves import CurveData
+from tui.charts.view import ChartView
+from tui.launcher import LaunchedRun
+from tui.pollers import RunListPoller, RunPoller
+from tui.text.run_lines import run_line, table_line
+from tui.text.run_progress import device_lines, progress_line
+from tui.text.runs import make_run_row
+
+STRANGE = {
+    "a state that is not known": ("events.jsonl", to_line(RunFinished(state="cancelled"))),
+    "a heartbeat that is no number": ("owner.json", '{"host": "other", "heartbeat": "soon"}'),
+    "a summary of words": ("summary.json", '{"best_val_accuracy": "x", "epochs": "many"}'),
+    "a deep owner": ("owner.json", "[" * 100_000),
+    "a deep line": ("events.jsonl", "[" * 100_000),
+    "GPUs that are none": ("events.jsonl", '{"type": "gpus", "time": 1.0, "gpus": [5, "x"]}'),
+    "GPUs of words": ("events.jsonl", '{"type": "gpus", "time": 1.0, "gpus": [{"throttle": 5, "memory_used": "x"}]}'),
+    "ranks that are none": ("events.jsonl", to_line(make_run_started()).replace('"ranks": []', '"ranks": [5]')),
+    "infinity": ("events.jsonl", to_line(make_epoch(1, 0.5)).replace('"seconds": ', '"seconds": 1e999, "x": ')),
+    "a huge number": ("events.jsonl", to_line(make_step(7)).replace('"step": 7', f'"step": {"9" * 400}')),
+    "Python's infinity": ("events.jsonl", to_line(make_step(7)).replace("0.5", "Infinity")),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
+def test_runs_feed_with_malformed_file_still_shows_all_runs(tmp_path: Path, name: str, text: str) -> None:
+    make_run_folder(tmp_path, "good", make_run_started(), make_epoch(1, 0.5), RunFinished(state="finished"))
+    odd = make_run_folder(tmp_path, "odd", make_run_started(), make_step(5))
+    with (odd.path / name).open("a") as file:
+        file.write(text + "\n")
+    feed = RunListPoller(tmp_path)
+    feed.poll()
+    assert feed.rows is not None and feed.unexpected_error is None
+    for row in feed.rows:
+        run_line(row, 10)
+        table_line(row, 10, 200)
+        progress_line(row, 100)
+    assert sorted((row.name, row.state) for row in feed.rows)[0] == ("good", "finished")
+    one = RunPoller(odd)
+    one.poll()
+    assert one.latest is not None
+    device_lines(one.latest, 80)
+    data = CurveData()
+    while not one.events.empty():
+        data.add_events(one.events.get())
+    assert ChartView().x_limits(data)[1] > 0
+
+
+def test_runs_feed_reports_thread_error_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = RunListPoller(tmp_path, 0.05)
+    monkeypatch.setattr(feed, "poll", lambda: 1 / 0)
+    feed.start()
+    wait_for(lambda: feed.unexpected_error is not None, "the fault", 5)
+    assert "ZeroDivisionError" in str(feed.unexpected_error)
+    monkeypatch.undo()
+    wait_for(lambda: feed.unexpected_error is None and feed.rows == [], "the next look", 5)
+    feed.close()
+
+
+def test_run_feed_survives_unreadable_journal(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.journal.unlink()
+    folder.journal.mkdir()
+    feed = RunPoller(folder)
+    feed.poll()
+    assert feed.caught_up
+
+
+def test_run_feed_parses_each_line_of_a_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_step(5), make_epoch(1, 0.5))
+    parsed: list[str] = []
+
+    def counted(line: str) -> Event | None:
+        parsed.append(line)
+        return from_line(line)
+
+    monkeypatch.setattr("engine.runs.journal.from_line", counted)
+    feed = RunPoller(folder)
+    feed.poll()
+    append_to_journal(folder, to_line(make_epoch(2, 0.75)) + "\n")
+    feed.poll()
+    assert len(parsed) == 4
+    assert feed.latest is not None and (feed.latest.row.epoch, feed.latest.row.val_accuracy) == (2, 0.75)
+    assert sum(len(feed.events.get() or ()) for _ in range(feed.events.qsize())) == 4
+
+
+def test_run_feed_shows_the_newest_state_of_a_long_journal_before_it_is_read(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "long", make_run_started(), make_epoch(1, 0.95))
+    append_to_journal(folder, step_lines(30_000))
+    append_to_journal(folder, to_line(RunFinished(state="finished")) + "\n")
+    feed = RunPoller(folder)
+    feed.start()
+    # Nobody takes events from the queue, so the reader waits near the beginning.
+    wait_for(lambda: feed.latest is not None, "the newest state", 5)
+    assert feed.latest is not None and not feed.caught_up
+    assert (feed.latest.row.state, feed.latest.row.step) == ("finished", 300_000)
+    while not feed.caught_up:
+        with suppress(queue.Empty):
+            feed.events.get(timeout=0.1)
+    assert (feed.latest.row.step, feed.latest.row.best_val_accuracy) == (300_000, 0.95)
+    feed.close()
+
+
+def test_run_feed_starts_over_where_the_journal_became_shorter(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1, 0.5))
+    feed = RunPoller(folder)
+    feed.poll()
+    folder.journal.write_text(to_line(make_run_started()) + "\n")
+    feed.poll()
+    assert feed.latest is not None and feed.latest.row.epoch == 0
+    batches = [feed.events.get() for _ in range(feed.events.qsize())]
+    assert [batch and len(batch) for batch in batches] == [2, None, 1]
+
+
+def test_run_row_of_long_resumed_run_shows_correct_best_and_epochs(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "long", make_run_started(), make_epoch(1, 0.95))
+    longer = make_run_resumed(10, 5.0)
+    append_to_journal(folder, to_line(longer).replace('"epochs": 3', '"epochs": 20000') + "\n")
+    append_to_journal(folder, step_lines(12_000))
+    append_to_journal(folder, to_line(make_epoch(12_000, 0.5)) + "\n")
+    (folder.path / "summary.json").write_text(json.dumps({"best_val_accuracy": 0.95, "epochs": 12_000}))
+    watch = RunWatcher(folder)
+    row = make_run_row(watch)
+    assert watch.partial
+    assert (row.epochs, row.epoch, row.best_val_accuracy, row.val_accuracy) == (20_000, 12_000, 0.95, 0.5)
+
+
+def test_runs_feed_rereads_finished_run_only_when_changed(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="stopped"))
+    feed = RunListPoller(tmp_path)
+    feed.poll()
+    before = feed.rows
+    folder.journal.rename(folder.journal.with_suffix(".away"))
+    folder.journal.with_suffix(".away").rename(folder.journal)
+    feed.poll()
+    assert before is not None and feed.rows is not None
+    assert feed.rows[0].state == before[0].state == "stopped"
+    append_to_journal(folder, to_line(make_run_resumed(0, 5.0)) + "\n")
+    feed.poll()
+    assert feed.rows[0].state == "crashed"
+
+
+def owned_by(root: Path, name: str, owner: dict[str, object], *events: Event, age: float = 0.0) -> None:
+    folder = make_run_folder(root, name, *events)
+    folder.owner.write_text(json.dumps(owner))
+    for path in (folder.owner, folder.journal):
+        os.utime(path, (time.time() - age, time.time() - age))
+
+
+def test_started_run_is_matched_by_pid_and_host(tmp_path: Path) -> None:
+    class Process:
+        pid = 4242
+
+    host = os.uname().nodename
+    output = (tmp_path / "out").open("w+b")
+    began = LaunchedRun(Process(), output, tmp_path / "runs", None, time.time() - 5)  # type: ignore[arg-type]
+    owned_by(tmp_path / "runs", "old", {"pid": 4242, "host": host}, make_run_started(), age=100)
+    owned_by(tmp_path / "runs", "elsewhere", {"pid": 4242, "host": "other"}, make_run_started())
+    owned_by(tmp_path / "runs", "another", {"pid": 4243, "host": host}, make_run_started())
+    assert began.find_folder() is None
+    owned_by(tmp_path / "runs", "mine", {"pid": 4242, "host": host}, make_run_started())
+    found = began.find_folder()
+    assert found is not None and found.name == "mine"
+    output.close()
+
+
+def test_launched_run_lines_leaves_the_offset_that_the_child_writes_at(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+b") as output:
+        launched = LaunchedRun(None, output, tmp_path, None, 0.0)  # type: ignore[arg-type]
+        (tmp_path / "out").write_text("first\nsecond\n")
+        assert launched.output_lines() == ["first", "second"]
+        assert output.tell() == 0
