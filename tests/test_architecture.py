@@ -1,34 +1,47 @@
-"""Arrows run one way: the screen knows the engine, the engine knows no screen, and what is light stays light."""
+"""Imports point downwards, and what every command needs starts without torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gputrain_command import GPUTRAIN, ROOT, Gputrain
 
 LIGHT = [
-    "config.schema",
+    "bench.report",
     "config.loader",
     "config.optimizer_options",
+    "config.schema",
     "config.user_code",
-    "runs.events",
-    "runs.history",
-]
-LIGHT += ["runs.folder", "runs.ownership", "runs.control", "runs.bottleneck", "runs.checkpoint_files"]
-LIGHT += [
+    "data.limits",
+    "data.sources.open",
+    "distributed.rank_env",
+    "doctor.examine",
+    "gpus.allocation",
+    "gpus.monitor",
+    "gpus.peak_flops",
+    "gpus.recording",
+    "gpus.sampler",
+    "launch.forkserver",
+    "launch.launcher",
+    "launch.supervisor",
     "optim.lr_schedule",
     "optim.timm_optimizers",
-    "data.sources.open",
-    "data.limits",
-    "distributed.rank_env",
+    "runs.bottleneck",
+    "runs.checkpoint_files",
+    "runs.control",
+    "runs.events",
+    "runs.folder",
+    "runs.history",
+    "runs.ownership",
     "utils.host",
 ]
-LIGHT += ["gpus.monitor", "gpus.sampler", "gpus.allocation", "gpus.recording", "gpus.peak_flops", "doctor.examine"]
-LIGHT += ["launch.launcher", "launch.supervisor", "launch.forkserver", "bench.report"]
 
 
 def modules_after(statement: str) -> set[str]:
@@ -90,3 +103,21 @@ def test_run_flags_take_help_text_from_config(gputrain: Gputrain) -> None:
     for flag, key in FLAG_TO_KEY.items():
         assert f"--{flag.replace('_', '-')} " in shown
         assert f"{describe_key(key)} ({key})" in shown
+
+
+def test_import_contract_fails_when_a_forbidden_import_is_added(tmp_path: Path) -> None:
+    for package in ("engine", "tui"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert check_import_contract(tmp_path).returncode == 0
+    with (tmp_path / "engine" / "runs" / "folder.py").open("a") as file:
+        file.write("\nimport engine.launch.launcher  # an upward import\n")
+    broken = check_import_contract(tmp_path)
+    assert broken.returncode == 1
+    assert "engine.runs is not allowed to import engine.launch" in broken.stdout
+
+
+def check_import_contract(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
