@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,74 +17,10 @@ import pytest
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder
 from gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for
+from terminal import LEAVE_ALTERNATE_SCREEN, TIMEOUT_SECONDS, Terminal
 
 SCREEN = str(Path(GPUTRAIN).with_name("gputrain-tui"))
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "1", "--epochs", "100000", "--name", "long"]
-# Limits at which a test gives up, not what is measured.
-PATIENCE = 20.0
-MAIN_SCREEN, CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
-
-
-class Terminal:
-    """A program in a terminal of its own."""
-
-    def __init__(self, gputrain: Gputrain, *command: str, **variables: str) -> None:
-        self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        self.before = termios.tcgetattr(slave)
-
-        def take_terminal() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self.process = gputrain.start(
-            *command,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=take_terminal,
-            env=gputrain.environment | {"TERM": "xterm-256color"} | variables,
-        )
-        self.slave = slave
-        self.seen = b""
-
-    def read(self) -> None:
-        while select.select([self.master], [], [], 0.05)[0]:
-            try:
-                self.seen += os.read(self.master, 1 << 16)
-            except OSError:
-                return
-
-    def wait_for(self, text: str) -> None:
-        def there() -> bool:
-            self.read()
-            return text.encode() in self.seen
-
-        wait_for(there, f"{text!r} on the terminal", PATIENCE)
-
-    def press(self, keys: str) -> None:
-        os.write(self.master, keys.encode())
-
-    def wait_for_end(self) -> int:
-        def over() -> bool:
-            self.read()
-            return self.process.poll() is not None
-
-        wait_for(over, "the end of the screen", PATIENCE)
-        return int(self.process.returncode)
-
-    def restored(self) -> bool:
-        self.read()
-        return (
-            self.seen.rfind(MAIN_SCREEN) > 0
-            and self.seen.rfind(CURSOR) > 0
-            and termios.tcgetattr(self.slave) == self.before
-        )
-
-    def hang_up(self) -> None:
-        """What the end of an SSH session does."""
-        os.close(self.slave)
-        os.close(self.master)
 
 
 @pytest.fixture
@@ -146,11 +77,13 @@ def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run
     killed.process.kill()
     screens = [psutil.Process(gone.process.pid), *psutil.Process(gone.process.pid).children(recursive=True)]
     gone.hang_up()
-    wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in screens), "its end", PATIENCE)
+    wait_for(
+        lambda: not any(one.is_running() and one.status() != "zombie" for one in screens), "its end", TIMEOUT_SECONDS
+    )
     gone.process.wait()
 
     before = len(steps_of(long_run))
-    wait_for(lambda: len(steps_of(long_run)) > before + 20, "more steps", PATIENCE)
+    wait_for(lambda: len(steps_of(long_run)) > before + 20, "more steps", TIMEOUT_SECONDS)
     os.kill(frozen.process.pid, signal.SIGCONT)
     again = Terminal(gputrain, GPUTRAIN, *attach)
     for terminal in (frozen, again):
@@ -184,7 +117,7 @@ def test_run_command_reports_rejected_config_without_opening_tui(gputrain: Gputr
     terminal = Terminal(gputrain, GPUTRAIN, "run", "digits", "--epochs", "none")
     assert terminal.wait_for_end() == 2
     assert b"run.epochs: 'none' is not allowed" in terminal.seen
-    assert MAIN_SCREEN not in terminal.seen
+    assert LEAVE_ALTERNATE_SCREEN not in terminal.seen
     terminal.hang_up()
     assert not gputrain.runs.exists()
 

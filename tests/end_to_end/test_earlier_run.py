@@ -1,0 +1,98 @@
+"""A run folder written by an earlier version still opens, evaluates, exports and resumes.
+
+`recordings/earlier-run/run` was stopped within its second epoch: digits on two ranks, cnn, SGD with momentum, EMA,
+mixup and a loader process per rank. `resumed.json` holds the losses that the earlier version computed after a resume.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gputrain_command import ROOT, Gputrain, effective_events, last_checkpoint_weights
+from terminal import Terminal
+
+EARLIER_RUN = ROOT / "tests" / "recordings" / "earlier-run"
+LAST_STEP = 85
+# Other processors sum in another order.
+LOSS_TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def earlier_run(gputrain: Gputrain) -> Path:
+    return copy_run(gputrain.runs)
+
+
+def copy_run(runs: Path) -> Path:
+    """Copy the run folder, with `last.pt` as the second name of the newest checkpoint again, which git cannot store."""
+    run = Path(shutil.copytree(EARLIER_RUN / "run", runs / "before"))
+    (run / "checkpoints" / "last.pt").unlink()
+    (run / "checkpoints" / "last.pt").hardlink_to(run / "checkpoints" / f"step-{LAST_STEP:08}.pt")
+    return run
+
+
+def losses_after(run: Path, step: int) -> dict[int, float]:
+    """Step -> training loss of rank 0, as the journal tells it."""
+    losses: dict[int, float] = {}
+    for event in effective_events(run):
+        if event["type"] == "step":
+            first = event["step"] - len(event["losses"]) + 1
+            losses |= {first + place: loss for place, loss in enumerate(event["losses"])}
+    return {number: loss for number, loss in losses.items() if number > step}
+
+
+def test_earlier_run_is_listed_as_stopped(gputrain: Gputrain, earlier_run: Path) -> None:
+    [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
+    assert (row["name"], row["state"], row["epoch"]) == ("before", "stopped", 1)
+
+
+def test_earlier_run_shows_its_log(gputrain: Gputrain, earlier_run: Path) -> None:
+    done = gputrain("logs", "before")
+    assert "stopped: continue with `gputrain resume before`" in done.stdout
+
+
+def test_earlier_run_evaluates_to_the_recorded_accuracy(gputrain: Gputrain, earlier_run: Path) -> None:
+    recorded = json.loads((earlier_run / "summary.json").read_text())["best_val_accuracy"]
+    done = gputrain("evaluate", "before", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["top1"] == pytest.approx(recorded, abs=1e-9)
+
+
+def test_earlier_run_predicts_and_exports(gputrain: Gputrain, earlier_run: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(gputrain.folder / "image.png")
+    done = gputrain("predict", "before", "image.png")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("image.png")
+    done = gputrain("export", "before", "--output", "exported")
+    assert done.returncode == 0, done.stderr
+    assert len(list((gputrain.folder / "exported").iterdir())) >= 2
+
+
+def test_attach_shows_an_earlier_run(gputrain: Gputrain, earlier_run: Path) -> None:
+    terminal = Terminal(gputrain, "attach", "before")
+    terminal.wait_for("before")
+    terminal.wait_for("stopped")
+    terminal.press("q")
+    terminal.wait_for_end()
+
+
+def test_earlier_run_resumes_twice_to_the_same_bits_and_the_recorded_losses(gputrain: Gputrain) -> None:
+    resumed: list[tuple[dict[int, float], dict[str, Any]]] = []
+    for name in ("first", "second"):
+        runs = gputrain.folder / name
+        run = copy_run(runs)
+        done = gputrain("resume", "before", "--headless", GPUTRAIN_RUNS=str(runs))
+        assert done.returncode == 0, done.stderr
+        resumed.append((losses_after(run, LAST_STEP), last_checkpoint_weights(run)))
+    (losses, weights), (same_losses, same_weights) = resumed
+    assert losses == same_losses
+    assert all(torch.equal(tensor, same_weights[key]) for key, tensor in weights.items())
+    recorded = json.loads((EARLIER_RUN / "resumed.json").read_text())["losses"]
+    assert losses == pytest.approx({int(step): loss for step, loss in recorded.items()}, abs=LOSS_TOLERANCE)

@@ -1,0 +1,79 @@
+"""A program in a pseudo-terminal of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import termios
+
+from gputrain_command import Gputrain, wait_for
+
+# A limit at which a test gives up, not a measurement.
+TIMEOUT_SECONDS = 20.0
+# The escape sequences that leave the alternate screen and show the cursor.
+LEAVE_ALTERNATE_SCREEN, SHOW_CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
+
+
+class Terminal:
+    """A program in a terminal of its own."""
+
+    def __init__(self, gputrain: Gputrain, *command: str, **variables: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.before = termios.tcgetattr(slave)
+
+        def take_terminal() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.process = gputrain.start(
+            *command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=take_terminal,
+            env=gputrain.environment | {"TERM": "xterm-256color"} | variables,
+        )
+        self.slave = slave
+        self.seen = b""
+
+    def read(self) -> None:
+        while select.select([self.master], [], [], 0.05)[0]:
+            try:
+                self.seen += os.read(self.master, 1 << 16)
+            except OSError:
+                return
+
+    def wait_for(self, text: str) -> None:
+        def there() -> bool:
+            self.read()
+            return text.encode() in self.seen
+
+        wait_for(there, f"{text!r} on the terminal", TIMEOUT_SECONDS)
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def wait_for_end(self) -> int:
+        def over() -> bool:
+            self.read()
+            return self.process.poll() is not None
+
+        wait_for(over, "the end of the screen", TIMEOUT_SECONDS)
+        return int(self.process.returncode)
+
+    def restored(self) -> bool:
+        self.read()
+        return (
+            self.seen.rfind(LEAVE_ALTERNATE_SCREEN) > 0
+            and self.seen.rfind(SHOW_CURSOR) > 0
+            and termios.tcgetattr(self.slave) == self.before
+        )
+
+    def hang_up(self) -> None:
+        """What the end of an SSH session does."""
+        os.close(self.slave)
+        os.close(self.master)
