@@ -102,18 +102,19 @@ def counted(parts: list[tuple[Any, str]], spent: dict[str, float]) -> Iterator[N
             setattr(owner, name, function)
 
 
-def telemetry(fit: Trainer, steps: int) -> dict[str, float]:
+def telemetry(trainer: Trainer, steps: int) -> dict[str, float]:
     """Microseconds of CPU time a step within what tells of it, by function."""
-    t, spent = fit.state, dict[str, float]()
-    parts = [(t.channel, name) for name in ("at", "send", "asked")] + [(t.step_log, name) for name in ("add", "waited")]
+    state, spent = trainer.state, dict[str, float]()
+    parts = [(state.channel, name) for name in ("enter_phase", "send", "poll_requests")]
+    parts += [(state.step_log, name) for name in ("add", "add_data_wait")]
     empty = time.process_time()
     for _ in range(1000):
         time.process_time()
     clock = (time.process_time() - empty) / 1000
-    with counted([*parts, (fit, "_handle_requests")], spent):
+    with counted([*parts, (trainer, "_handle_requests")], spent):
         for _ in range(steps):
-            fit._handle_requests()
-            train_step(t)
+            trainer._handle_requests()
+            train_step(state)
     return {name: seconds / steps * 1e6 - clock * 1e6 for name, seconds in spent.items()}
 
 
@@ -153,21 +154,21 @@ def main() -> None:
     recipe |= {"schedule.warmup_epochs": 0} | dict(one.split("=", 1) for one in overrides)
     with single_rank_trainer(
         *(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()
-    ) as fit:
-        t = fit.state
-        bare = deepcopy(t.model).train()
+    ) as trainer:
+        state = trainer.state
+        bare = deepcopy(state.model).train()
         optimizer = torch.optim.SGD(bare.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, fused=True)
-        shape = (options.batch, t.image_format.channels, options.size, options.size)
+        shape = (options.batch, state.image_format.channels, options.size, options.size)
         made = [
-            (torch.randn(shape, device=t.device), torch.randint(t.num_classes, shape[:1], device=t.device))
+            (torch.randn(shape, device=state.device), torch.randint(state.num_classes, shape[:1], device=state.device))
             for _ in range(BATCHES)
         ]
-        t.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in made])
-        given = cycle([(images.contiguous(memory_format=t.memory_format), labels) for images, labels in made])
+        state.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in made])
+        given = cycle([(images.contiguous(memory_format=state.memory_format), labels) for images, labels in made])
 
         def ours() -> None:
-            fit._handle_requests()
-            train_step(t)
+            trainer._handle_requests()
+            train_step(state)
 
         for _ in range(20):
             bare_step(bare, optimizer, *next(given))
@@ -176,13 +177,13 @@ def main() -> None:
         for number in range(options.steps):
             pair = [lambda: bare_step(bare, optimizer, *next(given)), ours]
             # In turn the first.
-            found = [timed(step, t.device) for step in (pair if number % 2 else pair[::-1])]
+            found = [timed(step, state.device) for step in (pair if number % 2 else pair[::-1])]
             rows.append(found if number % 2 else found[::-1])
         for place, what in enumerate(("wall", "CPU time")):
             print(in_words(what, [row[0][place] for row in rows], [row[1][place] for row in rows]), flush=True)
 
         step = statistics.median(row[1][1] for row in rows) * 1e3
-        spent = telemetry(fit, options.steps)
+        spent = telemetry(trainer, options.steps)
         with tempfile.TemporaryDirectory() as folder:
             question = microseconds_of_a_question(Path(folder) / "meeting")
         spent["a question, two ranks"] = question * min(step / (POLL_INTERVAL_SECONDS * 1e6), 1.0)
@@ -191,7 +192,7 @@ def main() -> None:
 
         def bare_evaluation() -> None:
             bare.eval()
-            hits = torch.zeros((), device=t.device)
+            hits = torch.zeros((), device=state.device)
             with torch.no_grad():
                 for _ in range(EVALUATED):
                     images, labels = next(given)
@@ -199,7 +200,8 @@ def main() -> None:
             hits.item()
 
         rows = [
-            (timed(bare_evaluation, t.device), timed(lambda: evaluate(t, lambda: False), t.device)) for _ in range(12)
+            (timed(bare_evaluation, state.device), timed(lambda: evaluate(state, lambda: False), state.device))
+            for _ in range(12)
         ]
         print(in_words("evaluate", [row[0][0] for row in rows[2:]], [row[1][0] for row in rows[2:]]))
 
