@@ -104,39 +104,41 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     return outcome
 
 
-def _check(job: Job, seat: RankInfo, source: ImageSource, sampler: DistributedBatchSampler) -> None:
+def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: DistributedBatchSampler) -> None:
     """Raises UsageError where the config cannot be trained with on this data and so many ranks."""
     config = job.config
     check_source(config, source, sampler)
-    problems = sync_bn_problems(config, seat.world_size, on_gpu=job.plan.on_gpu)
+    problems = sync_bn_problems(config, rank_info.world_size, on_gpu=job.plan.on_gpu)
     problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
     if problems:
         raise UsageError(problems)
 
 
 def _start_pipeline(
-    job: Job, source: ImageSource, sampler: DistributedBatchSampler, position: Position, choice: PipelineChoice
+    job: Job, source: ImageSource, sampler: DistributedBatchSampler, position: Position, pipeline_choice: PipelineChoice
 ) -> tuple[TrainingData, list[str]]:
     """Start to load the batches from a position on; also returns warnings for the log."""
     config, plan = job.config, job.plan
     model_format = model_input_format(config, source)
-    workers = _num_workers(job, source, model_format, sampler, position.epoch) if choice.pipeline == "stream" else 0
-    warnings = sampler_warnings(sampler) + pipeline_warnings(config, choice)
+    workers = (
+        _num_workers(job, source, model_format, sampler, position.epoch) if pipeline_choice.pipeline == "stream" else 0
+    )
+    warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
     warnings += loader_warnings(config, plan.local_world_size, workers, model_format, plan.devices_per_rank)
     requests = sampler.requests(config.run.epochs, position.epoch, position.batch)
-    pipeline = InputPipeline(choice, source, config, model_format, requests, workers)
+    pipeline = InputPipeline(pipeline_choice, source, config, model_format, requests, workers)
     return TrainingData(source, sampler, model_format, pipeline), warnings + pipeline.warnings
 
 
 def build_trainer(
-    job: Job, seat: RankInfo, store: Store, channel: Channel, data: TrainingData, checkpoint: dict[str, Any] | None
+    job: Job, rank_info: RankInfo, store: Store, channel: Channel, data: TrainingData, checkpoint: dict[str, Any] | None
 ) -> Trainer:
     """Build what trains on the data: device, model, optimizer and process group. Raises UsageError."""
     config, sampler = job.config, data.sampler
-    device = _init_device(config, job.plan, seat)
+    device = _init_device(config, job.plan, rank_info)
     seed_everything(config.run.seed)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
-    cpu_group, ranks = _join_process_group(job, seat, store)
+    cpu_group, ranks = _join_process_group(job, rank_info, store)
     state = RankState(
         config=config,
         device=device,
@@ -156,22 +158,22 @@ def build_trainer(
         num_classes=len(data.source.classes),
         channel=channel,
         agreement=Agreement(cpu_group),
-        step_log=_build_step_log(config, sampler, device, channel, checkpoint, emits_events=seat.rank == 0),
+        step_log=_build_step_log(config, sampler, device, channel, checkpoint, emits_events=rank_info.rank == 0),
         position=resume_position(checkpoint, sampler),
         totals=MetricAccumulator(device),
     )
-    seed_everything(config.run.seed + seat.rank)
-    tried = warm_up(state, cpu_group)
+    seed_everything(config.run.seed + rank_info.rank)
+    warmup = warm_up(state, cpu_group)
     return Trainer(
         job=job,
-        rank_info=seat,
+        rank_info=rank_info,
         state=state,
         source=data.source,
         cpu_group=cpu_group,
         rank_devices=ranks,
         notes=network.notes,
         pipeline_choice=data.pipeline.pipeline_choice,
-        warmup=tried,
+        warmup=warmup,
     )
 
 
@@ -190,13 +192,15 @@ def _build_model(
     return network, criterion, optimizer
 
 
-def _join_process_group(job: Job, seat: RankInfo, store: Store) -> tuple[dist.ProcessGroup, list[RankDevice]]:
+def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[dist.ProcessGroup, list[RankDevice]]:
     """Join the other ranks; returns a group for tensors in host memory as well, and where each rank is. Raises
     UsageError where two ranks share a GPU."""
     timeout = timedelta(seconds=job.config.device.timeout)
-    dist.init_process_group(job.plan.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
+    dist.init_process_group(
+        job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
+    )
     cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
-    ranks = gather_rank_devices(job.plan, seat, cpu_group)
+    ranks = gather_rank_devices(job.plan, rank_info, cpu_group)
     # Before NCCL is first used: it would fail on this in words of its own.
     check_devices_unique(ranks)
     return cpu_group, ranks

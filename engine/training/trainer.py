@@ -63,13 +63,8 @@ class Trainer:
         warmup: WarmupResult,
     ) -> None:
         self.config, self.job, self.rank_info, self.state, self.source = job.config, job, rank_info, state, source
-        self.cpu_group, self.rank_devices, self.notes, self.pipeline_choice, self.warmup = (
-            cpu_group,
-            rank_devices,
-            notes,
-            pipeline_choice,
-            warmup,
-        )
+        self.cpu_group, self.rank_devices, self.notes = cpu_group, rank_devices, notes
+        self.pipeline_choice, self.warmup = pipeline_choice, warmup
         self._checkpoint_writer = CheckpointWriter(state, source.classes, job.folder, cpu_group)
         self._epoch_clock = Stopwatch()
         self._collect_garbage: Callable[[], None] = lambda: None
