@@ -87,7 +87,7 @@ class GpuPoller(Poller):
 
     def __init__(self, interval_s: float = POLL_INTERVAL_SECONDS, monitor: GpuMonitor | None = None) -> None:
         super().__init__("gpus", 0.0)
-        self._wants = SamplerOptions(interval_s)
+        self._options = SamplerOptions(interval_s)
         self._monitor = monitor
         self.snapshot: Snapshot | None = None
         self.problem: str | None = None
@@ -96,8 +96,8 @@ class GpuPoller(Poller):
     def poll(self) -> None:
         try:
             if self._monitor is None:
-                self._monitor = open_monitor(self._wants)
-            news = self._monitor.read(min(self._wants.period, 1.0))
+                self._monitor = open_monitor(self._options)
+            news = self._monitor.read(min(self._options.period, 1.0))
         except (UsageError, OSError, ValueError) as error:
             self.problem = str(error)
             self._stop_event.wait(5.0)
@@ -223,15 +223,18 @@ class RunPoller(Poller):
         bytes."""
         before = self._reader.offset
         events = list(self._reader.poll(READ_CHUNK_BYTES))
-        for event in events:
-            self._history.add(event)
-        # Without progress the journal is gone, or may not be read.
-        more = before < self._reader.offset < size
-        if not more:
-            self._ends = None
-        self._poll_state()
-        for start in range(0, len(events), MAX_EVENTS_PER_BATCH):
-            self._enqueue(events[start : start + MAX_EVENTS_PER_BATCH])
+        try:
+            for event in events:
+                self._history.add(event)
+            # Without progress the journal is gone, or may not be read.
+            more = before < self._reader.offset < size
+            if not more:
+                self._ends = None
+            self._poll_state()
+        finally:
+            # The reader is past these events, so the curves get them also where the state cannot be shown.
+            for start in range(0, len(events), MAX_EVENTS_PER_BATCH):
+                self._enqueue(events[start : start + MAX_EVENTS_PER_BATCH])
         return more
 
     def _poll_state(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import ValidationError
 
-from engine.config.messages import _problem_from_pydantic
+from engine.config.messages import problem_from_pydantic
 from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict, fields, is_text_field, sections
 from engine.config.user_code import is_user_code
@@ -208,7 +208,7 @@ def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None =
     except ValidationError as error:
         found: dict[str, Problem] = {}
         for detail in error.errors():
-            problem = _problem_from_pydantic(detail, files or {})
+            problem = problem_from_pydantic(detail, files or {})
             found.setdefault(problem.location, problem)
         rest = _config_without(values, found.keys())
         conflicts = [one for one in config_conflicts(rest) if found.keys().isdisjoint((one.location, *one.others))]

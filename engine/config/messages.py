@@ -40,7 +40,7 @@ _EXTRA_ALLOWED_FORMS = {
 }
 
 
-def _problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
+def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
     """One of pydantic's errors in words: the key, the file that sets it, what is allowed, the nearest known name."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location[:2])

@@ -82,8 +82,8 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shorta
 def loader_warnings(
     config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
 ) -> list[str]:
-    """What of this host is too little for the loader processes of a run, of which `local_world_size` are here. To be
-    asked before they start: they take what is free."""
+    """What this host lacks for the loader processes of its `local_world_size` ranks. Call it before they start, because
+    they take what is free."""
     loading = LoaderFootprint.from_config(config, local_world_size, workers, image_format, devices_per_rank)
     shortages = [open_files_shortage(loading, max_open_files())]
     with suppress(OSError):

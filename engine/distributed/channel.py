@@ -49,7 +49,7 @@ class StopFlag:
 
 
 class PipeChannel:
-    """The end of a spawned rank. Each rank has a pipe of its own, so none can block or tear another's."""
+    """The end of a forked rank. Each rank has a pipe of its own, so none can block or tear another's."""
 
     def __init__(self, connection: Connection, stop_flag: StopFlag, heartbeat: HeartbeatWriter) -> None:
         self.enter_phase = heartbeat.enter_phase

@@ -37,7 +37,7 @@ def detect_launcher(requested: Launcher | Literal["auto"], environ: Mapping[str,
 
 
 def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]:
-    """The seat that torchrun or srun gave this process, and the variables by which torch finds the others. Raises
+    """The rank info that torchrun or srun gave this process, and the variables by which torch finds the others. Raises
     UsageError where a variable is missing or no number."""
     if launcher == "env":
         rank, world = _int_from_env(environ, "RANK", launcher), _int_from_env(environ, "WORLD_SIZE", launcher)

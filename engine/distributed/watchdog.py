@@ -45,7 +45,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank has done `step` steps, and came since to its `phase_count`-th place."""
+    """A rank has done `step` steps, and has entered `phase_count` phases since."""
 
     step: int = 0
     phase_count: int = 0
@@ -53,8 +53,8 @@ class Heartbeat:
 
 
 class Heartbeats:
-    """One beat a rank, in memory that has no name and goes with the last process that has it. `fd` is that of
-    another process's, received from it."""
+    """One heartbeat per rank, in anonymous shared memory that ends with the last process that maps it. `fd` is received
+    from the process that created it."""
 
     def __init__(self, num_ranks: int, fd: int | None = None) -> None:
         self._num_ranks = num_ranks
@@ -68,7 +68,7 @@ class Heartbeats:
 
     def read(self) -> list[Heartbeat]:
         slots = (_SLOT.unpack_from(self._memory, rank * _SLOT.size) for rank in range(self._num_ranks))
-        return [Heartbeat(step, count, Phase(place)) for step, count, place in slots]
+        return [Heartbeat(step, count, Phase(phase)) for step, count, phase in slots]
 
     def close(self) -> None:
         self._memory.close()
@@ -76,7 +76,7 @@ class Heartbeats:
 
 
 class HeartbeatWriter:
-    """A rank's own beat."""
+    """Writes the heartbeat of one rank."""
 
     def __init__(self, heartbeats: Heartbeats, rank: int) -> None:
         self._heartbeats, self._rank = heartbeats, rank
@@ -89,8 +89,8 @@ class HeartbeatWriter:
 
 
 class Watchdog:
-    """Knows for how long no rank has moved. `timeout_s` is in seconds, 0 for none. It does not count while a rank is at
-    the place `exempt_phase`."""
+    """Knows for how long no rank has moved. `timeout_s` is in seconds, 0 for none. Time in `exempt_phase` does not
+    count."""
 
     def __init__(self, heartbeats: Heartbeats, timeout_s: float, exempt_phase: Phase = Phase.SETUP) -> None:
         self._heartbeats, self.timeout_s, self._exempt_phase = heartbeats, timeout_s, exempt_phase

@@ -91,6 +91,7 @@ class _Examination:
         try:
             self._torch_info = self._probe.receive(IMPORT_TIMEOUT_SECONDS)
         except HelperError as error:
+            self._probe.close()
             self._skip_reason = "torch does not work"
             return [*checks, no_answer_check("torch", f"import of both: {error}")]
         checks += torch_checks(self._torch_info)
@@ -100,6 +101,7 @@ class _Examination:
         try:
             self._cuda_info = self._probe.receive(CUDA_INIT_TIMEOUT_SECONDS)
         except HelperError as error:
+            self._probe.close()
             self._skip_reason = "torch cannot set CUDA up"
             return [*checks, no_answer_check("CUDA", f"the set-up of CUDA: {error}")]
         return [*checks, *compatibility_checks(self._torch_info, self._cuda_info, self._snapshot, len(self._devices))]

@@ -60,8 +60,8 @@ class DriverMonitor:
         self._process = start_sampler(self._options.to_line())
         self._started_at = self._last_received_at = time.monotonic()
 
-    def read(self, seconds: float) -> Snapshot | None:
-        deadline = time.monotonic() + seconds
+    def read(self, timeout_s: float) -> Snapshot | None:
+        deadline = time.monotonic() + timeout_s
         while True:
             news = self._receive(max(deadline - time.monotonic(), 0.0))
             if news is None:

@@ -46,10 +46,10 @@ class RecordingMonitor:
         self._position = -1
         self._next_at = time.monotonic()
 
-    def read(self, seconds: float) -> Snapshot | None:
+    def read(self, timeout_s: float) -> Snapshot | None:
         wait = self._next_at - time.monotonic()
-        if wait > seconds:
-            time.sleep(seconds)
+        if wait > timeout_s:
+            time.sleep(timeout_s)
             return None
         time.sleep(max(wait, 0.0))
         self._position = (self._position + 1) % len(self._snapshots)

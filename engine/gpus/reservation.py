@@ -76,8 +76,7 @@ class Reservation:
         self._touched_at = 0.0
 
     def enqueue(self, selection: str, visible: Sequence[str], run: str) -> None:
-        """Stand in line for GPUs; to be called while `allocation_lock`. Raises UsageError where it cannot be
-        written."""
+        """Queue for GPUs; call it with `allocation_lock` held. Raises UsageError where it cannot be written."""
         if self._lock_path is not None:
             return
         try:
@@ -123,7 +122,7 @@ class Reservation:
         return float(self._values["since"])
 
     def reserve(self, gpus: Sequence[str]) -> None:
-        """To be called while `allocation_lock`."""
+        """Call it with `allocation_lock` held."""
         self._values["gpus"] = list(gpus)
         self._write()
 
@@ -258,8 +257,8 @@ def _lock_shared_file(path: Path) -> int | None:
 
 
 def read_reservations(*, remove_stale: bool = False) -> list[ReservationInfo]:
-    """What the live runs of all users hold or wait for, the first in line first. `remove_stale`, for who is
-    `allocation_lock`, takes away what dead runs of this user left."""
+    """What the live runs of all users hold or wait for, the first in line first. `remove_stale` also deletes what dead
+    runs of this user left; call it with `allocation_lock` held."""
     found = []
     for folder in reservations_root().glob("gputrain-*"):
         # A folder that belongs to another than its name says is nobody's word.

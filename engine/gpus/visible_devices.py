@@ -24,7 +24,7 @@ def visible_devices(
 ) -> list[CudaDevice]:
     """The devices that CUDA would show, in its order: by UUID, a unique beginning of one, or index; what follows the
     first entry that names nothing is left out. CUDA's indices are PCI's where CUDA_DEVICE_ORDER says so or all cards
-    are alike; else the driver is asked (`query_cuda`), in a child process. Raises UsageError where it does not
+    are alike; else CUDA is asked (`query_cuda`), in a helper process. Raises UsageError where it does not
     answer."""
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:

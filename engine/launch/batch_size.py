@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict
-from engine.data.pipelines.in_memory_images import PARTS, in_memory_bytes
+from engine.data.pipelines.in_memory_images import in_memory_bytes
+from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.node_plan import NodePlan, prepare_environment
@@ -37,7 +38,7 @@ BatchSizeLimit = Literal["memory", "data", "time"]
 
 @dataclass(frozen=True)
 class BatchSizeResult:
-    """So many `batch_size` a device, and what keeps it from being more."""
+    """The batch size per device, and what limits it."""
 
     batch_size: int
     limited_by: BatchSizeLimit

@@ -62,6 +62,8 @@ class _World:
     stop_flag: StopFlag
     store: Store
     agents: tuple[str, ...] = ()
+    agreed: bool = False
+    """Whether `store` is that of this start alone. torchrun keeps the store before it over restarts."""
 
     @property
     def rank(self) -> int:
@@ -80,8 +82,8 @@ class _Resources:
         if self.claimed is not None:
             self.claimed.discard()
 
-    def share_exit_code(self, code: ExitCode) -> None:
-        if self.world is not None and self.world.rank == 0:
+    def broadcast_exit_code(self, code: ExitCode) -> None:
+        if self.world is not None and self.world.rank == 0 and self.world.agreed:
             share_exit_code(self.world.store, code)
 
     def release(self, config: Config) -> None:
@@ -112,13 +114,14 @@ def run_external_rank(run_request: RunRequest, launcher: Literal["env", "slurm"]
         resources.discard_claim()
         print(f"rank {rank} was asked to stop before the run began", file=sys.stderr)
         code = ExitCode.STOPPED
-        resources.share_exit_code(code)
+        resources.broadcast_exit_code(code)
     except UsageError as error:
         resources.discard_claim()
         if rank == 0:
-            resources.share_exit_code(ExitCode.USAGE_ERROR)
+            resources.broadcast_exit_code(ExitCode.USAGE_ERROR)
             raise
-        shared = exit_code_of_rank_0(resources.world.store) if resources.world else None
+        # Rank 0 speaks for all: its error is the cause of this one, or as good a reason to end.
+        shared = exit_code_of_rank_0(resources.world.store) if resources.world and resources.world.agreed else None
         if shared is None:
             for problem in error.problems:
                 print(f"error: rank {rank}: {problem}", file=sys.stderr)
@@ -181,7 +184,7 @@ def _agree_on_world(world: _World) -> None:
     import torch.distributed as dist
 
     name, agents = handshake(world.store, world.rank_info, world.stop_flag)
-    world.store = dist.PrefixStore(name, world.store)
+    world.store, world.agreed = dist.PrefixStore(name, world.store), True
     if _under_torchrun():
         world.agents = tuple(agents)
 

@@ -42,7 +42,8 @@ EXIT_POLL_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """The ranks are there; a rank's pid lasts as long as the spawner does, which reaps none of them before its end."""
+    """The ranks are there; a rank's pid lasts as long as the fork server does, which reaps none of them before its
+    end."""
 
     pids: tuple[int, ...]
 
@@ -60,7 +61,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         mine, theirs = Pipe()
-        # Held back for life in the spawner, and in a rank until it has handlers: a signal is often sent to all.
+        # Blocked for life in the fork server, and in a rank until it has handlers: a signal is often sent to all.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._process = subprocess.Popen(  # noqa: S603 (our own module)

@@ -44,8 +44,8 @@ def agent_id() -> str:
 
 
 def wait_for_key(store: Store, key: str, stop_flag: StopFlag) -> str:
-    """What another rank tells, however long it waits for GPUs itself. Raises KeyboardInterrupt where this process is
-    asked to stop meanwhile, UsageError where that rank has gone."""
+    """Return the value that another rank sets, without a time limit: it may wait for GPUs. Raises KeyboardInterrupt
+    where this process is asked to stop meanwhile, UsageError where that rank has gone."""
     try:
         while not store.check([key]):
             if stop_flag.is_set:

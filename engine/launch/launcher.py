@@ -172,23 +172,23 @@ def _supervise(
             claimed.is_new = False
             allocation.reservation.publish_ranks(local_gpu_ranks(event))
 
-    def between() -> None:
+    def on_tick() -> None:
         ownership.renew_heartbeat()
         allocation.reservation.touch()
         if (event := usage.poll()) is not None:
             recorder.record(event)
 
-    asked, restart = RequestCounters(), 0
+    requests, restart = RequestCounters(), 0
     try:
-        ending = _run_ranks(job, signals, record, between, asked, fork_server)
+        result = _run_ranks(job, signals, record, on_tick, requests, fork_server)
         for restart in range(1, job.config.run.max_restarts + 1):
-            if not should_restart(ending, recorder.history):
+            if not should_restart(result, recorder.history):
                 break
-            recorder.record(record_restart(ending, recorder, restart, job.config.run.max_restarts))
-            again = replace(job, resumed=recorder.history.started is not None)
-            ending = _run_ranks(again, signals, record, between, asked)
+            recorder.record(record_restart(result, recorder, restart, job.config.run.max_restarts))
+            restarted_job = replace(job, resumed=recorder.history.started is not None)
+            result = _run_ranks(restarted_job, signals, record, on_tick, requests)
         requeues = job.config.run.requeue and signals.time_limit_near and not signals.kill_requested
-        return end_run(ending, recorder, listener, should_requeue=requeues)
+        return end_run(result, recorder, listener, should_requeue=requeues)
     except UsageError as error:
         if restart > 0:
             recorder.record(RunFinished(state="failed", message=str(error)))

@@ -108,7 +108,7 @@ def should_restart(result: RunResult, history: History) -> bool:
 
 
 def record_restart(result: RunResult, recorder: Recorder, restart: int, max_restarts: int) -> WarningEvent:
-    """Records the failure; what is said of the next try."""
+    """Record the failure; return the warning that announces the restart."""
     assert result.failure is not None  # noqa: S101 - see `should_restart`
     recorder.record(result.failure)
     where = "its last checkpoint" if recorder.folder.resumable else "the beginning"
@@ -117,7 +117,7 @@ def record_restart(result: RunResult, recorder: Recorder, restart: int, max_rest
 
 
 def end_run(result: RunResult, recorder: Recorder, listener: Listener, *, should_requeue: bool) -> int:
-    """Record how the run ended, and put its job back into the queue where it `should_requeue`; the exit code."""
+    """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""
     job = slurm_job_id() if should_requeue and result.state in ("stopped", "killed") else None
     code = record_result(result, recorder, f"; job {job} goes back into the queue" if job else "")
     if job is not None and (problem := requeue(job)) is not None:

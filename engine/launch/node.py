@@ -41,11 +41,11 @@ def allocate_node_gpus(
         on_wait(reason)
 
     if rank_info.local_rank > 0:
-        news = json.loads(wait_for_key(store, key, stop_flag))
-        if news.get("problems"):
-            raise UsageError([Problem(where, what) for where, what in news["problems"]])
-        if not news["each"]:
-            return GpuAllocation([CudaDevice.from_dict(one) for one in news["devices"]])
+        message = json.loads(wait_for_key(store, key, stop_flag))
+        if message.get("problems"):
+            raise UsageError([Problem(where, what) for where, what in message["problems"]])
+        if not message["each"]:
+            return GpuAllocation([CudaDevice.from_dict(one) for one in message["devices"]])
         # The GPU that this rank is shown may be that of the first rank, which holds it for all: no waiting for it.
         return allocate_devices(device.gpus, run, wait=False, on_wait=wait, ranks=1)
     try:

@@ -55,13 +55,13 @@ def check_run_plan(config: Config, preflight: Preflight, run_plan: NodePlan) -> 
     preflight.problems += pipeline_problems(config, preflight.source, run_plan.local_world_size)
     if preflight.source is not None:
         least = with_batch_size(config, 1) if config.data.batch_size == "auto" else config
-        shares = build_sampler(
+        sampler = build_sampler(
             least, preflight.source, run_plan.local_world_size, devices_per_rank=run_plan.devices_per_rank
         )
         with collect_problems(preflight.problems):
-            check_source(config, preflight.source, shares)
-        if shares.steps_per_epoch:
-            preflight.problems += schedule_length_problems(config.schedule, shares.steps_per_epoch, config.run.epochs)
+            check_source(config, preflight.source, sampler)
+        if sampler.steps_per_epoch:
+            preflight.problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
     if not preflight.problems:
         # Makes images with the user's code, which only then means something.
         check_user_data_code(config, run_plan.local_world_size)

@@ -1,4 +1,4 @@
-"""One rank that a supervisor spawned: its place among processes, and how its end is told."""
+"""One rank process forked by the fork server: its signals, and how it reports its end."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MIN_MODELS_PER_PROCESS = 10
 
 
 def main(parent: ParentPipe) -> None:
-    """Answer the request `list` with one JSON object; `parameter_count` with the parameters, or null, of each name."""
+    """Answer the task `list` with one JSON object, the task `count` with a line per name: its parameters or null."""
     request = parent.receive()
     source = request["source"]
     if request["task"] == "list":

@@ -1,7 +1,7 @@
 """What limits a run, in a sentence: the data, one slow rank, a GPU that is slowed down, steps that are too small, or
 nothing but the speed of the machine.
 
-Where something that a verdict needs is not known there is none: none is better than a wrong one.
+Without all its inputs there is no diagnosis: none is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bottleneck:
 
     @classmethod
     def from_dict(cls, values: object) -> Bottleneck | None:
-        """The verdict of a summary; None where it is of another form."""
+        """The `verdict` of a summary.json; None where it has another form."""
         match values:
             case {"kind": str(kind), "message": str(message)} if kind in list(BottleneckKind):
                 return cls(BottleneckKind(kind), message)
@@ -66,7 +66,7 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class GpuThrottling:
-    """A GPU whose clock is held down by `cause`, in `samples` looks in a row, the first of which was at `since`, in
+    """A GPU whose clock is held down by `cause`, for `samples` consecutive samples, the first at `since`, in
     Unix seconds; at the latest it ran at `clock_mhz` MHz."""
 
     cause: str
@@ -213,8 +213,7 @@ def _straggler_bottleneck(
 
 
 def update_throttling(sample: GpuSample, sampled_at: float, previous: GpuThrottling | None) -> GpuThrottling | None:
-    """What a look at a GPU says of its clock, after what the look before said. A look that tells nothing changes
-    nothing."""
+    """Return the throttling of a GPU after one more sample. A sample without a clock changes nothing."""
     clock, most = positive_or_none(sample.sm_clock), positive_or_none(sample.max_sm_clock)
     if sample.throttle is None or clock is None:
         return previous

@@ -34,7 +34,7 @@ from engine.runs.records import GpuSample, number
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The content of `summary.json`. `seconds` is the time that all sittings of the run took together; `gpus` says what
+    """The content of `summary.json`. `seconds` is the time that all sessions of the run took together; `gpus` says what
     each GPU did, see `GpuStats`; `verdict` what limits the run, see `engine.runs.bottleneck`, `data_wait` is the share
     of the training time that the ranks waited for data, and `mfu` the model FLOPs utilization, in the latest epoch."""
 
@@ -137,7 +137,7 @@ class History:
     def add(self, event: Event) -> None:
         match event:
             case RunStarted():
-                # The sitting before ended without a word if it crashed: its time is up to its last event.
+                # The session before ended without a word if it crashed: its time is up to its last event.
                 self._end_session()
                 self._session_start = event.time
                 self.started, self.finished = event, None
@@ -177,7 +177,7 @@ class History:
             self._session_start = None
 
     def _median_images_per_second(self) -> float | None:
-        """Leaves out epochs of which a sitting had nothing but the evaluation."""
+        """Leaves out epochs of which a session had nothing but the evaluation."""
         rates = [epoch.images_per_second for epoch in self.epochs if (epoch.images_per_second or 0) > 0]
         return round(statistics.median(rates), 1) if rates else None
 
@@ -211,7 +211,7 @@ class History:
 
     @property
     def latest_session_epoch(self) -> EpochEvent | None:
-        """The latest epoch of this sitting, by which it is judged: each sitting may have other devices."""
+        """The latest epoch of this session, by which it is judged: each session may have other devices."""
         return self.epochs[-1] if self.epochs and self.started and self.epochs[-1].time >= self.started.time else None
 
     @property

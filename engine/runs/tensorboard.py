@@ -33,7 +33,7 @@ class TensorBoardWriter:
 
         if series not in self._writers:
             self._writers[series] = EventFileWriter(str(self._folder / series))
-            # What an earlier sitting wrote of this epoch and later ones no longer holds.
+            # What an earlier session wrote of this epoch and later ones no longer holds.
             restart = SessionLog(status=SessionLog.START)
             self._writers[series].add_event(
                 TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, session_log=restart)

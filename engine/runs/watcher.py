@@ -75,7 +75,7 @@ class RunWatcher:
 
 
 def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]:
-    """How the latest sitting of a journal of this many bytes began, and its latest events, from one on that tells the
+    """How the latest session of a journal of this many bytes began, and its latest events, from one on that tells the
     state; where the last whole line ends, and how many bytes were read as lines for it."""
     with open_regular_file(journal) as file:
         first = from_line(file.readline(HEAD_BYTES).decode(errors="replace"))

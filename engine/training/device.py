@@ -14,7 +14,7 @@ from engine.utils.errors import UsageError
 from engine.utils.process import keep_freed_memory
 
 
-def _init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.device:
+def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.device:
     torch.backends.cudnn.benchmark = config.device.cudnn_benchmark and not config.device.deterministic
     torch.backends.cudnn.deterministic = config.device.deterministic
     if config.device.deterministic:

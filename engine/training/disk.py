@@ -16,7 +16,7 @@ EXTRA_CHECKPOINTS = 2
 
 
 def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_count: int) -> Shortage | None:
-    """Whether so many more `file_count` of `file_bytes` bytes fit below `folder`."""
+    """Return the shortage where `file_count` more files of `file_bytes` each do not fit below `folder`."""
     need = file_bytes * file_count
     if need <= available_bytes:
         return None

@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How the ranks ended. `failure` is set where the state is failed, `reason` where it is killed."""
+    """How the ranks ended. `failure` is set for state failed, `reason` for state killed."""
 
     state: Literal["finished", "stopped", "killed", "failed"]
     failure: RankFailed | None = None

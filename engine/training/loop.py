@@ -21,7 +21,7 @@ from engine.optim.optimizers import optimizer_step, set_lr
 from engine.training.metrics import Evaluation, EvaluationAccumulator, Metrics
 from engine.training.rank_state import BatchResult, RankState
 
-# Asked between two steps by all ranks, to do what was asked of the run; true where they agreed to stop.
+# Called by every rank between two steps; returns True where all ranks agreed to stop.
 RequestHandler = Callable[[], bool]
 
 
@@ -37,13 +37,13 @@ def train_epoch(state: RankState, handle_requests: RequestHandler) -> bool:
 
 
 def train_step(state: RankState) -> None:
-    """One optimizer step on the next batches of each rank. Where a loss or a gradient is not finite on any of them, all
-    leave the step out: they know it by the gradient, which they have in common, and without a wait for the device."""
+    """One optimizer step on the next batches of each rank. Where a loss or a gradient is not finite on any rank, all
+    ranks skip the step: the all-reduced gradient is identical on every rank, so no host sync is needed to agree."""
     lr = state.lr(state.position.epoch, state.position.batch + 1)
     set_lr(state.optimizer, lr)
     before = state.snapshot_buffers()
     state.zero_grad()
-    seen: list[BatchResult] = []
+    results: list[BatchResult] = []
     ends_step = False
     while not ends_step:
         state.timer.start_data_wait()
@@ -51,33 +51,33 @@ def train_step(state: RankState) -> None:
         state.step_log.add_data_wait(state.timer.end_data_wait())
         ends_step = batch.ends_step
         with nullcontext() if ends_step else state.no_sync():
-            seen.append(forward_backward(state, batch, len(seen)))
+            results.append(forward_backward(state, batch, len(results)))
         # Its images make room for those of the next.
         del batch
 
     if state.master is not None:
         model_grads_to_master_grads(state.model, state.master)
-    bad = clip_gradients(state)
+    nonfinite = clip_gradients(state)
     if state.scaler.is_enabled():
         state.scaler.step(state.optimizer)
         state.scaler.update()
     else:
-        optimizer_step(state.optimizer, bad, may_skip=state.config.optim.nonfinite == "skip")
+        optimizer_step(state.optimizer, nonfinite, may_skip=state.config.optim.nonfinite == "skip")
     if state.master is not None:
         master_params_to_model_params(state.model, state.master)
-    state.restore_buffers(before, bad)
+    state.restore_buffers(before, nonfinite)
 
     state.position.step += 1
     state.position.batch += 1
     if state.ema is not None:
         state.ema.update(state.trained_model, state.position.step)
-    for one in seen:
-        if one.weight > 0:
-            state.totals.add(one.loss, one.correct, one.num_images, bad)
-    told = seen[0].loss * seen[0].weight
-    for one in seen[1:]:
-        told += one.loss * one.weight
-    state.step_log.add(told, bad, state.position.step, state.position.epoch, lr)
+    for result in results:
+        if result.weight > 0:
+            state.totals.add(result.loss, result.correct, result.num_images, nonfinite)
+    step_loss = results[0].loss * results[0].weight
+    for result in results[1:]:
+        step_loss += result.loss * result.weight
+    state.step_log.add(step_loss, nonfinite, state.position.step, state.position.epoch, lr)
 
 
 def forward_backward(state: RankState, batch: DeviceBatch, micro_batch: int) -> BatchResult:
@@ -85,8 +85,8 @@ def forward_backward(state: RankState, batch: DeviceBatch, micro_batch: int) -> 
     state.channel.enter_phase(state.position.step, Phase.FORWARD)
     images, targets = batch.images, batch.labels
     if state.mixer.enabled:
-        place = state.position.batch * state.sampler.accumulate + micro_batch
-        images, targets = state.mixer(images, targets, state.position.epoch, place, state.sampler.rank)
+        batch_index = state.position.batch * state.sampler.accumulate + micro_batch
+        images, targets = state.mixer(images, targets, state.position.epoch, batch_index, state.sampler.rank)
     with autocast(state.config.precision, state.device):
         logits = state.compute_logits(state.wrapped, images, input_dtype(state.config.precision))
         loss = state.criterion(logits, targets)

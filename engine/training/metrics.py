@@ -76,29 +76,29 @@ class EvaluationAccumulator:
         self._confusion_counts = torch.zeros(num_classes * self._num_columns, dtype=torch.int64, device=device)
 
     def add(self, mean_loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        taken = logits.argmax(1)
-        hits = taken == labels
-        self.totals.add(mean_loss, hits.sum(), len(labels))
+        predicted = logits.argmax(1)
+        correct = predicted == labels
+        self.totals.add(mean_loss, correct.sum(), len(labels))
         best = logits.topk(min(5, self._num_classes), 1).indices
         # An image has one class, which comes among the best no more than once.
         self._top5_correct += (best == labels[:, None]).sum()
-        places = labels * self._num_columns + (taken if self._full_matrix else hits)
-        self._confusion_counts.index_add_(0, places, torch.ones_like(places))
+        cells = labels * self._num_columns + (predicted if self._full_matrix else correct)
+        self._confusion_counts.index_add_(0, cells, torch.ones_like(cells))
 
     def all_reduce(self) -> Evaluation:
         """A collective."""
-        sums = self.totals.all_reduce()
+        metrics = self.totals.all_reduce()
         in_top5, pairs = self._top5_correct.clone(), self._confusion_counts.clone()
         dist.all_reduce(in_top5)
         dist.all_reduce(pairs)
-        return self._to_evaluation(sums, in_top5, pairs)
+        return self._to_evaluation(metrics, in_top5, pairs)
 
     def local_evaluation(self) -> Evaluation:
         """Of this process, without any other."""
-        right, images, unread = (int(value) for value in self.totals.counts.tolist())
+        correct, images, unread = (int(value) for value in self.totals.counts.tolist())
         loss = self.totals.loss_sum.item() / images if images else math.nan
         return self._to_evaluation(
-            Metrics(loss, right / max(images, 1), unread, images), self._top5_correct, self._confusion_counts
+            Metrics(loss, correct / max(images, 1), unread, images), self._top5_correct, self._confusion_counts
         )
 
     def _to_evaluation(self, metrics: Metrics, top5_correct: Tensor, confusion_counts: Tensor) -> Evaluation:

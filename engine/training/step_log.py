@@ -73,7 +73,7 @@ class StepLog:
     ) -> None:
         """With `may_skip` a loss that is not finite is one of a step that was left out, and no reason to raise."""
         self._log_every, self._device = log_every, device
-        # Of the steps that no event has told yet, each without a dimension, on the device.
+        # Of the steps that no event has reported yet, each without a dimension, on the device.
         self._losses: list[Tensor] = []
         self._nonfinite: list[Tensor] = []
         self._global_batch = global_batch
@@ -112,7 +112,7 @@ class StepLog:
         return torch.stack([torch.stack(self._losses).float(), torch.stack(self._nonfinite).float()])
 
     def start_reduction(self, step: int, epoch: int, lr: float) -> None:
-        """Send off what no event has told yet. A collective."""
+        """Send off what no event has reported yet. A collective."""
         self.wait_pending()
         if not self._losses:
             return
@@ -122,14 +122,14 @@ class StepLog:
         work = dist.all_reduce(means, async_op=True)
         assert work is not None  # noqa: S101 - async_op always gives one
         seconds = max(time.perf_counter() - self._clock_start, 1e-9)
-        told = {
+        event_fields = {
             "step": step,
             "epoch": epoch,
             "lr": lr,
             "images_per_second": round(self._steps * self._global_batch / seconds, 1),
             "data_wait": round(min(self._data_wait_seconds / seconds, 1.0), 4),
         }
-        self._pending = _PendingSteps(work, means, mine, told)
+        self._pending = _PendingSteps(work, means, mine, event_fields)
         if means.is_cuda:
             # For the device's queue: the host goes on.
             work.wait()
@@ -146,12 +146,12 @@ class StepLog:
         losses, bad = group.wait()
         if self._emits_events:
             self._channel.send(StepEvent(losses=losses, **group.event_fields))
-        for place, loss in enumerate(losses):
-            too_many = self.skipped.add(bad[place] > 0.5)
+        for index, loss in enumerate(losses):
+            too_many = self.skipped.add(bad[index] > 0.5)
             if too_many or not (self._may_skip or math.isfinite(loss)):
-                step = group.event_fields["step"] - len(losses) + 1 + place
+                step = group.event_fields["step"] - len(losses) + 1 + index
                 raise NonFiniteLossError(
-                    self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, place])
+                    self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, index])
                 )
 
     def _describe_nonfinite(self, step: int, epoch: int, loss: float, local_losses: Tensor) -> str:
@@ -162,24 +162,24 @@ class StepLog:
         where = f" on rank {', '.join(ranks)}" if ranks and len(ranks) < len(own) else ""
         what = "the gradient" if math.isfinite(loss) else "the loss"
         value = "not finite" if math.isfinite(loss) else str(loss)
-        told = f"{what} of step {step} (epoch {epoch}) is {value}{where}"
+        problem = f"{what} of step {step} (epoch {epoch}) is {value}{where}"
         if self.skipped.consecutive > 1:
-            return f"{told}, and {self.skipped.consecutive} steps in a row had to be left out; lower optim.lr"
-        return f"{told}; lower optim.lr, or leave such steps out with optim.nonfinite=skip"
+            return f"{problem}, and {self.skipped.consecutive} steps in a row had to be left out; lower optim.lr"
+        return f"{problem}; lower optim.lr, or leave such steps out with optim.nonfinite=skip"
 
     def unreported(self) -> list[list[float]]:
-        """This rank's losses of the steps that no event has told yet, and 1 for each that was left out. A wait for the
-        device."""
+        """This rank's losses of the steps that no event has reported yet, and 1 for each that was left out. A wait for
+        the device."""
         kept: list[list[float]] = self._stack_unreported().tolist()
         return kept
 
     def total_skipped(self) -> int:
-        """Steps left out, with those that no event has told yet. A wait for the device."""
+        """Steps left out, with those that no event has reported yet. A wait for the device."""
         return self.skipped.total + round(sum(self.unreported()[1]))
 
     def check_unreported(self, step: int, epoch: int, lr: float) -> None:
-        """Before anything is kept of them: raises NonFiniteLossError where the steps that no event has told yet are a
-        reason to. A collective where a step was left out, which all ranks know alike."""
+        """Before anything is kept of them: raises NonFiniteLossError where the steps that no event has reported yet are
+        a reason to. A collective where a step was left out, which all ranks know alike."""
         losses, bad = self.unreported()
         if not any(bad):
             return

@@ -31,8 +31,10 @@ class Stopwatch:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         start = time.perf_counter()
-        yield
-        self._stopped_seconds += time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self._stopped_seconds += time.perf_counter() - start
 
 
 class PhaseTimer:

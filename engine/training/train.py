@@ -40,7 +40,7 @@ from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.runs.records import RankDevice
 from engine.training.checkpoint import load_checkpoint, load_newest
-from engine.training.device import _init_device
+from engine.training.device import init_device
 from engine.training.job import Job, Outcome
 from engine.training.losses import Criterion, build_loss
 from engine.training.metrics import MetricAccumulator
@@ -135,7 +135,7 @@ def build_trainer(
 ) -> Trainer:
     """Build what trains on the data: device, model, optimizer and process group. Raises UsageError."""
     config, sampler = job.config, data.sampler
-    device = _init_device(config, job.plan, rank_info)
+    device = init_device(config, job.plan, rank_info)
     seed_everything(config.run.seed)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, ranks = _join_process_group(job, rank_info, store)
@@ -212,42 +212,42 @@ def _load_checkpoint_on_all_ranks(
     """The checkpoint to go on from, the same on every rank: rank 0 finds the newest sound one and tells the others
     which; and what is wrong with those that are newer. Raises UsageError, on every rank alike."""
     if rank_info.rank != 0:
-        told = json.loads(store.get("checkpoint"))
-        if "refused" in told:
+        received = json.loads(store.get("checkpoint"))
+        if "refused" in received:
             raise UsageError.one("", "rank 0 found no sound checkpoint")
         try:
-            return (load_checkpoint(folder.checkpoints / told["name"]) if told["name"] else None), []
+            return (load_checkpoint(folder.checkpoints / received["name"]) if received["name"] else None), []
         except DamagedCheckpointError as error:
             raise UsageError.one(
-                str(folder.checkpoints / told["name"]), f"{error}, but not on rank 0's host"
+                str(folder.checkpoints / received["name"]), f"{error}, but not on rank 0's host"
             ) from error
-    news: dict[str, Any] = {"refused": True}
+    message: dict[str, Any] = {"refused": True}
     try:
         path, state, damaged = load_newest(folder.checkpoints)
-        news = {"name": path.name if path else None}
+        message = {"name": path.name if path else None}
         return state or None, damaged
     finally:
-        store.set("checkpoint", json.dumps(news))
+        store.set("checkpoint", json.dumps(message))
 
 
 def _choose_pipeline_on_all_ranks(job: Job, source: ImageSource, rank_info: RankInfo, store: Store) -> PipelineChoice:
     """The pipeline, the same on every rank: what is free changes, so rank 0 looks once and tells the others. Raises
     UsageError, on every rank alike."""
     if rank_info.rank != 0:
-        told = json.loads(store.get("pipeline"))
-        if "refused" in told:
-            raise UsageError([Problem(where, what) for where, what in told["refused"]])
-        return PipelineChoice(**told)
-    news: dict[str, Any] = {"refused": [("", "rank 0 could not choose a pipeline")]}
+        received = json.loads(store.get("pipeline"))
+        if "refused" in received:
+            raise UsageError([Problem(where, what) for where, what in received["refused"]])
+        return PipelineChoice(**received)
+    message: dict[str, Any] = {"refused": [("", "rank 0 could not choose a pipeline")]}
     try:
         pipeline_choice = choose_pipeline(job.config, source, job.plan.local_world_size)
-        news = asdict(pipeline_choice)
+        message = asdict(pipeline_choice)
         return pipeline_choice
     except UsageError as error:
-        news = {"refused": [(problem.location, problem.message) for problem in error.problems]}
+        message = {"refused": [(problem.location, problem.message) for problem in error.problems]}
         raise
     finally:
-        store.set("pipeline", json.dumps(news))
+        store.set("pipeline", json.dumps(message))
 
 
 def resume_position(checkpoint: dict[str, Any] | None, sampler: DistributedBatchSampler) -> Position:

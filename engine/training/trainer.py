@@ -70,7 +70,7 @@ class Trainer:
         self._collect_garbage: Callable[[], None] = lambda: None
 
     def run(self, warnings: Sequence[str]) -> Outcome:
-        """`warnings` are told before the first step."""
+        """`warnings` are emitted before the first step."""
         state, started = self.state, self._run_started()
         if self.job.resumed:
             self._emit(RunResumed(**vars(started), from_step=state.position.step))
@@ -91,18 +91,18 @@ class Trainer:
             state.timer.start_epoch()
             if not train_epoch(state, self._handle_requests):
                 return self._stop()
-            train = finish_train_epoch(state)
+            train_metrics = finish_train_epoch(state)
             # Now the device has done all that it was asked for.
             trained = self._epoch_clock.seconds()
-            work = gather_timings(state.timer, trained, self.cpu_group)
+            timings = gather_timings(state.timer, trained, self.cpu_group)
             broadcast_buffers(state.model)
-            found = evaluate(state, self._handle_requests)
-            if found is None:
+            evaluations = evaluate(state, self._handle_requests)
+            if evaluations is None:
                 return self._stop()
             if self.config.device.empty_cache:
                 empty_cache(state.device)
             rate = state.sampler.images_from_step(first) / trained
-            self._end_epoch(self._epoch_clock.seconds(), rate, work, train, *found)
+            self._end_epoch(self._epoch_clock.seconds(), rate, timings, train_metrics, *evaluations)
         state.agreement.wait_pending()
         self._barrier()
         return "finished"
@@ -161,7 +161,7 @@ class Trainer:
         seconds: float,
         images_per_second: float,
         timings: list[RankEpochTiming],
-        train_sums: Metrics,
+        train_metrics: Metrics,
         evaluation: Evaluation,
         ema_evaluation: Evaluation | None,
     ) -> None:
@@ -178,15 +178,15 @@ class Trainer:
             EpochEvent(
                 epoch=epoch,
                 step=state.position.step,
-                train_loss=train_sums.loss,
-                train_accuracy=train_sums.accuracy,
+                train_loss=train_metrics.loss,
+                train_accuracy=train_metrics.accuracy,
                 val_loss=val.loss,
                 val_accuracy=val.accuracy,
                 lr=state.lr(epoch, state.sampler.steps_per_epoch),
                 seconds=round(seconds, 3),
                 images_per_second=round(images_per_second, 1),
                 skipped=state.step_log.total_skipped(),
-                unread=train_sums.unread + val.unread,
+                unread=train_metrics.unread + val.unread,
                 val_top5=evaluation.top5,
                 memory=memory,
                 data_wait=data_wait_share(timings),
@@ -232,7 +232,7 @@ class Trainer:
             self._emit(WarningEvent(message=warning))
 
     def dry_run(self, warnings: Sequence[str]) -> Outcome:
-        """One real batch forward and back; weights and run are left alone. `warnings` are told before it."""
+        """One real batch forward and back; weights and run are left alone. `warnings` are emitted before it."""
         state = self.state
         # First: a batch that finds no room may never come.
         self._emit_warnings(warnings)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A killed process that is stuck in a driver or on a dead disk does not end; nobody waits longer for it.
 END_SECONDS = 1.0
 # Importing torch from a busy network file system takes minutes.
-ASK_SECONDS = 300.0
+DEFAULT_TIMEOUT_SECONDS = 300.0
 READ_BYTES = 1 << 16
 STDERR_TAIL_BYTES = 1 << 16
 
@@ -204,7 +204,11 @@ def start_helper(module: str, *, env: Mapping[str, str] | None = None, keep_stde
 
 
 def ask_helper(
-    module: str, request: object = None, *, timeout_s: float = ASK_SECONDS, env: Mapping[str, str] | None = None
+    module: str,
+    request: object = None,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
+    env: Mapping[str, str] | None = None,
 ) -> Any:
     """Return the one answer of a helper that is started for it. Raises HelperError."""
     with start_helper(module, env=env) as helper:

@@ -86,7 +86,7 @@ class CurveData:
             )
         }
         self._time_offset_s = 0.0
-        """Added to a time to make it one of training: the run did not train between two sittings."""
+        """Added to a time to make it one of training: the run did not train between two sessions."""
 
     def add_events(self, events: Iterable[Event] | None) -> None:
         """Add events in the journal's order; None says that the journal began anew."""

@@ -152,7 +152,7 @@ class GputrainScreen(Screen[None]):
         return self.app.screen_stack[-1:] == [self]
 
     def update_content(self) -> None:
-        """Show what the feeds have come to."""
+        """Show what the pollers found."""
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < MIN_COLUMNS or event.size.height < MIN_ROWS, "-too-small")

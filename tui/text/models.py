@@ -48,8 +48,8 @@ def announce_parameter_count(source: str, missing: int) -> None:
         )
 
 
-def print_models(models: Sequence[CatalogModel], with_parameters: Iterable[CatalogModel]) -> None:
-    """`with_parameters` are those `models`, each as soon as its parameters are known."""
+def print_models(models: Sequence[CatalogModel], counted_models: Iterable[CatalogModel]) -> None:
+    """Print a table; `counted_models` are the same `models`, each as soon as its parameters are counted."""
     names = max(len(HEADER[1]), *(len(model.name) for model in models))
     sources = max(len(HEADER[0]), *(len(model.source) for model in models))
 
@@ -58,7 +58,7 @@ def print_models(models: Sequence[CatalogModel], with_parameters: Iterable[Catal
         typer.echo(printable(line.rstrip()))
 
     echo(*HEADER)
-    for model in with_parameters:
+    for model in counted_models:
         parameters = UNKNOWN if model.parameters is None else f"{model.parameters:,}"
         top1 = UNKNOWN if model.top1 is None else f"{model.top1:.1f}"
         echo(model.source, model.name, parameters, top1, format_weights(model.weights))

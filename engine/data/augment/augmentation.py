@@ -88,9 +88,11 @@ def apply_batch_params(images: Tensor, params: AugmentParams) -> Tensor:
 
 
 class Augmentation:
-    """All that a config asks for, made once in a process: `apply_image_transforms` the batch comes to the device and
-    then, there, by its `draw_batch_params` (`apply_batch_params`). Raises UsageError where the user's own transform
-    cannot be had."""
+    """The training transforms of a config, built once per process.
+
+    `apply_image_transforms` changes single images on the host; `draw_batch_params` and `apply_batch_params` change the
+    batch on the device. Raises UsageError where the user's transform cannot be loaded.
+    """
 
     def __init__(self, config: Config, image_format: ImageFormat) -> None:
         self._augment, self._seed = config.augment, config.run.seed
