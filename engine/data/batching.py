@@ -65,8 +65,7 @@ def sampler_warnings(sampler: DistributedBatchSampler) -> list[str]:
         return []
     return [
         f"{sampler.dropped_images} of {sampler.train_images} training images fill no step and are left out of each "
-        "epoch; "
-        "data.drop_last=false takes them too"
+        "epoch; data.drop_last=false takes them too"
     ]
 
 

@@ -70,11 +70,8 @@ class Supervisor:
                 if self._signals.kill_requested:
                     return RunResult("killed", reason="killed by a second SIGINT")
                 if self._requests.stop and self._stop_watchdog.expired() is not None:
-                    why = (
-                        f"no rank moved for {STOP_TIMEOUT_SECONDS:g} s after that, so there is no checkpoint of the "
-                        "stop"
-                    )
-                    return RunResult("killed", reason=why)
+                    why = f"no rank moved for {STOP_TIMEOUT_SECONDS:g} s after that"
+                    return RunResult("killed", reason=f"{why}, so there is no checkpoint of the stop")
                 if doomed is None and (heartbeats := self._watchdog.expired()) is not None:
                     self._report_stall(heartbeats)
                     break

@@ -66,8 +66,7 @@ def _format_event(event: Event) -> str | None:
                 f"epoch {event.epoch:>3}  train loss {_nan_if_none(event.train_loss):.4f} "
                 f"acc {_nan_if_none(event.train_accuracy):.4f}  val loss {_nan_if_none(event.val_loss):.4f} "
                 f"acc {_nan_if_none(event.val_accuracy):.4f}  {averaged}{_nan_if_none(event.images_per_second):,.0f} "
-                "img/s  "
-                f"lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{skipped}"
+                f"img/s  lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{skipped}"
             )
         case WaitingForGpus():
             return f"waiting: {event.message}"

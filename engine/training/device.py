@@ -53,6 +53,5 @@ def check_device(expected: str, parent: str | None, actual: str) -> None:
     if not any(uuid is not None and uuid.split("-", 1)[-1] == actual for uuid in (expected, parent)):
         raise WrongDeviceError(
             f"CUDA gave this rank the GPU {actual}, and {expected} was chosen for it: the driver's order of GPUs "
-            "changed, "
-            "or something set CUDA_VISIBLE_DEVICES in between; start again"
+            "changed, or something set CUDA_VISIBLE_DEVICES in between; start again"
         )

@@ -67,8 +67,7 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
         raise UsageError.one(
             "model.name",
             f"{state.config.model.name} does not use {', '.join(unused[:3])}{more} for what it gives, so nothing "
-            "could be "
-            "learned of them; take them out of the model, or freeze them with model.freeze",
+            "could be learned of them; take them out of the model, or freeze them with model.freeze",
         )
     seconds = _fastest_step_seconds(state, count, cpu_group)
     flops, peak = (

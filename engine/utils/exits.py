@@ -11,8 +11,7 @@ REDUCE_MEMORY_ADVICE = "give fewer data.workers, a smaller data.prefetch or data
 
 SHM_FULL_MESSAGE = (
     f"the shared memory (/dev/shm) is too small for the batches of the loader processes: {REDUCE_MEMORY_ADVICE}, or "
-    "the "
-    "container more of it (docker run --shm-size)"
+    "the container more of it (docker run --shm-size)"
 )
 
 
