@@ -1,5 +1,5 @@
 """A host with GPUs for the tests: NVIDIA's own Python binding over a driver library of ours, which answers as a text
-file says (`fake_nvml.c`), or over its stand-in where there is no C compiler (`fake_nvml.py`)."""
+file says (`fake_nvml.c`, `fake_nvml_scene.h`), or over its stand-in where there is no C compiler (`fake_nvml.py`)."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ on its PYTHONPATH:
 
     import sys; sys.path.insert(0, "<this folder>"); import fake_nvml; fake_nvml.install()
 
-The file named by $FAKE_NVML, the scenario, says what the host is like; its format and every answer are those that
-fake_nvml.c describes. With FAKE_NVML_OLD=1 the symbols are missing that older drivers lack.
+The file named by $FAKE_NVML, the scenario, says what the host is like; fake_nvml_scene.h describes its format, and
+every answer is that of fake_nvml.c. With FAKE_NVML_OLD=1 the symbols are missing that older drivers lack.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
+from fake_nvml_scene import (
+    ARGUMENT_VERSION_MISMATCH,
+    HOST,
+    INSUFFICIENT_SIZE,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    NOTHING,
+    Answer,
+    Call,
+    Device,
+    enter,
+    need,
+)
+
 LIBRARY = "libnvidia-ml.so.1"
-UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 6, 7
-DRIVER_NOT_LOADED, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH = 9, 15, 25
-NOTHING = 0xFFFFFFFF
 MEMORY_V2 = 0x02000028
 
-GPU_DEFAULTS: dict[str, str | float] = {
-    "name": "Fake_H100_80GB", "total": 81559, "used": 500, "reserved": 600, "busy": 0, "memory_busy": 0,
-    "temperature": 40, "power": 100, "limit": 700, "sm_clock": 1200, "memory_clock": 2600, "max_sm_clock": 1980,
-    "max_memory_clock": 2619, "fan": -1, "pstate": 0, "throttle": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
-    "pcie_gen": 5, "pcie_width": 16, "tx": 1000, "rx": 2000, "mig": 0, "gpm": 1, "sm": 0, "tensor": 0, "dram": 0,
-}  # fmt: skip
-INSTANCE_DEFAULTS: dict[str, str | float] = {
-    "name": "Fake_MIG_1g.10gb", "gi": 1, "ci": 0, "total": 9728, "used": 20, "reserved": 0,
-}  # fmt: skip
 ERRORS = (
     "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions", "Already Initialized",
     "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded", "Timeout",
@@ -45,176 +45,11 @@ ERRORS = (
     "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
     "Driver/library version mismatch", "In use", "Insufficient Memory", "No data",
 )  # fmt: skip
-SPARED = {  # by a fault of `*`
-    "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2",
-    "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3",
-}  # fmt: skip
 MISSING = {  # from an older driver
     "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMigMode",
     "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet",
     "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
 }  # fmt: skip
-
-Device = SimpleNamespace  # a GPU or a MIG instance: `uuid`, `bus`, `index` of the GPU, and the keys above
-
-
-@dataclass
-class Process:
-    gpu: int
-    pid: int
-    used: float
-    kind: str
-    gi: int = NOTHING
-
-
-@dataclass
-class Fault:
-    gpu: int | None
-    function: str
-    answer: str
-
-
-@dataclass
-class Scene:
-    driver: str = "580.95.05"
-    cuda: int = 13000
-    gpus: list[Device] = field(default_factory=list)
-    instances: list[Device] = field(default_factory=list)
-    processes: list[Process] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-
-    def read(self, line: str) -> None:
-        kind, *words = line.split()
-        match kind, words:
-            case "driver", [version]:
-                self.driver = version
-            case "cuda", [number]:
-                self.cuda = int(number)
-            case "gpu", pairs:
-                self.gpus.append(device(len(self.gpus), GPU_DEFAULTS, pairs))
-            case "instance", [gpu, *pairs]:
-                self.instances.append(device(int(gpu), INSTANCE_DEFAULTS, pairs))
-            case "process", [gpu, pid, used, "compute" | "graphics" as what, *instance]:
-                self.processes.append(Process(int(gpu), int(pid), float(used), what, *map(int, instance)))
-            case "fault", [gpu, function, answer] if answer == "hang" or answer.removeprefix("slow=").isdigit():
-                self.faults.append(Fault(None if gpu == "*" else int(gpu), function, answer))
-            case _:
-                raise ValueError(line)
-
-
-def device(index: int, defaults: dict[str, str | float], pairs: list[str]) -> Device:
-    known = {**defaults, "uuid": "", "bus": f"00000000:{(index + 1) * 0x10 & 0xFF:02X}:00.0"}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        is_text = isinstance(known[key], str)
-        known[key] = value if is_text else int(value, 16) if value.startswith("0x") else float(value)
-    if not known["uuid"]:
-        raise ValueError("no uuid")
-    return Device(**known | {"name": str(known["name"]).replace("_", " ")}, index=index)
-
-
-class Answer(Exception):  # noqa: N818 - how a call ends that has nothing to give
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
-def need(condition: object, code: int = NOT_SUPPORTED) -> None:
-    if not condition:
-        raise Answer(code)
-
-
-class Host:
-    """What the library remembers between calls."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.scene: Scene | None = None
-        self.seen: tuple[int, int, int] | None = None
-        self.users = 0
-        self.memory = (ctypes.c_char * 256)()  # a handle is the address of one of these
-        self.uuids: list[str] = []  # ... and this is the UUID that each stands for
-        self.samples: dict[int, tuple[ctypes.c_char, int, int]] = {}  # by address: itself, the device, its GPU instance
-
-    def load(self) -> bool:
-        """Whether there is a scenario; `scene` is the last one there was."""
-        with self.lock:
-            try:
-                with open(os.environ["FAKE_NVML"]) as file:  # noqa: PTH123 - as cheap as can be: it is at every call
-                    found = os.fstat(file.fileno())
-                    seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-                    text = None if seen == self.seen else file.read()
-            except (KeyError, OSError):
-                return False
-            if text is not None:
-                scene = Scene()
-                for whole in text.splitlines():
-                    line = whole.partition("#")[0]
-                    try:
-                        if line.strip():
-                            scene.read(line)
-                    except (KeyError, TypeError, ValueError):
-                        print("fake_nvml: cannot read this line of $FAKE_NVML:", line, file=sys.stderr, flush=True)
-                        os.abort()
-                self.scene, self.seen = scene, seen
-            return True
-
-    def handle(self, device: Device) -> int:
-        with self.lock:
-            if device.uuid not in self.uuids:
-                self.uuids.append(device.uuid)
-            return ctypes.addressof(self.memory) + self.uuids.index(device.uuid)
-
-    def uuid(self, handle: int | None) -> str:
-        slot = (handle or 0) - ctypes.addressof(self.memory)
-        need(0 <= slot < len(self.uuids), INVALID_ARGUMENT)
-        return self.uuids[slot]
-
-
-HOST = Host()
-
-
-@dataclass
-class Call:
-    scene: Scene
-    gpu: Device
-    mig: Device | None = None
-
-    @property
-    def either(self) -> Device:
-        return self.mig or self.gpu
-
-
-def enter(name: str, kind: str, first: Any) -> Call:
-    """What every call begins with: the scene, its device, and the fault that is meant for it."""
-    waited = False
-    while True:
-        readable = HOST.load()
-        if name.startswith("nvmlInit"):
-            need(readable, DRIVER_NOT_LOADED)
-        need(name.startswith("nvmlInit") or HOST.users, UNINITIALIZED)
-        scene = HOST.scene or Scene()
-        call = Call(scene, Device(index=first if kind == "index" else None))
-        if kind in ("gpu", "device"):
-            uuid = HOST.uuid(first)
-            call.mig = next((mig for mig in scene.instances if mig.uuid == uuid), None)
-            index = call.mig.index if call.mig else next((gpu.index for gpu in scene.gpus if gpu.uuid == uuid), 999)
-            need(index < len(scene.gpus), GPU_IS_LOST)
-            call.gpu = scene.gpus[index]
-        functions = (name,) if name in SPARED else (name, "*")
-        for fault in scene.faults:
-            if fault.gpu in (None, call.gpu.index) and fault.function in functions:
-                break
-        else:
-            break
-        if waited:
-            break
-        if fault.answer != "hang" and not fault.answer.startswith("slow="):
-            need(fault.answer == "0", int(fault.answer))
-            break
-        waited = fault.answer != "hang"
-        time.sleep(int(fault.answer.removeprefix("slow=")) / 1000 if waited else 0.02)
-    need(kind != "gpu" or not call.mig)
-    return call
 
 
 # ---- The functions ----

@@ -2,84 +2,35 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import multiprocessing
-import os
-import resource
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
+from device_batches import CPU, assert_the_same, batches
 from engine.config.loader import resolve_config
 from engine.config.pipeline import PipelineName
-from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
 from engine.data.augment.batch_ops import erase, resized_crop
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_boxes
 from engine.data.batching import build_sampler
 from engine.data.pipelines import memory
 from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.device import DeviceBatch
-from engine.data.pipelines.in_memory_images import in_memory_bytes, load_in_memory
+from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.memory import InMemoryLoader
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources import decoded_cache
-from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
-from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
+from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.launch.batch_size import image_metadata
-from engine.utils.files import cache_folder
 from in_process import train_in_process
-from photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
+from photo_folder import AUGMENT_OVERRIDES
 
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_folder() / "decoded"
-
-
-def batches(
-    pipeline: PipelineName,
-    config: Config,
-    source: ImageSource,
-    shares: DistributedBatchSampler | None = None,
-    first: tuple[int, int] = (1, 0),
-    device: torch.device = CPU,
-) -> list[DeviceBatch]:
-    """Those of two epochs."""
-    shares = shares or build_sampler(config, source, 1)
-    choice = PipelineChoice(pipeline, "")
-    feed = InputPipeline(
-        choice, source, config, model_input_format(config, source), shares.requests(2, *first)
-    ).device_loader(device)
-    return [next(feed) for _ in shares.requests(2, *first)]
-
-
-def assert_the_same(some: list[DeviceBatch], others: list[DeviceBatch], within: float = 0.0) -> None:
-    assert len(some) == len(others) > 0
-    for one, other in zip(some, others, strict=True):
-        assert (one.loss_weight, one.ends_step, one.unread) == (other.loss_weight, other.ends_step, other.unread)
-        assert torch.equal(one.labels, other.labels)
-        assert one.images.shape == other.images.shape
-        assert one.images.dtype == other.images.dtype == torch.float32
-        assert float((one.images - other.images).abs().max()) <= within
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.parametrize("data", [(), ("data.channels=3",), ("data.dataset=fake", "data.image_size=24")])
@@ -220,313 +171,6 @@ def test_vary_by_slices_matches_whole_epoch() -> None:
     assert torch.equal(
         torch.cat([apply_batch_params(images[n : n + 7], draws[n : n + 7]) for n in range(0, 40, 7)]), whole
     )
-
-
-# The cache.
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photo_folder(tmp_path / "photos")
-
-
-def test_decoded_cache_is_reused_for_any_seed_and_split(photos: Path, cache: Path) -> None:
-    assert_the_same(batches("memory", *open_photo_folder(photos)), batches("stream", *open_photo_folder(photos)))
-    (kept,) = cache.glob("*.npy")
-    written = kept.stat().st_mtime_ns
-    other = open_photo_folder(photos, "run.seed=5", "data.val_split=0.5")
-    assert_the_same(batches("memory", *other), batches("stream", *other))
-    assert [path.stat().st_mtime_ns for path in cache.glob("*.npy")] == [written]
-    assert not batches("memory", *open_photo_folder(photos))[0].images.requires_grad
-
-
-def test_decoded_cache_is_invalidated_by_changed_file(photos: Path, cache: Path) -> None:
-    before = batches("memory", *open_photo_folder(photos))
-    for path in photos.rglob("*.png"):
-        Image.new("RGB", (20, 24), "red").save(path)
-    after = batches("memory", *open_photo_folder(photos))
-    assert len(list(cache.glob("*.npy"))) == 2
-    assert not torch.equal(before[0].images, after[0].images)
-    assert_the_same(after, batches("stream", *open_photo_folder(photos)))
-
-
-def _cut_short(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def _overwritten(file: Path) -> None:
-    file.write_bytes(b"\x93NUMPY not at all")
-
-
-def _of_another(file: Path) -> None:
-    size = file.stat().st_size
-    np.save(file, np.zeros(size // 2, np.uint8))
-
-
-def _gone(file: Path) -> None:
-    file.unlink()
-
-
-def _without_about(file: Path) -> None:
-    file.with_suffix(".json").write_text('{"file": 3}')
-
-
-@pytest.mark.parametrize("harm", [_cut_short, _overwritten, _of_another, _gone, _without_about])
-def test_decoded_cache_is_rebuilt_when_damaged(harm: object, photos: Path, cache: Path) -> None:
-    assert callable(harm)
-    wanted = batches("memory", *open_photo_folder(photos))
-    (kept,) = cache.glob("*.npy")
-    harm(kept)
-    assert_the_same(batches("memory", *open_photo_folder(photos)), wanted)
-    assert np.load(kept, allow_pickle=False).shape == (16, 3, 16, 16)
-
-
-def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) -> None:
-    def decode() -> DecodedChunks:
-        (tmp_path / f"decoded-by-{os.getpid()}").touch()
-        time.sleep(0.3)
-        return DecodedChunks((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], {"n": 1})
-
-    def ask() -> None:
-        found = load_or_decode("k", decode)
-        if (int(found.images.sum()), found.metadata, found.warning) == (56, {"n": 1}, None):
-            (tmp_path / f"found-by-{os.getpid()}").touch()
-
-    processes = [multiprocessing.get_context("fork").Process(target=ask) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(20)
-    assert len(list(tmp_path.glob("decoded-by-*"))) == 1
-    assert len(list(tmp_path.glob("found-by-*"))) == 3
-
-
-def test_decoded_cache_ignores_interrupted_write(cache: Path) -> None:
-    def dies() -> Iterator[np.ndarray]:
-        yield np.zeros((1, 1, 2, 2), np.uint8)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        load_or_decode("k", lambda: DecodedChunks((2, 1, 2, 2), dies()))
-    made = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
-    assert int(made.images.sum()) == 4
-
-
-def test_decoded_cache_removes_leftovers_of_killed_writer_of_same_key(cache: Path) -> None:
-    def pieces() -> Iterator[np.ndarray]:
-        yield np.zeros((1, 1, 2, 2), np.uint8)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    fork = multiprocessing.get_context("fork")
-    for key in ("k", "other"):
-        writer = fork.Process(target=load_or_decode, args=(key, lambda: DecodedChunks((2, 1, 2, 2), pieces())))
-        writer.start()
-        writer.join(20)
-        assert writer.exitcode == -signal.SIGKILL
-    assert len(list(cache.glob(".k.npy.*.tmp"))) == 1
-    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
-    assert [path.name.split(".")[1] for path in cache.glob(".*.tmp")] == ["other"]
-
-
-def test_decoded_cache_without_space_decodes_after_releasing_lock(cache: Path) -> None:
-    free = list[bool]()
-
-    def pieces() -> Iterator[np.ndarray]:
-        with (cache / "k.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free.append(True)
-            except BlockingIOError:
-                free.append(False)
-        yield np.ones((1, 1, 99, 99), np.uint8)
-
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        made = load_or_decode("k", lambda: DecodedChunks((1, 1, 99, 99), pieces()))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (free, int(made.images.sum())) == ([True], 99 * 99)
-    assert made.warning == f"decoded images cannot be kept in {cache} (File too large)"
-
-
-def test_decoded_cache_is_read_from_read_only_folder(cache: Path) -> None:
-    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
-    (cache / "k.lock").unlink()
-    # Permissions would not keep root out.
-    (cache / "k.lock").mkdir()
-    assert load_or_decode("k", lambda: pytest.fail("is kept")).warning is None
-
-
-def test_decoded_cache_failed_write_leaves_no_file(photos: Path, cache: Path) -> None:
-    config, source = open_photo_folder(photos)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        made = batches("memory", config, source)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert_the_same(made, batches("stream", config, source))
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
-
-
-def test_memory_pipeline_without_cache_warns_and_decodes_into_memory(
-    photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = batches("memory", *open_photo_folder(photos))
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
-    config, source = open_photo_folder(photos)
-    requests = build_sampler(config, source, 1).requests(2)
-    feed = InputPipeline(PipelineChoice("memory", ""), source, config, model_input_format(config, source), requests)
-    assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
-    assert torch.equal(next(feed.device_loader(CPU)).images, wanted[0].images)
-
-
-@pytest.mark.parametrize("pipeline", get_args(PipelineName))
-def test_feed_warns_once_when_cache_cannot_be_written(
-    pipeline: PipelineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_mnist(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
-    config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
-    feed = InputPipeline(
-        PipelineChoice(pipeline, ""), source := open_source(config), config, model_input_format(config, source), ()
-    )
-    assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
-
-
-def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
-    def fresh() -> DecodedChunks:
-        return DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)])
-
-    for key in ("old", "used"):
-        load_or_decode(key, fresh)
-    long_ago = time.time() - 31 * 86400
-    for path in cache.iterdir():
-        os.utime(path, (long_ago, long_ago))
-    # What its array is known by is its own time of change.
-    for key in ("old", "used"):
-        about = json.loads((cache / f"{key}.json").read_text())
-        about["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
-        (cache / f"{key}.json").write_text(json.dumps(about))
-        os.utime(cache / f"{key}.json", (long_ago, long_ago))
-    load_or_decode("used", lambda: pytest.fail("is kept"))
-    load_or_decode("new", fresh)
-    assert {path.name for path in cache.glob("*.*y")} == {"used.npy", "new.npy"}
-    assert not (cache / "old.json").exists()
-
-
-def test_cache_key_depends_on_file_size_and_mtime(tmp_path: Path) -> None:
-    file = tmp_path / "a"
-    file.write_bytes(b"one")
-    key = compute_cache_key({"n": 1}, [file], tmp_path)
-    assert compute_cache_key({"n": 1}, [file], tmp_path) == key != compute_cache_key({"n": 2}, [file], tmp_path)
-    os.utime(file, ns=(1, 1))
-    assert compute_cache_key({"n": 1}, [file], tmp_path) != key
-
-
-@pytest.mark.parametrize("library", ["pillow", "torch", "torchvision"])
-def test_cache_key_depends_on_library_versions(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = compute_cache_key({}, [], tmp_path)
-    installed = decoded_cache.version
-    monkeypatch.setattr(decoded_cache, "version", lambda name: "0.1" if name == library else installed(name))
-    assert compute_cache_key({}, [], tmp_path) != key
-
-
-def test_memory_pipeline_skips_unreadable_image_and_retries(photos: Path, cache: Path) -> None:
-    config, source = open_photo_folder(photos, "data.on_bad=skip")
-    broken = photos / "cat" / "3.png"
-    sound, status = broken.read_bytes(), broken.stat()
-    broken.write_bytes(b"\0" * len(sound))
-    os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
-    made = batches("memory", config, source)
-    assert_the_same(made, batches("stream", config, source))
-    assert sum(len(batch.unread) for batch in made) == 2
-    with pytest.raises(UnreadableImageError, match=r"3\.png cannot be read"):
-        batches("memory", config.model_copy(update={"data": config.data.model_copy(update={"on_bad": "fail"})}), source)
-    broken.write_bytes(sound)
-    os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert not any(batch.unread for batch in batches("memory", config, source))
-
-
-def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
-    """Noise, in the files that torchvision reads."""
-    raw, rng = root / "MNIST" / "raw", np.random.default_rng(0)
-    raw.mkdir(parents=True)
-    for name, count in (("train", train), ("t10k", val)):
-        images, labels = rng.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
-        sizes = np.array([count, 28, 28], ">i4").tobytes()
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + sizes + images.tobytes())
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[:4] + labels.tobytes())
-
-
-STARTS = """
-import sys, torch
-from engine.training import train
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-from engine.data.batching import build_sampler
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.in_memory_images import in_memory_bytes, load_in_memory
-from engine.data.pipelines.choose import choose_pipeline
-from engine.config.loader import resolve_config
-
-config = resolve_config(None, ["data.dataset=mnist", "data.path=" + sys.argv[1], *sys.argv[2:]]).config
-source = open_source(config)
-choice = choose_pipeline(config, source, 1)
-requests = build_sampler(config, source, 1).requests(1)
-pipeline = InputPipeline(choice, source, config, model_input_format(config, source), requests)
-images = next(pipeline.device_loader(torch.device("cpu"))).images
-print(choice.pipeline, tuple(images.shape), "torchvision" in sys.modules)
-"""
-
-
-def test_mnist_from_cache_does_not_import_torchvision(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    source = open_source(resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config)
-    assert (source.num_images("train"), source.num_images("val"), len(source.classes)) == (96, 40, 10)
-    made = [
-        subprocess.run(
-            [sys.executable, "-c", STARTS, str(tmp_path), "augment.erasing=0.5", "augment.flip=true", *more],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for more in (["data.image_size=32", "data.channels=3"],)
-    ]
-    assert made == ["memory (64, 3, 32, 32) False\n"]
-
-
-def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:
-    write_mnist(tmp_path)
-    overrides = [
-        "data.dataset=mnist",
-        f"data.path={tmp_path}",
-        "data.image_size=20",
-        "data.channels=3",
-        *AUGMENT_OVERRIDES,
-    ]
-    config = resolve_config(None, overrides).config
-    made = batches("memory", config, open_source(config))
-    assert_the_same(made, batches("stream", config, open_source(config)))
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [
-        (40, 3, 20, 20),
-        (96, 3, 20, 20),
-        (136, 1, 28, 28),
-    ]
-
-
-def test_mnist_with_resized_crop_caches_only_resized_validation_images(tmp_path: Path, cache: Path) -> None:
-    write_mnist(tmp_path)
-    overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
-    config = resolve_config(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
-    source = open_source(config)
-    made = batches("memory", config, source)
-    assert_the_same(made, batches("stream", config, source), within=2.01 / 255)
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
-    held = load_in_memory(source, config, model_input_format(config, source))
-    assert in_memory_bytes((96, 40), config, source.format, model_input_format(config, source)) == held.size_bytes
-    assert image_metadata(config, source)["bytes"] == held.size_bytes == 96 * 28**2 + 40 * 20**2
 
 
 # One batch again and again.

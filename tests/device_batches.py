@@ -1,0 +1,44 @@
+"""The batches that a pipeline puts on a device, and whether two lists of them are the same."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.config.pipeline import PipelineName
+from engine.config.schema import Config
+from engine.data.batching import build_sampler
+from engine.data.pipelines.choose import PipelineChoice
+from engine.data.pipelines.device import DeviceBatch
+from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.base import ImageSource
+from engine.data.sources.formats import model_input_format
+
+CPU = torch.device("cpu")
+
+
+def batches(
+    pipeline: PipelineName,
+    config: Config,
+    source: ImageSource,
+    shares: DistributedBatchSampler | None = None,
+    first: tuple[int, int] = (1, 0),
+    device: torch.device = CPU,
+) -> list[DeviceBatch]:
+    """Those of two epochs."""
+    shares = shares or build_sampler(config, source, 1)
+    choice = PipelineChoice(pipeline, "")
+    feed = InputPipeline(
+        choice, source, config, model_input_format(config, source), shares.requests(2, *first)
+    ).device_loader(device)
+    return [next(feed) for _ in shares.requests(2, *first)]
+
+
+def assert_the_same(some: list[DeviceBatch], others: list[DeviceBatch], within: float = 0.0) -> None:
+    assert len(some) == len(others) > 0
+    for one, other in zip(some, others, strict=True):
+        assert (one.loss_weight, one.ends_step, one.unread) == (other.loss_weight, other.ends_step, other.unread)
+        assert torch.equal(one.labels, other.labels)
+        assert one.images.shape == other.images.shape
+        assert one.images.dtype == other.images.dtype == torch.float32
+        assert float((one.images - other.images).abs().max()) <= within

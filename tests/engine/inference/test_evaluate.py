@@ -1,0 +1,126 @@
+"""Evaluate: what a trained run is worth on a part of a data set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+from engine.data.sources.open import open_source
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
+from engine.runs.folder import RunFolder
+from gputrain_command import FinishedRun, Gputrain, read_events
+from trained_run import DIGITS, call
+
+
+def test_evaluate_command_reproduces_best_epoch(gputrain: Gputrain, short_run: FinishedRun) -> None:
+    done = gputrain("evaluate", str(short_run.path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    epochs = [event for event in read_events(short_run.path) if event["type"] == "epoch"]
+    best = max(epochs, key=lambda epoch: epoch["val_accuracy"])
+    assert told["top1"] == best["val_accuracy"]
+    assert told["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
+    assert told["images"] == sum(one["images"] for one in told["classes"]) == np.sum(told["confusion"])
+    right = sum(row[number] for number, row in enumerate(told["confusion"]))
+    assert told["top1"] == right / told["images"]
+
+
+def test_evaluate_matches_plain_pytorch_loop(run: RunFolder) -> None:
+    source, saved = open_source(DIGITS), read_trained_checkpoint(run)
+    found = evaluate_checkpoint(saved, device="cpu").evaluation
+    trained, own = load_trained_model(run, device="cpu"), saved.image_format
+    pixels, labels = source.load("val", np.arange(source.num_images("val")))
+    images = (torch.from_numpy(pixels).float() / 255 - own.mean[0]) / own.std[0]
+    hits = in_top5 = 0
+    for batch, wanted in DataLoader(TensorDataset(images, torch.from_numpy(labels)), 50):
+        order = trained.model(batch).argsort(1, descending=True)
+        hits += int((order[:, 0] == wanted).sum())
+        in_top5 += int((order[:, :5] == wanted[:, None]).sum())
+    assert found.metrics.accuracy == hits / len(labels)
+    assert found.top5 == in_top5 / len(labels)
+
+
+def test_evaluate_command_prints_classes_and_confusion_matrix(run: RunFolder) -> None:
+    done = call("evaluate", run.path)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "best.pt on digits, part val"
+    assert lines[1].startswith("359 images  loss 0.")
+    of_three = next(line for line in lines if line.startswith("3 ")).split()
+    assert of_three[:2] == ["3", "37"]
+    matrix = [line.split() for line in lines[-10:]]
+    assert [row[0] for row in matrix] == list("0123456789")
+    assert sum(int(count.replace(".", "0")) for row in matrix for count in row[1:]) == 359
+
+
+def test_evaluate_counts_each_image_once_for_any_number_of_workers(run: RunFolder) -> None:
+    saved = read_trained_checkpoint(run)
+    found = [
+        evaluate_checkpoint(saved, [f"data.workers={n}", "data.batch_size=100"], "all", "cpu").evaluation
+        for n in (0, 2)
+    ]
+    assert np.sum(found[0].confusion) == 1797
+    assert found[0].confusion == found[1].confusion
+
+
+def digits_folder(folder: Path, names: Callable[[int], str], wanted: set[int]) -> Path:
+    """The digits' validation images as files, one folder a class."""
+    pixels, labels = (source := open_source(DIGITS)).load("val", np.arange(source.num_images("val")))
+    for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+        if label in wanted:
+            place = folder / names(label)
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(place / f"{number}.png")
+    return folder
+
+
+def test_evaluate_matches_classes_by_name(run: RunFolder, tmp_path: Path) -> None:
+    folder = digits_folder(tmp_path / "some", str, {7, 3})
+    saved = read_trained_checkpoint(run)
+    before, found = (
+        evaluate_checkpoint(saved, changes, part, "cpu")
+        for changes, part in (([], "val"), (["data.dataset=folder", f"data.path={folder}"], "all"))
+    )
+    assert found.images_per_class == [before.images_per_class[n] if n in (3, 7) else 0 for n in range(10)]
+    assert found.evaluation.per_class[3] == before.evaluation.per_class[3]
+    assert found.evaluation.confusion[7] == before.evaluation.confusion[7]
+    assert found.evaluation.per_class[0] is None
+
+
+def test_evaluate_command_rejects_unknown_classes(run: RunFolder, tmp_path: Path) -> None:
+    folder = digits_folder(tmp_path / "named", lambda label: f"digit {label}", {1, 2})
+    done = call("evaluate", run.path, "data.dataset=folder", f"data.path={folder}")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: data.path: the model does not know digit 1, digit 2; its classes are 0, 1, 2")
+
+
+def test_evaluate_command_reports_all_invalid_arguments_at_once(run: RunFolder) -> None:
+    done = call("evaluate", run.path, "data.image_size=16", "optim.lr=1", "data.bathc_size=3", "much")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines() == [
+        "error: data.image_size: is what the model was trained with, and stays so; leave it out",
+        "error: optim.lr: is of training; only keys of data can be given here",
+        "error: data.bathc_size: there is no such key; did you mean data.batch_size?",
+        "error: much: give values as data.key=value",
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_inference_on_gpu_matches_cpu(run: RunFolder) -> None:
+    images = torch.randint(256, (64, 1, 8, 8), dtype=torch.uint8)
+    on_gpu, on_cpu = (load_trained_model(run, device=name) for name in ("auto", "cpu"))
+    assert on_gpu.device.type == "cuda"
+    assert torch.allclose(on_gpu.probabilities(images).cpu(), on_cpu.probabilities(images), atol=1e-2)
+    measured = [
+        evaluate_checkpoint(on_cpu.checkpoint, ["data.workers=2"], "val", name).evaluation for name in ("cuda", "cpu")
+    ]
+    assert measured[0].metrics.accuracy == pytest.approx(measured[1].metrics.accuracy, abs=0.01)

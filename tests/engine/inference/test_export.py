@@ -1,0 +1,106 @@
+"""Export: the weights of a trained run, and the description that others need to use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from engine.config.loader import validate_config
+from engine.data.augment.batch_ops import normalize
+from engine.inference.export import export_model, standalone_state_dict
+from engine.inference.predict import find_input_files, predict
+from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
+from engine.models.factory import build_model
+from engine.models.transfer import load_weights
+from engine.runs.folder import RunFolder
+from gputrain_command import FinishedRun, read_events
+from trained_run import call
+
+
+def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: Path) -> None:
+    done = call("export", short_run.path, "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines() == [str(tmp_path / "out" / name) for name in ("model.safetensors", "model.json")]
+    told = json.loads((tmp_path / "out" / "model.json").read_text())
+    config, image = validate_config({"model": told["model"]}), told["image"]
+    model = build_model(config, image["channels"], len(told["classes"]), image["size"]).eval()
+    model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
+    trained = load_trained_model(RunFolder(short_run.path), device="cpu")
+    images = torch.randint(256, (16, 1, 8, 8), dtype=torch.uint8)
+    mean, std = (torch.tensor(image[name]).view(1, 1, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        assert torch.equal(model(normalize(images, mean, std)), trained.logits(images))
+    best = max(
+        (one for one in read_events(short_run.path) if one["type"] == "epoch"), key=lambda one: one["val_accuracy"]
+    )
+    assert (told["epoch"], told["val_accuracy"]) == (best["epoch"], best["val_accuracy"])
+    assert told["classes"] == list("0123456789")
+
+
+def test_export_can_initialize_another_run(run: RunFolder, tmp_path: Path) -> None:
+    file = export_model(read_trained_checkpoint(run), run, tmp_path / "out")[0]
+    config = validate_config({"model": {"weights": str(file)}})
+    fresh = build_model(config, 1, 10, 8)
+    load_weights(fresh, config, 8, read_trained_checkpoint(run).classes)
+    trained = load_trained_model(run, device="cpu").model.state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in fresh.state_dict().items())
+    loaded = load_weights(build_model(config, 1, 10, 8), config, 8, [f"other-{number}" for number in range(10)])
+    assert loaded is not None
+    assert set(loaded.skipped) == {"9.weight (of other classes)", "9.bias (of other classes)"}
+
+
+def test_export_describes_preprocessing_completely(run: RunFolder, tmp_path: Path) -> None:
+    export_model(read_trained_checkpoint(run), run, tmp_path / "out")
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 100, 3), np.uint8))
+    image.save(tmp_path / "one.png")
+    steps = {one["name"]: one for one in json.loads((tmp_path / "out" / "model.json").read_text())["transforms"]}
+    assert list(steps) == ["exif_transpose", "convert", "resize", "divide", "normalize"]
+    grey, size = image.convert(steps["convert"]["mode"]), steps["resize"]["size"]
+    assert steps["resize"]["box"] == "central_square"
+    small = grey.crop((18, 0, 82, 64)).resize(size, Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.asarray(small).copy())[None, None].float() / steps["divide"]["by"]
+    pixels = (pixels - steps["normalize"]["mean"][0]) / steps["normalize"]["std"][0]
+    trained = load_trained_model(run, device="cpu")
+    shares = trained.model(pixels).softmax(1)[0]
+    answer = next(predict(trained, list(find_input_files([tmp_path / "one.png"])), 10))
+    for name, share in answer.classes:
+        assert share == shares[int(name)].item()
+
+
+def test_export_command_defaults_to_run_folder_and_replaces_own_files(run: RunFolder) -> None:
+    for _ in range(2):
+        assert call("export", run.path).exit_code == 0
+    assert sorted(path.name for path in (run.path / "export").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "model.json").write_text('{"of": "another"}')
+    done = call("export", run.path, "--output", place)
+    assert done.exit_code == 2
+    assert "model.json: is not of short; give another --output, or overwrite with --force" in done.stderr
+    assert [path.name for path in place.iterdir()] == ["model.json"]
+    assert call("export", run.path, "--output", place, "--force").exit_code == 0
+    assert json.loads((place / "model.json").read_text())["run"] == "short"
+
+
+def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = call("export", run.path, "--output", tmp_path / "file" / "below")
+    assert done.exit_code == 2
+    assert "cannot be written to: Not a directory" in done.stderr
+
+
+def test_export_writes_shared_and_half_tensors_as_separate_float32(tmp_path: Path) -> None:
+    tied = torch.arange(6.0).view(2, 3)
+    state = standalone_state_dict({"a": tied, "b": tied.t(), "half": tied.half(), "count": torch.tensor(3)})
+    assert len({value.data_ptr() for value in state.values()}) == 4
+    assert all(value.is_contiguous() for value in state.values())
+    assert torch.equal(state["b"], tied.t())
+    assert (state["half"].dtype, state["count"].dtype) == (torch.float32, torch.int64)

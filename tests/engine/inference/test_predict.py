@@ -1,0 +1,144 @@
+"""Predict: the classes of image files, by a trained run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from engine.data.augment.batch_ops import normalize
+from engine.data.sources.open import open_source
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.predict import find_input_files, predict
+from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
+from engine.runs.folder import RunFolder
+from gputrain_command import FinishedRun, Gputrain
+from trained_run import DIGITS, call, saved_run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve of the digits' validation images six times as large, their labels at the end of their names, some of them
+    in a folder below; with a text file, a hidden one and a broken image."""
+    source, folder = open_source(DIGITS), tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    pixels, labels = source.load("val", np.arange(12))
+    for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+        place = folder / "more" if number >= 8 else folder
+        Image.fromarray(np.kron(image[0], np.ones((6, 6), np.uint8))).save(place / f"{number:02d}-{label}.png")
+    (folder / "notes.txt").write_text("no image")
+    (folder / ".hidden.png").write_text("not for others")
+    (folder / "broken.png").write_bytes((folder / f"00-{labels[0]}.png").read_bytes()[:60])
+    return folder
+
+
+def test_predict_command_names_classes_of_files_and_folders(
+    gputrain: Gputrain, short_run: FinishedRun, photos: Path
+) -> None:
+    done = gputrain(
+        "predict", str(short_run.path), str(photos), str(photos / "notes.txt"), "gone.png", "--json", "--top", "3"
+    )
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (told["format"], told["run"], Path(told["checkpoint"]).name) == (1, "short", "best.pt")
+    names = [Path(image["path"]).relative_to(photos).as_posix() for image in told["images"]]
+    assert names == sorted(names)
+    assert len(names) == 12
+    right = sum(image["classes"][0]["name"] == Path(image["path"]).stem[-1] for image in told["images"])
+    assert right >= 10
+    for image in told["images"]:
+        shares = [one["probability"] for one in image["classes"]]
+        assert len(shares) == 3
+        assert shares == sorted(shares, reverse=True)
+    assert done.stderr.splitlines() == [
+        f"passed over: {photos}/broken.png cannot be read: image file is truncated",
+        f"passed over: {photos}/notes.txt is not an image",
+        f"error: {photos}/notes.txt is not an image",
+        "error: gone.png does not exist",
+    ]
+
+
+def test_predict_command_prints_line_per_image(run: RunFolder, photos: Path) -> None:
+    done = call("predict", run.path, photos / "more", "--top", 2)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert [Path(line.split()[0]).parent for line in lines] == [photos / "more"] * 4
+    for line in lines:
+        _, best, share, other, less = line.split()
+        assert {best, other} < set("0123456789")
+        assert float(share) > float(less)
+
+
+def test_probabilities_use_softmax_or_sigmoid_for_bce(tmp_path: Path) -> None:
+    images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    for loss, function in (("cross_entropy", lambda logits: logits.softmax(1)), ("bce", torch.sigmoid)):
+        trained = load_trained_model(saved_run(tmp_path / loss, loss={"name": loss}), device="cpu")
+        own = trained.checkpoint.image_format
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (own.mean, own.std))
+        logits = trained.model(normalize(images, mean, std))
+        assert torch.equal(trained.probabilities(images), function(logits))
+
+
+def test_predict_top_is_limited_to_class_count(tmp_path: Path, photos: Path) -> None:
+    trained = load_trained_model(saved_run(tmp_path / "a"), device="cpu")
+    answers = list(predict(trained, list(find_input_files([photos / "more"])), 99))
+    assert [len(answer.classes) for answer in answers] == [5] * 4
+
+
+def test_predict_reads_images_one_batch_at_a_time(tmp_path: Path) -> None:
+    trained = load_trained_model(saved_run(tmp_path / "a"), device="cpu")
+    files = [tmp_path / f"{number:03d}.png" for number in range(65)]
+    for file in files[:64]:
+        Image.new("RGB", (20, 10)).save(file)
+    answers = predict(trained, list(find_input_files(files)), 1)
+    assert next(answers).error is None
+    Image.new("RGB", (20, 10)).save(files[64])
+    assert [answer.error for answer in answers] == [None] * 64
+
+
+def test_predict_command_escapes_control_characters(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "a", {"classes": ["\x1b[2J", "b", "c", "d", "e"]})
+    Image.new("RGB", (20, 10)).save(tmp_path / "\x1b[31mred.png")
+    done = call("predict", run.path, tmp_path / "\x1b[31mred.png")
+    assert done.exit_code == 0
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[31mred.png" in done.stdout
+
+
+def test_predict_command_reports_empty_folder(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = call("predict", run.path, tmp_path / "empty")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "no file" in done.stderr
+
+
+def photo_folder(folder: Path) -> Path:
+    """Photos of two classes, of many sizes and kinds, one of them turned by its EXIF data."""
+    draw = np.random.default_rng(0)
+    kinds = [("RGB", "jpg", (40, 30)), ("L", "png", (20, 31)), ("RGBA", "png", (16, 16)), ("P", "png", (50, 17))]
+    for part in ("train", "val"):
+        for label in ("left", "right"):
+            (folder / part / label).mkdir(parents=True)
+            for number, (mode, ending, (width, height)) in enumerate(kinds * 2):
+                image = Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
+                exif = Image.Exif()
+                exif[0x0112] = 6 if ending == "jpg" and number else 1
+                image.save(folder / part / label / f"{number}.{ending}", exif=exif)
+    return folder
+
+
+def test_predict_preprocesses_images_like_validation(tmp_path: Path) -> None:
+    photos = photo_folder(tmp_path / "photos")
+    data = {"dataset": "folder", "path": str(photos), "image_size": 12, "workers": 0}
+    run = saved_run(tmp_path / "a", data=data)
+    answers = list(predict(load_trained_model(run, device="cpu"), list(find_input_files([photos / "val"])), 1))
+    assert len(answers) == 16
+    confusion = [[0, 0], [0, 0]]
+    for answer in answers:
+        true, taken = (("left", "right").index(name) for name in (answer.file.path.parent.name, answer.classes[0][0]))
+        confusion[true][taken] += 1
+    assert evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion == confusion

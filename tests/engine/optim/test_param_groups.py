@@ -1,0 +1,163 @@
+"""Parameter groups: which parts of a model train how, and that a resume finds their state again."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torchvision import models
+
+from engine.config.training_sections import OptimConfig
+from engine.models.builtin import resnet18_small
+from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
+from engine.optim.param_groups import layer_ids
+from small_model import names_in, refused, small, train
+
+
+def test_build_optimizer_uses_one_group_by_default() -> None:
+    assert len(build_optimizer(OptimConfig(weight_decay=0.1), small()).param_groups) == 1
+    assert len(build_optimizer(OptimConfig(weight_decay=0.0, decay_norms=False), small()).param_groups) == 1
+
+
+def test_layer_lr_uses_longest_matching_prefix() -> None:
+    model = nn.ModuleDict(
+        {"layer1": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "layer10": nn.Linear(2, 2), "fc": nn.Linear(2, 2)}
+    )
+    optimizer = build_optimizer(
+        OptimConfig(layer_lr={"layer1": 0.1, "layer1.1": 0.5, "fc": 1.0, "layer1.0.bias": 0.5}), model
+    )
+    assert {group["lr_scale"]: group["param_names"] for group in optimizer.param_groups} == {
+        0.1: ["layer1.0.weight"],
+        0.5: ["layer1.0.bias", "layer1.1.weight", "layer1.1.bias"],
+        1.0: ["layer10.weight", "layer10.bias", "fc.weight", "fc.bias"],
+    }
+    set_lr(optimizer, 0.2)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 0.1, 0.2])
+
+
+def test_layer_lr_rejects_unknown_part() -> None:
+    model = nn.ModuleDict({"layer1": nn.Linear(2, 2), "fc": nn.Linear(2, 2)})
+    message = refused(OptimConfig(layer_lr={"layer2": 0.1, "zzz": 0.1, "fc": 0.1}), model)
+    assert message.splitlines() == [
+        "optim.layer_lr: the model has no part 'layer2'; did you mean layer1?",
+        "optim.layer_lr: the model has no part 'zzz'; there are layer1, fc",
+    ]
+
+
+def test_layer_lr_zero_freezes_part() -> None:
+    model = small()
+    optimizer = build_optimizer(OptimConfig(name="adamw", weight_decay=0.1, layer_lr={"4": 0.0}), model)
+    set_lr(optimizer, 0.1)
+    train(model, optimizer)
+    unchanged = {
+        name for (name, a), b in zip(model.named_parameters(), small().parameters(), strict=True) if a.equal(b)
+    }
+    assert unchanged == {"4.weight", "4.bias"}
+
+
+def test_build_optimizer_excludes_frozen_parameters() -> None:
+    model = small()
+    for one in model[0].parameters():
+        one.requires_grad_(False)
+    assert "0.weight" not in names_in(build_optimizer(OptimConfig(), model))[0]
+    assert "leaves nothing of the model to train" in refused(OptimConfig(), model.requires_grad_(False))
+
+
+def test_decay_norms_false_exempts_biases_and_norms() -> None:
+    optimizer = build_optimizer(OptimConfig(weight_decay=0.1, decay_norms=False), small())
+    assert {group["weight_decay"]: group["param_names"] for group in optimizer.param_groups} == {
+        0.1: ["0.weight", "4.weight", "5.weight"],
+        0.0: ["0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
+    }
+
+
+def test_decay_norms_false_exempts_parameters_named_by_model() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
+    optimizer = build_optimizer(OptimConfig(weight_decay=0.1, decay_norms=False), model)
+    free = next(group["param_names"] for group in optimizer.param_groups if group["weight_decay"] == 0)
+    assert {"cls_token", "pos_embed", "norm.weight", "head.bias"} <= set(free)
+    assert "head.weight" not in free
+
+
+LAYERS: dict[str, tuple[int, dict[str, int]]] = {
+    "resnet18": (10, {"conv1": 0, "bn1": 0, "layer1.0": 1, "layer1.1": 2, "layer4.1": 8, "fc": 9}),
+    "vit_b_16": (
+        14,
+        {
+            "class_token": 0,
+            "conv_proj": 0,
+            "encoder.pos_embedding": 0,
+            "encoder.layers.encoder_layer_0": 1,
+            "encoder.layers.encoder_layer_11": 12,
+            "encoder.ln": 12,
+            "heads": 13,
+        },
+    ),
+    "convnext_tiny": (
+        23,
+        {"features.0": 0, "features.1.0": 1, "features.2.1": 4, "features.7.2": 21, "classifier.2": 22},
+    ),
+    "swin_t": (17, {"features.0": 0, "features.1.0": 1, "features.2": 3, "features.7.1": 15, "norm": 15, "head": 16}),
+    "timm vit_tiny_patch16_224": (
+        14,
+        {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "blocks.0": 1, "blocks.11": 12, "head": 13},
+    ),
+    "timm resnet18": (10, {"conv1": 0, "layer1.0": 1, "layer4.1": 8, "fc": 9}),
+    "resnet18-small": (10, {"0": 0, "1": 0, "3": 1, "4": 2, "10": 8, "13": 9}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_orders_blocks_from_stem_to_head(name: str) -> None:
+    count, expected = LAYERS[name]
+    if name == "resnet18-small":
+        model = resnet18_small(1, 3)
+    elif name.startswith("timm "):
+        model = timm.create_model(name.removeprefix("timm "))
+    else:
+        with torch.device("meta"):
+            model = models.get_model(name, weights=None)
+    layers = layer_ids(model)
+    assert set(layers) == {key for key, _ in model.named_parameters()}
+    assert set(layers.values()) == set(range(count))
+    for part, layer in expected.items():
+        assert {number for key, number in layers.items() if f"{key}.".startswith(f"{part}.")} == {layer}, part
+
+
+def test_layer_decay_scales_lr_per_layer() -> None:
+    optimizer = build_optimizer(OptimConfig(layer_decay=0.5, layer_lr={"5.bias": 0.1}), small())
+    assert {tuple(group["param_names"]): group["lr_scale"] for group in optimizer.param_groups} == {
+        ("0.weight", "0.bias", "1.weight", "1.bias"): 0.25,
+        ("4.weight", "4.bias"): 0.5,
+        ("5.weight",): 1.0,
+        ("5.bias",): 0.1,
+    }
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "muon"])
+def test_restore_optimizer_keeps_state_across_changed_groups(name: str) -> None:
+    before = OptimConfig(name=name, lr=0.01, layer_lr={"4": 1.0, "5": 0.5})  # type: ignore[arg-type]
+    after = OptimConfig(name=name, lr=0.01, layer_lr={"0": 0.1}, layer_decay=0.9)  # type: ignore[arg-type]
+    model = small()
+    model[0].requires_grad_(False)
+    optimizer = build_optimizer(before, model)
+    train(model, optimizer)
+    kept = {
+        key: optimizer.state[one]
+        for group in optimizer.param_groups
+        for key, one in zip(group["param_names"], group["params"], strict=True)
+    }
+    model[0].requires_grad_(True)
+    later = build_optimizer(after, model)
+    fresh = {one: dict(state) for one, state in later.state.items()}
+    restore_optimizer(later, deepcopy(optimizer.state_dict()))
+    assert sorted({group["lr_scale"] for group in later.param_groups}) == pytest.approx([0.081, 0.81, 0.9, 1.0])
+    for group in later.param_groups:
+        for key, one in zip(group["param_names"], group["params"], strict=True):
+            expected = kept.get(key, fresh.get(one, {}))
+            assert later.state[one].keys() == expected.keys()
+            assert all(torch.equal(later.state[one][what], value) for what, value in expected.items())
+    train(model, later)

@@ -1,0 +1,230 @@
+/* The scenario that fake_nvml.c answers from, and what every call begins with.
+
+   The file named by $FAKE_NVML, the scenario, says what the host is like; without it no driver is loaded. Every call
+   looks whether the file is another one by now, so a test changes the scene of a running program by renaming a new
+   file over it. While the file is gone, the last scene stays. `#` begins a comment. The lines, in any number:
+
+       driver VERSION
+       cuda NUMBER                                                    13000 is 13.0
+       gpu uuid=UUID [KEY=VALUE ...]                                  one a GPU, in index order
+       instance GPU uuid=UUID [name= gi= ci= total= used=]            a MIG instance of the GPU with that index
+       process GPU PID MIB compute|graphics [GPU_INSTANCE_ID]         MIB of -1: not available
+       fault GPU|* FUNCTION|* CODE|hang|slow=MILLISECONDS             the first that matches a call counts
+
+   The keys of a gpu and their defaults are DEFAULTS below, name=Fake_H100_80GB (underscores are read as spaces) and
+   bus=00000000:10:00.0 (then 20, 30, ...). Memory is in MiB, power and limit in W, tx and rx in KB/s, clocks in MHz,
+   the rest in percent, degrees or as NVML has it. What is negative is not supported; ecc=0 is off, mig=1 is MIG mode,
+   gpm=0: none of sm, tensor and dram can be measured. The first memory call counts what is reserved as used.
+
+   A fault is of a GPU (or of its instances), or of `*`, all and also the calls that have no GPU, and of an exported
+   symbol, or of `*`, all but those in SPARED. CODE is the nvmlReturn_t answered. A hang lasts until the scenario has
+   no such fault any more; after a hang or a slow call the answer is that of the scene by then.
+
+   A line that cannot be read ends the program: a test with a typing error in it must not pass. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+typedef int nvmlReturn_t;
+typedef unsigned long long u64;
+enum {
+  SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
+  GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, HANG = -1, SLOW = -2
+};
+enum { GPUS = 16, INSTANCES = 32, PROCESSES = 64, FAULTS = 64, HANDLES = 256, TEXT = 96, ANY = -1 };
+static const unsigned nothing = -1u;
+
+#define DEFAULTS(X)                                                                                                    \
+  X(total, 81559) X(used, 500) X(reserved, 600) X(busy, 0) X(memory_busy, 0) X(temperature, 40) X(power, 100)          \
+  X(limit, 700) X(sm_clock, 1200) X(memory_clock, 2600) X(max_sm_clock, 1980) X(max_memory_clock, 2619) X(fan, -1)     \
+  X(pstate, 0) X(throttle, 0) X(ecc, 1) X(corrected, 0) X(uncorrected, 0) X(pcie_gen, 5) X(pcie_width, 16)             \
+  X(tx, 1000) X(rx, 2000) X(mig, 0) X(gpm, 1) X(sm, 0) X(tensor, 0) X(dram, 0)
+#define INSTANCE_DEFAULTS(X) X(gi, 1) X(ci, 0) X(total, 9728) X(used, 20)
+
+#define MEMBER(key, value) key,
+struct device { /* a GPU, or a MIG instance of the GPU `index` */
+  char uuid[TEXT], name[TEXT], bus[TEXT];
+  unsigned index;
+  double DEFAULTS(MEMBER) gi, ci;
+};
+struct process { unsigned gpu, pid, gi; double used; bool graphics; };
+struct fault { int gpu; char function[TEXT]; int code, milliseconds; };
+struct scene {
+  char driver[TEXT];
+  int cuda;
+  size_t gpu_count, instance_count, process_count, fault_count;
+  struct device gpus[GPUS], instances[INSTANCES];
+  struct process processes[PROCESSES];
+  struct fault faults[FAULTS];
+};
+
+#define KEY(key, value) {#key, offsetof(struct device, key), value},
+static const struct key { const char *name; size_t offset; double value; }
+  GPU_KEYS[] = {DEFAULTS(KEY) {0}}, INSTANCE_KEYS[] = {INSTANCE_DEFAULTS(KEY) {0}};
+static const char *const SPARED[] = {
+  "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2",
+  "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", NULL};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static const struct scene *now; /* replaced and never freed: a call may still look at an older one */
+static atomic_int users;
+static char handles[HANDLES][TEXT]; /* a handle points at the UUID of what it is a handle of */
+
+/* ---- The scenario ---- */
+
+static void understand(bool understood, const char *line) {
+  if (understood) return;
+  fprintf(stderr, "fake_nvml: cannot read this line of $FAKE_NVML: %s\n", line);
+  abort();
+}
+
+static bool set(struct device *device, const struct key *keys, char *pair) {
+  char *value = strchr(pair, '='), *end;
+  if (!value) return false;
+  *value++ = 0;
+  char *text = !strcmp(pair, "uuid") ? device->uuid : !strcmp(pair, "name") ? device->name
+             : !strcmp(pair, "bus") ? device->bus : NULL;
+  if (text) {
+    snprintf(text, TEXT, "%s", value);
+    for (char *at = text; text == device->name && *at; at++) if (*at == '_') *at = ' ';
+    return true;
+  }
+  for (; keys->name; keys++) {
+    if (strcmp(keys->name, pair)) continue;
+    *(double *)((char *)device + keys->offset) = strtod(value, &end); /* reads 0x.. too */
+    return end != value && !*end;
+  }
+  return false;
+}
+
+static bool read_device(struct device *device, const struct key *keys, unsigned index, const char *name, char **rest) {
+  device->index = index;
+  snprintf(device->name, TEXT, "%s", name);
+  snprintf(device->bus, TEXT, "00000000:%02X:00.0", (index + 1) * 0x10 & 0xFF);
+  for (const struct key *key = keys; key->name; key++) *(double *)((char *)device + key->offset) = key->value;
+  for (char *pair; (pair = strtok_r(NULL, " \t\n", rest));) if (!set(device, keys, pair)) return false;
+  return *device->uuid;
+}
+
+static bool read_line(struct scene *scene, char *line) {
+  char *rest, *first = strtok_r(line, " \t\n", &rest), kind[16], gpu[16], code[16];
+  if (!first) return true;
+  if (!strcmp(first, "driver")) return sscanf(rest, "%95s", scene->driver) == 1;
+  if (!strcmp(first, "cuda")) return sscanf(rest, "%d", &scene->cuda) == 1;
+  if (!strcmp(first, "gpu") && scene->gpu_count < GPUS) {
+    unsigned index = (unsigned)scene->gpu_count++;
+    return read_device(&scene->gpus[index], GPU_KEYS, index, "Fake H100 80GB", &rest);
+  }
+  if (!strcmp(first, "instance") && scene->instance_count < INSTANCES) {
+    const char *number = strtok_r(NULL, " \t\n", &rest);
+    unsigned index;
+    return number && sscanf(number, "%u", &index) == 1 &&
+           read_device(&scene->instances[scene->instance_count++], INSTANCE_KEYS, index, "Fake MIG 1g.10gb", &rest);
+  }
+  if (!strcmp(first, "process") && scene->process_count < PROCESSES) {
+    struct process *process = &scene->processes[scene->process_count++];
+    process->gi = nothing;
+    if (sscanf(rest, "%u %u %lf %15s %u", &process->gpu, &process->pid, &process->used, kind, &process->gi) < 4)
+      return false;
+    process->graphics = !strcmp(kind, "graphics");
+    return process->graphics || !strcmp(kind, "compute");
+  }
+  if (!strcmp(first, "fault") && scene->fault_count < FAULTS) {
+    struct fault *fault = &scene->faults[scene->fault_count++];
+    if (sscanf(rest, "%15s %95s %15s", gpu, fault->function, code) != 3) return false;
+    if (!strcmp(gpu, "*")) fault->gpu = ANY; else if (sscanf(gpu, "%d", &fault->gpu) != 1) return false;
+    if (!strcmp(code, "hang")) fault->code = HANG;
+    else if (sscanf(code, "slow=%d", &fault->milliseconds) == 1) fault->code = SLOW;
+    else return sscanf(code, "%d", &fault->code) == 1 && fault->code >= 0;
+    return true;
+  }
+  return false;
+}
+
+/* Called with the lock held. Whether there is a scenario; `now` is the last one there was. */
+static bool load(void) {
+  static struct stat seen;
+  struct stat found;
+  const char *path = getenv("FAKE_NVML");
+  FILE *file = path ? fopen(path, "re") : NULL;
+  if (!file) return false;
+  fstat(fileno(file), &found);
+  if (!now || found.st_ino != seen.st_ino || found.st_size != seen.st_size ||
+      found.st_mtim.tv_sec != seen.st_mtim.tv_sec || found.st_mtim.tv_nsec != seen.st_mtim.tv_nsec) {
+    struct scene *scene = calloc(1, sizeof *scene);
+    char line[1024], copy[1024];
+    strcpy(scene->driver, "580.95.05");
+    scene->cuda = 13000;
+    while (fgets(line, sizeof line, file)) {
+      line[strcspn(line, "#\n")] = 0;
+      strcpy(copy, line);
+      understand(read_line(scene, line), copy);
+    }
+    now = scene;
+    seen = found;
+  }
+  fclose(file);
+  return true;
+}
+
+/* ---- What every call begins with ---- */
+
+struct call { nvmlReturn_t code; const struct scene *scene; const struct device *gpu, *mig; };
+
+static void wait_for(int milliseconds) {
+  nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
+}
+
+static void *handle_of(const struct device *device) {
+  int slot = 0;
+  pthread_mutex_lock(&lock);
+  while (slot < HANDLES && *handles[slot] && strcmp(handles[slot], device->uuid)) slot++;
+  understand(slot < HANDLES, "(too many UUIDs in one program)");
+  strcpy(handles[slot], device->uuid);
+  pthread_mutex_unlock(&lock);
+  return handles[slot];
+}
+
+static const struct device *with_uuid(const struct device *devices, size_t count, const char *uuid) {
+  for (const struct device *device = devices; device < devices + count; device++)
+    if (!strcmp(device->uuid, uuid)) return device;
+  return NULL;
+}
+
+/* Where there is no handle (NULL here), the faults are those of the GPU `index`, or of no GPU (ANY). */
+static struct call enter(const char *function, const char *handle, int index) {
+  bool waited = false, spared = false, first = !strncmp(function, "nvmlInit", 8);
+  for (const char *const *name = SPARED; *name; name++) spared |= !strcmp(*name, function);
+  for (;;) {
+    pthread_mutex_lock(&lock);
+    bool readable = load();
+    struct call call = {.scene = now};
+    pthread_mutex_unlock(&lock);
+    if (first ? !readable : !users) return (struct call){.code = first ? DRIVER_NOT_LOADED : UNINITIALIZED};
+    if (handle) {
+      if (handle < handles[0] || handle >= handles[HANDLES] || !*handle) return (struct call){.code = INVALID_ARGUMENT};
+      call.gpu = with_uuid(call.scene->gpus, call.scene->gpu_count, handle);
+      call.mig = with_uuid(call.scene->instances, call.scene->instance_count, handle);
+      if (call.mig) call.gpu = call.mig->index < call.scene->gpu_count ? &call.scene->gpus[call.mig->index] : NULL;
+      if (!call.gpu) return (struct call){.code = GPU_IS_LOST};
+      index = (int)call.gpu->index;
+    }
+    const struct fault *fault = call.scene->faults, *end = fault + call.scene->fault_count;
+    for (; fault < end; fault++)
+      if ((fault->gpu == ANY || fault->gpu == index) &&
+          (strcmp(fault->function, "*") ? !strcmp(fault->function, function) : !spared)) break;
+    if (fault == end || waited) return call;
+    if (fault->code >= 0) {
+      call.code = fault->code;
+      return call;
+    }
+    wait_for(fault->code == HANG ? 20 : fault->milliseconds);
+    waited = fault->code == SLOW;
+  }
+}

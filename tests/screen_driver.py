@@ -1,0 +1,33 @@
+"""Drive the screen by its keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from demo_app import demo_app, no_gpu_feed, wait_until_idle
+from tui.app import GputrainApp
+
+Drive = Callable[[Pilot[None]], Awaitable[None]]
+
+
+def drive(app: GputrainApp, act: Drive, size: tuple[int, int] = (100, 30)) -> None:
+    async def main() -> None:
+        async with app.run_test(size=size) as pilot:
+            await wait_until_idle(pilot)
+            await act(pilot)
+
+    asyncio.run(main())
+
+
+async def press(pilot: Pilot[None], *keys: str) -> None:
+    for key in keys:
+        await pilot.press(key)
+        await wait_until_idle(pilot)
+
+
+def real_app(root: Path, run: str | None = None) -> GputrainApp:
+    return demo_app(root, no_gpu_feed(), demo=None, run=run)

@@ -1,0 +1,52 @@
+"""A small model, its training by an optimizer, and what the tests of optimizers ask of the two."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn, optim
+
+from engine.config.training_sections import OptimConfig
+from engine.optim.optimizers import build_optimizer, restore_optimizer
+from engine.utils.errors import UsageError
+
+
+def small(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.Linear(8, 3)
+    )
+
+
+def train(model: nn.Module, optimizer: optim.Optimizer, steps: int = 3, seed: int = 1) -> None:
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 1, 8, 8)).square().mean().backward()
+        optimizer.step()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def names_in(optimizer: optim.Optimizer) -> list[list[str]]:
+    return [group["param_names"] for group in optimizer.param_groups]
+
+
+def refused(config: OptimConfig, model: nn.Module) -> str:
+    with pytest.raises(UsageError) as caught:
+        build_optimizer(config, model)
+    return str(caught.value)
+
+
+def goes_on_alike(config: OptimConfig, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
+    """Whether `later`, with the weights of `model` and a new optimizer with the state of its own, comes to the same."""
+    later.load_state_dict(model.state_dict())
+    resumed = build_optimizer(config, later)
+    restore_optimizer(resumed, deepcopy(optimizer.state_dict()))
+    train(model, optimizer, seed=2)
+    train(later, resumed, seed=2)
+    return same(model, later)

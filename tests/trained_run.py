@@ -1,0 +1,53 @@
+"""Runs with a checkpoint and no training, and the commands that read such runs, called in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from engine.config.loader import validate_config
+from engine.config.schema import as_dict
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+from engine.models.factory import build_model
+from engine.runs.folder import RunFolder
+from engine.training.checkpoint import save_checkpoint
+from tui.cli.main import app
+
+DIGITS = validate_config({})
+
+
+def call(*arguments: object) -> Result:
+    """The command, in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) -> RunFolder:
+    """A run of nothing but a checkpoint, of a model with random weights where `state` brings no others."""
+    checked = validate_config(
+        {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
+    )
+    images = model_input_format(checked, open_source(checked))
+    told = {"size": images.size, "channels": images.channels, "mean": list(images.mean), "std": list(images.std)}
+    classes = open_source(checked).classes
+    made: dict[str, Any] = dict.fromkeys(
+        ("optimizer", "scaler", "epoch", "batch", "skipped", "skipped_in_row", "global_batch", "images"), 0
+    )
+    made |= {
+        "best_epoch": 1,
+        "best_accuracy": 0.5,
+        "ranks": [],
+        "step": 7,
+        "ema": None,
+        "plateau": None,
+        "image_format": told,
+    }
+    made |= {"config": as_dict(checked), "classes": list(classes)}
+    made["model"] = build_model(checked, images.channels, len(classes), images.size).state_dict()
+    run = RunFolder(folder)
+    folder.mkdir(parents=True)
+    run.lock.touch()
+    save_checkpoint(made | (state or {}), run.checkpoints, best=True, keep=1)
+    return run

@@ -1,0 +1,27 @@
+"""A folder of the test's own, and the demo's runs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo_app import demo_runs
+
+
+@pytest.fixture
+def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "GPUTRAIN_RESERVATIONS"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+
+
+@pytest.fixture
+def demo_runs_folder(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "runs"
+    owners = demo_runs(root)
+    yield root
+    for owner in owners:
+        owner.release()

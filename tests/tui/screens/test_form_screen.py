@@ -1,0 +1,97 @@
+"""The form that starts a run, driven by its keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, visible_text, wait_until_idle
+from screen_driver import drive, press, real_app
+from tui.screens.form import FormScreen
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+async def type_into(pilot: Pilot[None], key: str, text: str) -> None:
+    screen: Any = pilot.app.screen
+    field = screen.query_one(f"#field-{key.replace('.', '-')}")
+    field.control.focus()
+    await pilot.pause()
+    field.control.value = ""
+    await pilot.press(*text)
+    await wait_until_idle(pilot)
+
+
+def test_form_screen_marks_invalid_values_and_refuses_start(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "run.epochs", "0")
+        assert "✗ 0 is not allowed: must be greater than or equal to 1" in visible_text(pilot)
+        await type_into(pilot, "data.batch_size", "x")
+        await press(pilot, "ctrl+s")
+        shown = visible_text(pilot)
+        assert "not started: 2 things to mend" in shown
+        assert "run.epochs" in shown and "data.batch_size" in shown
+        await press(pilot, "escape")
+        await type_into(pilot, "run.epochs", "3")
+        await type_into(pilot, "data.batch_size", "16")
+        assert "ready to start" in visible_text(pilot)
+        assert "44 steps an epoch, 132 in 3 epochs" in visible_text(pilot, "#plan")
+        assert "gputrain run digits --epochs 3 --batch-size 16" in visible_text(pilot, "#command")
+
+    drive(real_app(tmp_path / "runs"), act, (140, 40))
+
+
+def test_form_screen_shows_fields_of_chosen_optimizer_and_schedule(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        assert "optim.momentum" in visible_text(pilot) and "optim.betas" not in visible_text(pilot)
+        screen: Any = pilot.app.screen
+        screen.query_one("#field-optim-name").control.value = "adamw"
+        screen.query_one("#field-schedule-name").control.value = "step"
+        await wait_until_idle(pilot)
+        shown = visible_text(pilot)
+        assert "optim.betas" in shown and "optim.momentum" not in shown
+        assert "schedule.step_size" in shown and "schedule.final_lr_ratio" not in shown
+
+    drive(real_app(tmp_path / "runs"), act, (140, 48))
+
+
+def test_form_screen_accepts_typed_value_outside_choices(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        screen: Any = pilot.app.screen
+        screen.query_one("#field-optim-name").control.value = "other …"
+        await wait_until_idle(pilot)
+        assert "one of torch's" in visible_text(pilot, ".dialog")
+        await press(pilot, "escape")
+        assert "optim.name" not in screen.form.overrides
+        screen.query_one("#field-data-dataset").control.value = "other …"
+        await wait_until_idle(pilot)
+        await press(pilot, *"m:d", "enter")
+        assert screen.form.overrides["data.dataset"] == "m:d"
+        assert screen.query_one("#field-data-dataset").control.value == "m:d"
+
+    drive(real_app(tmp_path / "runs"), act, (140, 48))
+
+
+def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        pilot.app.screen.query_one("#preset").focus()
+        await press(pilot, "slash", *"cudnn")
+        assert "device.cudnn_benchmark" in visible_text(pilot)
+        assert "run.epochs" not in visible_text(pilot, "#fields")
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+def test_form_screen_in_demo_starts_nothing(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n", "ctrl+s")
+        assert isinstance(pilot.app.screen, FormScreen)
+
+    drive(demo_app(demo_runs_folder), act)

@@ -1,0 +1,157 @@
+"""The screen of one run, driven by its keys, over made-up runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from engine.runs.control import consume_requests
+from engine.runs.events import StepEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from factories import make_epoch, make_run_folder, make_run_started
+from screen_driver import drive, press, real_app
+from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.monitor import MonitorScreen
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+def test_run_screen_shows_progress_curves_and_log(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        shown = visible_text(pilot)
+        assert "● training   epoch 19/30   step 278/469" in shown
+        assert "ETA 7m08s" in shown
+        assert "train 0." in visible_text(pilot, "#loss")
+        assert "val 0.9" in visible_text(pilot, "#accuracy")
+        assert "rank 1  GPU-1de01de0  busy" in visible_text(pilot, "#devices")
+        assert "epoch  18  train loss" in visible_text(pilot, "#log")
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (120, 34))
+
+
+@pytest.mark.parametrize(("key", "request_name"), [("c", "checkpoint"), ("p", "pause")])
+def test_run_screen_writes_control_request(demo_runs_folder: Path, key: str, request_name: str) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, key)
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+    assert [one.request for one in consume_requests(RunFolder(demo_runs_folder / LIVE_RUN).control)] == [request_name]
+
+
+def test_run_screen_confirms_stop(demo_runs_folder: Path) -> None:
+    control = RunFolder(demo_runs_folder / LIVE_RUN).control
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "s", "enter")
+        assert not list(consume_requests(control))
+        await press(pilot, "s", "down", "enter")
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+    assert [one.request for one in consume_requests(control)] == ["stop"]
+
+
+def test_run_screen_sends_no_request_to_finished_run(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "p", "s", "c")
+        assert not list(consume_requests(RunFolder(demo_runs_folder / FINISHED_RUN).control))
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+
+
+def test_resume_before_the_first_poll_says_that_the_run_is_not_read_yet(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        app: Any = pilot.app
+        app.resume_run(RunFolder(demo_runs_folder / FINISHED_RUN), None)
+        await pilot.pause()
+        assert [one.message for one in app._notifications] == [f"{FINISHED_RUN} is not read yet"]
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_run_screen_leaving_sends_no_request(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, MonitorScreen)
+        await pilot.press("q")
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+    assert not list(consume_requests(RunFolder(demo_runs_folder / LIVE_RUN).control))
+
+
+def test_run_screen_exports_chart_as_svg_and_csv(demo_runs_folder: Path, tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "m", "e", "tab", "e", "e")
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+    names = ["accuracy-2.csv", "accuracy-2.svg", "accuracy.csv", "accuracy.svg", "loss.csv", "loss.svg"]
+    assert sorted(path.name for path in tmp_path.glob("*-3-*")) == [f"{FINISHED_RUN}-{name}" for name in names]
+    rows = (tmp_path / f"{FINISHED_RUN}-loss.csv").read_text().splitlines()
+    assert rows[0] == "curve,epoch,value"
+    assert sum(row.startswith("train,") for row in rows) == 600
+    drawing = (tmp_path / f"{FINISHED_RUN}-loss.svg").read_text()
+    assert drawing.startswith("<svg") and drawing.count("<polyline") == 2 and ">val</text>" in drawing
+
+
+def test_run_screen_names_axis_scale_and_cursor(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "x", "g", "m", "left")
+        assert "step 600  log  smooth 2%" in visible_text(pilot, "#loss")
+        await press(pilot, "left", "left")
+        assert "step 588" in visible_text(pilot, "#accuracy")
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+
+
+def test_run_screen_shows_malformed_journal(tmp_path: Path) -> None:
+    def step(last: int, losses: list[float]) -> StepEvent:
+        return StepEvent(step=last, epoch=1, losses=losses, lr=0.0, images_per_second=0.0, data_wait=0.0)
+
+    nan, inf = float("nan"), float("inf")
+    folder = make_run_folder(
+        tmp_path / "runs", "odd-[red]", make_run_started(), step(3, [nan, inf, 1e300]), step(2**40, [1.0])
+    )
+    with folder.journal.open("a") as file:
+        file.write('{"type": "step"}\n\x00\xff\n{"type": "epoch", "epoch": null}\n' + to_line(step(4, [0.0]))[:-9])
+    folder.log.write_text("\x1b[31mred\x1b[0m [bold]not bold[/]\n")
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert "3 not finite" not in visible_text(pilot) and "2 not finite" in visible_text(pilot, "#loss")
+        assert "\\x1b[31mred\\x1b[0m [bold]not bold[/]" in visible_text(pilot, "#log")
+        assert "odd-[red]" in visible_text(pilot)
+        assert "crashed" in visible_text(pilot)
+        await press(pilot, "x", "x", "g", "m", "f", "plus", "plus", "minus", "left", "comma", "0", "d", "escape", "l")
+        assert pilot.app.is_running
+
+    drive(real_app(tmp_path / "runs", run="odd-[red]"), act)
+
+
+def test_run_screen_reports_deleted_run_folder(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        shutil.rmtree(demo_runs_folder / FINISHED_RUN)
+        screen: Any = pilot.app.screen
+        await wait_until(pilot, lambda: screen._poller.latest.folder_missing)
+        await wait_until_idle(pilot)
+        assert "the folder of this run is gone" in visible_text(pilot)
+        assert "rank 1" in visible_text(pilot, "#devices")
+        assert "train 0." in visible_text(pilot, "#loss")
+        await press(pilot, "d", "s", "e")
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+
+
+def test_run_screen_draws_new_events(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "runs", "a", make_run_started(), make_epoch(1, 0.5))
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert "val 0.5" in visible_text(pilot, "#accuracy")
+        with folder.journal.open("a") as file:
+            file.write(to_line(make_epoch(2, 0.75)) + "\n")
+        await wait_until(pilot, lambda: "val 0.75" in visible_text(pilot, "#accuracy"))
+
+    drive(real_app(tmp_path / "runs", run="a"), act)
