@@ -38,8 +38,6 @@ def oom_location(error: BaseException) -> Literal["gpu", "host"] | None:
 
 def lost_peer(error: BaseException) -> bool:
     """Whether an exception only says that the rank could not reach another one."""
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
     communicates = type(error).__name__ in _COMMUNICATION_ERRORS and oom_location(error) is None
     return communicates and _LOST_PEER.search(_line_of(error)) is not None
 
