@@ -226,7 +226,7 @@ def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host:
     with watching(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
         gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60))
-        assert_healthy(watch.until(lambda gpus: len(gpus) == 2)[1], 60)
+        assert_healthy(watch.until(lambda gpus: len(gpus) == 2 and gpus[1]["state"] == "ok")[1], 60)
         gpu_host.set_scene(gpu_line(1, busy=60))
         [left] = watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["uuid"] == gpu_uuid(1))
         assert left["index"] == 0
@@ -248,7 +248,7 @@ def test_driver_reload_is_detected(gputrain: Gputrain, gpu_host: FakeGpuHost) ->
         assert watch.until(lambda gpus: gpus == []) == []
         assert watch.snapshot["error"] == "uninitialized"
         gpu_host.set_scene(healthy)
-        assert_healthy(watch.until(lambda gpus: len(gpus) == 1)[0], 50)
+        assert_healthy(watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["state"] == "ok")[0], 50)
 
 
 def test_sampler_process_crash_is_reported_and_restarted(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -259,7 +259,7 @@ def test_sampler_process_crash_is_reported_and_restarted(gputrain: Gputrain, gpu
         os.kill(sampler.pid, signal.SIGSEGV)
         watch.until(lambda gpus: gpus == [])
         assert watch.snapshot["error"] == "the process that asks the NVIDIA driver was ended by SIGSEGV"
-        assert_healthy(watch.until(lambda gpus: len(gpus) == 1)[0], 50)
+        assert_healthy(watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["state"] == "ok")[0], 50)
 
 
 class Watch:
