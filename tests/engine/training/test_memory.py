@@ -159,8 +159,9 @@ def test_batch_size_search_stops_at_data_and_time_limits() -> None:
 
 
 @pytest.fixture
-def batch_size_trials() -> Iterator[BatchSizeTrials]:
-    """With 60 MiB more than this process has once it has trained."""
+def batch_size_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSizeTrials]:
+    """With 60 MiB more than this process has once it has trained and no time limit: these tests are about memory."""
+    monkeypatch.setattr("engine.launch.batch_size_process.MAX_CPU_STEP_SECONDS", float("inf"))
     wanted = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
     source = open_source(wanted)
     about = {"format": vars(model_input_format(wanted, source)), "classes": 10, "train": 10_000}
