@@ -162,12 +162,14 @@ class BatchSizeTrials:
         return "slow" if seconds > MAX_CPU_STEP_SECONDS else "fits"
 
     def _expected_bytes(self, batch_size: int) -> float:
-        """Bytes that so many images will take, by what the two largest numbers so far took; 0 where that is not known:
-        what is not tried cannot bring the machine down."""
-        if len(self._peak_bytes) < 2:
+        """Return the bytes that an untried larger batch would take, extrapolated from the two largest tried ones.
+
+        Return 0 where nothing can be said, and for a batch below the largest tried one: the machine survived that one,
+        and two peaks that differ by noise alone would predict too much for every smaller batch."""
+        if len(self._peak_bytes) < 2 or batch_size <= max(self._peak_bytes):
             return 0.0
-        (some, took_some), (more, took_more) = sorted(self._peak_bytes.items())[-2:]
-        return took_more + max(took_more - took_some, 0) * (batch_size - more) / (more - some)
+        (smaller, smaller_peak), (larger, larger_peak) = sorted(self._peak_bytes.items())[-2:]
+        return larger_peak + max(larger_peak - smaller_peak, 0) * (batch_size - larger) / (larger - smaller)
 
     def _step_seconds(self, batch_size: int) -> float | None:
         """Of the fastest of some steps; None where there is no memory for one."""

@@ -183,6 +183,17 @@ def test_batch_size_trials_train_until_memory_share_is_used(batch_size_trials: B
     assert batch_size_trials(4 * best.batch_size) == "full"
 
 
+def test_batch_size_trials_measure_batch_below_full_ones(
+    batch_size_trials: BatchSizeTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_much = 1 << 50
+    with monkeypatch.context() as full:
+        full.setattr("engine.launch.batch_size_process.peak_rss_bytes", lambda: too_much)
+        assert [batch_size_trials(2), batch_size_trials(4)] == ["full", "full"]
+    assert batch_size_trials(3) == "fits"
+    assert batch_size_trials(8) == "full"
+
+
 def test_batch_size_trials_continue_after_real_oom(batch_size_trials: BatchSizeTrials) -> None:
     assert batch_size_trials(2) == "fits"
     assert batch_size_trials._step_seconds(1 << 50) is None
