@@ -1,1 +1,1 @@
-"""Input: datasets, augmentation, and the pipelines that bring batches to a device."""
+"""Datasets, augmentation, the distributed batch sampler and the input pipelines."""

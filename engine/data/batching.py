@@ -1,4 +1,8 @@
-"""How a dataset divides into batches per rank, and what is checked before training starts."""
+"""Build the batch sampler of a rank, and check a dataset against its config.
+
+Called by preflight, the form and every rank. The order of the images and their batches come from
+`engine.data.sampler`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageSource
 from engine.utils.errors import Problem, UsageError
 
-# So large a share of the training images is not left out of each epoch without a word.
+# Share of the training images that drop_last may drop in each epoch without a warning.
 MAX_DROPPED_SHARE = 0.1
 
 
 def build_sampler(
     config: Config, source: ImageSource, world_size: int, rank: int = 0, devices_per_rank: int = 1
 ) -> DistributedBatchSampler:
-    """How the images of a source are dealt out under a config: `data.batch_size` at once to each device."""
+    """Return the sampler of a rank for a source, with a batch size of `data.batch_size` per device."""
     return build_sampler_from_counts(
         config, source.num_images("train"), source.num_images("val"), world_size, rank, devices_per_rank
     )
@@ -26,7 +30,7 @@ def build_sampler(
 def build_sampler_from_counts(
     config: Config, train_images: int, val_images: int, world_size: int, rank: int = 0, devices_per_rank: int = 1
 ) -> DistributedBatchSampler:
-    """The same for so many images of the two parts."""
+    """Return the sampler of a rank for the given numbers of training and validation images."""
     data, seed, accumulate = config.data, config.run.seed, config.optim.accumulate
     batch = data.numeric_batch_size * devices_per_rank
     return DistributedBatchSampler(
@@ -43,40 +47,40 @@ def build_sampler_from_counts(
 
 
 def sampler_problems(sampler: DistributedBatchSampler) -> list[Problem]:
-    """What is wrong where a part of the data comes to no step at all."""
+    """Return a problem for each part that yields no batch."""
     problems = []
     if sampler.steps_per_epoch == 0:
         problems.append(
             Problem(
                 "data.batch_size",
-                f"{sampler.world_size} ranks with {sampler.batch_size * sampler.accumulate} images each take "
-                f"{sampler.global_batch} a step, and there are {sampler.train_images} for training; give a "
-                "smaller batch or data.drop_last=false",
+                f"the global batch size is {sampler.global_batch} (world size {sampler.world_size} x "
+                f"{sampler.batch_size * sampler.accumulate} images), but there are {sampler.train_images} training "
+                "images; reduce data.batch_size or set data.drop_last=false",
             )
         )
     if sampler.val_images == 0:
-        problems.append(Problem("data.val_split", "leaves no image for validation; give a larger share"))
+        problems.append(Problem("data.val_split", "leaves no validation images; increase it"))
     return problems
 
 
 def sampler_warnings(sampler: DistributedBatchSampler) -> list[str]:
-    """What of the training images an epoch makes no use of, where that is much."""
+    """Return a warning if `data.drop_last` drops more than `MAX_DROPPED_SHARE` of the training images."""
     if sampler.dropped_images <= MAX_DROPPED_SHARE * sampler.train_images:
         return []
     return [
-        f"{sampler.dropped_images} of {sampler.train_images} training images fill no step and are left out of each "
-        "epoch; data.drop_last=false takes them too"
+        f"{sampler.dropped_images} of {sampler.train_images} training images do not fill a step and are dropped in "
+        "each epoch; set data.drop_last=false to train on them"
     ]
 
 
 def check_source(config: Config, source: ImageSource, sampler: DistributedBatchSampler) -> None:
-    """Raises UsageError where the data and the config do not go together."""
+    """Check the classes, channels and number of images of a source. Raises UsageError if they contradict the config."""
     data, problems = config.data, []
     if data.num_classes is not None and data.num_classes != len(source.classes):
         problems.append(
             Problem(
                 "data.num_classes",
-                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; leave it out",
+                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; omit it",
             )
         )
     problems += sampler_problems(sampler)
@@ -85,12 +89,15 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
         given = getattr(data, key)
         if given is not None and len(given) != channels:
             problems.append(
-                Problem(f"data.{key}", f"has {len(given)} values for images of {channels} channels; give one each")
+                Problem(
+                    f"data.{key}",
+                    f"has {len(given)} values, but the images have {channels} channels; give one value per channel",
+                )
             )
     if problems:
         raise UsageError(problems)
 
 
 def class_counts(source: ImageSource) -> NDArray[np.int64]:
-    """Training images of each class."""
+    """Return the number of training images of each class, int64 of shape (num_classes,)."""
     return np.bincount(source.get_labels("train"), minlength=len(source.classes))

@@ -1,5 +1,8 @@
-"""What the data of a config is like, told by a helper process: to look through a large folder takes long, and
-whoever asks may have changed their mind meanwhile; and the user's own code belongs into no process that goes on."""
+"""Inspect the dataset of a config in a helper process.
+
+Preflight calls `check_user_data_code`: user code may import torch, print or exit, so a long-lived process must not
+import it. The form uses `DataInspection`: scanning a large folder is slow, and a killed process cancels it.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,17 @@ from engine.utils.helper_process import HelperError, HelperExitedError, HelperPr
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """Images of the training and the validation part."""
+    """Number of training and validation images."""
 
     train: int
     val: int
 
 
 def check_user_data_code(config: Config, world_size: int) -> None:
-    """Raises UsageError where the user's own dataset or transform cannot be trained with: both are imported, and a
-    training and a validation image made, in a process that is gone afterwards. Nothing is done where there is neither.
+    """Load one training and one validation image with the user's dataset and transform, in a short-lived process.
+
+    Returns without starting a process if the config names no such code. Raises UsageError if the code fails or returns
+    unsupported values.
     """
     if not is_user_code(config.data.dataset) and config.augment.transform is None:
         return
@@ -44,13 +49,13 @@ def check_user_data_code(config: Config, world_size: int) -> None:
         key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
         name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
         raise UsageError.one(
-            key, f"{name} ended the process that tried it (exit code {error.exit_code}); try it by itself"
+            key, f"{name} ended the process that tested it (exit code {error.exit_code}); run it on its own to see why"
         ) from error
     _raise_problems(told)
 
 
 def count_images(config: Config) -> ImageCounts:
-    """Raises UsageError where the data cannot be used."""
+    """Count the images of a dataset. Raises UsageError if it is missing or unusable."""
     if config.data.dataset in TORCHVISION_DATASETS:
         check_torchvision_files(config.data)
         return ImageCounts(*TORCHVISION_DATASETS[config.data.dataset].counts)
@@ -59,7 +64,7 @@ def count_images(config: Config) -> ImageCounts:
 
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:
-    """Raises UsageError where the first image of either part does not come through all that a run does with it."""
+    """Load and augment the first image of both parts as a run does. Raises UsageError if that fails."""
     from engine.data.augment.augmentation import UserTransformError
     from engine.data.pipelines.loader import BatchDataset
 
@@ -77,8 +82,10 @@ def try_first_images(config: Config, world_size: int) -> ImageCounts:
 
 
 def main(parent: ParentPipe) -> None:
-    """The request holds a config, and the number of ranks where its first images are to be tried: answers how many
-    images there are, or what is wrong with them."""
+    """Entry point of the helper process: reply with the number of images or the problems of a config.
+
+    If the request has a number of `ranks`, the first image of both parts is loaded too.
+    """
     request = parent.receive()
     try:
         config, ranks = validate_config(request["config"]), request["ranks"]
@@ -98,7 +105,7 @@ def _raise_problems(reply: Mapping[str, Any]) -> None:
 
 
 class DataInspection:
-    """A look at the data of one config."""
+    """Background inspection of the dataset of a config, started on construction."""
 
     def __init__(self, config: Config) -> None:
         self._helper = _start_process()
@@ -106,7 +113,8 @@ class DataInspection:
         self._helper.send({"config": {"data": config.data.model_dump(mode="json"), "run": run}, "ranks": None})
 
     def wait(self) -> ImageCounts | None:
-        """The images; None where the look was given up. Raises UsageError where the data cannot be used."""
+        """Wait for the image counts; None if the helper process failed or was canceled. Raises UsageError if the
+        dataset is unusable."""
         try:
             with self._helper:
                 told = self._helper.receive()

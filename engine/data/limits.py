@@ -1,4 +1,7 @@
-"""Whether this host has the shared memory, open files and cores that the loader processes need."""
+"""Check the shared memory, open-file limit and CPU cores of this node against what the loader workers need.
+
+Called by each rank before it starts its loader workers, and by `gputrain doctor`.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ from engine.data.sources.base import ImageFormat
 from engine.utils.host import Shortage, available_cores, format_bytes, free_bytes, max_open_files
 from engine.utils.text import pluralize
 
-SHM_PATH = Path("/dev/shm")  # noqa: S108 (the system's own)
+SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
 
 
-LABEL_BYTES = 8
+LABEL_BYTES = 8  # one int64 label
 
 
-# A loader process hands over the images of a batch as a file that its receiver keeps open.
+# torch's file_descriptor sharing strategy: the rank holds one descriptor for the image tensor of each batch.
 OPEN_FILES_PER_BATCH = 1
 
 
-# What a rank has open besides: libraries' devices, sockets to other ranks, pipes to its loader processes.
+# Other descriptors of a rank: device files, sockets to other ranks, pipes to its loader workers.
 BASE_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
 class LoaderFootprint:
-    """How the ranks of this host load: `workers` loader processes a rank, each with `prefetch` batches ahead."""
+    """Prefetched batches on a node: `workers` loader workers per rank, `prefetch` batches of `batch_bytes` each."""
 
     local_world_size: int
     workers: int
@@ -48,33 +51,34 @@ class LoaderFootprint:
 
 
 def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage | None:
-    """Batches travel from loader processes to their rank in shared memory; where it is full a process is killed."""
+    """Return a shortage if the prefetched batches of all ranks exceed the free shared memory.
+
+    A loader worker that writes to a full /dev/shm is killed by SIGBUS.
+    """
     need = footprint.local_world_size * footprint.workers * footprint.prefetch * footprint.batch_bytes
     if need <= available_bytes:
         return None
     product = (
         f"{pluralize(footprint.local_world_size, 'rank')} x {pluralize(footprint.workers, 'worker')} x "
-        f"{footprint.prefetch} "
-        f"batches of {format_bytes(footprint.batch_bytes)}"
+        f"{footprint.prefetch} batches of {format_bytes(footprint.batch_bytes)}"
     )
     return Shortage(
-        f"{SHM_PATH} has {format_bytes(available_bytes)} free, and the loader processes can hold "
-        f"{format_bytes(need)} of batches "
-        f"({product})",
-        "give fewer data.workers or a smaller data.prefetch, or more shared memory "
+        f"{SHM_PATH} has {format_bytes(available_bytes)} free, but the batches of the loader workers can take "
+        f"{format_bytes(need)} ({product})",
+        "reduce data.workers or data.prefetch, or increase the shared memory "
         f"(docker run --shm-size={ceil(1.5 * need / 2**30)}g)",
     )
 
 
 def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shortage | None:
-    """`limit` is the hard one of a process; None for none."""
+    """Return a shortage if a rank can exceed the hard open-file limit; a `limit` of None means unlimited."""
     need = OPEN_FILES_PER_BATCH * footprint.workers * footprint.prefetch + BASE_OPEN_FILES
     if footprint.workers == 0 or limit is None or need <= limit:
         return None
     return Shortage(
-        f"a process may have {limit} files open, and a rank can need {need} ({OPEN_FILES_PER_BATCH} for each batch, of "
-        f"{pluralize(footprint.workers, 'worker')} x {footprint.prefetch} batches, and some {BASE_OPEN_FILES} more)",
-        "give fewer data.workers or a smaller data.prefetch, or raise the limit (nofile in /etc/security/limits.conf, "
+        f"the open-file limit is {limit}, but a rank can need {need} ({pluralize(footprint.workers, 'worker')} x "
+        f"{footprint.prefetch} batches x {OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
+        "reduce data.workers or data.prefetch, or raise the limit (nofile in /etc/security/limits.conf, "
         f"docker run --ulimit nofile={max(65536, need)})",
     )
 
@@ -82,8 +86,10 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shorta
 def loader_warnings(
     config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
 ) -> list[str]:
-    """What this host lacks for the loader processes of its `local_world_size` ranks. Call it before they start, because
-    they take what is free."""
+    """Return warnings about shared memory and open files that the loader workers of this node's ranks may run out of.
+
+    Call it before the workers start: they use the shared memory that it measures.
+    """
     loading = LoaderFootprint.from_config(config, local_world_size, workers, image_format, devices_per_rank)
     shortages = [open_files_shortage(loading, max_open_files())]
     with suppress(OSError):
@@ -95,13 +101,12 @@ MAX_AUTO_WORKERS = 8
 
 
 def needs_workers(config: Config, *, in_memory: bool) -> bool:
-    """Whether making a batch is so much work that loader processes are worth their start: images that are read, or
-    distorted one by one."""
+    """Whether loader workers pay off: images are read from files or augmented one by one."""
     augment = config.augment
     jitter = augment.brightness or augment.contrast or augment.saturation or augment.hue
     return not in_memory or augment.policy != "none" or bool(jitter) or augment.transform is not None
 
 
 def auto_workers(local_world_size: int, batch_size: int) -> int:
-    """The most loader processes that a rank starts of itself; a run measures how many of them it needs."""
+    """Upper bound of loader workers per rank for `data.workers=auto`; see `engine.data.pipelines.num_workers`."""
     return max(1, min(available_cores() // local_world_size, batch_size, MAX_AUTO_WORKERS))

@@ -1,5 +1,8 @@
-"""The generators that libraries and the user's own code draw from: seeded for one image or batch, then put back as they
-were for the model's dropout."""
+"""Fork the global random generators: seed them per image or batch, then restore them.
+
+Transforms and user code draw from the global generators. Restoring their state keeps the model's dropout independent of
+the input pipeline.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ SeedFunction = Callable[[SupportsInt], None]
 
 @contextmanager
 def fork_torch_rng() -> Iterator[SeedFunction]:
-    """Gives what seeds torch's generator of the CPU, which is all that torchvision draws from; GPUs' are left alone."""
+    """Fork torch's CPU generator, the only one that torchvision draws from, and yield a function that seeds it."""
     with torch.random.fork_rng(devices=[]):
         yield _seed_torch
 
 
 @contextmanager
 def fork_all_rngs() -> Iterator[SeedFunction]:
-    """The same with Python's and NumPy's, from which the user's own code may draw as well."""
+    """Fork the generators of torch (CPU), Python and NumPy for user code, and yield a function that seeds them."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -49,7 +52,7 @@ def single_torch_thread() -> Iterator[None]:
 
 
 def _seed_torch(bits: SupportsInt) -> None:
-    # torch.manual_seed would seed the GPUs' too.
+    # torch.manual_seed would also seed the CUDA generators.
     torch.default_generator.manual_seed(int(bits))
 
 

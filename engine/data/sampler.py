@@ -1,6 +1,7 @@
-"""Which images go where: split, order and shares, each a pure function of the seed, the epoch and the image.
+"""Train/validation split, epoch order and batches per rank.
 
-Nothing here keeps state, so the answer is the same for any number of loader processes and after a resume.
+All of it is a pure function of seed, epoch, rank and image index. Without state, the batches are the same for any
+number of loader workers and after a resume.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _UINT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class RandomStream(IntEnum):
-    """What a random number is for; each use draws from a stream of its own."""
+    """Independent random streams, one for each use of random numbers. The values are part of every derived seed."""
 
     SPLIT = 1
     SHUFFLE = 2
@@ -40,7 +41,7 @@ class RandomStream(IntEnum):
 
 
 def _splitmix64(value: int) -> int:
-    """The output function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    """SplitMix64 output function (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _UINT64_MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64_MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _UINT64_MASK
@@ -48,7 +49,7 @@ def _splitmix64(value: int) -> int:
 
 
 def random_bits(seed: int, stream: RandomStream, epoch: int, indices: Indices) -> NDArray[np.uint64]:
-    """64 random bits for each image: the same function as `_splitmix64`, taken over the whole array."""
+    """Return 64 random bits per image, uint64 of shape (N,): `image_random_bits` vectorized over `indices`."""
     key = np.uint64(_splitmix64(_splitmix64(_splitmix64(seed) ^ int(stream)) ^ epoch))
     value = (indices.astype(np.uint64) ^ key) + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -57,29 +58,31 @@ def random_bits(seed: int, stream: RandomStream, epoch: int, indices: Indices) -
 
 
 def image_random_bits(seed: int, stream: RandomStream, epoch: int, index: int) -> int:
-    """The same of one image."""
+    """Return the 64 random bits of one image."""
     return _splitmix64(_splitmix64(_splitmix64(_splitmix64(seed) ^ int(stream)) ^ epoch) ^ index)
 
 
 def batch_random_bits(seed: int, stream: RandomStream, epoch: int, batch_index: int, rank: int) -> int:
-    """64 random bits for a batch of a rank."""
+    """Return 64 random bits for one batch of a rank."""
     bits = _splitmix64(_splitmix64(_splitmix64(seed) ^ int(stream)) ^ epoch)
     return _splitmix64(_splitmix64(bits ^ batch_index) ^ rank)
 
 
 def random_integers(high: int, seed: int, stream: RandomStream, epoch: int, indices: Indices) -> Indices:
-    """A whole number from 0 to `high` - 1 for each image."""
+    """Return a random integer in [0, high) per image, int64 of shape (N,)."""
     return (random_bits(seed, stream, epoch, indices) % np.uint64(high)).astype(np.int64)
 
 
 def epoch_permutation(num_images: int, seed: int, epoch: int) -> Indices:
-    """The order in which an epoch goes through the training images."""
+    """Return the shuffled order of the training images of an epoch."""
     return np.argsort(random_bits(seed, RandomStream.SHUFFLE, epoch, np.arange(num_images)), kind="stable")
 
 
 def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -> tuple[Indices, Indices]:
-    """Indices for training and for validation, ascending; `val_split` of each class is for validation, at least one
-    image where the class has two, and never all."""
+    """Return the ascending indices of the training and validation images.
+
+    A share of `val_split` of each class is for validation: at least one image if the class has two, and never all.
+    """
     chosen: list[Indices] = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -91,10 +94,12 @@ def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One batch of one rank: `indices` into the images of `part`. `loss_weight` scales its mean loss so that the mean
-    over the ranks, summed over the batches of a step, is the mean over all images of the step; it is 0 for a rank that
-    only keeps the others company. `ends_step` is false where more batches are to come before the weights are
-    changed."""
+    """One batch of one rank: `indices` into the images of `part`.
+
+    `loss_weight` scales the mean loss of the batch. DDP averages over ranks and gradient accumulation sums over
+    batches; with the weights the result is the mean over all images of the step. It is 0 on a rank that has no image
+    left and joins only the all-reduce. `ends_step` is false for all but the last micro-batch of a step.
+    """
 
     part: Part
     epoch: int
@@ -103,10 +108,10 @@ class BatchRequest:
     ends_step: bool = True
 
     def keep(self, readable: Sequence[bool]) -> BatchRequest:
-        """Return the request without the images that cannot be read; its weight falls with their share.
+        """Return the request without its unreadable images, with `loss_weight` reduced in proportion.
 
-        Where too few are left to train BatchNorm on, the first images stay and weigh nothing: the other ranks wait
-        for a batch of this one.
+        If fewer images are readable than BatchNorm needs for training (two), the first images stay with a weight of 0:
+        the other ranks wait for this rank in the all-reduce.
         """
         min_images = min(2, len(self.indices)) if self.part == "train" else 1
         if sum(readable) < min_images:
@@ -117,8 +122,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class DistributedBatchSampler:
-    """How the images of both parts are dealt out to the ranks. `batch_size` images are a rank's, for all of its
-    devices."""
+    """Batches of one rank for training and validation. `batch_size` is per rank, over all devices of the rank."""
 
     train_images: int
     val_images: int
@@ -128,17 +132,17 @@ class DistributedBatchSampler:
     drop_last: bool
     seed: int
     accumulate: int = 1
-    """Batches of a rank that make one step."""
+    """Micro-batches per step (gradient accumulation)."""
     devices_per_rank: int = 1
 
     @property
     def num_devices(self) -> int:
-        """Devices that share a step, which is what `optim.lr_scaling` goes by."""
+        """Number of devices over all ranks, the factor of `optim.lr_scaling`."""
         return self.world_size * self.devices_per_rank
 
     @property
     def global_batch(self) -> int:
-        """Images of a step."""
+        """Global batch size: images per optimizer step, over all ranks and micro-batches."""
         return self.batch_size * self.world_size * self.accumulate
 
     @property
@@ -148,29 +152,31 @@ class DistributedBatchSampler:
 
     @property
     def dropped_images(self) -> int:
-        """Training images of which an epoch makes no use, because they fill no step."""
+        """Number of training images that `drop_last` drops in each epoch."""
         return self.train_images % self.global_batch if self.drop_last else 0
 
     def images_from_step(self, first_step: int) -> int:
-        """Images of an epoch's steps from step `first_step` (counted from 0) on, over all ranks."""
+        """Number of training images of an epoch from step `first_step` (0-based) on, over all ranks."""
         trained = self.steps_per_epoch * self.global_batch if self.drop_last else self.train_images
         return max(trained - first_step * self.global_batch, 0)
 
     @property
     def min_batch_size(self) -> int:
-        """Images of the smallest batch that any rank gets in training."""
+        """Size of the smallest training batch of any rank."""
         rest = self.train_images % self.global_batch
         if self.drop_last or rest == 0:
             return self.batch_size
         return max(rest // self.world_size // self._batches_per_rank(rest), 1)
 
     def _batches_per_rank(self, images: int) -> int:
-        """Batches of each rank that a step of so many images takes."""
+        """Number of micro-batches per rank in a step of `images` images."""
         return -(-images // (self.world_size * self.batch_size))
 
     def train_requests(self, epoch: int, first_step: int = 0) -> Iterator[BatchRequest]:
-        """This rank's batches of an epoch from step `first_step` (counted from 0) on. The images of a step are the same
-        for any number of ranks that share it, and of batches that make it up."""
+        """Yield this rank's training batches of an epoch from step `first_step` (0-based) on.
+
+        With equal global batch sizes, a step has the same images for any number of ranks and micro-batches.
+        """
         order = epoch_permutation(self.train_images, self.seed, epoch)
         for step in range(first_step, self.steps_per_epoch):
             images = order[step * self.global_batch : (step + 1) * self.global_batch]
@@ -182,16 +188,20 @@ class DistributedBatchSampler:
                 yield BatchRequest("train", epoch, batch if len(batch) else images[:1], weight, ends)
 
     def val_requests(self) -> Iterator[BatchRequest]:
-        """This rank's batches of an evaluation, which is its first device's alone. Over the ranks each image comes
-        exactly once."""
+        """Yield this rank's validation batches. Over all ranks each image appears exactly once.
+
+        Evaluation uses only the first device of a rank, so batches have the per-device size.
+        """
         mine, batch = np.array_split(np.arange(self.val_images), self.world_size)[self.rank], self.batch_size
         batch //= self.devices_per_rank
         for start in range(0, len(mine), batch):
             yield BatchRequest("val", 0, mine[start : start + batch])
 
     def requests(self, epochs: int, first_epoch: int = 1, first_batch: int = 0) -> Iterator[BatchRequest]:
-        """Everything that this rank will ask for, from a position to the end of the run: training and evaluation in
-        turn, so that loader processes prepare the next part while this one ends."""
+        """Yield the training and validation batches of all epochs from a position to the end of the run.
+
+        One iterator for both parts lets loader workers prefetch the next part while the current one ends.
+        """
         for epoch in range(first_epoch, epochs + 1):
             yield from self.train_requests(epoch, first_batch if epoch == first_epoch else 0)
             yield from self.val_requests()

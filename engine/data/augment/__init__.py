@@ -1,1 +1,1 @@
-"""Random transforms of training images, per image and per batch."""
+"""Augmentation of training images, per image on the CPU and per batch on the device."""

@@ -1,5 +1,8 @@
-"""Training images varied at random. What is drawn for an image depends on the seed, the epoch and the image alone, not
-on its batch or the process that prepares it."""
+"""Augmentation of training images as the config's `augment` section describes it.
+
+Both input pipelines use it. The random parameters of an image depend only on seed, epoch and image index, not on its
+batch or on the process that loads it.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +26,40 @@ from engine.data.sampler import Indices, RandomStream, random_bits, random_integ
 from engine.data.sources.base import Box, CropSpec, ImageFormat
 from engine.utils.errors import UsageError
 
-# An image, C x H x W of uint8, to another of that form.
+# Maps a C x H x W uint8 image to one of the same shape and dtype.
 ImageTransform = Callable[[Tensor], Tensor]
 
 
 class UserTransformError(Exception):
-    """The user's own transform failed, or gave no image; the text names it."""
+    """The user's transform raised an exception or returned an invalid image. The message names the transform."""
 
 
 @dataclass(frozen=True)
 class AugmentParams:
-    """What was drawn for N images that is done to whole batches; None is not done at all."""
+    """Random parameters of the batch transforms for N images; None disables a transform."""
 
     crop_offsets: Tensor | None
-    """Row and column that a crop begins at in the image with its border: N x 2."""
+    """Top row and left column of each crop in the padded image, N x 2 int64."""
     flip_mask: Tensor | None
-    """Whether to mirror the image: N, bool."""
+    """Images to flip horizontally, N bool."""
     erase_boxes: Tensor | None
-    """Left, top, right and bottom of what is erased: N x 4."""
+    """Rectangle to erase in each image (left, top, right, bottom), N x 4 int64."""
     crop_padding: int
     erase_value: tuple[int, ...]
-    """What erased pixels become, in each channel."""
+    """Value of erased pixels per channel, 0 to 255."""
 
     def to(self, device: torch.device) -> AugmentParams:
-        """On a device, without waiting for it."""
+        """Return the parameters on a device, copied asynchronously from pinned memory."""
         if device.type == "cpu":
             return self
         return self._map_tensors(lambda drawn: drawn.pin_memory().to(device, non_blocking=True))
 
     def __getitem__(self, rows: slice) -> AugmentParams:
-        """Those of some of the images."""
+        """Return the parameters of a slice of the images."""
         return self._map_tensors(lambda drawn: drawn[rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Between processes they go by value, and not as files of shared memory."""
+        """Pickle the tensors by value: a shared-memory file for each of them is slower than a copy."""
         drawn = [None if one is None else one.numpy() for one in (self.crop_offsets, self.flip_mask, self.erase_boxes)]
         return _unpickle_params, (drawn, self.crop_padding, self.erase_value)
 
@@ -76,8 +79,10 @@ def _unpickle_params(
 
 
 def apply_batch_params(images: Tensor, params: AugmentParams) -> Tensor:
-    """A batch, N x C x H x W of uint8, cropped, mirrored and erased on the device that it lies on, as the draws on that
-    device say. Each image is changed alike in any batch and on any device, bit for bit."""
+    """Crop, flip and erase a batch, N x C x H x W uint8, on its device.
+
+    `params` must be on the same device. The result for an image is bitwise identical in any batch and on any device.
+    """
     if params.crop_offsets is not None:
         images = pad_and_crop(images, params.crop_padding, params.crop_offsets)
     if params.flip_mask is not None:
@@ -88,33 +93,36 @@ def apply_batch_params(images: Tensor, params: AugmentParams) -> Tensor:
 
 
 class Augmentation:
-    """The training transforms of a config, built once per process.
+    """Augmentation of a config, built once per process.
 
-    `apply_image_transforms` changes single images on the host; `draw_batch_params` and `apply_batch_params` change the
-    batch on the device. Raises UsageError where the user's transform cannot be loaded.
+    `apply_image_transforms` transforms single images on the CPU. `draw_batch_params` draws the parameters with which
+    `apply_batch_params` transforms a batch on the device. Raises UsageError if the user's transform cannot be loaded.
     """
 
     def __init__(self, config: Config, image_format: ImageFormat) -> None:
         self._augment, self._seed = config.augment, config.run.seed
         self._size = image_format.size
-        # Which is 0 to the model.
+        # The mean is 0 after normalization.
         self._erase_value = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
         self._transforms = list(_image_transforms(config, image_format))
         self._fork_rng = fork_torch_rng if config.augment.transform is None else fork_all_rngs
 
     @property
     def has_image_transforms(self) -> bool:
-        """Whether anything is done to one image after another, on the CPU."""
+        """Whether any transform runs per image on the CPU."""
         return bool(self._transforms)
 
     def crop_spec(self, epoch: int) -> CropSpec | None:
-        """Where to cut the training images of an epoch when they are loaded; None to leave them whole."""
+        """Return the random resized crop to apply when the images of an epoch are loaded; None if it is disabled."""
         if not self._augment.resized_crop:
             return None
         return CropSpec(self._size, partial(_draw_crop_box, self._augment, self._seed, epoch))
 
     def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Tensor | None:
-        """The same for images that are all of one size, N x 4 on the host: left, top, right, bottom."""
+        """Return the boxes of the random resized crop for square images of `image_size`; None if it is disabled.
+
+        N x 4 int64 on the CPU: left, top, right, bottom.
+        """
         augment = self._augment
         if not augment.resized_crop:
             return None
@@ -130,21 +138,24 @@ class Augmentation:
         return torch.from_numpy(found)
 
     def __call__(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
-        """A training batch, N x C x H x W, changed where it lies."""
+        """Apply all transforms to a training batch, N x C x H x W uint8 on the CPU."""
         return apply_batch_params(
             self.apply_image_transforms(images, epoch, indices), self.draw_batch_params(epoch, indices)
         )
 
     def apply_image_transforms(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
-        """A training batch on the CPU with that done which is done to one image after another. The crop and the flip
-        come before it, and are done here where there is any such thing."""
+        """Apply the per-image transforms to a training batch, N x C x H x W uint8 on the CPU.
+
+        Crop and flip come first in the order of transforms, so they are applied here too if any per-image transform is
+        enabled. Otherwise the batch is returned unchanged.
+        """
         if not self._transforms:
             return images
         images = apply_batch_params(images, self._draw_crop_and_flip(epoch, indices))
         bits = [random_bits(self._seed, stream, epoch, indices) for stream, _ in self._transforms]
         changed = []
         with single_torch_thread(), self._fork_rng() as seeded:
-            # Grey that was spread over three channels is one image in memory.
+            # Grayscale expanded to three channels shares one channel in memory, which in-place transforms would break.
             for row, image in enumerate(images.contiguous()):
                 for (_, change), drawn in zip(self._transforms, bits, strict=True):
                     seeded(drawn[row])
@@ -153,7 +164,7 @@ class Augmentation:
         return torch.stack(changed)
 
     def draw_batch_params(self, epoch: int, indices: Indices) -> AugmentParams:
-        """What is left for the device to do to those training images, on the host."""
+        """Draw the parameters of the batch transforms that `apply_image_transforms` has not applied, on the CPU."""
         draws = (
             AugmentParams(None, None, None, 0, self._erase_value)
             if self._transforms
@@ -165,7 +176,6 @@ class Augmentation:
         return replace(draws, erase_boxes=torch.from_numpy(erased))
 
     def _draw_crop_and_flip(self, epoch: int, indices: Indices) -> AugmentParams:
-        """Crop and flip."""
         padding, seed = self._augment.crop_padding, self._seed
         corners = flips = None
         if padding:
@@ -180,7 +190,7 @@ class Augmentation:
 
 
 def _image_transforms(config: Config, image_format: ImageFormat) -> Iterator[tuple[RandomStream, ImageTransform]]:
-    """What is done to one image after another, each with its stream of random numbers."""
+    """Yield the enabled per-image transforms in order, each with its random stream."""
     augment, colour = config.augment, image_format.channels == 3
     if augment.policy != "none":
         yield RandomStream.POLICY, _policy_transform(augment)
@@ -194,7 +204,7 @@ def _image_transforms(config: Config, image_format: ImageFormat) -> Iterator[tup
 
 
 def _policy_transform(augment: AugmentConfig) -> ImageTransform:
-    """As torchvision's reference training has them, which interpolates."""
+    """Build RandAugment or TrivialAugmentWide with bilinear interpolation, as torchvision's reference training does."""
     from torchvision.transforms import InterpolationMode, v2
 
     bilinear = InterpolationMode.BILINEAR
@@ -207,7 +217,6 @@ def _policy_transform(augment: AugmentConfig) -> ImageTransform:
 
 
 def _draw_crop_box(augment: AugmentConfig, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
-    """What is cut out of one image."""
     return random_resized_crop_box(
         scale=augment.crop_scale,
         ratio=augment.crop_ratio,
@@ -223,7 +232,7 @@ def _user_transform(name: str, code: str | None) -> ImageTransform:
     transform = load_user_code("augment.transform", name, code)
     if not callable(transform):
         raise UsageError.one(
-            "augment.transform", f"{name} is {describe_value(transform)}, and must be called with an image"
+            "augment.transform", f"{name} is {describe_value(transform)}; it must be a callable that takes an image"
         )
 
     def checked(image: Tensor) -> Tensor:
@@ -234,7 +243,7 @@ def _user_transform(name: str, code: str | None) -> ImageTransform:
             raise UserTransformError(f"augment.transform {name} failed: {describe_exception(error)}") from error
         if isinstance(made, Tensor) and made.dtype == torch.uint8 and made.shape == shape:
             return made
-        wanted = f"a Tensor of uint8, {' x '.join(map(str, shape))}, as it gets"
-        raise UserTransformError(f"augment.transform {name} gives {describe_value(made)}, and must give {wanted}")
+        wanted = f"a Tensor of uint8, {' x '.join(map(str, shape))}, like its input"
+        raise UserTransformError(f"augment.transform {name} returned {describe_value(made)}; it must return {wanted}")
 
     return checked

@@ -1,4 +1,7 @@
-"""Whole batches of images: brought to the model's form, cropped and mirrored by numbers that were drawn before."""
+"""Batch transforms on uint8 images: convert, crop, flip, erase and normalize with parameters drawn in advance.
+
+They run on the device of the images and never synchronize with it. `engine.data.augment.crops` draws the rectangles.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from torch import Tensor
 
 from engine.data.sources.base import ImageFormat
 
-# ITU-R BT.601, as Pillow makes grey of colour.
+# ITU-R BT.601 luma coefficients, which Pillow's convert("L") uses.
 _LUMA = (0.299, 0.587, 0.114)
 
 
 def convert_to_format(images: Tensor, image_format: ImageFormat) -> Tensor:
-    """N x C x H x W, uint8, brought to the format's channels and size."""
+    """Convert N x C x H x W uint8 images on the CPU to the channels and size of a format.
+
+    The resize is bilinear with antialiasing.
+    """
     if images.shape[1] == 1 and image_format.channels == 3:
         images = images.expand(-1, 3, -1, -1)
     elif images.shape[1] == 3 and image_format.channels == 1:
@@ -29,9 +35,11 @@ def convert_to_format(images: Tensor, image_format: ImageFormat) -> Tensor:
 
 
 def resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """Of each image its box (N x 4: left, top, right, bottom), brought to `size` x `size` as Pillow's bilinear filter
-    does it, which takes the mean over more pixels where it makes an image smaller: within 2 of 255 of its values, for
-    it rounds between the two directions."""
+    """Crop each image, N x C x H x W uint8, to its box and resize it to `size` x `size`; returns uint8.
+
+    `boxes` is N x 4: left, top, right, bottom. The filter is Pillow's BILINEAR, which averages over a wider support
+    when it downsamples. Values differ from Pillow's by at most 2, because Pillow rounds between its two passes.
+    """
     left, top, right, bottom = boxes.unbind(1)
     down, across = (
         _resize_weights(top, bottom, images.shape[2], size),
@@ -41,8 +49,11 @@ def resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
 
 
 def _resize_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
-    """What each pixel of a line of `length` gives to each of the `size` that its part from `start` to `end` becomes:
-    N x 1 x size x length, each row with the sum 1."""
+    """Return the interpolation matrix of one axis, N x 1 x size x length float32; each row sums to 1.
+
+    It resamples the pixels `start` (inclusive) to `end` (exclusive), both of shape N, with Pillow's triangle filter
+    (`bilinear_filter` in Pillow's Resample.c).
+    """
     first, last = start.view(-1, 1, 1, 1), end.view(-1, 1, 1, 1)
     scale = (last - first) / size
     centres = first + (torch.arange(size, device=start.device).view(-1, 1) + 0.5) * scale
@@ -53,12 +64,15 @@ def _resize_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tenso
 
 
 def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
-    """Each image with a black border of `padding`, cut to its old size from the row and column in `offsets` (N x 2)."""
+    """Zero-pad each image, N x C x H x W uint8, and crop it to its original size.
+
+    `offsets` is N x 2: top row and left column of the crop in the padded image, 0 to 2 * padding.
+    """
     count, channels, height, width = images.shape
     padded = F.pad(images, (padding,) * 4).contiguous()
     high, wide = padded.shape[2:]
-    # Each place of the padded batch begins a row of `width` pixels: rows are copied whole, which is several times as
-    # fast as pixel by pixel.
+    # View the padded batch as overlapping rows of `width` pixels, one per start position: index_select then copies
+    # whole rows, which is several times faster than gathering single pixels.
     rows = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
     planes = torch.arange(0, count * channels * high, high, device=images.device).view(count, channels, 1)
     lines = planes + offsets[:, 0].view(-1, 1, 1) + torch.arange(height, device=images.device)
@@ -67,14 +81,14 @@ def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
 
 
 def horizontal_flip(images: Tensor, mask: Tensor) -> Tensor:
-    """Those images for which `mask` (N, bool) is true, mirrored left to right."""
+    """Flip the images for which `mask` (N, bool) is true from left to right."""
     places = torch.arange(len(images), device=images.device)
-    # Images are copied whole, which is several times as fast as to choose pixel by pixel.
+    # Copying whole images is several times faster than torch.where per pixel.
     return torch.cat([images, images.flip(-1)]).index_select(0, places + len(images) * mask)
 
 
 def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
-    """Each image with its rectangle (N x 4: left, top, right, bottom) filled with `fill`, one value a channel."""
+    """Fill the box of each image (N x 4: left, top, right, bottom) with `fill`, one value per channel, 0 to 255."""
     left, top, right, bottom = boxes.view(-1, 4, 1, 1).unbind(1)
     rows = torch.arange(images.shape[2], device=images.device).view(-1, 1)
     columns = torch.arange(images.shape[3], device=images.device)
@@ -83,5 +97,8 @@ def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
 
 
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 to float32 on the images' device: (value / 255 - mean) / std, both 1 x C x 1 x 1."""
+    """Normalize N x C x H x W uint8 images to float32: (images / 255 - mean) / std.
+
+    `mean` and `std` are 1 x C x 1 x 1 on the device of the images, on a scale of 0 to 1.
+    """
     return images.float().div_(255).sub_(mean).div_(std)

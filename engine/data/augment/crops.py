@@ -1,5 +1,8 @@
-"""Rectangles drawn at random within images: what is erased of one, and what is cut out of it. Pure functions of the
-seed, the epoch and the image, in NumPy."""
+"""Random boxes for RandomErasing and RandomResizedCrop, as pure NumPy functions of seed, epoch and image index.
+
+The scalar `random_resized_crop_box` serves sources that crop single image files; it returns the same boxes as the
+vectorized `random_resized_crop_boxes`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,22 @@ from engine.config.section import FloatPair
 from engine.data.sampler import Indices, RandomStream, image_random_bits, random_bits
 from engine.data.sources.base import Box
 
-# Left, top, right and bottom of one rectangle an image, in pixels: N x 4.
+# One box per image in pixels (left, top, right, bottom), N x 4.
 Boxes = NDArray[np.int64]
 Lengths = NDArray[np.int64]
-# So often is a shape drawn until one fits, as torchvision's transforms do it.
+# Shapes drawn per image until one fits, as in torchvision's transforms.
 MAX_ATTEMPTS = 10
-# RandomErasing's defaults in torchvision: shares of the image's area, and height by width.
+# Defaults of torchvision's v2.RandomErasing: share of the image area, and height / width.
 ERASING_SCALE, ERASING_RATIO = (0.02, 0.33), (0.3, 3.3)
 
 
 def random_erasing_boxes(probability: float, image_size: int, seed: int, epoch: int, indices: Indices) -> Boxes:
-    """What to erase of images of `image_size` x `image_size`, an empty rectangle for all but a `probability` of them,
-    and for those of which no try gave a smaller height and width than the image's. As torchvision's v2.RandomErasing
-    draws it (Zhong et al.: Random Erasing Data Augmentation, 2017)."""
+    """Draw the boxes to erase in square images of `image_size`, N x 4 int64.
+
+    Each image is erased with the given probability. The box is empty if it is not, or if none of the drawn shapes is
+    smaller than the image. The distribution is that of torchvision's v2.RandomErasing (Zhong et al., "Random Erasing
+    Data Augmentation", 2017).
+    """
     found = np.zeros((len(indices), 4), np.int64)
     chosen = np.flatnonzero(_uniform(random_bits(seed, RandomStream.ERASING, epoch, indices), "high") < probability)
     indices = indices[chosen]
@@ -56,9 +62,12 @@ def random_resized_crop_boxes(
     epoch: int,
     indices: Indices,
 ) -> Boxes:
-    """What to cut out of images of those `heights` and `widths` (one each, or one for all): a part of the area and a
-    width by height in those ranges, or, where no try fits, the middle. As torchvision's v2.RandomResizedCrop draws it
-    (Szegedy et al.: Going Deeper with Convolutions, 2014)."""
+    """Draw the boxes to crop from images of the given sizes, N x 4 int64.
+
+    `scale` is the range of the crop's share of the image area, `ratio` that of width / height. `heights` and `widths`
+    are arrays of shape N or one integer for all images. If no drawn shape fits, the box is a center crop. The
+    distribution is that of torchvision's v2.RandomResizedCrop (Szegedy et al., "Going Deeper with Convolutions", 2014).
+    """
     high = np.broadcast_to(heights, len(indices))
     wide = np.broadcast_to(widths, len(indices))
     area, shape = _draw_shapes(scale, ratio, seed, RandomStream.RESIZED_CROP_SHAPE, epoch, indices)
@@ -77,7 +86,7 @@ def random_resized_crop_boxes(
         epoch=epoch,
         indices=indices,
     )
-    # The whole image, cut to the nearest ratio that is allowed.
+    # Fallback of torchvision: the largest center crop whose ratio is in range.
     height = np.minimum(high, np.rint(wide / ratio[0]).astype(np.int64).clip(1))
     width = np.minimum(wide, np.rint(high * ratio[1]).astype(np.int64).clip(1))
     left, top = (wide - width) // 2, (high - height) // 2
@@ -88,7 +97,7 @@ def random_resized_crop_boxes(
 def _draw_shapes(
     scale: FloatPair, ratio: FloatPair, seed: int, stream: RandomStream, epoch: int, indices: Indices
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shares of the area, uniform, and ratios, log-uniform: N x TRIES each."""
+    """Draw area shares (uniform) and aspect ratios (log-uniform), N x MAX_ATTEMPTS float64 each."""
     bits = random_bits(seed, stream, epoch, indices[:, None] * MAX_ATTEMPTS + np.arange(MAX_ATTEMPTS))
     area = scale[0] + (scale[1] - scale[0]) * _uniform(bits, "high")
     low, high = np.log(ratio)
@@ -98,7 +107,7 @@ def _draw_shapes(
 def _first_fitting(
     fits: NDArray[np.bool_], heights: Lengths, widths: Lengths
 ) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:
-    """Of the tries in each row the first that fits, and whether there is one: N each."""
+    """Return height and width of the first fitting attempt per row (0 if none fits), and whether one fits; N each."""
     rows, first = np.arange(len(fits)), fits.argmax(1) if len(fits) else np.zeros(0, np.int64)
     found = fits[rows, first]
     return np.where(found, heights[rows, first], 0), np.where(found, widths[rows, first], 0), found
@@ -114,7 +123,7 @@ def _draw_positions(
     epoch: int,
     indices: Indices,
 ) -> Boxes:
-    """Each in a place of its own, all of which are alike likely."""
+    """Place each box at a uniformly distributed position in its image."""
     bits = random_bits(seed, stream, epoch, indices)
     top = (_uniform(bits, "high") * (image_height - height + 1)).astype(np.int64)
     left = (_uniform(bits, "low") * (image_width - width + 1)).astype(np.int64)
@@ -122,7 +131,7 @@ def _draw_positions(
 
 
 def _uniform(bits: NDArray[np.uint64], half: Literal["high", "low"]) -> NDArray[np.float64]:
-    """From 0 up to, but not 1, by one half of 64 random bits."""
+    """Map the high or low 32 of 64 random bits to a float64 in [0, 1)."""
     taken = bits >> np.uint64(32) if half == "high" else bits & np.uint64(0xFFFFFFFF)
     return taken.astype(np.float64) * 2.0**-32
 
@@ -130,7 +139,7 @@ def _uniform(bits: NDArray[np.uint64], half: Literal["high", "low"]) -> NDArray[
 def random_resized_crop_box(
     scale: FloatPair, ratio: FloatPair, height: int, width: int, seed: int, epoch: int, index: int
 ) -> Box:
-    """The same as `random_resized_crop_boxes` of that image."""
+    """Draw the box to crop from one image; the same box as `random_resized_crop_boxes` draws for it."""
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for attempt in range(MAX_ATTEMPTS):
         first, second = _uniform_pair(
@@ -148,7 +157,7 @@ def random_resized_crop_box(
 
 
 def _uniform_pair(bits: int) -> tuple[float, float]:
-    """From 0 up to, but not 1, by the upper and by the lower half of 64 random bits."""
+    """Map the high and the low 32 of 64 random bits to two floats in [0, 1)."""
     return (bits >> 32) * 2.0**-32, (bits & 0xFFFFFFFF) * 2.0**-32
 
 

@@ -1,5 +1,8 @@
-"""Mixup (Zhang et al., 2018) and cutmix (Yun et al., 2019): each image of a batch mixed with the one before it, and so
-are their labels."""
+"""Mixup and CutMix: mix each image of a batch, and its label, with the preceding image of the batch.
+
+Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018; Yun et al., "CutMix: Regularization Strategy to Train
+Strong Classifiers with Localizable Features", 2019. The training loop applies it to batches on the device.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from engine.data.sampler import RandomStream, batch_random_bits
 
 
 class MixupCutmix:
-    """What is drawn for a batch depends on the seed, the epoch, the batch and the rank alone."""
+    """torchvision's v2.MixUp and v2.CutMix, with a random state that depends only on seed, epoch, batch and rank."""
 
     def __init__(self, augment: AugmentConfig, num_classes: int, seed: int) -> None:
         self._num_classes, self._seed = num_classes, seed
@@ -25,8 +28,11 @@ class MixupCutmix:
     def __call__(
         self, images: Tensor, labels: Tensor, epoch: int, batch_index: int, rank: int
     ) -> tuple[Tensor, Tensor]:
-        """Images N x C x H x W of any floating-point type and labels N of int64, to images and targets N x classes of
-        float32, each of which sums to 1. The device is not waited for: torchvision draws on the CPU."""
+        """Mix a batch on its device, without a host sync: torchvision draws on the CPU.
+
+        Takes images, N x C x H x W of any floating-point dtype, and labels, N int64. Returns images of the same shape
+        and targets, N x num_classes float32 with rows that sum to 1.
+        """
         if self._transform is None:
             return images, F.one_hot(labels, self._num_classes).float()
         with fork_torch_rng() as seeded:
@@ -36,7 +42,7 @@ class MixupCutmix:
 
 
 def _build_transform(augment: AugmentConfig, num_classes: int) -> nn.Module | None:
-    """One of the two, or for each batch one of them at random."""
+    """Return MixUp or CutMix, or a random choice between them per batch if both are enabled; None if neither is."""
     if not augment.mixup and not augment.cutmix:
         return None
     from torchvision.transforms import v2

@@ -1,1 +1,1 @@
-"""How batches reach a device: from memory, or streamed through loader processes."""
+"""Input pipelines: batches on a device, from images in memory or streamed by loader workers."""

@@ -1,4 +1,7 @@
-"""Which way images take to the model: held in memory, or streamed by loader processes."""
+"""Choose the input pipeline of a run: images in memory, or streamed by loader workers.
+
+Rank 0 chooses for all ranks of a run (`engine.training.train`). Preflight uses `pipeline_problems`.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,23 @@ from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import cache_folder
 from engine.utils.host import format_bytes, free_bytes, free_memory
 
-# Of what is free, for the decoded images of a run.
+# Share of the free host memory, or of the free disk space of the cache, that decoded images may take.
 MAX_FREE_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class PipelineChoice:
-    """`why` is a clause that goes on from "memory: " or "stream: "."""
+    """An input pipeline and the reason for it. `why` is a clause to print after "memory: " or "stream: "."""
 
     pipeline: PipelineName
     why: str
 
 
 def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) -> PipelineChoice:
-    """For so many ranks on this host. Raises UsageError where memory was asked for and has no room."""
+    """Choose the pipeline of a run with `local_world_size` ranks on this node.
+
+    Raises UsageError if `data.pipeline` is memory and the images do not fit.
+    """
     asked = config.data.pipeline
     if asked in ("stream", "fixed"):
         return PipelineChoice(asked, PIPELINE_FROM_CONFIG)
@@ -53,23 +59,23 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
 
 
 def pipeline_warnings(config: Config, pipeline_choice: PipelineChoice) -> list[str]:
-    """What of the config comes to nothing."""
+    """Return warnings about config keys that the pipeline ignores and about results that mean nothing."""
     if pipeline_choice.pipeline == "fixed":
-        return [
-            "data.pipeline=fixed gives one batch again and again: what the run learns, and its accuracy, mean nothing"
-        ]
+        return ["data.pipeline=fixed repeats a single batch: the trained weights and the accuracy are meaningless"]
     workers = config.data.workers
     if pipeline_choice.pipeline == "memory" and workers != "auto" and workers > 0:
         return [
-            f"data.workers={workers} is not used: {pipeline_choice.why}; loader processes come with "
-            "data.pipeline=stream"
+            f"data.workers={workers} has no effect: {pipeline_choice.why}; set data.pipeline=stream to load with "
+            "workers"
         ]
     return []
 
 
 def pipeline_problems(config: Config, source: ImageSource | None, local_world_size: int) -> list[Problem]:
-    """Why data.pipeline memory cannot be had, as far as that is known before ranks start; `source` where it was
-    opened."""
+    """Return why `data.pipeline=memory` is impossible, before the ranks start.
+
+    `source` is None if preflight has not opened the dataset; the sizes of torchvision datasets are known without it.
+    """
     if config.data.pipeline != "memory":
         return []
     if source is not None:
@@ -84,51 +90,53 @@ def pipeline_problems(config: Config, source: ImageSource | None, local_world_si
 
 
 def _memory_problem(reason: str) -> Problem:
-    return Problem("data.pipeline", f"memory cannot be had: {reason}; give stream, or a smaller data.image_size")
+    return Problem(
+        "data.pipeline", f"memory is impossible: {reason}; set data.pipeline=stream or reduce data.image_size"
+    )
 
 
 def _reason_to_stream(config: Config, source: ImageSource) -> str | None:
-    """Why a run does better with loader processes, whatever room there is."""
+    """Return why loader workers are preferable even if the images fit in memory; None if they are not."""
     if is_user_code(config.data.dataset):
-        return "a dataset of your own may draw each item anew"
+        return "a user dataset may return a different item each time"
     if config.augment.resized_crop and not source.in_memory:
-        return "augment.resized_crop cuts images at the size of their files"
+        return "augment.resized_crop crops image files at their full resolution"
     if needs_workers(config, in_memory=True):
-        return "each image is distorted by itself, which loader processes share"
+        return "augmentation runs per image, which loader workers do in parallel"
     return None
 
 
 def memory_shortage(size_bytes: int) -> str | None:
+    """Return why decoded images of this size do not fit in the free host memory; None if they fit."""
     free, _ = free_memory()
     if size_bytes <= MAX_FREE_SHARE * free:
         return None
     return (
-        f"the decoded images take {format_bytes(size_bytes)}, and a quarter of the {format_bytes(free)} of free "
-        "memory is allowed"
+        f"the decoded images take {format_bytes(size_bytes)}, more than a quarter of the {format_bytes(free)} of free "
+        "memory"
     )
 
 
 def _disk_shortage(size_bytes: int, source: ImageSource, config: Config, target_format: ImageFormat) -> str | None:
-    """For what is still to be written into the cache."""
+    """Return why decoded images that are not cached yet do not fit on the disk of the cache; None if they fit."""
     try:
         if not _needs_cache_write(source, config, target_format):
             return None
         free = free_bytes(cache_folder())
     except OSError as error:
-        return f"{error.filename} cannot be looked at ({error.strerror})"
+        return f"{error.filename} cannot be accessed ({error.strerror})"
     if size_bytes <= MAX_FREE_SHARE * free:
         return None
     return (
-        f"the decoded images take {format_bytes(size_bytes)} in {cache_folder()}, and a quarter of the "
-        f"{format_bytes(free)} that is "
-        "free there is allowed"
+        f"the decoded images take {format_bytes(size_bytes)} in {cache_folder()}, more than a quarter of the "
+        f"{format_bytes(free)} of free space"
     )
 
 
 def _uncached_memory_shortage(
     size_bytes: int, local_world_size: int, source: ImageSource, config: Config, target_format: ImageFormat
 ) -> str | None:
-    """For ranks of which each holds the images for itself, where they cannot be kept in the cache."""
+    """Return why a copy of the images per rank does not fit in memory if the ranks cannot share a cache; else None."""
     lack = memory_shortage(size_bytes * local_world_size)
     with suppress(OSError):
         if (
@@ -136,10 +144,10 @@ def _uncached_memory_shortage(
             and _needs_cache_write(source, config, target_format)
             and (why := cache_write_problem(size_bytes)) is not None
         ):
-            return f"{lack}: each of {local_world_size} ranks needs its own, for they {why}"
+            return f"{lack}: each of {local_world_size} ranks needs its own copy because they {why}"
     return None
 
 
 def _needs_cache_write(source: ImageSource, config: Config, target_format: ImageFormat) -> bool:
-    """Whether something is still to be written into the cache. Raises OSError."""
+    """Whether any of the images are not in the cache yet. Raises OSError."""
     return uses_shared_cache(source) and not all(map(is_cached, cache_keys(source, config, target_format)))

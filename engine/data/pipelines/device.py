@@ -1,4 +1,8 @@
-"""Batches on the device that trains on them."""
+"""Batches on the training device: the interface of the loaders, and the streaming loader.
+
+`engine.data.pipelines.loader` makes the CPU batches that `StreamingLoader` transfers. The training loop consumes a
+`DeviceLoader`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,10 @@ from engine.data.sources.base import ImageFormat
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """On the device: normalised `images`, N x C x H x W, and `labels`, N; `loss_weight` and `ends_step` as in
-    BatchRequest; `unread` says of each image that was left out which it is and why."""
+    """A batch on the device: normalized `images`, N x C x H x W float32, and `labels`, N int64.
+
+    `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
+    """
 
     images: Tensor
     labels: Tensor
@@ -30,7 +36,7 @@ class DeviceBatch:
 
 
 class DeviceLoader(Protocol):
-    """One batch for each request, in order, from either pipeline. `workers` are its loader processes."""
+    """Yields the device batches of all requests, in order. `workers` is the number of its loader workers."""
 
     workers: int
 
@@ -38,16 +44,18 @@ class DeviceLoader(Protocol):
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device, without waiting for it."""
+    """Copy a tensor to the device asynchronously, through pinned memory."""
     if tensor.device.type == device.type:
         return tensor
     return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 class StreamingLoader:
-    """What loader processes make, or this process itself, brought to the device. On a GPU that is done beside the
-    computing, on a stream of its own; with loader processes also by a thread of its own, which begins a batch as soon
-    as the one before it is taken."""
+    """Transfer the batches of a `BatchLoader` to the device, augment and normalize them there.
+
+    On a GPU this runs on a separate CUDA stream and overlaps with training. With loader workers, a background thread
+    also starts the next transfer as soon as the previous batch is consumed.
+    """
 
     def __init__(self, batches: BatchLoader, image_format: ImageFormat, device: torch.device) -> None:
         self.workers = batches.workers
@@ -58,7 +66,8 @@ class StreamingLoader:
         if device.type == "cuda":
             self._copy_stream = torch.cuda.Stream(device)
             sent = self._transfer_all(batches)
-            # Without loader processes the making of a batch draws from the generators that this thread draws from too.
+            # Without workers, loading draws from the same global generators as the training thread, so it must not run
+            # in another thread.
             self._batches: Iterator[DeviceBatch] = map(
                 self._wait_for_transfer, PrefetchIterator(sent) if batches.workers else sent
             )
@@ -76,12 +85,12 @@ class StreamingLoader:
         return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread)
 
     def _transfer_all(self, batches: BatchLoader) -> Iterator[tuple[DeviceBatch, torch.cuda.Event]]:
-        # Each thread has a current device of its own, which is the first at its start.
+        # The current CUDA device is per thread and starts as device 0.
         torch.cuda.set_device(self._copy_stream.device)
         yield from map(self._transfer, batches)
 
     def _transfer(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
-        """On its way to the device, and what is recorded when it is there."""
+        """Start the transfer of a batch; returns the batch and an event that the copy stream records after it."""
         with torch.cuda.stream(self._copy_stream):
             made = self._prepare(batch)
             there = torch.cuda.Event()
@@ -89,12 +98,12 @@ class StreamingLoader:
         return made, there
 
     def _wait_for_transfer(self, transfer: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
-        """The device waits for it, the host does not."""
+        """Make the current CUDA stream wait for the transfer, without blocking the host."""
         batch, there = transfer
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(there)
         for tensor in (batch.images, batch.labels):
-            # Its memory is not given to a later batch while the computing still reads it.
+            # The caching allocator must not reuse the memory for a later batch while training still reads it.
             tensor.record_stream(computing)
         return batch
 
@@ -103,9 +112,11 @@ T = TypeVar("T")
 
 
 class PrefetchIterator(Generic[T]):
-    """The items in their order, no more than one of them ahead. The thread is started when the first is asked for, and
-    ends with the items, or with what is raised in place of one, which is raised here from then on; or else with the
-    process."""
+    """Iterate over items in order, with one item prefetched by a background thread.
+
+    The daemon thread starts with the first `next` call. It ends when the items end or raise an exception, which every
+    later `next` call raises again.
+    """
 
     def __init__(self, items: Iterator[T]) -> None:
         self._items = items
@@ -133,7 +144,7 @@ class PrefetchIterator(Generic[T]):
         try:
             for item in self._items:
                 self._queue.put(item)
-                # Until it is taken: what is made further ahead would only take up the device's memory.
+                # Wait until the item is consumed: more prefetched batches would only use device memory.
                 self._queue.join()
             self._queue.put(StopIteration())
         except BaseException as error:

@@ -1,4 +1,8 @@
-"""All images of a run as arrays in memory, in the form that the model knows."""
+"""Decode all images of a run into memory, in the size and channels of the model's input.
+
+`engine.data.pipelines.memory` makes batches from them. `engine.data.sources.decoded_cache` stores them on disk, so that
+the ranks of a node and later runs share one copy.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,17 @@ from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, 
 from engine.data.sources.folder import FolderSource
 from engine.utils.host import available_cores
 
-# Decoded, or brought to another form, at once.
+# Images decoded or converted at a time.
 CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class InMemoryImages:
-    """`images` N x C x H x W of each part, of which `rows` are the part's, in its order; both parts may have the same.
-    `unread` says of a row why its image could not be read; `warning` is for the log."""
+    """Decoded images of both parts.
+
+    `images` holds an N x C x H x W uint8 array per part; both parts may share one. `rows[part]` maps the indices of a
+    part to rows of its array. `unread` maps a row to the reason why its image is unreadable. `warning` is for the log.
+    """
 
     images: Mapping[Part, Images]
     rows: Mapping[Part, Indices]
@@ -35,13 +42,16 @@ class InMemoryImages:
 
     @property
     def size_bytes(self) -> int:
-        """Of the images of both parts."""
+        """Size of the images of both parts."""
         return sum(len(rows) * self.images[part][:1].nbytes for part, rows in self.rows.items())
 
 
 def load_in_memory(source: ImageSource, config: Config, image_format: ImageFormat) -> InMemoryImages:
-    """The images of a source in the format's size and channels; those that augment.resized_crop is still to cut keep
-    their size. Raises UnreadableImageError where data.on_bad does not let one be left out."""
+    """Load all images of a source in the size and channels of a format.
+
+    Training images keep the source's size if `augment.resized_crop` crops them later. Raises UnreadableImageError if an
+    image file is missing, or is unreadable and `data.on_bad` is fail.
+    """
     labels = {part: source.get_labels(part) for part in PARTS}
     if isinstance(source, FolderSource):
         held = _load_folder(source, image_format, labels)
@@ -60,7 +70,7 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
 
 
 def in_memory_format(part: Part, config: Config, source_format: ImageFormat, image_format: ImageFormat) -> ImageFormat:
-    """The form that the images of a part are held in, of a source whose own form is `source_format`."""
+    """Return the format in which the images of a part are in memory."""
     cut_later = part == "train" and config.augment.resized_crop
     return replace(image_format, size=source_format.size) if cut_later else image_format
 
@@ -68,18 +78,18 @@ def in_memory_format(part: Part, config: Config, source_format: ImageFormat, ima
 def in_memory_bytes(
     counts: Sequence[int], config: Config, source_format: ImageFormat, image_format: ImageFormat
 ) -> int:
-    """Of so many images in each of the two parts."""
+    """Return the size of the decoded images; `counts` are the numbers of training and validation images."""
     forms = [in_memory_format(part, config, source_format, image_format) for part in PARTS]
     return sum(count * form.channels * form.size**2 for count, form in zip(counts, forms, strict=True))
 
 
 def uses_shared_cache(source: ImageSource) -> TypeGuard[FolderSource | ArraySource]:
-    """Whether all processes map the same pages of the cache; else each holds the images for itself."""
+    """Whether the ranks of a node map the same cached array; otherwise each rank holds its own copy."""
     return isinstance(source, FolderSource) or (isinstance(source, ArraySource) and bool(source.cache_key))
 
 
 def cache_keys(source: FolderSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
-    """Of the decoded images in the cache. Raises OSError."""
+    """Return the cache keys of the decoded images of a source. Raises OSError."""
     if isinstance(source, FolderSource):
         return [_folder_cache_key(source, image_format)]
     return [
@@ -112,7 +122,7 @@ class _ImageRef(NamedTuple):
 
 
 def _sorted_images(source: FolderSource) -> list[_ImageRef]:
-    """All images in the order of their paths, which is the same for any division into parts."""
+    """Return all images sorted by path, so that the cached array does not depend on the train/validation split."""
     return sorted(_ImageRef(path, part, at) for part in PARTS for at, path in enumerate(source.paths[part]))
 
 
@@ -120,7 +130,7 @@ def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
     places, shape = _sorted_images(source), (image_format.channels, image_format.size, image_format.size)
 
     def load(place: _ImageRef) -> Images | str:
-        """The image, or why there is none."""
+        """Return the image, C x H x W uint8, or the reason why it is unreadable."""
         try:
             return source.load(place.part, np.array([place.position]))[0].reshape(shape)
         except UnreadableImageError as error:
@@ -142,7 +152,7 @@ def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
             pool.shutdown(cancel_futures=True)
 
     def sound(about: Mapping[str, Any]) -> bool:
-        # What was wrong with them may have passed.
+        # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
         return all(isinstance(load(places[int(row)]), str) for row in about["unread"])
 
     try:
@@ -158,7 +168,7 @@ def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
 
 
 def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat) -> tuple[Images, str | None]:
-    """The images of a part in the wanted form, kept where the source says by what key; and a problem for the log."""
+    """Return the images of a part in the target format, cached if the source has a cache key, and a warning or None."""
     whole = source.images[part]
     if _has_format(source, target_format):
         return whole, None

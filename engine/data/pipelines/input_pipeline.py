@@ -1,4 +1,7 @@
-"""The batches of a run, from before there is a device."""
+"""The input pipeline of a run, created before the process initializes its device.
+
+`engine.training.train` and the batch size search create it; `engine.data.pipelines.choose` selects the pipeline.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,12 @@ from engine.data.sources.base import ImageFormat, ImageSource
 
 
 class InputPipeline:
-    """One batch for each request, by a pipeline. With `workers` > 0 loader processes are started on construction, so
-    make it before the process touches CUDA or starts threads. `warnings` are for the log. Raises UsageError where the
-    user's own transform cannot be had, UnreadableImageError where an image that is to be held cannot be read."""
+    """Produces one batch for each request with the chosen pipeline. `warnings` are for the log.
+
+    With `workers` > 0 the constructor forks the loader workers: create it before the process initializes CUDA or starts
+    threads. Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
+    UnreadableImageError as `load_in_memory` does.
+    """
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class InputPipeline:
         self.warnings = [problem for problem in problems if problem]
 
     def device_loader(self, device: torch.device) -> DeviceLoader:
+        """Return the iterator over the batches on a device. Call it once."""
         if self._in_memory is not None:
             return InMemoryLoader(self._in_memory, self._config, self._format, self._requests, device)
         if self._loader is not None:
@@ -55,14 +62,17 @@ class InputPipeline:
         return FixedBatchLoader(bring, self._requests)
 
     def raise_if_worker_died(self) -> None:
-        """Raises LoaderProcessError where a loader process has died, see `BatchLoader`."""
+        """Raise LoaderProcessError if a loader worker has died, see `BatchLoader.raise_if_worker_died`."""
         if self._loader is not None:
             self._loader.raise_if_worker_died()
 
 
 class FixedBatchLoader:
-    """`load` brings the batch of a request to the device. One for more images than the first one of its part had takes
-    the place of that. Images that cannot be read are not counted."""
+    """Repeats one batch per part, to measure training speed without data loading.
+
+    `load` loads the batch of a request to the device. It is called for the first request of a part, and again for a
+    larger request. Unreadable images are not reported.
+    """
 
     workers = 0
 

@@ -1,4 +1,7 @@
-"""From batch requests to batches: in this process, or in loader processes that work ahead."""
+"""Load CPU batches for batch requests, in this process or in DataLoader workers that prefetch.
+
+`engine.data.pipelines.device` transfers them to the device; evaluation of a checkpoint uses them directly.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,16 @@ from engine.data.sources.base import ImageFormat, Images, ImageSource, Labels, U
 from engine.utils.exits import describe_loader_exit, oom_kill_count
 from engine.utils.process import STOP_SIGNALS, die_with_parent
 
-WORKER_EXIT_SECONDS = 0.5
+WORKER_EXIT_SECONDS = 0.5  # bounds the wait for a dying worker to exit
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`images` N x C x H x W, uint8; `labels` N, int64; `loss_weight` and `ends_step` as in BatchRequest; `unread` says
-    of each image that was left out which it is and why; `augment_params` what is still to be done to training
-    images."""
+    """A CPU batch: `images`, N x C x H x W uint8, and `labels`, N int64.
+
+    `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
+    `augment_params` are the batch transforms still to apply on the device; None for validation.
+    """
 
     images: Tensor
     labels: Tensor
@@ -50,8 +55,8 @@ class Batch:
     augment_params: AugmentParams | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Between processes only the images go through shared memory: a file and a connection for each small tensor
-        would take longer than to make it."""
+        """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would
+        take longer than creating it."""
         return _unpickle_batch, (
             self.images,
             self.labels.numpy(),
@@ -67,8 +72,10 @@ def _unpickle_batch(images: Tensor, labels: Labels, *others: Any) -> Batch:
 
 
 class BatchDataset(Dataset[Batch]):
-    """Answers a BatchRequest with its batch. Raises UsageError on construction where the user's own transform cannot be
-    had."""
+    """Map-style dataset whose index is a `BatchRequest` and whose item is the whole batch.
+
+    Raises UsageError on construction if the user's transform cannot be loaded.
+    """
 
     def __init__(self, source: ImageSource, config: Config, image_format: ImageFormat) -> None:
         self._source, self._config, self._format = source, config, image_format
@@ -89,7 +96,7 @@ class BatchDataset(Dataset[Batch]):
         return Batch(images, torch.from_numpy(labels), request.loss_weight, request.ends_step, unread, draws)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
-        """Those images of a request. The user's own dataset may draw random numbers for each of its items."""
+        """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
         part, crop = request.part, self._augmentation.crop_spec(request.epoch) if request.part == "train" else None
         if not is_user_code(self._config.data.dataset):
             return self._source.load(part, indices, crop)
@@ -102,8 +109,10 @@ class BatchDataset(Dataset[Batch]):
         return _concatenate(loaded)
 
     def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
-        """Return what can be read of a batch, and why each other image cannot. See `BatchRequest.keep`: images that
-        stay and weigh nothing are black."""
+        """Load the readable images of a request; returns the reduced request, images, labels and the read errors.
+
+        Images that stay with a weight of 0 (see `BatchRequest.keep`) are black.
+        """
         loaded: list[tuple[Images, Labels]] = []
         readable: list[bool] = []
         unread: list[str] = []
@@ -128,12 +137,15 @@ def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Label
 
 
 class LoaderProcessError(Exception):
-    """A loader process is gone; the text says how that came about."""
+    """A loader worker exited; the message says how."""
 
 
 class BatchLoader:
-    """One batch for each request, in order. With `workers` > 0 loader processes are forked on construction, so make it
-    before the process touches CUDA or starts threads; one set of them serves the whole run."""
+    """Iterator over the CPU batches of all requests, in order.
+
+    With `workers` > 0 the constructor forks the loader workers: create it before the process initializes CUDA or starts
+    threads. The same workers serve the whole run.
+    """
 
     def __init__(
         self,
@@ -171,18 +183,21 @@ class BatchLoader:
         return next(self._batches)
 
     def raise_if_worker_died(self) -> None:
-        """Raises LoaderProcessError where a loader process has died, which comes out as any error of torch's own at any
-        place: half a message, a closed socket, or one raised by its handler of SIGCHLD."""
+        """Raise LoaderProcessError if a loader worker has died.
+
+        Call it after any exception: a dead worker surfaces as a truncated message, a closed socket, or a RuntimeError
+        that the SIGCHLD handler of torch's DataLoader raises at an arbitrary line.
+        """
         if self._processes:
-            # It would raise its error again for each process that ends from here on.
+            # torch's handler would raise again for every child that exits from here on.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # One whose socket is closed may take a moment to be gone.
+            # A dying worker closes its socket before it can be reaped.
             connection.wait([process.sentinel for process in self._processes], timeout=WORKER_EXIT_SECONDS)
         for process in self._processes:
             if process.exitcode:
                 room = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
                 how = describe_loader_exit(process.exitcode, room)
-                raise LoaderProcessError(f"one of its loader processes ended: {how}")
+                raise LoaderProcessError(f"a loader worker exited: {how}")
 
 
 def _identity_collate(batch: Any) -> Any:
@@ -190,30 +205,35 @@ def _identity_collate(batch: Any) -> Any:
 
 
 def _init_worker(rank_pid: int, _: int) -> None:
-    """A loader process ends with its rank, and leaves it to the rank to answer a signal that was sent to all."""
+    """Set up a loader worker: it dies with its rank, and ignores stop signals because its rank handles them."""
     die_with_parent(rank_pid)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection.arbitrary_address = _abstract_socket_address  # type: ignore[attr-defined]
-    # Its own answer is to go on without the batch, for which the rank would wait for ever.
+    # The default handler prints the error and drops the batch, and the rank would wait for that batch forever.
     Queue._on_queue_feeder_error = staticmethod(_exit_on_queue_error)  # type: ignore[attr-defined]
 
 
 def _abstract_socket_address(_: str) -> str:
-    """Of the socket over which a loader process hands its batches to the rank. A file would be left behind in $TMPDIR
-    by whoever is killed, and a long $TMPDIR would be no address. The abstract namespace (unix(7)) has neither; who may
-    connect is decided by multiprocessing's key."""
+    """Return the address of the socket over which a loader worker passes file descriptors to its rank.
+
+    A killed worker would leave a socket file in $TMPDIR, and a long $TMPDIR exceeds the length limit of a socket path.
+    An address in the abstract namespace (unix(7)) avoids both. multiprocessing's authentication key controls access.
+    """
     return f"\0gputrain-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _exit_on_queue_error(error: BaseException, _: object) -> None:
-    """End this loader process, which cannot hand over a batch; by SIGBUS where the shared memory is full, as the kernel
-    does it where the memory turns out to be missing later."""
+    """Exit this loader worker because it cannot send a batch.
+
+    If shared memory is full it exits by SIGBUS, the signal that the kernel sends when a write to /dev/shm runs out of
+    memory, so that the rank reports both cases alike.
+    """
     traceback.print_exception(error)
     sys.stderr.flush()
     full = "torch_" in str(error) and re.search(r"No space left|Cannot allocate memory", str(error))
     if full:
         os.kill(os.getpid(), signal.SIGBUS)
-        # It may reach another thread than this one.
+        # The signal may be delivered to another thread; do not reach os._exit before it takes effect.
         time.sleep(WORKER_EXIT_SECONDS)
     os._exit(1)

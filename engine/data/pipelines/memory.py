@@ -1,5 +1,8 @@
-"""Batches cut out of images that lie in memory, the device's own where they fit: no process is waited for, and a step's
-work on the host is a few slices."""
+"""The memory pipeline: slice batches out of decoded images in device memory, or in host memory if they do not fit.
+
+It needs no loader workers, and a step costs the host only a few tensor slices. The images come from
+`engine.data.pipelines.in_memory_images`.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,23 @@ from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
 
-# A request for images that can be read, and why each of its others cannot.
+# A request reduced to its readable images, and the read errors of the others.
 ReadableRequest = tuple[BatchRequest, tuple[str, ...]]
 RowsToImages = Callable[[slice], Tensor]
-# Of a GPU's free memory, for the images.
+# Share of a GPU's free memory that the images may take.
 MAX_FREE_GPU_MEMORY_SHARE = 0.25
-# A GPU prepares many batches at once, up to so many bytes of images: of a small one it would spend more time on being
-# told what to do than on doing it.
+# A GPU prepares several batches together, up to this many bytes of float32 images: for a small batch the kernel
+# launches take longer than the kernels.
 MAX_PREPARED_BYTES = 64 << 20
 
 
 class InMemoryLoader:
-    """One batch for each request, in order. What is done to images one by one (a policy, colour jitter, the user's own
-    transform) is done in this process while the device waits; the rest is done on the device, which is not waited for.
-    Parts cut out by augment.resized_crop are brought to their size there too (`batch_ops.cut`). Raises UsageError
-    where the user's own transform cannot be had."""
+    """Iterator over the device batches of all requests, in order.
+
+    Per-image transforms (policy, color jitter, the user's transform) run in this process and stall the device. All
+    other transforms, including `augment.resized_crop` (`batch_ops.resized_crop`), run on the device without a host
+    sync. Raises UsageError if the user's transform cannot be loaded.
+    """
 
     workers = 0
 
@@ -54,7 +59,7 @@ class InMemoryLoader:
             device.type == "cuda"
             and in_memory.size_bytes <= MAX_FREE_GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
         ):
-            # Images that are still to be changed one by one stay on the host.
+            # Per-image transforms run on the CPU, so their input stays in host memory.
             parts = [part for part in PARTS if part == "val" or not self._augmentation.has_image_transforms]
             self._device_images = {
                 part: _copy_to_device(in_memory.images[part], in_memory.rows[part], device) for part in parts
@@ -69,8 +74,11 @@ class InMemoryLoader:
             yield from self._epoch_batches(list(group))
 
     def _epoch_batches(self, requests: Sequence[BatchRequest]) -> Iterator[DeviceBatch]:
-        """The batches of one part in one epoch. What is random in them is drawn for the whole epoch at once, and so are
-        the labels moved to the device: it saves the host this work in each step."""
+        """Yield the batches of one part in one epoch.
+
+        Random parameters are drawn and labels are copied to the device once per epoch, which removes this work from
+        each step.
+        """
         part, epoch = requests[0].part, requests[0].epoch
         readable = [self._drop_unreadable(request) for request in requests]
         indices = np.concatenate([request.indices for request, _ in readable])
@@ -84,8 +92,10 @@ class InMemoryLoader:
             yield from _split_batches(normalize(images, self._mean, self._std), labels[rows], group)
 
     def _image_getter(self, part: Part, indices: Indices) -> RowsToImages:
-        """Return a function that gives the images of some rows of `indices`: on the device, or on the host where they
-        are still to be changed one by one."""
+        """Return a function that gathers the images of a slice of `indices`.
+
+        The images are on the device, or on the CPU if per-image transforms follow.
+        """
         if part in self._device_images:
             positions = to_device(torch.from_numpy(indices), self._device)
             return lambda rows: self._device_images[part].index_select(0, positions[rows])
@@ -94,7 +104,7 @@ class InMemoryLoader:
         return lambda rows: to_device(self._gather_on_host(part, indices[rows]), self._device)
 
     def _augmenter(self, epoch: int, indices: Indices) -> Callable[[Tensor, slice], Tensor]:
-        """Return a function that augments the images of some rows of `indices`, with all that is random drawn now."""
+        """Return a function that augments the images of a slice of `indices` with parameters drawn now."""
         augmentation = self._augmentation
         params = augmentation.draw_batch_params(epoch, indices).to(self._device)
         boxes = augmentation.crop_boxes(epoch, indices, self._in_memory.images["train"].shape[-1])
@@ -112,11 +122,11 @@ class InMemoryLoader:
     def _group_requests(
         self, readable: Sequence[ReadableRequest], *, on_device: bool
     ) -> Iterator[tuple[Sequence[ReadableRequest], slice]]:
-        """Requests whose images are prepared at once, and the rows of the epoch that these images are."""
+        """Yield groups of requests to prepare together, each with the slice of the epoch's indices that it covers."""
         request, _ = readable[0]
         num_requests = 1
         if on_device:
-            # Floats, of the size before a part is cut out or after it.
+            # Peak memory: float32 images at the larger of the sizes before and after a resized crop.
             size = max(self._format.size, self._in_memory.images[request.part].shape[-1])
             batch_bytes = 4 * self._format.channels * size**2 * len(request.indices)
             num_requests = max(MAX_PREPARED_BYTES // batch_bytes, 1)
@@ -127,7 +137,7 @@ class InMemoryLoader:
             yield group, slice(start, end)
 
     def _drop_unreadable(self, request: BatchRequest) -> ReadableRequest:
-        """What can be read of a request; images that stay in it and cannot be read are black."""
+        """Return the request without its unreadable images. Those that stay with a weight of 0 are black."""
         if not self._in_memory.unread:
             return request, ()
         rows = self._in_memory.rows[request.part][request.indices].tolist()
@@ -137,7 +147,7 @@ class InMemoryLoader:
         return request.keep([row not in self._in_memory.unread for row in rows]), unread
 
     def _gather_on_host(self, part: Part, indices: Indices) -> Tensor:
-        """Copies of the images in host memory, pinned for a GPU."""
+        """Copy images of a part, N x C x H x W uint8, to a new CPU tensor, pinned if the device is a GPU."""
         images = self._in_memory.images[part]
         gathered = torch.empty(
             (len(indices), *images.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
@@ -154,7 +164,7 @@ def _split_batches(images: Tensor, labels: Tensor, group: Sequence[ReadableReque
 
 
 def _copy_to_device(images: Images, rows: Indices, device: torch.device) -> Tensor:
-    """Copy rows of an array to the device, a chunk at a time."""
+    """Copy rows of an N x C x H x W uint8 array to the device in chunks of `CHUNK_BYTES`."""
     copied = torch.empty((len(rows), *images.shape[1:]), dtype=torch.uint8, device=device)
     chunk = max(CHUNK_BYTES // images[0].nbytes, 1)
     for first in range(0, len(rows), chunk):

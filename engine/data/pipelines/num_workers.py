@@ -1,4 +1,7 @@
-"""How many loader processes a rank starts, found by making images before any of them is started."""
+"""Choose the number of loader workers of a rank by timing how long it takes to load a batch.
+
+`engine.training.train` calls it for `data.workers=auto`, before the workers start.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,33 @@ from engine.data.pipelines.loader import BatchDataset
 from engine.data.rng import single_torch_thread
 from engine.data.sampler import BatchRequest
 
-# How long a step is cannot be known before loader processes are started, for these must be forked before the process
-# touches the device. There are as many of them as keep up with steps of this length, which few are shorter than.
+# Workers must be forked before the process initializes CUDA, so the real step time is not known yet. The number of
+# workers is chosen to keep up with steps of this length; few models have shorter ones.
 MIN_STEP_SECONDS = 0.01
-# What it takes to hand a batch from one process to another; one that is made in less is made where it is used.
+# Time to send a batch from a worker to its rank. A batch that loads faster than this is loaded in the rank itself.
 BATCH_HANDOVER_SECONDS = 0.001
 MEASUREMENT_BUDGET_SECONDS = 0.05
 
 
 def measure_num_workers(dataset: BatchDataset, request: BatchRequest, max_workers: int) -> int:
-    """Measured is how long this process takes to make a batch: `request`, or a part of it where the whole would take
-    longer than ENOUGH_SECONDS. Nothing that is trained depends on it."""
+    """Return the number of loader workers that keep up with steps of `MIN_STEP_SECONDS`, at most `max_workers`.
+
+    The result does not affect what is trained. If loading fails it is `max_workers`.
+    """
     try:
         seconds = measure_batch_seconds(dataset, request)
     except Exception:
-        # Whatever it is, it comes again where it can be told.
+        # The error recurs during training, where it is reported with the failing image.
         return max_workers
     return 0 if seconds < BATCH_HANDOVER_SECONDS else min(max_workers, ceil(seconds / MIN_STEP_SECONDS))
 
 
 def measure_batch_seconds(dataset: BatchDataset, request: BatchRequest) -> float:
-    """In more and more images at once, of which the last count: the first also import and open what they need."""
+    """Return the time to load the batch of a request in this process, in seconds.
+
+    Loads growing parts of the request and extrapolates from the last one: the first loads include imports and opening
+    files. Stops early after `MEASUREMENT_BUDGET_SECONDS`.
+    """
     size, images, spent = len(request.indices), 1, 0.0
     with single_torch_thread():
         while True:

@@ -1,1 +1,1 @@
-"""Where images and labels come from."""
+"""Sources of images and labels: built-in datasets, image folders and user datasets."""

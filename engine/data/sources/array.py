@@ -1,4 +1,4 @@
-"""A dataset whose images are one array in memory."""
+"""A source whose images are arrays in memory: digits and torchvision's datasets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Images that lie in memory, N x C x H x W. `cache_key` is theirs in the cache that they were taken from, if any;
-    `warning` is for the log."""
+    """Images in memory, one N x C x H x W uint8 array per part, with N int64 labels.
+
+    `cache_key` is the key of the images in the decoded cache, empty if they are not cached. `warning` is for the log.
+    """
 
     format: ImageFormat
     classes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What every source of images offers, and the one for images that lie in memory."""
+"""The interface of image sources, and the types that they share with augmentation and the input pipelines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from engine.data.sampler import Indices, Part
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-# Left, top, right and bottom of a part of an image, in pixels.
+# Left, top, right and bottom in pixels, as in Pillow's Image.crop.
 Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What images look like when they reach the model: square, `channels` of them with values 0 to 255, of which
-    `mean` and `std` are taken on a scale of 0 to 1."""
+    """Size, channels and normalization of square images. `mean` and `std` are per channel, on a scale of 0 to 1."""
 
     size: int
     channels: int
@@ -30,19 +29,21 @@ class ImageFormat:
 
 @dataclass(frozen=True)
 class CropSpec:
-    """Parts to cut out of the images of an epoch: `box` gives that of an image by its index, height and width; each is
-    brought to `size` x `size`."""
+    """Random resized crop of an epoch: `box(index, height, width)` is the box to crop and resize to `size` x `size`."""
 
     size: int
     box: Callable[[int, int, int], Box]
 
 
 class UnreadableImageError(Exception):
-    """An image that could be read at the start of the run no longer can; the text names it."""
+    """An image cannot be read or decoded. The message names it."""
 
 
 class ImageSource(Protocol):
-    """Images with labels in two parts. Cheap to make, cheap to pickle, and free of torch."""
+    """Labeled images in a training and a validation part.
+
+    A source is cheap to create and to pickle, and creating it does not import torch.
+    """
 
     @property
     def format(self) -> ImageFormat: ...
@@ -52,7 +53,7 @@ class ImageSource(Protocol):
     def in_memory(self) -> bool: ...
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Files that were left out, each with the reason."""
+        """Unusable files found when the source was opened, each with the reason in parentheses."""
         ...
 
     def num_images(self, part: Part) -> int: ...
@@ -60,6 +61,9 @@ class ImageSource(Protocol):
     def get_labels(self, part: Part) -> Labels: ...
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
-        """Images as N x C x H x W, in the source's own size and channels, and their labels. With `crop` each image is
-        cut in the size that it is stored in, and has the size that `crop` says. Raises UnreadableImageError."""
+        """Load images, N x C x H x W uint8 in the source's size and channels, and labels, N int64.
+
+        With `crop`, each image is cropped at its stored resolution and resized to `crop.size`. Raises
+        UnreadableImageError.
+        """
         ...

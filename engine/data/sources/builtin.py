@@ -1,4 +1,4 @@
-"""Sources that fit in memory: the digits that are shipped, torchvision's small image sets, and made-up images."""
+"""Built-in datasets: the digits shipped with gputrain, torchvision's MNIST and CIFAR variants, and synthetic images."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from engine.utils.files import is_file
 
 @dataclass(frozen=True)
 class _TorchvisionDataset:
-    """One of torchvision's sets: its class, where its files lie below `data.path`, how its images look, and how many
-    there are for training and for validation."""
+    """A torchvision dataset: its class, its folder and files below `data.path`, its image format, and the numbers of
+    training and validation images."""
 
     torchvision_class: str
     folder: str
@@ -60,7 +60,7 @@ DIGITS_FORMAT = ImageFormat(8, 1, (0.305,), (0.376,))
 
 
 def open_digits(data: DataConfig, seed: int) -> ArraySource:
-    """The UCI optical digits, see digits.md."""
+    """Open the UCI optical digits, 8 x 8 grayscale; see digits.md."""
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         images = (stored["images"].astype(np.uint16) * 255 // 16).astype(np.uint8)[:, None]
         labels = stored["labels"].astype(np.int64)
@@ -74,7 +74,7 @@ def open_digits(data: DataConfig, seed: int) -> ArraySource:
 
 
 def check_torchvision_files(data: DataConfig) -> None:
-    """Raises UsageError where the files are not where torchvision looks for them and may not be downloaded."""
+    """Raises UsageError if a file of a torchvision dataset is missing in `data.path` and `data.download` is false."""
     image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     if data.download:
         return
@@ -82,13 +82,13 @@ def check_torchvision_files(data: DataConfig) -> None:
     if missing:
         raise UsageError.one(
             "data.path",
-            f"no {data.dataset} in {root}: {root / image_set.folder / missing[0]} is missing",
-            f"give the folder that holds {image_set.folder}, or fetch it with data.download=true",
+            f"{data.dataset} is not in {root}: {root / image_set.folder / missing[0]} is missing",
+            f"set data.path to the folder that contains {image_set.folder}, or download it with data.download=true",
         )
 
 
 def open_torchvision_dataset(data: DataConfig) -> ArraySource:
-    """One of torchvision's sets, from the cache of decoded images or read by torchvision. Raises UsageError."""
+    """Open a torchvision dataset from the decoded cache, or with torchvision if it is not cached. Raises UsageError."""
     image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     check_torchvision_files(data)
     if data.download:
@@ -111,7 +111,7 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
 
 
 def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
-    """What torchvision reads, after it was fetched where it is missing and may be. Raises UsageError."""
+    """Read a dataset with torchvision, which downloads it first if `data.download` is true. Raises UsageError."""
     from torchvision import datasets
 
     image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
@@ -134,7 +134,7 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
 
 @contextmanager
 def _download_lock(root: Path) -> Iterator[None]:
-    """Of the ranks that find the data missing, one fetches it while the others wait."""
+    """Hold a file lock on the dataset folder, so that one rank downloads while the others wait."""
     root.mkdir(parents=True, exist_ok=True)
     lock = root / ".download.lock"
     with lock.open("w") as file:
@@ -145,7 +145,7 @@ def _download_lock(root: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FakeSource:
-    """Made-up images: each class is a bright square in a place of its own, in noise. Made when asked for."""
+    """Synthetic images, generated on load: each class is a bright square at a position of its own on noise."""
 
     format: ImageFormat
     classes: tuple[str, ...]
@@ -178,6 +178,7 @@ class FakeSource:
 
 
 def open_fake(data: DataConfig, seed: int) -> FakeSource:
+    """Open synthetic images of the configured size, channels, classes and counts."""
     channels = data.channels or 3
     return FakeSource(
         ImageFormat(data.image_size or 32, channels, (0.27,) * channels, (0.18,) * channels),

@@ -1,5 +1,8 @@
-"""Decoded images that outlive the process which decoded them: one raw array a set in the user's cache, of which all
-ranks map the same pages, and a JSON file beside it with what else is to be known."""
+"""Disk cache of decoded images in the user's cache folder, shared by ranks and runs.
+
+An entry is a .npy file, which all ranks map into memory, and a .json file with the metadata. The sources of torchvision
+datasets and `engine.data.pipelines.in_memory_images` use it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,10 @@ _DAY_SECONDS = 86400.0
 
 @dataclass(frozen=True)
 class DecodedChunks:
-    """Images as they are decoded, N x C x H x W in `shape`, a piece after another; `metadata` is complete after the
-    last one, and goes into JSON."""
+    """Images while they are decoded: chunks of an N x C x H x W uint8 array of `shape`.
+
+    `metadata` must be serializable as JSON. It is complete only after the last chunk.
+    """
 
     shape: tuple[int, ...]
     chunks: Iterable[Images]
@@ -40,7 +45,7 @@ class DecodedChunks:
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """Images, N x C x H x W, not to be written to; `warning` is why they could not be kept, where they could not."""
+    """Decoded images, N x C x H x W uint8, read-only if cached. `warning` says why they could not be cached."""
 
     images: Images
     metadata: Mapping[str, Any]
@@ -48,8 +53,10 @@ class DecodedImages:
 
 
 def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
-    """Of the images that come of those files: another one where a file was changed, or a library that decodes and
-    resizes. Raises OSError."""
+    """Return a cache key from parameters, file names, sizes and modification times, and library versions.
+
+    The key changes with a file, or with a library that decodes or resizes images. Raises OSError.
+    """
     versions = [version(library) for library in KEY_LIBRARIES]
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, versions, str(root.resolve()), dict(parameters)]).encode())
     for path in files:
@@ -66,9 +73,12 @@ def is_cached(key: str) -> bool:
 def load_or_decode(
     key: str, decode: Callable[[], DecodedChunks], is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
 ) -> DecodedImages:
-    """The images of a key from the cache, or decoded and put there by the first process that asks while the others
-    wait. What is there is taken if it is whole and `is_valid` says so. Where it cannot be kept it is decoded into this
-    process's memory."""
+    """Return the cached images of a key, or decode and cache them.
+
+    One process decodes while the others wait for a file lock. An entry is used if it is intact and `is_valid` accepts
+    its metadata. If the cache cannot be written, the images are decoded into the memory of this process, with a
+    warning.
+    """
 
     def take() -> DecodedImages | None:
         found = _read_cached(key)
@@ -78,7 +88,7 @@ def load_or_decode(
             os.utime(_metadata_path(key))
         return found
 
-    # Without the lock first: the folder may be one that can only be read.
+    # Read without the lock first: the folder may be read-only.
     if (found := take()) is not None:
         return found
     try:
@@ -91,7 +101,7 @@ def load_or_decode(
             found = _read_cached(key)
         if found is not None:
             return found
-        problem = "it was gone at once"
+        problem = "the entry disappeared after it was written"
     except OSError as error:
         problem = error.strerror or str(error)
     fresh, first = decode(), 0
@@ -103,7 +113,7 @@ def load_or_decode(
 
 
 def cache_write_problem(size_bytes: int) -> str | None:
-    """Why so many bytes more cannot be kept, as a clause about them; None where they can."""
+    """Return why an entry of this size cannot be cached, as a clause that follows its subject; None if it can."""
     try:
         _decoded_folder().mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=_decoded_folder()) as file:
@@ -115,7 +125,7 @@ def cache_write_problem(size_bytes: int) -> str | None:
 
 
 def _not_cached(problem: str) -> str:
-    return f"cannot be kept in {_decoded_folder()} ({problem})"
+    return f"cannot be cached in {_decoded_folder()} ({problem})"
 
 
 def _decoded_folder() -> Path:
@@ -127,13 +137,13 @@ def _images_path(key: str) -> Path:
 
 
 def _metadata_path(key: str) -> Path:
-    """When it was last touched is when the images were last used."""
+    """Path of the metadata. Its modification time is the last use of the entry."""
     return _decoded_folder() / f"{key}.json"
 
 
 @contextmanager
 def _exclusive_lock(key: str) -> Iterator[None]:
-    """One process at a time. Raises OSError."""
+    """Hold an exclusive file lock on a key. Raises OSError."""
     _decoded_folder().mkdir(parents=True, exist_ok=True)
     with (_decoded_folder() / f"{key}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -141,8 +151,8 @@ def _exclusive_lock(key: str) -> Iterator[None]:
 
 
 def _read_cached(key: str) -> DecodedImages | None:
-    """What is in the cache; None where that is not what was written there, byte for byte as far as size and time of
-    change tell."""
+    """Return the entry of a key; None if it is missing, or if its size or modification time differs from what was
+    written."""
     path, about = _images_path(key), read_json(_metadata_path(key))
     if about is None:
         return None
@@ -159,13 +169,13 @@ def _read_cached(key: str) -> DecodedImages | None:
 
 
 def _write_cached(key: str, decoded: DecodedChunks) -> None:
-    """The JSON comes last: without it there is nothing. Raises OSError."""
+    """Write an entry, the metadata last: an entry without metadata does not exist. Raises OSError."""
     path = _images_path(key)
 
     def write(file: Any) -> None:
         header = {"descr": "|u1", "fortran_order": False, "shape": decoded.shape}
         np.lib.format.write_array_header_1_0(file, header)
-        # Where there is no room it is known before anything is decoded.
+        # Fail on a full disk before anything is decoded.
         os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(decoded.shape))
         for piece in decoded.chunks:
             file.write(np.ascontiguousarray(piece).data)
@@ -177,7 +187,7 @@ def _write_cached(key: str, decoded: DecodedChunks) -> None:
 
 
 def _remove_unused() -> None:
-    """What no run has used for long."""
+    """Remove all entries that have not been used for `MAX_UNUSED_DAYS`."""
     with suppress(OSError):
         now = time.time()
         for path in _decoded_folder().iterdir():
@@ -190,6 +200,6 @@ def _remove_unused() -> None:
 
 
 def _remove_partial(key: str) -> None:
-    """What a process left behind that was killed while it wrote; only for who is alone with the key. Raises OSError."""
+    """Remove temporary files of killed writers. The caller must hold the lock of the key. Raises OSError."""
     for path in _decoded_folder().glob(f".{key}.*.tmp"):
         path.unlink(missing_ok=True)

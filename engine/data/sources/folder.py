@@ -1,4 +1,4 @@
-"""A source of image files, one folder a class, of any size, colour or grey."""
+"""Image folders with one subfolder per class, for images of any size and mode."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, read_json, write_json
 
 DEFAULT_IMAGE_SIZE = 224
-# The statistics of ImageNet, which is what photographs are commonly normalised with.
+# ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
 IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
-# Names that a folder of parts has, not one of classes.
+# Names of dataset splits. A folder with only these subfolders has no class folders.
 _PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Paths are relative to `root`."""
+    """Images of a folder, decoded on load. `paths` are relative to `root`."""
 
     root: str
     format: ImageFormat
@@ -56,14 +56,14 @@ class FolderSource:
 
 
 def open_folder(data: DataConfig, seed: int) -> FolderSource:
-    """Raises UsageError with all that is wrong with the folder."""
+    """Scan a folder and split it into training and validation images. Raises UsageError with every problem found."""
     root = Path(str(data.path))
     with _usage_error_on_os_error(root):
         return _scan_folder(root, data, seed)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
-    """The classes of a folder, of which no image is looked at. Raises UsageError."""
+    """Return the class names of a folder without opening any image. Raises UsageError."""
     root = Path(str(data.path))
     with _usage_error_on_os_error(root):
         return _find_parts(root)[1]
@@ -79,10 +79,10 @@ def _usage_error_on_os_error(root: Path) -> Iterator[None]:
 
 
 def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
-    """The folders of the parts, and the names of the classes."""
+    """Return the folder of each part and the class names. Without a train folder, `root` itself holds the classes."""
     if not root.is_dir():
         raise UsageError.one(
-            "data.path", f"{root} does not exist or is no folder; give one with a folder for each class"
+            "data.path", f"{root} does not exist or is not a folder; set it to a folder with one subfolder per class"
         )
     parts: dict[Part, Path] = {"train": root}
     if _subfolders(root / "train"):
@@ -93,11 +93,11 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     if len(classes) < 2:
         found = f"only the folder {classes[0]}" if classes else "no folder"
         raise UsageError.one(
-            "data.path", f"{parts['train']} holds {found}; it needs a folder for each of two or more classes"
+            "data.path", f"{parts['train']} contains {found}; it needs one subfolder for each of two or more classes"
         )
     if {name.lower() for name in classes} <= _PART_FOLDER_NAMES:
         raise UsageError.one(
-            "data.path", f"{root} looks like parts and not classes ({', '.join(classes)}); name them train and val"
+            "data.path", f"{root} contains splits, not classes ({', '.join(classes)}); rename them to train and val"
         )
     return parts, classes
 
@@ -110,20 +110,18 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
     labels: dict[Part, Labels] = {}
     for part, folder in parts.items():
         strange = sorted(set(_subfolders(folder)) - set(classes))
-        problems += [Problem("data.path", f"{folder / name} is no class of {parts['train']}") for name in strange]
+        problems += [Problem("data.path", f"{folder / name} is not a class of {parts['train']}") for name in strange]
         kept, kept_labels = [], []
         for label, name in enumerate(classes):
             good, bad = _readable_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({why})" for path, why in bad]
             if not good and (part == "train" or (folder / name).is_dir()):
-                problems.append(
-                    Problem("data.path", f"the class folder {folder / name} holds no image that can be read")
-                )
+                problems.append(Problem("data.path", f"the class folder {folder / name} contains no readable image"))
             kept += [str(path.relative_to(root)) for path in good]
             kept_labels += [label] * len(good)
         if not kept and part == "val":
             problems.append(
-                Problem("data.path", f"{folder} holds no image; fill it, or take it away to split {parts['train']}")
+                Problem("data.path", f"{folder} contains no image; add images, or remove it to split {parts['train']}")
             )
         paths[part], labels[part] = tuple(kept), np.array(kept_labels, np.int64)
     if problems:
@@ -139,7 +137,7 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
-    """Names of the folders in a folder, sorted, without hidden ones; none where it is not there."""
+    """Return the sorted names of the subfolders, without hidden ones; empty if the folder does not exist."""
     if not folder.is_dir():
         return ()
     with os.scandir(folder) as entries:
@@ -147,9 +145,11 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 
 def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """The images at any depth below a folder, in the order of their names, and what is none with the reason. Good
-    ones are kept in mind in the user's cache and decoded again only when they have changed; the others are looked at
-    each time, for what is wrong with them may have been mended."""
+    """Return the readable images at any depth below a folder, sorted by path, and the other files with the reason.
+
+    Readable files are recorded in the user's cache by size and modification time, and checked again only after a
+    change. Unreadable files are checked each time, because the cause may be gone.
+    """
     files = sorted(walk_files(folder))
     cache = cache_folder() / f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
     known = read_json(cache) or {}
@@ -159,7 +159,7 @@ def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     try:
         found = dict(zip(fresh, pool.map(_unreadable_reason, fresh), strict=True))
     finally:
-        # Ctrl-C must not wait for the files that nobody has looked at.
+        # Ctrl-C must not wait for the files that are still queued.
         pool.shutdown(cancel_futures=True)
     good = [path for path in files if found.get(path) is None]
     if len(good) != len(known) or any(fault is None for fault in found.values()):
@@ -170,7 +170,10 @@ def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Links to folders are followed, each folder once: a link that leads back up would multiply its images."""
+    """Yield all files below a folder except hidden ones.
+
+    Follows symbolic links, but visits each folder once: a link to a parent folder would otherwise repeat its images.
+    """
     seen: set[tuple[int, int]] = set()
     for where, folders, names in os.walk(folder, followlinks=True):
         folders.sort()
@@ -183,18 +186,18 @@ def walk_files(folder: Path) -> Iterator[Path]:
 
 
 def _unreadable_reason(path: Path) -> str | None:
-    """Why a file cannot be used, None where it can: it is decoded once, a JPEG at an eighth of its size."""
+    """Decode a file to find out why it is unusable; None if it is usable. A JPEG is decoded at down to 1/8 scale."""
     try:
         if not path.is_file():
             return "not a file"
         with Image.open(path) as image:
             if image.mode == "F":
-                return "its pixels are floating-point numbers, for which no white is defined"
+                return "floating-point pixels (Pillow mode F) are not supported"
             image.draft("L", (32, 32))
             ImageOps.exif_transpose(image).load()
     except UnidentifiedImageError:
         return "not an image"
     except Exception as error:
-        # A damaged file brings any error out of a decoder.
+        # Decoders raise arbitrary exceptions for a damaged file.
         return f"broken: {error}"
     return None

@@ -1,4 +1,4 @@
-"""The image format of a config: size, channels, mean and standard deviation."""
+"""The input format of the model: size, channels, mean and std from the config and the dataset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.data.sources.builtin import DIGITS_FORMAT, TORCHVISION_DATASETS, ope
 
 
 def expected_input_format(config: Config) -> ImageFormat:
-    """What the images will look like, as far as that is known without looking at them: nothing is opened."""
+    """Return the expected input format from the config alone, without opening the dataset."""
     data = config.data
     if data.dataset == "folder" or is_user_code(data.dataset):
         from engine.data.sources.folder import DEFAULT_IMAGE_SIZE
@@ -25,12 +25,13 @@ def expected_input_format(config: Config) -> ImageFormat:
 
 
 def model_input_format(config: Config, source: ImageSource) -> ImageFormat:
-    """What the images look like to the model: the source's own format, but for what the config says otherwise."""
+    """Return the input format of the model: the source's format with the overrides of the config."""
     data, own = config.data, source.format
     channels = data.channels or own.channels
     mean, std = own.mean, own.std
     if channels != own.channels:
-        # Grey copied to three channels keeps its statistics; colour made grey has about the mean of them.
+        # Grayscale copied to three channels keeps its statistics; those of RGB converted to grayscale are close to the
+        # mean over the channels.
         mean = mean * 3 if channels == 3 else (sum(mean) / 3,)
         std = std * 3 if channels == 3 else (sum(std) / 3,)
     return replace(

@@ -1,4 +1,7 @@
-"""Single images as Pillow has them: read, turned upright, cut, and brought to a size."""
+"""Decode single image files: EXIF orientation, crop, resize and mode conversion with Pillow.
+
+Large JPEG crops go through the faster decoder in `engine.data.sources.jpeg`.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,24 @@ from PIL import ExifTags, Image, ImageOps
 from engine.data.sampler import Indices
 from engine.data.sources.base import Box, CropSpec, ImageFormat, Images, UnreadableImageError
 
-# Orientations of EXIF by which height and width change places.
+# EXIF orientations that swap height and width.
 _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
 _ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
-# What to cut out of an image of a height and a width.
+# Maps the height and width of an image to the box to crop.
 BoxFunction = Callable[[int, int], Box]
 
 
 def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
-    """The image as C x H x W: upright, and that part of it brought to the size which `get_box` names, or the largest
-    square in its middle. Raises UnreadableImageError."""
+    """Read an image file, C x size x size uint8.
+
+    The image is rotated according to EXIF, then the box of `get_box` (by default the largest center square) is cropped
+    and resized. Raises UnreadableImageError.
+    """
     try:
         with path.open("rb") as file:
             return _decode(file, image_format, get_box or center_box)
     except Exception as error:
-        # A damaged file brings any error out of a decoder.
+        # Decoders raise arbitrary exceptions for a damaged file.
         raise UnreadableImageError(f"the image {path} cannot be read: {error}") from error
 
 
@@ -41,9 +47,8 @@ def _decode(file: BinaryIO, image_format: ImageFormat, get_box: BoxFunction) -> 
         left, top, right, bottom = get_box(height, width)
         wanted = (ceil(width * size / (right - left)), ceil(height * size / (bottom - top)))
         whole = image.size
-        # Pillow decodes a JPEG straight to a half, a quarter or an eighth of its size where that is still large enough,
-        # which torchvision cannot; a JPEG of which all pixels are needed is decoded and resized by torchvision and
-        # torch, which take two thirds of Pillow's time.
+        # Pillow's draft mode decodes a JPEG directly at 1/2, 1/4 or 1/8 scale if that is large enough; torchvision
+        # cannot. At full scale torchvision's decoder and torch's resize take two thirds of Pillow's time.
         image.draft(mode, wanted[::-1] if turned else wanted)
         if image.format == "JPEG" and image.size == whole and orientation == 1 and image.mode in ("L", "RGB"):
             from engine.data.sources import jpeg
@@ -58,40 +63,45 @@ def _decode(file: BinaryIO, image_format: ImageFormat, get_box: BoxFunction) -> 
 
 
 def pil_to_format(image: Image.Image, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
-    """An image that is in memory, as `read_image` gives one. Raises ValueError, or what its decoder raises."""
+    """Convert a Pillow image like `read_image`, C x size x size uint8, without EXIF rotation.
+
+    Raises ValueError if the mode is unsupported, or the exception of Pillow's decoder.
+    """
     image = convert_mode(image, _pil_mode(image_format))
     return _resized_crop(image, image_format.size, (get_box or center_box)(image.height, image.width))
 
 
 def center_box(height: int, width: int) -> Box:
-    """The largest square."""
+    """Return the largest center square."""
     side = min(height, width)
     left, top = (width - side) // 2, (height - side) // 2
     return left, top, left + side, top + side
 
 
 def crop_images(images: Images, indices: Indices, crop: CropSpec) -> Images:
-    """Of N x C x H x W, each image cut and brought to the size of `crop`."""
+    """Crop and resize each image, N x C x H x W uint8, to N x C x size x size uint8."""
     kept = ImageFormat(crop.size, images.shape[1], (), ())
     cuts = [partial(crop.box, int(index)) for index in indices]
     return np.stack([pil_to_format(_from_array(pixels), kept, cut) for pixels, cut in zip(images, cuts, strict=True)])
 
 
 def convert_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Grey ("L") or colour ("RGB") of 8 bits; what is transparent is seen on white. Raises ValueError for numbers of
-    which nobody knows what is white."""
+    """Convert an image to mode "L" or "RGB", with transparent pixels composited on white.
+
+    Raises ValueError for floating-point images, whose value range is not defined.
+    """
     image = _to_eight_bits(image)
     if image.mode in _ALPHA_MODES or "transparency" in image.info:
-        # The colour of a transparent pixel is anything.
+        # The color stored for a transparent pixel is arbitrary.
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == mode else image.convert(mode)
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit greys brought to 8 bits with their shades; Pillow itself cuts them off at 255."""
+    """Scale 16-bit grayscale to 8 bits; Pillow's own conversion clips at 255."""
     if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, for which no white is defined")
+        raise ValueError("floating-point pixels (Pillow mode F) are not supported")
     if not image.mode.startswith("I"):
         return image
     shades = np.asarray(image).astype(np.int64) // 257

@@ -1,5 +1,7 @@
-"""JPEG files decoded to tensors by torchvision's compiled decoder, which is faster than Pillow's way to an array. Its
-library is loaded by itself: to import torchvision takes seconds, which each loader process would need."""
+"""Decode JPEG files with torchvision's compiled decoder, which is faster than Pillow.
+
+Only its shared library is loaded: importing torchvision takes seconds, in each loader worker.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,16 @@ from torch import Tensor
 
 from engine.data.sources.base import Box, Images
 
-# torchvision.io.ImageReadMode, by Pillow's names.
+# torchvision.io.ImageReadMode by Pillow mode.
 _READ_MODES = {"L": 1, "RGB": 3}
 
 
 def decode(data: bytes, mode: str) -> Tensor | None:
-    """C x H x W of uint8, grey ("L") or colour ("RGB"), not turned by what EXIF says; None where the decoder is not
-    there, or does not like the file: whether a file is sound is for Pillow to say, which takes more of them."""
+    """Decode a JPEG to C x H x W uint8 in mode "L" or "RGB", without EXIF rotation.
+
+    Returns None if the decoder is not installed or rejects the file. The caller then decodes with Pillow, which accepts
+    more files.
+    """
     decoder = _load_decoder()
     if decoder is None:
         return None
@@ -33,9 +38,12 @@ def decode(data: bytes, mode: str) -> Tensor | None:
 
 
 def resized_crop(pixels: Tensor, size: int, box: Box) -> Images:
-    """That part of C x H x W brought to `size` x `size`, as Pillow's bilinear filter does it, to one level."""
+    """Crop C x H x W uint8 pixels to a box and resize to C x size x size uint8.
+
+    The result differs from Pillow's BILINEAR by at most 1.
+    """
     left, top, right, bottom = box
-    # torch's fast code for bytes is for whole images with their channels last, as the decoder gives them.
+    # torch's vectorized uint8 resize needs channels_last input, the layout in which the decoder returns its images.
     part = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
     made = F.interpolate(part, (size, size), mode="bilinear", antialias=True)[0].numpy()
     return np.asarray(made, np.uint8)

@@ -1,4 +1,4 @@
-"""Opens the dataset that a config names."""
+"""Open the source of a config's dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.data.sources.builtin import (
 
 
 def open_source(config: Config) -> ImageSource:
-    """The images that a config asks for. Raises UsageError."""
+    """Open the dataset of a config. Raises UsageError if it is missing or unusable."""
     data, seed = config.data, config.run.seed
     if data.dataset == "digits":
         return open_digits(data, seed)
@@ -33,9 +33,11 @@ def open_source(config: Config) -> ImageSource:
 
 
 def open_source_for_preflight(config: Config) -> ImageSource | None:
-    """The source where it can be had without torch, to find its faults before ranks are started and to look into a
-    folder once for all of them; None for torchvision's sets, of which only the files are looked for, and for the user's
-    own data, at which `engine.data.inspection_process.check_user_data_code` looks."""
+    """Open the dataset before the ranks start if that needs no torch, so that a folder is scanned once for all ranks.
+
+    Returns None for torchvision datasets, after checking that their files exist, and for user datasets, which
+    `engine.data.inspection_process.check_user_data_code` checks. Raises UsageError.
+    """
     if is_user_code(config.data.dataset):
         return None
     if config.data.dataset in TORCHVISION_DATASETS:

@@ -1,5 +1,8 @@
-"""A source made of the user's own dataset: `build(part)`, called with "train" and "val", gives a map-style dataset of
-pairs of an image and a label."""
+"""Wrap a user dataset (`data.dataset=module:name`) as an image source.
+
+The named function or class is called with "train" and with "val", and returns a map-style dataset of (image, label)
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,15 @@ from engine.data.sources.image import pil_to_format
 from engine.utils.errors import UsageError
 
 DATASET_KEY = "data.dataset"
-SUPPORTED_IMAGE_TYPES = "a PIL image, a NumPy array of uint8 (H x W or H x W x C) or a tensor of uint8 (C x H x W)"
+SUPPORTED_IMAGE_TYPES = "a PIL image, a uint8 NumPy array (H x W or H x W x C) or a uint8 tensor (C x H x W)"
 
 
 @dataclass(frozen=True)
 class UserDataset:
-    """Where a dataset comes from. It is made once in each process that asks for it, or was forked from one that did;
-    whatever it draws at random for that, it draws alike in all of them."""
+    """Reference to a user dataset, which `build` creates once per process.
+
+    Random numbers drawn while it is created are the same in every process.
+    """
 
     name: str
     code: str | None
@@ -38,14 +43,14 @@ class UserDataset:
     seed: int
 
     def build(self, part: Part) -> Any:
-        """Raises UsageError."""
+        """Return the dataset of a part, created on the first call. Raises UsageError."""
         return _build_dataset(self, part)
 
     def describe(self, part: Part) -> str:
         return f"{self.name}({part!r})"
 
     def item(self, part: Part, index: int) -> tuple[Image.Image, int]:
-        """Image and label. Raises UnreadableImageError."""
+        """Return image and label of an item. Raises UnreadableImageError if it fails or has an unsupported type."""
         item_name = f"item {index} of {self.describe(part)}"
         dataset = self.build(part)
         try:
@@ -53,22 +58,20 @@ class UserDataset:
         except Exception as error:
             raise UnreadableImageError(f"{item_name} cannot be read: {describe_exception(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UnreadableImageError(
-                f"{item_name} is {describe_value(item)}, and must be a pair of an image and a label"
-            )
+            raise UnreadableImageError(f"{item_name} is {describe_value(item)}; it must be an (image, label) pair")
         image, label = item
         try:
             number = operator.index(label)
         except TypeError as error:
             raise UnreadableImageError(
-                f"{item_name} has {describe_value(label)} for its label, which must be a whole number"
+                f"{item_name} has {describe_value(label)} as its label; it must be an integer"
             ) from error
         return _to_pil_image(image, item_name), number
 
 
 @dataclass(frozen=True)
 class UserDatasetSource:
-    """Holds where the dataset comes from, and not the dataset."""
+    """Image source of a user dataset. Holds a reference to the dataset, so that it pickles without the data."""
 
     dataset: UserDataset
     format: ImageFormat
@@ -92,19 +95,19 @@ class UserDatasetSource:
             item_name = f"item {index} of {self.dataset.describe(part)}"
             if not 0 <= label < len(self.classes):
                 raise UnreadableImageError(
-                    f"{item_name} has the label {label}, and there are {len(self.classes)} classes"
+                    f"{item_name} has the label {label}, which is out of range for {len(self.classes)} classes"
                 )
             try:
                 images[row] = pil_to_format(image, self.format, partial(crop.box, int(index)) if crop else None)
             except Exception as error:
-                # Pillow decodes a file when its pixels are first asked for.
+                # Pillow decodes lazily: a damaged file fails here.
                 raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
             labels[row] = label
         return images, labels
 
 
 def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserDatasetSource:
-    """Raises UsageError where the user's code fails, or gives what cannot be trained on."""
+    """Open a user dataset and check its first items. Raises UsageError if the code fails or the data is unsupported."""
     dataset = UserDataset(data.dataset, code, data.path, seed)
     counts: dict[Part, int] = {part: _length(dataset, part) for part in PARTS}
     try:
@@ -117,7 +120,7 @@ def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserData
         raise UsageError.one(
             "data.image_size",
             f"the first image of {dataset.describe('train')} is {first.width} x {first.height}; "
-            "give the height and width that images are to be brought to, such as 224",
+            "set the height and width to resize images to, such as 224",
         )
     channels = data.channels or (1 if first.mode in ("1", "L", "LA", "La") or first.mode.startswith("I") else 3)
     mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
@@ -129,7 +132,7 @@ def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserData
         ):
             raise UsageError.one(
                 DATASET_KEY,
-                f"{dataset.describe(part)} has the label {most}, and there are {len(classes)} classes, from 0",
+                f"{dataset.describe(part)} has the label {most}, which is out of range for {len(classes)} classes",
             )
     return UserDatasetSource(dataset, image_format, classes, counts)
 
@@ -141,7 +144,7 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
         raise UsageError.one(
             DATASET_KEY,
             (
-                f'{dataset.name} is {describe_value(build)}; it must be a function or a class, called with "train" and '
+                f'{dataset.name} is {describe_value(build)}; it must be a function or a class that takes "train" or '
                 '"val"'
             ),
         )
@@ -153,7 +156,7 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
     if path is not None and dataset.path is not None:
         given = {"path": dataset.path}
     elif path is not None and path.default is inspect.Parameter.empty:
-        raise UsageError.one("data.path", f"{dataset.name} takes the path of the data: give data.path (--data-path)")
+        raise UsageError.one("data.path", f"{dataset.name} requires the argument path; set data.path (--data-path)")
     try:
         with fork_all_rngs() as seeded:
             seeded(dataset.seed)
@@ -167,21 +170,22 @@ def _length(dataset: UserDataset, part: Part) -> int:
     if not hasattr(type(made), "__getitem__") or not hasattr(type(made), "__len__"):
         raise UsageError.one(
             DATASET_KEY,
-            f"{dataset.describe(part)} gives {describe_value(made)}; it must give a dataset with len() and [index]",
+            f"{dataset.describe(part)} returned {describe_value(made)}; it must return a dataset with __getitem__ and "
+            "__len__",
         )
     try:
         length = len(made)
     except Exception as error:
         raise UsageError.one(
-            DATASET_KEY, f"the length of {dataset.describe(part)} failed: {describe_exception(error)}"
+            DATASET_KEY, f"len() of {dataset.describe(part)} failed: {describe_exception(error)}"
         ) from error
     if length == 0:
-        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} holds no image")
+        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} is empty")
     return length
 
 
 def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ...]:
-    """As the training part names them, or else numbered: as many as the config says, or as its labels need."""
+    """Return the `classes` of the training dataset, else numbers up to `num_classes` or the largest label."""
     names = getattr(dataset.build("train"), "classes", None)
     if names is None:
         num_classes = num_classes or int(_all_labels(dataset, "train").max()) + 1
@@ -189,7 +193,7 @@ def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ..
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise UsageError.one(
             DATASET_KEY,
-            f"the classes of {dataset.describe('train')} are {describe_value(names)}, and must be a list of names",
+            f"the classes of {dataset.describe('train')} are {describe_value(names)}; they must be a list of names",
         )
     if len(names) < 2:
         raise UsageError.one(DATASET_KEY, f"{dataset.describe('train')} has fewer than two classes")
@@ -197,14 +201,14 @@ def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ..
 
 
 def _labels_attribute(dataset: UserDataset, part: Part) -> Any:
-    """The dataset's attribute `targets` or `labels`; None where it has neither."""
+    """Return the dataset's attribute `targets` or `labels`; None if it has neither."""
     found = (getattr(dataset.build(part), name, None) for name in ("targets", "labels"))
     return next((labels for labels in found if labels is not None), None)
 
 
 @cache
 def _all_labels(dataset: UserDataset, part: Part) -> Labels:
-    """Those that the dataset lists, or else read from all of its items. Raises UsageError."""
+    """Return the labels that the dataset lists, or read them from all its items; N int64. Raises UsageError."""
     given, count = _labels_attribute(dataset, part), len(dataset.build(part))
     try:
         if given is None:
@@ -220,13 +224,13 @@ def _all_labels(dataset: UserDataset, part: Part) -> Labels:
     if labels.dtype.kind not in "iu" or labels.shape != (count,) or labels.min() < 0:
         raise UsageError.one(
             DATASET_KEY,
-            f"the labels of {dataset.describe(part)} must be {count} whole numbers from 0 up, one for each item",
+            f"the labels of {dataset.describe(part)} must be {count} non-negative integers, one per item",
         )
     return labels.astype(np.int64)
 
 
 def _to_pil_image(image: Any, item_name: str) -> Image.Image:
-    """Raises UnreadableImageError."""
+    """Convert an image of a supported type to Pillow. Raises UnreadableImageError for any other."""
     if isinstance(image, Image.Image):
         return image
     torch, array = sys.modules.get("torch"), image
@@ -234,8 +238,8 @@ def _to_pil_image(image: Any, item_name: str) -> Image.Image:
         array = image.detach().cpu().numpy().transpose(1, 2, 0)
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise UnreadableImageError(
-            f"{item_name} has {describe_value(image)} for its image, which must be {SUPPORTED_IMAGE_TYPES}"
+            f"{item_name} has {describe_value(image)} as its image; it must be {SUPPORTED_IMAGE_TYPES}"
         )
     if array.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise UnreadableImageError(f"{item_name} has an image of {array.shape[2]} channels, which must be 1, 3 or 4")
+        raise UnreadableImageError(f"{item_name} has an image with {array.shape[2]} channels; it must have 1, 3 or 4")
     return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))

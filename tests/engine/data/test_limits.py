@@ -1,4 +1,4 @@
-"""What can run short while a run trains is told before it starts."""
+"""Warnings before a run about shared memory, open files and disk space."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def config(*overrides: str) -> Config:
 def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
     assert shm_shortage(LOADING, 400 << 20) is None
     assert str(shm_shortage(LOADING, 64 << 20)) == (
-        "/dev/shm has 64 MiB free, and the loader processes can hold 400 MiB of batches (2 ranks x 4 workers x 4 "
-        "batches of 12.5 MiB); give fewer data.workers or a smaller data.prefetch, or more shared memory (docker run "
+        "/dev/shm has 64 MiB free, but the batches of the loader workers can take 400 MiB (2 ranks x 4 workers x 4 "
+        "batches of 12.5 MiB); reduce data.workers or data.prefetch, or increase the shared memory (docker run "
         "--shm-size=1g)"
     )
 
@@ -41,7 +41,7 @@ def test_loading_checks_pass_without_workers() -> None:
 def test_open_files_check_covers_prefetched_batches() -> None:
     assert open_files_shortage(LOADING, 80) is None
     assert open_files_shortage(LOADING, None) is None
-    assert "a process may have 79 files open, and a rank can need 80" in str(open_files_shortage(LOADING, 79))
+    assert "the open-file limit is 79, but a rank can need 80" in str(open_files_shortage(LOADING, 79))
 
 
 def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path) -> None:
@@ -106,5 +106,5 @@ def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) ->
     script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 300 && exec "$@"'
     done = gputrain.run_in_mount_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr
-    assert "warning: /dev/shm has 6 MiB free, and the loader processes can hold 48.1 MiB of batches" in done.stderr
-    assert "warning: a process may have 300 files open, and a rank can need 320" in done.stderr
+    assert "warning: /dev/shm has 6 MiB free, but the batches of the loader workers can take 48.1 MiB" in done.stderr
+    assert "warning: the open-file limit is 300, but a rank can need 320" in done.stderr

@@ -1,4 +1,4 @@
-"""Split, order and shares: pure functions of the seed, the epoch and the image."""
+"""Random bits, train/validation split, epoch order and batches per rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shares(
 
 
 def test_mix_matches_splitmix64_reference() -> None:
-    # The first outputs of the reference implementation for the seed 1234567 (Vigna, splitmix64.c).
+    # First outputs of the reference implementation with seed 1234567 (Vigna, splitmix64.c).
     state, outputs = 1234567, []
     for _ in range(3):
         outputs.append(_splitmix64(state))
@@ -163,7 +163,7 @@ def test_sampler_counts_remaining_images_of_epoch(drop_last: bool, images: int) 
 def test_sampler_warns_about_many_dropped_images() -> None:
     assert sampler_warnings(shares(0, 2)) == [], "7 of 103"
     (told,) = sampler_warnings(shares(0, 2, batch=20))
-    assert told.startswith("23 of 103 training images fill no step")
+    assert told.startswith("23 of 103 training images do not fill a step")
     assert sampler_warnings(shares(0, 2, batch=20, drop_last=False)) == []
 
 

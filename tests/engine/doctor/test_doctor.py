@@ -293,9 +293,9 @@ def test_where_the_data_is_missing_the_advice_is_apart(tmp_path: Path) -> None:
     )
     mnist = data_check(config("data.dataset=mnist", f"data.path={gone}"))
     assert mnist is not None
-    assert mnist.found.startswith(f"no mnist in {gone}: ")
+    assert mnist.found.startswith(f"mnist is not in {gone}: ")
     assert mnist.found.endswith(" is missing")
-    assert mnist.advice == "give the folder that holds MNIST/raw, or fetch it with data.download=true"
+    assert mnist.advice == "set data.path to the folder that contains MNIST/raw, or download it with data.download=true"
 
 
 def test_reduce_devices_are_chosen_gpus_or_at_least_two_cpu_ranks() -> None:

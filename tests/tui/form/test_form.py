@@ -185,7 +185,7 @@ def test_checker_reports_what_machine_lacks(tmp_path: Path, monkeypatch: pytest.
     snapshot = demo_snapshot(0.0)
     assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]
     assert "did you mean cnn?" in check(model__name="cnnn")[1][0]
-    assert "take 4000 a step" in check(data__batch_size="2000")[1][0]
+    assert "the global batch size is 4000" in check(data__batch_size="2000")[1][0]
     assert "does not exist" in check(data__dataset="folder", data__path="/nowhere")[1][0]
 
 

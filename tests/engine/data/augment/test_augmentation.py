@@ -1,4 +1,4 @@
-"""Augmentation: what is done to training images, by what random numbers, and to whom it is not done."""
+"""Augmentation: per-image and batch transforms, resized crops, user transforms, mixup and CutMix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def augmentation(*overrides: str, images: ImageFormat = COLOUR) -> Augmentation:
 
 
 def drawn_by_hand(transform: v2.Transform, stream: RandomStream, images: Tensor, epoch: int) -> Tensor:
-    """The transform called with one image after another, torch seeded for each."""
+    """Apply a torchvision transform to one image at a time, seeding torch for each as `Augmentation` does."""
     bits = random_bits(0, stream, epoch, np.arange(len(images)))
     made = []
     for image, seed in zip(images, bits, strict=True):
@@ -94,7 +94,7 @@ def test_augmentation_without_changes_returns_same_tensor() -> None:
 
 def test_augmentation_is_independent_of_thread_count() -> None:
     large = torch.randint(0, 256, (3, 3, 256, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    # Contrast takes the mean of an image, which two threads would add up otherwise than one.
+    # Contrast uses the mean of an image, whose floating-point sum depends on the number of threads.
     changed, threads, made = augmentation("contrast=0.9"), torch.get_num_threads(), []
     try:
         for number in (1, 2):
@@ -154,7 +154,7 @@ def test_resized_crop_of_in_memory_source_outputs_model_size() -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Smooth colours with fine noise, of 640 x 480, lying on its side where the name says so."""
+    """Folder with two classes of a 640 x 480 color gradient: a PNG, a JPEG, and a JPEG rotated by its EXIF tag."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     down, across = np.mgrid[0:480, 0:640]
     pixels = np.stack([across // 3, down // 2, (across + down) // 5], -1).astype(np.uint8)
@@ -187,7 +187,7 @@ NUMBERS = itertools.count()
 
 
 def own(folder: Path, text: str, name: str = "change") -> Augmentation:
-    """The augmentation with a transform of the user's own, in a module of its own."""
+    """Return an augmentation with a user transform, written to a module of its own."""
     module = f"own_{next(NUMBERS)}"
     (folder / f"{module}.py").write_text(f"import random\nimport numpy as np\nimport torch\n\n{text}\n")
     return Augmentation(
@@ -231,10 +231,13 @@ def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
     [
         (
             "return image.float()",
-            "gives a Tensor of float32, 3 x 16 x 16, and must give a Tensor of uint8, 3 x 16 x 16",
+            "returned a Tensor of float32, 3 x 16 x 16; it must return a Tensor of uint8, 3 x 16 x 16",
         ),
-        ("return image[:, :8]", "gives a Tensor of uint8, 3 x 8 x 16, and must give a Tensor of uint8, 3 x 16 x 16"),
-        ("return image.numpy()", "gives an ndarray of uint8, 3 x 16 x 16, and must give a Tensor of uint8"),
+        (
+            "return image[:, :8]",
+            "returned a Tensor of uint8, 3 x 8 x 16; it must return a Tensor of uint8, 3 x 16 x 16",
+        ),
+        ("return image.numpy()", "returned an ndarray of uint8, 3 x 16 x 16; it must return a Tensor of uint8"),
         ("raise ValueError('no\\nway')", r"failed: ValueError: no \(.*own_\d+\.py, line 6\)$"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A cache of decoded images of the test's own."""
+"""Fixtures of the input pipeline tests."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ from engine.utils.files import cache_folder
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of an empty decoded cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return cache_folder() / "decoded"

@@ -1,4 +1,4 @@
-"""How images come to the model: chosen by what there is room for and what is done to them, by all ranks alike."""
+"""Choice of the input pipeline by free memory, dataset and augmentation, identical on all ranks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 CHOICES = [
     ((), "memory", "the decoded images take 112.3 KiB"),
     (("augment.flip=true", "augment.erasing=0.3", "augment.resized_crop=true"), "memory", "take 112.3 KiB"),
-    (("augment.policy=randaugment",), "stream", "each image is distorted by itself"),
-    (("augment.contrast=0.1",), "stream", "each image is distorted by itself"),
+    (("augment.policy=randaugment",), "stream", "augmentation runs per image"),
+    (("augment.contrast=0.1",), "stream", "augmentation runs per image"),
     (("data.pipeline=memory", "augment.policy=randaugment"), "memory", "as data.pipeline says"),
     (("data.pipeline=stream",), "stream", "as data.pipeline says"),
     (("data.pipeline=fixed",), "fixed", "as data.pipeline says"),
-    (("data.dataset=fake", "data.fake_train=1000000000"), "stream", r"take 2\.8 TiB, and a quarter of the"),
+    (("data.dataset=fake", "data.fake_train=1000000000"), "stream", r"take 2\.8 TiB, more than a quarter of the"),
 ]
 
 
@@ -60,7 +60,10 @@ def test_choose_pipeline_holds_folder_unless_cropped_at_file_size(photos: Path) 
     cuts = [*AUGMENT_OVERRIDES[1:3], "augment.resized_crop=true"]
     config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", *cuts]).config
     choice = choose_pipeline(config, open_source(config), 1)
-    assert (choice.pipeline, choice.why) == ("stream", "augment.resized_crop cuts images at the size of their files")
+    assert (choice.pipeline, choice.why) == (
+        "stream",
+        "augment.resized_crop crops image files at their full resolution",
+    )
 
 
 Usage = namedtuple("Usage", "available total")
@@ -73,15 +76,15 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     source = open_source(config)
     assert choose_pipeline(config, source, 2).pipeline == "memory"
     assert choose_pipeline(config, source, 3).why == (
-        "the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is allowed"
+        "the decoded images take 336.9 KiB, more than a quarter of the 1.2 MiB of free memory"
     )
     asked = resolve_config(None, ["data.pipeline=memory"]).config
-    told = "memory cannot be had: the decoded images take 336.9 KiB, and a quarter of the 1.2 MiB of free memory is "
+    told = "memory is impossible: the decoded images take 336.9 KiB, more than a quarter of the 1.2 MiB of free memory"
     for found in (pipeline_problems(asked, source, 3), pipeline_problems(asked, source, 3)):
         assert [(one.location, one.message) for one in found] == [
-            ("data.pipeline", f"{told}allowed; give stream, or a smaller data.image_size")
+            ("data.pipeline", f"{told}; set data.pipeline=stream or reduce data.image_size")
         ]
-    with pytest.raises(UsageError, match="memory cannot be had"):
+    with pytest.raises(UsageError, match="memory is impossible"):
         choose_pipeline(asked, source, 3)
     assert pipeline_problems(config, source, 3) == []
 
@@ -104,7 +107,7 @@ def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
     def feed(choice: PipelineChoice, *_: object) -> None:
         raise ChosenError(choice.pipeline)
 
-    # A rank goes no further than to where it begins to load.
+    # Stop each rank where it creates its input pipeline.
     monkeypatch.setattr(train, "InputPipeline", feed)
     monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
     config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
@@ -139,8 +142,8 @@ def test_choose_pipeline_counts_each_rank_without_writable_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
     assert [choose_pipeline(one, source, 2).pipeline for one in (config, asked)] == ["memory", "memory"]
     told = (
-        "the decoded images take 36 KiB, and a quarter of the 96 KiB of free memory is allowed: each of 3 ranks "
-        f"needs its own, for they cannot be kept in {no_folder}/gputrain/decoded (Not a directory)"
+        "the decoded images take 36 KiB, more than a quarter of the 96 KiB of free memory: each of 3 ranks needs its "
+        f"own copy because they cannot be cached in {no_folder}/gputrain/decoded (Not a directory)"
     )
     assert choose_pipeline(config, source, 3) == PipelineChoice("stream", told)
     with pytest.raises(UsageError, match=re.escape(told)):
@@ -178,11 +181,9 @@ def test_expected_workers_counts_loader_processes_only_for_stream(overrides: lis
 
 def test_pipeline_warnings_name_unused_keys() -> None:
     held = PipelineChoice("memory", "the decoded images take 18 KiB")
-    said = "data.workers=2 is not used: the decoded images take 18 KiB; loader processes come with data.pipeline=stream"
+    said = "data.workers=2 has no effect: the decoded images take 18 KiB; set data.pipeline=stream to load with workers"
     assert pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, held) == [said]
     assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, held) == []
     assert pipeline_warnings(resolve_config("digits", []).config, held) == []
     fixed = resolve_config("digits", ["data.pipeline=fixed"]).config
-    assert (
-        "gives one batch again and again" in pipeline_warnings(fixed, PipelineChoice("fixed", PIPELINE_FROM_CONFIG))[0]
-    )
+    assert "repeats a single batch" in pipeline_warnings(fixed, PipelineChoice("fixed", PIPELINE_FROM_CONFIG))[0]

@@ -1,4 +1,4 @@
-"""The cache of decoded images: who writes it, when it is reused, and what happens where it cannot be kept."""
+"""The cache of decoded images: concurrent writers, reuse, invalidation, eviction and write errors."""
 
 from __future__ import annotations
 
@@ -160,15 +160,15 @@ def test_decoded_cache_without_space_decodes_after_releasing_lock(cache: Path) -
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (free, int(made.images.sum())) == ([True], 99 * 99)
-    assert made.warning == f"decoded images cannot be kept in {cache} (File too large)"
+    assert made.warning == f"decoded images cannot be cached in {cache} (File too large)"
 
 
 def test_decoded_cache_is_read_from_read_only_folder(cache: Path) -> None:
     load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     (cache / "k.lock").unlink()
-    # Permissions would not keep root out.
+    # A folder in place of the lock file fails even for root, whom file permissions do not stop.
     (cache / "k.lock").mkdir()
-    assert load_or_decode("k", lambda: pytest.fail("is kept")).warning is None
+    assert load_or_decode("k", lambda: pytest.fail("the cached entry was not used")).warning is None
 
 
 def test_decoded_cache_failed_write_leaves_no_file(photos: Path, cache: Path) -> None:
@@ -191,7 +191,7 @@ def test_memory_pipeline_without_cache_warns_and_decodes_into_memory(
     config, source = open_photo_folder(photos)
     requests = build_sampler(config, source, 1).requests(2)
     feed = InputPipeline(PipelineChoice("memory", ""), source, config, model_input_format(config, source), requests)
-    assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
+    assert feed.warnings == ["decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"]
     assert torch.equal(next(feed.device_loader(CPU)).images, wanted[0].images)
 
 
@@ -205,7 +205,7 @@ def test_feed_warns_once_when_cache_cannot_be_written(
     feed = InputPipeline(
         PipelineChoice(pipeline, ""), source := open_source(config), config, model_input_format(config, source), ()
     )
-    assert feed.warnings == ["decoded images cannot be kept in /dev/full/gputrain/decoded (Not a directory)"]
+    assert feed.warnings == ["decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"]
 
 
 def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
@@ -217,13 +217,13 @@ def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
     long_ago = time.time() - 31 * 86400
     for path in cache.iterdir():
         os.utime(path, (long_ago, long_ago))
-    # What its array is known by is its own time of change.
+    # The metadata records the modification time of the array, so changing one invalidates the other.
     for key in ("old", "used"):
         about = json.loads((cache / f"{key}.json").read_text())
         about["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
         (cache / f"{key}.json").write_text(json.dumps(about))
         os.utime(cache / f"{key}.json", (long_ago, long_ago))
-    load_or_decode("used", lambda: pytest.fail("is kept"))
+    load_or_decode("used", lambda: pytest.fail("the cached entry was not used"))
     load_or_decode("new", fresh)
     assert {path.name for path in cache.glob("*.*y")} == {"used.npy", "new.npy"}
     assert not (cache / "old.json").exists()
@@ -263,7 +263,7 @@ def test_memory_pipeline_skips_unreadable_image_and_retries(photos: Path, cache:
 
 
 def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
-    """Noise, in the files that torchvision reads."""
+    """Write random images and labels as MNIST's IDX files."""
     raw, rng = root / "MNIST" / "raw", np.random.default_rng(0)
     raw.mkdir(parents=True)
     for name, count in (("train", train), ("t10k", val)):

@@ -1,4 +1,4 @@
-"""Batches on their way to the device: in order, one ahead, the same on any device."""
+"""Prefetching and transfer of batches to the device: order, errors, and equality across devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batches(device: str, workers: int, *overrides: str) -> list[DeviceBatch]:
 
 
 def read(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
-    """What comes, and what ends it."""
+    """Read all items through a `PrefetchIterator`; returns them and the ValueError that ended them, if any."""
     ahead, came = PrefetchIterator(items), []
     try:
         came.extend(ahead)
@@ -91,7 +91,7 @@ def test_streamed_batches_on_cpu_are_normalized_and_independent_of_workers() -> 
 def test_streamed_batches_on_gpu_match_cpu(workers: int) -> None:
     made = batches("cuda", workers)
     for one, other in zip(made, batches("cpu", 0), strict=True):
-        # In float32 a GPU may divide by multiplying, which differs in the last bit.
+        # A GPU may divide float32 by multiplying with the reciprocal, which differs in the last bit.
         torch.testing.assert_close(one.images.cpu(), other.images, rtol=1e-6, atol=1e-6)
         assert torch.equal(one.labels.cpu(), other.labels)
         assert (one.loss_weight, one.ends_step) == (other.loss_weight, other.ends_step)
@@ -110,7 +110,7 @@ def test_streamed_batches_on_gpu_stay_valid_while_in_use() -> None:
     for _ in range(18):
         batch = next(streamed)
         for _ in range(4):
-            # The device falls behind the host, by more than the batch that is made ahead.
+            # Keep the GPU busy, so that it falls behind the host by more than the prefetched batch.
             busy = busy @ busy / 4096
         sums.append(batch.images.double().sum())
         del batch

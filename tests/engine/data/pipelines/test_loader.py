@@ -1,4 +1,4 @@
-"""Batches: the same numbers whoever prepares them."""
+"""CPU batches: equality for any number of loader workers, and the batch transforms against torchvision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 
-# All that draws random numbers.
+# Everything that draws random numbers, except the crop.
 DRAWING = ["augment.flip=true", "augment.policy=randaugment", "augment.brightness=0.4", "augment.contrast=0.4"]
 DRAWING += ["augment.hue=0.1", "augment.erasing=0.5", "data.channels=3", "data.batch_size=16"]
 CROPS = {"padded": "augment.crop_padding=2", "resized": "augment.resized_crop=true"}
@@ -40,7 +40,7 @@ def batches(workers: int, how: str, first_batch: int = 0, batch_size: int = 16) 
 
 @pytest.fixture(scope="module", params=CROPS)
 def reference_batches(request: pytest.FixtureRequest) -> tuple[str, list[Batch]]:
-    """How is cropped, and the batches as this process prepares them."""
+    """The crop method, and the batches that this process makes without workers."""
     return request.param, batches(0, request.param)
 
 

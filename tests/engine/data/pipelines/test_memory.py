@@ -1,4 +1,4 @@
-"""The memory pipeline: the same batches as the stream's, from images that are decoded once and kept."""
+"""The memory pipeline makes the same batches as the stream pipeline; the fixed pipeline repeats one of them."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def test_erased_rectangles_have_documented_area_ratio_and_probability() -> None:
     assert (left >= 0).all() and (top >= 0).all() and (right <= 32).all() and (bottom <= 32).all()
     assert (height[drawn] < 32).all() and (width[drawn] < 32).all()
     area, ratio = (width * height)[drawn] / 32**2, height[drawn] / width[drawn]
-    # Both within half a pixel of what was drawn.
+    # Rounding to pixels moves both beyond the drawn ranges of 0.02-0.33 and 0.3-3.3.
     assert area.min() > 0.01 and area.max() < 0.36
     assert ratio.min() > 0.2 and ratio.max() < 4.0
-    # Of the areas that fit: at 0.02-0.33 few do not.
+    # The mean of 0.02-0.33: only few drawn shapes do not fit.
     assert float(area.mean()) == pytest.approx(0.175, abs=0.01)
     assert float(np.log(ratio).mean()) == pytest.approx(0.0, abs=0.03)
-    # All places alike.
+    # Positions are uniform.
     assert float(((left + 0.5) / (33 - width))[drawn].mean()) == pytest.approx(0.5, abs=0.02)
 
 
@@ -171,9 +171,6 @@ def test_vary_by_slices_matches_whole_epoch() -> None:
     assert torch.equal(
         torch.cat([apply_batch_params(images[n : n + 7], draws[n : n + 7]) for n in range(0, 40, 7)]), whole
     )
-
-
-# One batch again and again.
 
 
 def test_fixed_pipeline_repeats_first_batch_in_requested_sizes() -> None:

@@ -1,4 +1,4 @@
-"""The number of loader processes follows from how long a batch takes to make."""
+"""The number of loader workers follows from the time to load a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUEST = BatchRequest("train", 1, np.arange(64))
 
 @dataclass
 class Slow(BatchDataset):
-    """So many seconds for an image, and one more at the start."""
+    """Takes `seconds` per image, and `first` more for the first request. `made` counts the images."""
 
     seconds: float
     first: float = 0.0

@@ -1,4 +1,4 @@
-"""A folder of photographs as people have them: of all kinds and sizes, some of them broken."""
+"""Decoding of single images: transparency, palettes, animations, CMYK, 16 bits, EXIF orientation and broken files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RED, BLUE = (220, 40, 30), (20, 60, 200)
 
 
 def read(path: Path, image_format: ImageFormat = COLOUR) -> np.ndarray:
-    """H x W x C."""
+    """Read an image as H x W x C."""
     return read_image(path, image_format).transpose(1, 2, 0).astype(int)
 
 
@@ -75,10 +75,10 @@ def test_read_image_scales_16_bit_grayscale(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_read_image_applies_exif_orientation_before_crop(tmp_path: Path, orientation: int) -> None:
-    """The upper left quarter is red, all else blue, in an image that is wider than high."""
+    """The upper left quarter of a landscape image is red, the rest blue."""
     upright = Image.new("RGB", (480, 320), BLUE)
     upright.paste(RED, (0, 0, 240, 160))
-    # What a camera stores that is held so: the inverse of how it is to be shown.
+    # A camera stores the inverse of the transposition that EXIF requests for display.
     stored = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,

@@ -1,4 +1,4 @@
-"""JPEG files: whichever decoder takes them, the image is the same."""
+"""JPEG files decode to the same pixels with torchvision's decoder and with Pillow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_read_image_full_size_jpeg_matches_pillow(tmp_path: Path, stored: str, c
 
 
 def test_read_image_decodes_large_jpeg_at_half_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg, "decode", lambda *_: pytest.fail("it was decoded whole"))
+    monkeypatch.setattr(jpeg, "decode", lambda *_: pytest.fail("decoded at full size"))
     path = photo(tmp_path / "photo.jpg", size=(640, 480))
     made, wanted = read_image(path, ImageFormat(SIZE, 3, (), ())), by_pillow(path, "RGB", center_box(480, 640))
     assert np.abs(made.astype(int) - wanted).mean() < 2

@@ -1,4 +1,4 @@
-"""The sources: what they hold, what they refuse, what they leave out."""
+"""Built-in, torchvision and folder sources: images, labels, splits, skipped files and invalid data."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_cifar10_source_reads_batches(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         (folder / name).write_bytes(pickle.dumps({"data": flat, "labels": [3, 4]}))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{n}" for n in range(10)]}))
-    # torchvision reads only files with the digests of the real ones.
+    # torchvision checks the MD5 sums of the original files.
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr(datasets.cifar, "check_integrity", lambda *_: True)
     source = open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
@@ -154,7 +154,7 @@ def test_folder_source_uses_train_and_val_folders(tmp_path: Path) -> None:
 def test_folder_source_rejects_class_only_in_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"):
         picture(tmp_path / path)
-    assert f"{tmp_path / 'val' / 'c'} is no class of" in refusal(tmp_path)
+    assert f"{tmp_path / 'val' / 'c'} is not a class of" in refusal(tmp_path)
 
 
 def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: Path) -> None:
@@ -165,7 +165,7 @@ def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: 
     (animal_folder / "dog" / "cut.png").write_bytes(png[: len(png) // 2])
     (animal_folder / "dog" / "empty.png").write_bytes(b"")
     (animal_folder / "dog" / "notes.txt").write_text("not a picture")
-    (animal_folder / "dog" / ".hidden").write_text("passed over in silence")
+    (animal_folder / "dog" / ".hidden").write_text("ignored")
     source = open_folder(animal_folder)
     assert source.num_images("train") + source.num_images("val") == 20
     assert [line.split(" ")[0] for line in source.skipped] == [
@@ -186,7 +186,7 @@ def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) ->
 
 def test_folder_source_rejects_empty_class(animal_folder: Path) -> None:
     (animal_folder / "eel").mkdir()
-    assert f"the class folder {animal_folder / 'eel'} holds no image that can be read" in refusal(animal_folder)
+    assert f"the class folder {animal_folder / 'eel'} contains no readable image" in refusal(animal_folder)
 
 
 def test_folder_source_skips_png_with_flipped_byte(animal_folder: Path) -> None:
@@ -204,7 +204,7 @@ def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) ->
     assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
     picture(path)
     assert open_folder(animal_folder).skipped == ()
-    assert open_folder(animal_folder).skipped == (), "now from the cache"
+    assert open_folder(animal_folder).skipped == (), "read from the cache"
     path.write_bytes(b"no longer")
     assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
 
@@ -225,7 +225,7 @@ def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
 def test_folder_source_rejects_split_folders_with_unknown_names(tmp_path: Path) -> None:
     for part in ("training", "validation"):
         picture(tmp_path / part / "a" / "1.png")
-    assert "looks like parts and not classes (training, validation)" in refusal(tmp_path)
+    assert "contains splits, not classes (training, validation)" in refusal(tmp_path)
 
 
 def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
@@ -239,10 +239,10 @@ def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png"):
         picture(tmp_path / path)
     (tmp_path / "val").mkdir()
-    assert f"{tmp_path / 'val'} holds no image; fill it, or take it away to split" in refusal(tmp_path)
+    assert f"{tmp_path / 'val'} contains no image; add images, or remove it to split" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize(("names", "message"), [((), "holds no folder"), (("one",), "holds only the folder one")])
+@pytest.mark.parametrize(("names", "message"), [((), "contains no folder"), (("one",), "contains only the folder one")])
 def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
     for name in names:
         picture(tmp_path / name / "1.png")

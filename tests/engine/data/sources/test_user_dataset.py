@@ -1,4 +1,4 @@
-"""A dataset of the user's own, named by an import path: what it may give, and what is said of what it may not."""
+"""User datasets (`data.dataset=module:name`): supported items, randomness, and the errors of unsupported ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Data:
 
 
 def config(folder: Path, body: str, *overrides: str, name: str = "Data") -> Config:
-    """A config that trains on `name` of a module with this text."""
+    """Return a config whose dataset is `name` of a new module with `HEAD` and `body` as its text."""
     module = f"data_{next(NUMBERS)}"
     (folder / f"{module}.py").write_text(HEAD + body)
     return resolve_config(None, [f"data.dataset={module}:{name}", f"run.code={folder}", *overrides]).config
@@ -90,7 +90,7 @@ def test_user_source_takes_classes_and_targets_without_reading_images(tmp_path: 
     text = """
         self.classes, self.targets = ["ant", "bee", "cow", "dog"], [0, 1, 1, 3] * 3 if self.count == 12 else [2] * 5
     def __getitem__(self, index):
-        assert index == 0, "another one was read"
+        assert index == 0, "read more than the first item"
         return np.zeros((8, 8), np.uint8), 0
 """
     head = HEAD.index("    def __len__")
@@ -112,7 +112,7 @@ def test_user_source_passes_data_path(tmp_path: Path) -> None:
     text += "return Data(part)\n"
     source = open_source(config(tmp_path, text, "data.path=/some/x", name="build"))
     assert source.num_images("train") == 12
-    with pytest.raises(UsageError, match=r"data\.path: data_\d+:build takes the path of the data: give data\.path"):
+    with pytest.raises(UsageError, match=r"data\.path: data_\d+:build requires the argument path; set data\.path"):
         open_source(config(tmp_path, text, name="build"))
 
 
@@ -195,26 +195,26 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
         (
             "def build(part): return iter([1])",
             "build",
-            r"build\('train'\) gives a list_iterator; it must give a dataset",
+            r"build\('train'\) returned a list_iterator; it must return a dataset",
         ),
-        ("def build(part): return []", "build", r"build\('train'\) holds no image"),
-        ("def build(part): return [7]", "build", r"item 0 of data_\d+:build\('train'\) is an int, and must be a pair"),
+        ("def build(part): return []", "build", r"build\('train'\) is empty"),
+        ("def build(part): return [7]", "build", r"item 0 of data_\d+:build\('train'\) is an int; it must be an"),
         (
             "def build(part): return [(np.zeros((8, 8, 3)), 0)]",
             "build",
-            r"item 0 of .* has an ndarray of float64, 8 x 8 x 3 for its image, which must be a PIL image",
+            r"item 0 of .* has an ndarray of float64, 8 x 8 x 3 as its image; it must be a PIL image",
         ),
         (
             "def build(part): return [(torch.zeros(3, 8, 8), 0)]",
             "build",
-            r"has a Tensor of float32, 3 x 8 x 8 for its image",
+            r"has a Tensor of float32, 3 x 8 x 8 as its image",
         ),
         (
             "def build(part): return [(np.zeros((8, 8, 2), np.uint8), 0)]",
             "build",
-            "an image of 2 channels, which must be 1, 3 or 4",
+            "an image with 2 channels; it must have 1, 3 or 4",
         ),
-        ("def build(part): return [(np.zeros((8, 8), np.uint8), 'cat')]", "build", "has a str for its label"),
+        ("def build(part): return [(np.zeros((8, 8), np.uint8), 'cat')]", "build", "has a str as its label"),
         ("def build(part): return [(np.zeros((8, 8), np.uint8), 0)]", "build", "fewer than two classes"),
         (
             method("return 1 / 0"),
@@ -224,18 +224,18 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
         (
             method("return Image.new('L', (8, 8))") + "Data.targets = [0, 1]",
             "Data",
-            "must be 12 whole numbers from 0 up",
+            "must be 12 non-negative integers",
         ),
         (
             method("return Image.new('L', (8, 8))") + "Data.classes = 'ab'",
             "Data",
-            "classes of .* are a str, and must be a list",
+            "classes of .* are a str; they must be a list",
         ),
         (
             method("return Image.new('L', (8, 8))")
             + "class Two(Data):\n    classes = ['a', 'b']\n    targets = property(lambda self: [2] * self.count)",
             "Two",
-            r"Two\('train'\) has the label 2, and there are 2 classes, from 0",
+            r"Two\('train'\) has the label 2, which is out of range for 2 classes",
         ),
     ],
 )
@@ -250,7 +250,7 @@ def test_user_source_reports_invalid_dataset_in_one_sentence(tmp_path: Path, bod
     ("lines", "told"),
     [
         ("raise OSError('the disk\\nis gone')", r"cannot be read: OSError: the disk \(.*data_\d+\.py, line 16\)$"),
-        ("return Image.new('F', (8, 8))", "cannot be used: its pixels are floating-point numbers"),
+        ("return Image.new('F', (8, 8))", "cannot be used: floating-point pixels"),
     ],
 )
 def test_user_source_names_failing_item(tmp_path: Path, lines: str, told: str) -> None:
@@ -262,7 +262,9 @@ def test_user_source_names_failing_item(tmp_path: Path, lines: str, told: str) -
 
 def test_user_source_names_out_of_range_label(tmp_path: Path) -> None:
     source = open_source(config(tmp_path, method("return Image.new('L', (8, 8))"), "data.num_classes=2"))
-    with pytest.raises(UnreadableImageError, match=r"item 2 of .* has the label 2, and there are 2 classes"):
+    with pytest.raises(
+        UnreadableImageError, match=r"item 2 of .* has the label 2, which is out of range for 2 classes"
+    ):
         source.load("train", np.array([2]))
 
 
@@ -278,17 +280,19 @@ def test_check_own_data_runs_user_code_in_subprocess(tmp_path: Path) -> None:
     )
     wanted = config(tmp_path, text, "data.batch_size=4", "data.num_classes=3")
     assert count_images(wanted) == ImageCounts(12, 5)
-    with pytest.raises(UsageError, match="4 ranks with 4 images each take 16 a step"):
+    with pytest.raises(UsageError, match=r"the global batch size is 16 \(world size 4 x 4 images\)"):
         check_user_data_code(wanted, 4)
 
 
 def test_try_first_images_reports_failure_before_start(tmp_path: Path) -> None:
     deep = config(tmp_path, method("return Image.new('F', (8, 8))"), "data.num_classes=3", "data.batch_size=4")
-    with pytest.raises(UsageError, match=r"^data\.dataset: item 0 of .* cannot be used: its pixels are floating-point"):
+    with pytest.raises(UsageError, match=r"^data\.dataset: item 0 of .* cannot be used: floating-point pixels"):
         try_first_images(deep, 1)
     (tmp_path / "changes.py").write_text("def change(image):\n    return image.float()\n")
     wanted = resolve_config(None, ["augment.transform=changes:change", f"run.code={tmp_path}"]).config
-    with pytest.raises(UsageError, match=r"^augment\.transform: changes:change gives a Tensor of float32, 1 x 8 x 8"):
+    with pytest.raises(
+        UsageError, match=r"^augment\.transform: changes:change returned a Tensor of float32, 1 x 8 x 8"
+    ):
         try_first_images(wanted, 1)
 
 
@@ -299,5 +303,5 @@ def test_check_own_data_reports_process_exit(tmp_path: Path) -> None:
 
 
 def test_check_own_data_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.data.inspection_process._start_process", lambda: pytest.fail("a process was started"))
+    monkeypatch.setattr("engine.data.inspection_process._start_process", lambda: pytest.fail("started a process"))
     check_user_data_code(resolve_config(None, []).config, 1)
