@@ -86,12 +86,12 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
     problems += sampler_problems(sampler)
     channels = data.channels or source.format.channels
     for key in ("mean", "std"):
-        given = getattr(data, key)
-        if given is not None and len(given) != channels:
+        values = getattr(data, key)
+        if values is not None and len(values) != channels:
             problems.append(
                 Problem(
                     f"data.{key}",
-                    f"has {len(given)} values, but the images have {channels} channels; give one value per channel",
+                    f"has {len(values)} values, but the images have {channels} channels; give one value per channel",
                 )
             )
     if problems:

@@ -44,14 +44,14 @@ def check_user_data_code(config: Config, world_size: int) -> None:
     try:
         with _start_process() as helper:
             helper.send({"config": config.model_dump(mode="json"), "ranks": world_size})
-            told = helper.receive()
+            reply = helper.receive()
     except HelperExitedError as error:
         key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
         name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
         raise UsageError.one(
             key, f"{name} ended the process that tested it (exit code {error.exit_code}); run it on its own to see why"
         ) from error
-    _raise_problems(told)
+    _raise_problems(reply)
 
 
 def count_images(config: Config) -> ImageCounts:
@@ -88,8 +88,8 @@ def main(parent: ParentPipe) -> None:
     """
     request = parent.receive()
     try:
-        config, ranks = validate_config(request["config"]), request["ranks"]
-        images = count_images(config) if ranks is None else try_first_images(config, ranks)
+        config, world_size = validate_config(request["config"]), request["ranks"]
+        images = count_images(config) if world_size is None else try_first_images(config, world_size)
         parent.send({"train": images.train, "val": images.val})
     except UsageError as error:
         parent.send({"problems": [[problem.location, problem.message] for problem in error.problems]})
@@ -101,7 +101,7 @@ def _start_process() -> HelperProcess:
 
 def _raise_problems(reply: Mapping[str, Any]) -> None:
     if "problems" in reply:
-        raise UsageError([Problem(where, what) for where, what in reply["problems"]])
+        raise UsageError([Problem(location, message) for location, message in reply["problems"]])
 
 
 class DataInspection:
@@ -109,19 +109,19 @@ class DataInspection:
 
     def __init__(self, config: Config) -> None:
         self._helper = _start_process()
-        run = {"seed": config.run.seed, "code": config.run.code}
-        self._helper.send({"config": {"data": config.data.model_dump(mode="json"), "run": run}, "ranks": None})
+        run_section = {"seed": config.run.seed, "code": config.run.code}
+        self._helper.send({"config": {"data": config.data.model_dump(mode="json"), "run": run_section}, "ranks": None})
 
     def wait(self) -> ImageCounts | None:
         """Wait for the image counts; None if the helper process failed or was canceled. Raises UsageError if the
         dataset is unusable."""
         try:
             with self._helper:
-                told = self._helper.receive()
+                reply = self._helper.receive()
         except HelperError:
             return None
-        _raise_problems(told)
-        return ImageCounts(told["train"], told["val"])
+        _raise_problems(reply)
+        return ImageCounts(reply["train"], reply["val"])
 
     def cancel(self) -> None:
         self._helper.kill()

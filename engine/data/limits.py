@@ -42,12 +42,12 @@ class LoaderFootprint:
     def from_config(
         cls, config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
     ) -> LoaderFootprint:
-        batch = (
+        batch_bytes = (
             config.data.numeric_batch_size
             * devices_per_rank
             * (image_format.channels * image_format.size**2 + LABEL_BYTES)
         )
-        return cls(local_world_size, workers, config.data.prefetch, batch)
+        return cls(local_world_size, workers, config.data.prefetch, batch_bytes)
 
 
 def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage | None:
@@ -55,8 +55,8 @@ def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage |
 
     A loader worker that writes to a full /dev/shm is killed by SIGBUS.
     """
-    need = footprint.local_world_size * footprint.workers * footprint.prefetch * footprint.batch_bytes
-    if need <= available_bytes:
+    needed_bytes = footprint.local_world_size * footprint.workers * footprint.prefetch * footprint.batch_bytes
+    if needed_bytes <= available_bytes:
         return None
     product = (
         f"{pluralize(footprint.local_world_size, 'rank')} x {pluralize(footprint.workers, 'worker')} x "
@@ -64,22 +64,23 @@ def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage |
     )
     return Shortage(
         f"{SHM_PATH} has {format_bytes(available_bytes)} free, but the batches of the loader workers can take "
-        f"{format_bytes(need)} ({product})",
+        f"{format_bytes(needed_bytes)} ({product})",
         "reduce data.workers or data.prefetch, or increase the shared memory "
-        f"(docker run --shm-size={ceil(1.5 * need / 2**30)}g)",
+        f"(docker run --shm-size={ceil(1.5 * needed_bytes / 2**30)}g)",
     )
 
 
 def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shortage | None:
     """Return a shortage if a rank can exceed the hard open-file limit; a `limit` of None means unlimited."""
-    need = OPEN_FILES_PER_BATCH * footprint.workers * footprint.prefetch + BASE_OPEN_FILES
-    if footprint.workers == 0 or limit is None or need <= limit:
+    needed_files = OPEN_FILES_PER_BATCH * footprint.workers * footprint.prefetch + BASE_OPEN_FILES
+    if footprint.workers == 0 or limit is None or needed_files <= limit:
         return None
+    workers = pluralize(footprint.workers, "worker")
     return Shortage(
-        f"the open-file limit is {limit}, but a rank can need {need} ({pluralize(footprint.workers, 'worker')} x "
-        f"{footprint.prefetch} batches x {OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
+        f"the open-file limit is {limit}, but a rank can need {needed_files} ({workers} x {footprint.prefetch} batches "
+        f"x {OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
         "reduce data.workers or data.prefetch, or raise the limit (nofile in /etc/security/limits.conf, "
-        f"docker run --ulimit nofile={max(65536, need)})",
+        f"docker run --ulimit nofile={max(65536, needed_files)})",
     )
 
 
@@ -90,10 +91,10 @@ def loader_warnings(
 
     Call it before the workers start: they use the shared memory that it measures.
     """
-    loading = LoaderFootprint.from_config(config, local_world_size, workers, image_format, devices_per_rank)
-    shortages = [open_files_shortage(loading, max_open_files())]
+    footprint = LoaderFootprint.from_config(config, local_world_size, workers, image_format, devices_per_rank)
+    shortages = [open_files_shortage(footprint, max_open_files())]
     with suppress(OSError):
-        shortages.append(shm_shortage(loading, free_bytes(SHM_PATH)))
+        shortages.append(shm_shortage(footprint, free_bytes(SHM_PATH)))
     return [str(shortage) for shortage in shortages if shortage is not None]
 
 

@@ -27,13 +27,13 @@ def fork_torch_rng() -> Iterator[SeedFunction]:
 @contextmanager
 def fork_all_rngs() -> Iterator[SeedFunction]:
     """Fork the generators of torch (CPU), Python and NumPy for user code, and yield a function that seeds them."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
             yield _seed_all
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @contextmanager

@@ -83,12 +83,14 @@ def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -
 
     A share of `val_split` of each class is for validation: at least one image if the class has two, and never all.
     """
-    chosen: list[Indices] = []
+    val_members: list[Indices] = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        wanted = min(max(round(len(members) * val_split), 1), len(members) - 1)
-        chosen.append(members[np.argsort(random_bits(seed, RandomStream.SPLIT, 0, members), kind="stable")[:wanted]])
-    val = np.sort(np.concatenate(chosen))
+        num_val = min(max(round(len(members) * val_split), 1), len(members) - 1)
+        val_members.append(
+            members[np.argsort(random_bits(seed, RandomStream.SPLIT, 0, members), kind="stable")[:num_val]]
+        )
+    val = np.sort(np.concatenate(val_members))
     return np.setdiff1d(np.arange(len(labels)), val), val
 
 
@@ -147,8 +149,8 @@ class DistributedBatchSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        full, rest = divmod(self.train_images, self.global_batch)
-        return full + (1 if rest and not self.drop_last else 0)
+        full_steps, remainder = divmod(self.train_images, self.global_batch)
+        return full_steps + (1 if remainder and not self.drop_last else 0)
 
     @property
     def dropped_images(self) -> int:
@@ -163,10 +165,10 @@ class DistributedBatchSampler:
     @property
     def min_batch_size(self) -> int:
         """Size of the smallest training batch of any rank."""
-        rest = self.train_images % self.global_batch
-        if self.drop_last or rest == 0:
+        remainder = self.train_images % self.global_batch
+        if self.drop_last or remainder == 0:
             return self.batch_size
-        return max(rest // self.world_size // self._batches_per_rank(rest), 1)
+        return max(remainder // self.world_size // self._batches_per_rank(remainder), 1)
 
     def _batches_per_rank(self, images: int) -> int:
         """Number of micro-batches per rank in a step of `images` images."""
@@ -180,8 +182,8 @@ class DistributedBatchSampler:
         order = epoch_permutation(self.train_images, self.seed, epoch)
         for step in range(first_step, self.steps_per_epoch):
             images = order[step * self.global_batch : (step + 1) * self.global_batch]
-            mine = np.array_split(images, self.world_size)[self.rank]
-            batches = np.array_split(mine, self._batches_per_rank(len(images)))
+            rank_images = np.array_split(images, self.world_size)[self.rank]
+            batches = np.array_split(rank_images, self._batches_per_rank(len(images)))
             for number, batch in enumerate(batches, 1):
                 weight = len(batch) * self.world_size / len(images)
                 ends = number == len(batches)
@@ -192,10 +194,10 @@ class DistributedBatchSampler:
 
         Evaluation uses only the first device of a rank, so batches have the per-device size.
         """
-        mine, batch = np.array_split(np.arange(self.val_images), self.world_size)[self.rank], self.batch_size
+        rank_images, batch = np.array_split(np.arange(self.val_images), self.world_size)[self.rank], self.batch_size
         batch //= self.devices_per_rank
-        for start in range(0, len(mine), batch):
-            yield BatchRequest("val", 0, mine[start : start + batch])
+        for start in range(0, len(rank_images), batch):
+            yield BatchRequest("val", 0, rank_images[start : start + batch])
 
     def requests(self, epochs: int, first_epoch: int = 1, first_batch: int = 0) -> Iterator[BatchRequest]:
         """Yield the training and validation batches of all epochs from a position to the end of the run.

@@ -52,30 +52,33 @@ class AugmentParams:
         """Return the parameters on a device, copied asynchronously from pinned memory."""
         if device.type == "cpu":
             return self
-        return self._map_tensors(lambda drawn: drawn.pin_memory().to(device, non_blocking=True))
+        return self._map_tensors(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
     def __getitem__(self, rows: slice) -> AugmentParams:
         """Return the parameters of a slice of the images."""
-        return self._map_tensors(lambda drawn: drawn[rows])
+        return self._map_tensors(lambda tensor: tensor[rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the tensors by value: a shared-memory file for each of them is slower than a copy."""
-        drawn = [None if one is None else one.numpy() for one in (self.crop_offsets, self.flip_mask, self.erase_boxes)]
-        return _unpickle_params, (drawn, self.crop_padding, self.erase_value)
+        arrays = [
+            None if tensor is None else tensor.numpy()
+            for tensor in (self.crop_offsets, self.flip_mask, self.erase_boxes)
+        ]
+        return _unpickle_params, (arrays, self.crop_padding, self.erase_value)
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> AugmentParams:
-        corners, flips, erased = (
-            None if drawn is None else function(drawn)
-            for drawn in (self.crop_offsets, self.flip_mask, self.erase_boxes)
+        crop_offsets, flip_mask, erase_boxes = (
+            None if tensor is None else function(tensor)
+            for tensor in (self.crop_offsets, self.flip_mask, self.erase_boxes)
         )
-        return replace(self, crop_offsets=corners, flip_mask=flips, erase_boxes=erased)
+        return replace(self, crop_offsets=crop_offsets, flip_mask=flip_mask, erase_boxes=erase_boxes)
 
 
 def _unpickle_params(
     arrays: Sequence[NDArray[Any] | None], crop_padding: int, erase_value: tuple[int, ...]
 ) -> AugmentParams:
-    corners, flips, erased = (None if one is None else torch.from_numpy(one) for one in arrays)
-    return AugmentParams(corners, flips, erased, crop_padding, erase_value)
+    crop_offsets, flip_mask, erase_boxes = (None if array is None else torch.from_numpy(array) for array in arrays)
+    return AugmentParams(crop_offsets, flip_mask, erase_boxes, crop_padding, erase_value)
 
 
 def apply_batch_params(images: Tensor, params: AugmentParams) -> Tensor:
@@ -126,7 +129,7 @@ class Augmentation:
         augment = self._augment
         if not augment.resized_crop:
             return None
-        found = random_resized_crop_boxes(
+        boxes = random_resized_crop_boxes(
             scale=augment.crop_scale,
             ratio=augment.crop_ratio,
             heights=image_size,
@@ -135,7 +138,7 @@ class Augmentation:
             epoch=epoch,
             indices=indices,
         )
-        return torch.from_numpy(found)
+        return torch.from_numpy(boxes)
 
     def __call__(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
         """Apply all transforms to a training batch, N x C x H x W uint8 on the CPU."""
@@ -153,48 +156,48 @@ class Augmentation:
             return images
         images = apply_batch_params(images, self._draw_crop_and_flip(epoch, indices))
         bits = [random_bits(self._seed, stream, epoch, indices) for stream, _ in self._transforms]
-        changed = []
-        with single_torch_thread(), self._fork_rng() as seeded:
+        transformed = []
+        with single_torch_thread(), self._fork_rng() as seed_rng:
             # Grayscale expanded to three channels shares one channel in memory, which in-place transforms would break.
             for row, image in enumerate(images.contiguous()):
-                for (_, change), drawn in zip(self._transforms, bits, strict=True):
-                    seeded(drawn[row])
-                    image = change(image)
-                changed.append(image)
-        return torch.stack(changed)
+                for (_, transform), image_bits in zip(self._transforms, bits, strict=True):
+                    seed_rng(image_bits[row])
+                    image = transform(image)
+                transformed.append(image)
+        return torch.stack(transformed)
 
     def draw_batch_params(self, epoch: int, indices: Indices) -> AugmentParams:
         """Draw the parameters of the batch transforms that `apply_image_transforms` has not applied, on the CPU."""
-        draws = (
+        params = (
             AugmentParams(None, None, None, 0, self._erase_value)
             if self._transforms
             else self._draw_crop_and_flip(epoch, indices)
         )
         if not self._augment.erasing:
-            return draws
-        erased = random_erasing_boxes(self._augment.erasing, self._size, self._seed, epoch, indices)
-        return replace(draws, erase_boxes=torch.from_numpy(erased))
+            return params
+        erase_boxes = random_erasing_boxes(self._augment.erasing, self._size, self._seed, epoch, indices)
+        return replace(params, erase_boxes=torch.from_numpy(erase_boxes))
 
     def _draw_crop_and_flip(self, epoch: int, indices: Indices) -> AugmentParams:
         padding, seed = self._augment.crop_padding, self._seed
-        corners = flips = None
+        crop_offsets = flip_mask = None
         if padding:
-            drawn = [
+            rows_and_columns = [
                 random_integers(2 * padding + 1, seed, stream, epoch, indices)
                 for stream in (RandomStream.CROP_ROW, RandomStream.CROP_COLUMN)
             ]
-            corners = torch.from_numpy(np.stack(drawn, 1))
+            crop_offsets = torch.from_numpy(np.stack(rows_and_columns, 1))
         if self._augment.flip:
-            flips = torch.from_numpy(random_integers(2, seed, RandomStream.FLIP, epoch, indices)).bool()
-        return AugmentParams(corners, flips, None, padding, self._erase_value)
+            flip_mask = torch.from_numpy(random_integers(2, seed, RandomStream.FLIP, epoch, indices)).bool()
+        return AugmentParams(crop_offsets, flip_mask, None, padding, self._erase_value)
 
 
 def _image_transforms(config: Config, image_format: ImageFormat) -> Iterator[tuple[RandomStream, ImageTransform]]:
     """Yield the enabled per-image transforms in order, each with its random stream."""
-    augment, colour = config.augment, image_format.channels == 3
+    augment, is_rgb = config.augment, image_format.channels == 3
     if augment.policy != "none":
         yield RandomStream.POLICY, _policy_transform(augment)
-    saturation, hue = (augment.saturation, augment.hue) if colour else (0.0, 0.0)
+    saturation, hue = (augment.saturation, augment.hue) if is_rgb else (0.0, 0.0)
     if any((augment.brightness, augment.contrast, saturation, hue)):
         from torchvision.transforms import v2
 
@@ -235,15 +238,17 @@ def _user_transform(name: str, code: str | None) -> ImageTransform:
             "augment.transform", f"{name} is {describe_value(transform)}; it must be a callable that takes an image"
         )
 
-    def checked(image: Tensor) -> Tensor:
+    def checked_transform(image: Tensor) -> Tensor:
         shape = image.shape
         try:
-            made = transform(image)
+            result = transform(image)
         except Exception as error:
             raise UserTransformError(f"augment.transform {name} failed: {describe_exception(error)}") from error
-        if isinstance(made, Tensor) and made.dtype == torch.uint8 and made.shape == shape:
-            return made
-        wanted = f"a Tensor of uint8, {' x '.join(map(str, shape))}, like its input"
-        raise UserTransformError(f"augment.transform {name} returned {describe_value(made)}; it must return {wanted}")
+        if isinstance(result, Tensor) and result.dtype == torch.uint8 and result.shape == shape:
+            return result
+        expected = f"a Tensor of uint8, {' x '.join(map(str, shape))}, like its input"
+        raise UserTransformError(
+            f"augment.transform {name} returned {describe_value(result)}; it must return {expected}"
+        )
 
-    return checked
+    return checked_transform

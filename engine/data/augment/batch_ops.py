@@ -41,11 +41,11 @@ def resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
     when it downsamples. Values differ from Pillow's by at most 2, because Pillow rounds between its two passes.
     """
     left, top, right, bottom = boxes.unbind(1)
-    down, across = (
+    row_weights, column_weights = (
         _resize_weights(top, bottom, images.shape[2], size),
         _resize_weights(left, right, images.shape[3], size),
     )
-    return (down @ images.float() @ across.transpose(2, 3)).round().clamp(0, 255).to(torch.uint8)
+    return (row_weights @ images.float() @ column_weights.transpose(2, 3)).round().clamp(0, 255).to(torch.uint8)
 
 
 def _resize_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
@@ -54,12 +54,12 @@ def _resize_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tenso
     It resamples the pixels `start` (inclusive) to `end` (exclusive), both of shape N, with Pillow's triangle filter
     (`bilinear_filter` in Pillow's Resample.c).
     """
-    first, last = start.view(-1, 1, 1, 1), end.view(-1, 1, 1, 1)
-    scale = (last - first) / size
-    centres = first + (torch.arange(size, device=start.device).view(-1, 1) + 0.5) * scale
+    start_pixel, end_pixel = start.view(-1, 1, 1, 1), end.view(-1, 1, 1, 1)
+    scale = (end_pixel - start_pixel) / size
+    centers = start_pixel + (torch.arange(size, device=start.device).view(-1, 1) + 0.5) * scale
     pixels = torch.arange(length, device=start.device)
-    weights = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp(min=0)
-    weights = weights * ((first <= pixels) & (pixels < last))
+    weights = (1 - (pixels + 0.5 - centers).abs() / scale.clamp(min=1)).clamp(min=0)
+    weights = weights * ((start_pixel <= pixels) & (pixels < end_pixel))
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -70,21 +70,23 @@ def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
     """
     count, channels, height, width = images.shape
     padded = F.pad(images, (padding,) * 4).contiguous()
-    high, wide = padded.shape[2:]
+    padded_height, padded_width = padded.shape[2:]
     # View the padded batch as overlapping rows of `width` pixels, one per start position: index_select then copies
     # whole rows, which is several times faster than gathering single pixels.
     rows = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
-    planes = torch.arange(0, count * channels * high, high, device=images.device).view(count, channels, 1)
-    lines = planes + offsets[:, 0].view(-1, 1, 1) + torch.arange(height, device=images.device)
-    starts = lines * wide + offsets[:, 1].view(-1, 1, 1)
+    first_lines = torch.arange(0, count * channels * padded_height, padded_height, device=images.device).view(
+        count, channels, 1
+    )
+    lines = first_lines + offsets[:, 0].view(-1, 1, 1) + torch.arange(height, device=images.device)
+    starts = lines * padded_width + offsets[:, 1].view(-1, 1, 1)
     return rows.index_select(0, starts.flatten()).view(count, channels, height, width)
 
 
 def horizontal_flip(images: Tensor, mask: Tensor) -> Tensor:
     """Flip the images for which `mask` (N, bool) is true from left to right."""
-    places = torch.arange(len(images), device=images.device)
+    positions = torch.arange(len(images), device=images.device)
     # Copying whole images is several times faster than torch.where per pixel.
-    return torch.cat([images, images.flip(-1)]).index_select(0, places + len(images) * mask)
+    return torch.cat([images, images.flip(-1)]).index_select(0, positions + len(images) * mask)
 
 
 def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
@@ -93,7 +95,7 @@ def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
     rows = torch.arange(images.shape[2], device=images.device).view(-1, 1)
     columns = torch.arange(images.shape[3], device=images.device)
     inside = (top <= rows) & (rows < bottom) & (left <= columns) & (columns < right)
-    return torch.stack([images[:, n].masked_fill(inside, value) for n, value in enumerate(fill)], 1)
+    return torch.stack([images[:, channel].masked_fill(inside, value) for channel, value in enumerate(fill)], 1)
 
 
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -32,14 +32,14 @@ def random_erasing_boxes(probability: float, image_size: int, seed: int, epoch: 
     smaller than the image. The distribution is that of torchvision's v2.RandomErasing (Zhong et al., "Random Erasing
     Data Augmentation", 2017).
     """
-    found = np.zeros((len(indices), 4), np.int64)
-    chosen = np.flatnonzero(_uniform(random_bits(seed, RandomStream.ERASING, epoch, indices), "high") < probability)
-    indices = indices[chosen]
+    boxes = np.zeros((len(indices), 4), np.int64)
+    erased = np.flatnonzero(_uniform(random_bits(seed, RandomStream.ERASING, epoch, indices), "high") < probability)
+    indices = indices[erased]
     area, ratio = _draw_shapes(ERASING_SCALE, ERASING_RATIO, seed, RandomStream.ERASING_SHAPE, epoch, indices)
     heights = np.rint(np.sqrt(image_size * image_size * area * ratio)).astype(np.int64)
     widths = np.rint(np.sqrt(image_size * image_size * area / ratio)).astype(np.int64)
     height, width, fits = _first_fitting((heights < image_size) & (widths < image_size), heights, widths)
-    drawn = _draw_positions(
+    drawn_boxes = _draw_positions(
         height=height,
         width=width,
         image_height=image_size,
@@ -49,8 +49,8 @@ def random_erasing_boxes(probability: float, image_size: int, seed: int, epoch: 
         epoch=epoch,
         indices=indices,
     )
-    found[chosen[fits]] = drawn[fits]
-    return found
+    boxes[erased[fits]] = drawn_boxes[fits]
+    return boxes
 
 
 def random_resized_crop_boxes(
@@ -68,30 +68,35 @@ def random_resized_crop_boxes(
     are arrays of shape N or one integer for all images. If no drawn shape fits, the box is a center crop. The
     distribution is that of torchvision's v2.RandomResizedCrop (Szegedy et al., "Going Deeper with Convolutions", 2014).
     """
-    high = np.broadcast_to(heights, len(indices))
-    wide = np.broadcast_to(widths, len(indices))
-    area, shape = _draw_shapes(scale, ratio, seed, RandomStream.RESIZED_CROP_SHAPE, epoch, indices)
-    pixels = (high * wide)[:, None] * area
-    tall = np.rint(np.sqrt(pixels / shape)).astype(np.int64)
-    broad = np.rint(np.sqrt(pixels * shape)).astype(np.int64)
-    good = (tall > 0) & (tall <= high[:, None]) & (broad > 0) & (broad <= wide[:, None])
-    height, width, fits = _first_fitting(good, tall, broad)
-    drawn = _draw_positions(
+    image_heights = np.broadcast_to(heights, len(indices))
+    image_widths = np.broadcast_to(widths, len(indices))
+    scales, ratios = _draw_shapes(scale, ratio, seed, RandomStream.RESIZED_CROP_SHAPE, epoch, indices)
+    crop_areas = (image_heights * image_widths)[:, None] * scales
+    crop_heights = np.rint(np.sqrt(crop_areas / ratios)).astype(np.int64)
+    crop_widths = np.rint(np.sqrt(crop_areas * ratios)).astype(np.int64)
+    is_inside = (
+        (crop_heights > 0)
+        & (crop_heights <= image_heights[:, None])
+        & (crop_widths > 0)
+        & (crop_widths <= image_widths[:, None])
+    )
+    height, width, fits = _first_fitting(is_inside, crop_heights, crop_widths)
+    drawn_boxes = _draw_positions(
         height=height,
         width=width,
-        image_height=high,
-        image_width=wide,
+        image_height=image_heights,
+        image_width=image_widths,
         seed=seed,
         stream=RandomStream.RESIZED_CROP_POSITION,
         epoch=epoch,
         indices=indices,
     )
     # Fallback of torchvision: the largest center crop whose ratio is in range.
-    height = np.minimum(high, np.rint(wide / ratio[0]).astype(np.int64).clip(1))
-    width = np.minimum(wide, np.rint(high * ratio[1]).astype(np.int64).clip(1))
-    left, top = (wide - width) // 2, (high - height) // 2
-    middle = np.stack([left, top, left + width, top + height], 1)
-    return np.where(fits[:, None], drawn, middle)
+    height = np.minimum(image_heights, np.rint(image_widths / ratio[0]).astype(np.int64).clip(1))
+    width = np.minimum(image_widths, np.rint(image_heights * ratio[1]).astype(np.int64).clip(1))
+    left, top = (image_widths - width) // 2, (image_heights - height) // 2
+    center_boxes = np.stack([left, top, left + width, top + height], 1)
+    return np.where(fits[:, None], drawn_boxes, center_boxes)
 
 
 def _draw_shapes(
@@ -108,9 +113,9 @@ def _first_fitting(
     fits: NDArray[np.bool_], heights: Lengths, widths: Lengths
 ) -> tuple[Lengths, Lengths, NDArray[np.bool_]]:
     """Return height and width of the first fitting attempt per row (0 if none fits), and whether one fits; N each."""
-    rows, first = np.arange(len(fits)), fits.argmax(1) if len(fits) else np.zeros(0, np.int64)
-    found = fits[rows, first]
-    return np.where(found, heights[rows, first], 0), np.where(found, widths[rows, first], 0), found
+    rows, first_fit = np.arange(len(fits)), fits.argmax(1) if len(fits) else np.zeros(0, np.int64)
+    any_fits = fits[rows, first_fit]
+    return np.where(any_fits, heights[rows, first_fit], 0), np.where(any_fits, widths[rows, first_fit], 0), any_fits
 
 
 def _draw_positions(
@@ -132,28 +137,30 @@ def _draw_positions(
 
 def _uniform(bits: NDArray[np.uint64], half: Literal["high", "low"]) -> NDArray[np.float64]:
     """Map the high or low 32 of 64 random bits to a float64 in [0, 1)."""
-    taken = bits >> np.uint64(32) if half == "high" else bits & np.uint64(0xFFFFFFFF)
-    return taken.astype(np.float64) * 2.0**-32
+    half_bits = bits >> np.uint64(32) if half == "high" else bits & np.uint64(0xFFFFFFFF)
+    return half_bits.astype(np.float64) * 2.0**-32
 
 
 def random_resized_crop_box(
     scale: FloatPair, ratio: FloatPair, height: int, width: int, seed: int, epoch: int, index: int
 ) -> Box:
     """Draw the box to crop from one image; the same box as `random_resized_crop_boxes` draws for it."""
-    low, high = math.log(ratio[0]), math.log(ratio[1])
+    log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for attempt in range(MAX_ATTEMPTS):
         first, second = _uniform_pair(
             image_random_bits(seed, RandomStream.RESIZED_CROP_SHAPE, epoch, index * MAX_ATTEMPTS + attempt)
         )
-        pixels = height * width * (scale[0] + (scale[1] - scale[0]) * first)
-        shape = math.exp(low + (high - low) * second)
-        tall, broad = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
-        if 0 < tall <= height and 0 < broad <= width:
-            down, across = _uniform_pair(image_random_bits(seed, RandomStream.RESIZED_CROP_POSITION, epoch, index))
-            return _xyxy_box(int(across * (width - broad + 1)), int(down * (height - tall + 1)), broad, tall)
-    tall = min(height, max(round(width / ratio[0]), 1))
-    broad = min(width, max(round(height * ratio[1]), 1))
-    return _xyxy_box((width - broad) // 2, (height - tall) // 2, broad, tall)
+        crop_area = height * width * (scale[0] + (scale[1] - scale[0]) * first)
+        crop_ratio = math.exp(log_low + (log_high - log_low) * second)
+        crop_height, crop_width = round(math.sqrt(crop_area / crop_ratio)), round(math.sqrt(crop_area * crop_ratio))
+        if 0 < crop_height <= height and 0 < crop_width <= width:
+            y, x = _uniform_pair(image_random_bits(seed, RandomStream.RESIZED_CROP_POSITION, epoch, index))
+            return _xyxy_box(
+                int(x * (width - crop_width + 1)), int(y * (height - crop_height + 1)), crop_width, crop_height
+            )
+    crop_height = min(height, max(round(width / ratio[0]), 1))
+    crop_width = min(width, max(round(height * ratio[1]), 1))
+    return _xyxy_box((width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height)
 
 
 def _uniform_pair(bits: int) -> tuple[float, float]:

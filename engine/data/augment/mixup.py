@@ -35,8 +35,8 @@ class MixupCutmix:
         """
         if self._transform is None:
             return images, F.one_hot(labels, self._num_classes).float()
-        with fork_torch_rng() as seeded:
-            seeded(batch_random_bits(self._seed, RandomStream.MIXUP, epoch, batch_index, rank))
+        with fork_torch_rng() as seed_rng:
+            seed_rng(batch_random_bits(self._seed, RandomStream.MIXUP, epoch, batch_index, rank))
             mixed: tuple[Tensor, Tensor] = self._transform(images, labels)
         return mixed
 
@@ -47,9 +47,9 @@ def _build_transform(augment: AugmentConfig, num_classes: int) -> nn.Module | No
         return None
     from torchvision.transforms import v2
 
-    mixes: list[nn.Module] = []
+    transforms: list[nn.Module] = []
     if augment.mixup:
-        mixes.append(v2.MixUp(alpha=augment.mixup, num_classes=num_classes))
+        transforms.append(v2.MixUp(alpha=augment.mixup, num_classes=num_classes))
     if augment.cutmix:
-        mixes.append(v2.CutMix(alpha=augment.cutmix, num_classes=num_classes))
-    return mixes[0] if len(mixes) == 1 else v2.RandomChoice(mixes)
+        transforms.append(v2.CutMix(alpha=augment.cutmix, num_classes=num_classes))
+    return transforms[0] if len(transforms) == 1 else v2.RandomChoice(transforms)

@@ -39,17 +39,17 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
 
     Raises UsageError if `data.pipeline` is memory and the images do not fit.
     """
-    asked = config.data.pipeline
-    if asked in ("stream", "fixed"):
-        return PipelineChoice(asked, PIPELINE_FROM_CONFIG)
-    wanted = model_input_format(config, source)
-    size = in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, wanted)
-    reason = _reason_to_stream(config, source) if asked == "auto" else None
+    requested = config.data.pipeline
+    if requested in ("stream", "fixed"):
+        return PipelineChoice(requested, PIPELINE_FROM_CONFIG)
+    image_format = model_input_format(config, source)
+    size = in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, image_format)
+    reason = _reason_to_stream(config, source) if requested == "auto" else None
     reason = reason or memory_shortage(size if uses_shared_cache(source) else size * local_world_size)
-    if asked == "auto":
-        reason = reason or _disk_shortage(size, source, config, wanted)
-    reason = reason or _uncached_memory_shortage(size, local_world_size, source, config, wanted)
-    if asked == "memory":
+    if requested == "auto":
+        reason = reason or _disk_shortage(size, source, config, image_format)
+    reason = reason or _uncached_memory_shortage(size, local_world_size, source, config, image_format)
+    if requested == "memory":
         if reason is not None:
             raise UsageError([_memory_problem(reason)])
         return PipelineChoice("memory", PIPELINE_FROM_CONFIG)
@@ -79,9 +79,9 @@ def pipeline_problems(config: Config, source: ImageSource | None, local_world_si
     if config.data.pipeline != "memory":
         return []
     if source is not None:
-        with collect_problems(found := list[Problem]()):
+        with collect_problems(problems := list[Problem]()):
             choose_pipeline(config, source, local_world_size)
-        return found
+        return problems
     if config.data.dataset not in TORCHVISION_DATASETS:
         return []
     image_set = TORCHVISION_DATASETS[config.data.dataset]
@@ -137,14 +137,14 @@ def _uncached_memory_shortage(
     size_bytes: int, local_world_size: int, source: ImageSource, config: Config, target_format: ImageFormat
 ) -> str | None:
     """Return why a copy of the images per rank does not fit in memory if the ranks cannot share a cache; else None."""
-    lack = memory_shortage(size_bytes * local_world_size)
+    shortage = memory_shortage(size_bytes * local_world_size)
     with suppress(OSError):
         if (
-            lack is not None
+            shortage is not None
             and _needs_cache_write(source, config, target_format)
-            and (why := cache_write_problem(size_bytes)) is not None
+            and (problem := cache_write_problem(size_bytes)) is not None
         ):
-            return f"{lack}: each of {local_world_size} ranks needs its own copy because they {why}"
+            return f"{shortage}: each of {local_world_size} ranks needs its own copy because they {problem}"
     return None
 
 

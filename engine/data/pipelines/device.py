@@ -65,11 +65,11 @@ class StreamingLoader:
         self._std = torch.tensor(image_format.std, device=device).view(shape)
         if device.type == "cuda":
             self._copy_stream = torch.cuda.Stream(device)
-            sent = self._transfer_all(batches)
+            transfers = self._transfer_all(batches)
             # Without workers, loading draws from the same global generators as the training thread, so it must not run
             # in another thread.
             self._batches: Iterator[DeviceBatch] = map(
-                self._wait_for_transfer, PrefetchIterator(sent) if batches.workers else sent
+                self._wait_for_transfer, PrefetchIterator(transfers) if batches.workers else transfers
             )
         else:
             self._batches = map(self._prepare, batches)
@@ -92,19 +92,19 @@ class StreamingLoader:
     def _transfer(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
         """Start the transfer of a batch; returns the batch and an event that the copy stream records after it."""
         with torch.cuda.stream(self._copy_stream):
-            made = self._prepare(batch)
-            there = torch.cuda.Event()
-            there.record(self._copy_stream)
-        return made, there
+            device_batch = self._prepare(batch)
+            transferred = torch.cuda.Event()
+            transferred.record(self._copy_stream)
+        return device_batch, transferred
 
     def _wait_for_transfer(self, transfer: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
         """Make the current CUDA stream wait for the transfer, without blocking the host."""
-        batch, there = transfer
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(there)
+        batch, transferred = transfer
+        compute_stream = torch.cuda.current_stream(self._device)
+        compute_stream.wait_event(transferred)
         for tensor in (batch.images, batch.labels):
             # The caching allocator must not reuse the memory for a later batch while training still reads it.
-            tensor.record_stream(computing)
+            tensor.record_stream(compute_stream)
         return batch
 
 

@@ -54,33 +54,35 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
     """
     labels = {part: source.get_labels(part) for part in PARTS}
     if isinstance(source, FolderSource):
-        held = _load_folder(source, image_format, labels)
-        if held.unread and config.data.on_bad == "fail":
-            raise UnreadableImageError(next(iter(held.unread.values())))
-        return held
-    wanted = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
+        folder_images = _load_folder(source, image_format, labels)
+        if folder_images.unread and config.data.on_bad == "fail":
+            raise UnreadableImageError(next(iter(folder_images.unread.values())))
+        return folder_images
+    formats = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
     rows = {part: np.arange(source.num_images(part)) for part in PARTS}
     if isinstance(source, ArraySource):
-        fitted = {part: _converted_part(source, part, wanted[part]) for part in PARTS}
-        images = {part: images for part, (images, _) in fitted.items()}
-        problems = [problem for _, problem in fitted.values() if problem]
+        converted = {part: _converted_part(source, part, formats[part]) for part in PARTS}
+        images = {part: images for part, (images, _) in converted.items()}
+        problems = [problem for _, problem in converted.values() if problem]
         return InMemoryImages(images, rows, labels, warning=problems[0] if problems else None)
-    images = {part: _convert(source.load(part, rows[part])[0], wanted[part]) for part in PARTS}
+    images = {part: _convert(source.load(part, rows[part])[0], formats[part]) for part in PARTS}
     return InMemoryImages(images, rows, labels)
 
 
 def in_memory_format(part: Part, config: Config, source_format: ImageFormat, image_format: ImageFormat) -> ImageFormat:
     """Return the format in which the images of a part are in memory."""
-    cut_later = part == "train" and config.augment.resized_crop
-    return replace(image_format, size=source_format.size) if cut_later else image_format
+    keeps_source_size = part == "train" and config.augment.resized_crop
+    return replace(image_format, size=source_format.size) if keeps_source_size else image_format
 
 
 def in_memory_bytes(
     counts: Sequence[int], config: Config, source_format: ImageFormat, image_format: ImageFormat
 ) -> int:
     """Return the size of the decoded images; `counts` are the numbers of training and validation images."""
-    forms = [in_memory_format(part, config, source_format, image_format) for part in PARTS]
-    return sum(count * form.channels * form.size**2 for count, form in zip(counts, forms, strict=True))
+    formats = [in_memory_format(part, config, source_format, image_format) for part in PARTS]
+    return sum(
+        count * part_format.channels * part_format.size**2 for count, part_format in zip(counts, formats, strict=True)
+    )
 
 
 def uses_shared_cache(source: ImageSource) -> TypeGuard[FolderSource | ArraySource]:
@@ -99,7 +101,7 @@ def cache_keys(source: FolderSource | ArraySource, config: Config, image_format:
 
 def _folder_cache_key(source: FolderSource, target_format: ImageFormat) -> str:
     root = Path(source.root)
-    files = (root / place.path for place in _sorted_images(source))
+    files = (root / ref.path for ref in _sorted_images(source))
     return compute_cache_key({"folder": [target_format.size, target_format.channels]}, files, root)
 
 
@@ -123,63 +125,67 @@ class _ImageRef(NamedTuple):
 
 def _sorted_images(source: FolderSource) -> list[_ImageRef]:
     """Return all images sorted by path, so that the cached array does not depend on the train/validation split."""
-    return sorted(_ImageRef(path, part, at) for part in PARTS for at, path in enumerate(source.paths[part]))
+    return sorted(_ImageRef(path, part, position) for part in PARTS for position, path in enumerate(source.paths[part]))
 
 
 def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> InMemoryImages:
-    places, shape = _sorted_images(source), (image_format.channels, image_format.size, image_format.size)
+    refs, shape = _sorted_images(source), (image_format.channels, image_format.size, image_format.size)
 
-    def load(place: _ImageRef) -> Images | str:
+    def load(ref: _ImageRef) -> Images | str:
         """Return the image, C x H x W uint8, or the reason why it is unreadable."""
         try:
-            return source.load(place.part, np.array([place.position]))[0].reshape(shape)
+            return source.load(ref.part, np.array([ref.position]))[0].reshape(shape)
         except UnreadableImageError as error:
             return str(error)
 
     def decode() -> DecodedChunks:
         unread: dict[str, str] = {}
-        return DecodedChunks((len(places), *shape), pieces(unread), {"unread": unread})
+        return DecodedChunks((len(refs), *shape), decode_chunks(unread), {"unread": unread})
 
-    def pieces(unread: dict[str, str]) -> Iterator[Images]:
-        many = max(CHUNK_BYTES // int(np.prod(shape)), 1)
+    def decode_chunks(unread: dict[str, str]) -> Iterator[Images]:
+        chunk_size = max(CHUNK_BYTES // int(np.prod(shape)), 1)
         pool = ThreadPoolExecutor(available_cores())
         try:
-            for first in range(0, len(places), many):
-                loaded = list(pool.map(load, places[first : first + many]))
-                unread |= {str(first + n): one for n, one in enumerate(loaded) if isinstance(one, str)}
-                yield np.stack([np.zeros(shape, np.uint8) if isinstance(one, str) else one for one in loaded])
+            for first in range(0, len(refs), chunk_size):
+                loaded = list(pool.map(load, refs[first : first + chunk_size]))
+                unread |= {str(first + offset): image for offset, image in enumerate(loaded) if isinstance(image, str)}
+                yield np.stack([np.zeros(shape, np.uint8) if isinstance(image, str) else image for image in loaded])
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def sound(about: Mapping[str, Any]) -> bool:
+    def is_valid(metadata: Mapping[str, Any]) -> bool:
         # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
-        return all(isinstance(load(places[int(row)]), str) for row in about["unread"])
+        return all(isinstance(load(refs[int(row)]), str) for row in metadata["unread"])
 
     try:
         key = _folder_cache_key(source, image_format)
     except OSError as error:
         raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
-    decoded = load_or_decode(key, decode, sound)
+    decoded = load_or_decode(key, decode, is_valid)
     rows: dict[Part, Indices] = {part: np.empty(source.num_images(part), np.int64) for part in PARTS}
-    for row, place in enumerate(places):
-        rows[place.part][place.position] = row
-    unread = {int(row): why for row, why in decoded.metadata["unread"].items()}
+    for row, ref in enumerate(refs):
+        rows[ref.part][ref.position] = row
+    unread = {int(row): reason for row, reason in decoded.metadata["unread"].items()}
     return InMemoryImages(dict.fromkeys(PARTS, decoded.images), rows, labels, unread, decoded.warning)
 
 
 def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat) -> tuple[Images, str | None]:
     """Return the images of a part in the target format, cached if the source has a cache key, and a warning or None."""
-    whole = source.images[part]
+    images = source.images[part]
     if _has_format(source, target_format):
-        return whole, None
+        return images, None
     if not source.cache_key:
-        return _convert(whole, target_format), None
-    shape = (len(whole), target_format.channels, target_format.size, target_format.size)
+        return _convert(images, target_format), None
+    shape = (len(images), target_format.channels, target_format.size, target_format.size)
 
     def decode() -> DecodedChunks:
-        many = max(CHUNK_BYTES // (4 * int(np.prod(shape[1:]))), 1)
+        chunk_size = max(CHUNK_BYTES // (4 * int(np.prod(shape[1:]))), 1)
         return DecodedChunks(
-            shape, (_convert(whole[first : first + many], target_format) for first in range(0, len(whole), many))
+            shape,
+            (
+                _convert(images[first : first + chunk_size], target_format)
+                for first in range(0, len(images), chunk_size)
+            ),
         )
 
     decoded = load_or_decode(_part_cache_key(source, part, target_format), decode)

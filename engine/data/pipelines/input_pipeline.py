@@ -55,11 +55,11 @@ class InputPipeline:
         if self._loader is not None:
             return StreamingLoader(self._loader, self._format, device)
 
-        def bring(request: BatchRequest) -> DeviceBatch:
-            loaded = BatchLoader(self._source, self._config, self._format, [request], 0)
-            return next(StreamingLoader(loaded, self._format, device))
+        def load_batch(request: BatchRequest) -> DeviceBatch:
+            batches = BatchLoader(self._source, self._config, self._format, [request], 0)
+            return next(StreamingLoader(batches, self._format, device))
 
-        return FixedBatchLoader(bring, self._requests)
+        return FixedBatchLoader(load_batch, self._requests)
 
     def raise_if_worker_died(self) -> None:
         """Raise LoaderProcessError if a loader worker has died, see `BatchLoader.raise_if_worker_died`."""
@@ -86,11 +86,11 @@ class FixedBatchLoader:
         part, count = request.part, len(request.indices)
         if self._first_batch_size[part] < count:
             self._first_batch[part], self._first_batch_size[part] = self._load(request), count
-        first = self._first_batch[part]
+        first_batch = self._first_batch[part]
         return replace(
-            first,
-            images=first.images[:count],
-            labels=first.labels[:count],
+            first_batch,
+            images=first_batch.images[:count],
+            labels=first_batch.labels[:count],
             loss_weight=request.loss_weight,
             ends_step=request.ends_step,
             unread=(),

@@ -67,8 +67,8 @@ class Batch:
         )
 
 
-def _unpickle_batch(images: Tensor, labels: Labels, *others: Any) -> Batch:
-    return Batch(images, torch.from_numpy(labels), *others)
+def _unpickle_batch(images: Tensor, labels: Labels, *fields: Any) -> Batch:
+    return Batch(images, torch.from_numpy(labels), *fields)
 
 
 class BatchDataset(Dataset[Batch]):
@@ -89,11 +89,11 @@ class BatchDataset(Dataset[Batch]):
             if self._config.data.on_bad == "fail":
                 raise
             request, pixels, labels, unread = self._load_readable(request)
-        images, draws = convert_to_format(torch.from_numpy(pixels), self._format), None
+        images, augment_params = convert_to_format(torch.from_numpy(pixels), self._format), None
         if request.part == "train":
             images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
-            draws = self._augmentation.draw_batch_params(request.epoch, request.indices)
-        return Batch(images, torch.from_numpy(labels), request.loss_weight, request.ends_step, unread, draws)
+            augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
+        return Batch(images, torch.from_numpy(labels), request.loss_weight, request.ends_step, unread, augment_params)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
@@ -102,9 +102,9 @@ class BatchDataset(Dataset[Batch]):
             return self._source.load(part, indices, crop)
         bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, indices)
         loaded = []
-        with fork_all_rngs() as seeded:
-            for row, drawn in enumerate(bits):
-                seeded(drawn)
+        with fork_all_rngs() as seed_rng:
+            for row, item_bits in enumerate(bits):
+                seed_rng(item_bits)
                 loaded.append(self._source.load(part, indices[row : row + 1], crop))
         return _concatenate(loaded)
 
@@ -124,9 +124,9 @@ class BatchDataset(Dataset[Batch]):
                 unread.append(str(error))
                 readable.append(False)
         kept = request.keep(readable)
-        num_images, own = len(kept.indices), self._source.format
+        num_images, source_format = len(kept.indices), self._source.format
         if len(loaded) < num_images:
-            black = np.zeros((num_images, own.channels, own.size, own.size), np.uint8)
+            black = np.zeros((num_images, source_format.channels, source_format.size, source_format.size), np.uint8)
             loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _concatenate(loaded)
         return kept, pixels, labels, tuple(unread)
@@ -172,9 +172,9 @@ class BatchLoader:
                 worker_init_fn=partial(_init_worker, os.getpid()),
                 generator=torch.Generator().manual_seed(config.run.seed),
             )
-            before = set(multiprocessing.active_children())
+            other_children = set(multiprocessing.active_children())
             self._batches = iter(loader)
-            self._processes = [child for child in multiprocessing.active_children() if child not in before]
+            self._processes = [child for child in multiprocessing.active_children() if child not in other_children]
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -195,9 +195,9 @@ class BatchLoader:
             connection.wait([process.sentinel for process in self._processes], timeout=WORKER_EXIT_SECONDS)
         for process in self._processes:
             if process.exitcode:
-                room = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
-                how = describe_loader_exit(process.exitcode, room)
-                raise LoaderProcessError(f"a loader worker exited: {how}")
+                oom_killed = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
+                reason = describe_loader_exit(process.exitcode, oom_killed)
+                raise LoaderProcessError(f"a loader worker exited: {reason}")
 
 
 def _identity_collate(batch: Any) -> Any:
@@ -207,8 +207,8 @@ def _identity_collate(batch: Any) -> Any:
 def _init_worker(rank_pid: int, _: int) -> None:
     """Set up a loader worker: it dies with its rank, and ignores stop signals because its rank handles them."""
     die_with_parent(rank_pid)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
     connection.arbitrary_address = _abstract_socket_address  # type: ignore[attr-defined]
     # The default handler prints the error and drops the batch, and the rank would wait for that batch forever.
     Queue._on_queue_feeder_error = staticmethod(_exit_on_queue_error)  # type: ignore[attr-defined]
@@ -231,8 +231,8 @@ def _exit_on_queue_error(error: BaseException, _: object) -> None:
     """
     traceback.print_exception(error)
     sys.stderr.flush()
-    full = "torch_" in str(error) and re.search(r"No space left|Cannot allocate memory", str(error))
-    if full:
+    shm_full = "torch_" in str(error) and re.search(r"No space left|Cannot allocate memory", str(error))
+    if shm_full:
         os.kill(os.getpid(), signal.SIGBUS)
         # The signal may be delivered to another thread; do not reach os._exit before it takes effect.
         time.sleep(WORKER_EXIT_SECONDS)

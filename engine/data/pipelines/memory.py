@@ -124,15 +124,15 @@ class InMemoryLoader:
     ) -> Iterator[tuple[Sequence[ReadableRequest], slice]]:
         """Yield groups of requests to prepare together, each with the slice of the epoch's indices that it covers."""
         request, _ = readable[0]
-        num_requests = 1
+        group_size = 1
         if on_device:
             # Peak memory: float32 images at the larger of the sizes before and after a resized crop.
             size = max(self._format.size, self._in_memory.images[request.part].shape[-1])
             batch_bytes = 4 * self._format.channels * size**2 * len(request.indices)
-            num_requests = max(MAX_PREPARED_BYTES // batch_bytes, 1)
+            group_size = max(MAX_PREPARED_BYTES // batch_bytes, 1)
         end = 0
-        for first in range(0, len(readable), num_requests):
-            group = readable[first : first + num_requests]
+        for first in range(0, len(readable), group_size):
+            group = readable[first : first + group_size]
             start, end = end, end + sum(len(request.indices) for request, _ in group)
             yield group, slice(start, end)
 
@@ -165,8 +165,8 @@ def _split_batches(images: Tensor, labels: Tensor, group: Sequence[ReadableReque
 
 def _copy_to_device(images: Images, rows: Indices, device: torch.device) -> Tensor:
     """Copy rows of an N x C x H x W uint8 array to the device in chunks of `CHUNK_BYTES`."""
-    copied = torch.empty((len(rows), *images.shape[1:]), dtype=torch.uint8, device=device)
+    device_images = torch.empty((len(rows), *images.shape[1:]), dtype=torch.uint8, device=device)
     chunk = max(CHUNK_BYTES // images[0].nbytes, 1)
     for first in range(0, len(rows), chunk):
-        copied[first : first + chunk] = torch.from_numpy(images[rows[first : first + chunk]])
-    return copied
+        device_images[first : first + chunk] = torch.from_numpy(images[rows[first : first + chunk]])
+    return device_images

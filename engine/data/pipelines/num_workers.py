@@ -42,13 +42,13 @@ def measure_batch_seconds(dataset: BatchDataset, request: BatchRequest) -> float
     Loads growing parts of the request and extrapolates from the last one: the first loads include imports and opening
     files. Stops early after `MEASUREMENT_BUDGET_SECONDS`.
     """
-    size, images, spent = len(request.indices), 1, 0.0
+    batch_size, num_images, total_seconds = len(request.indices), 1, 0.0
     with single_torch_thread():
         while True:
-            began = time.perf_counter()
-            dataset[replace(request, indices=np.resize(request.indices[::-1], images))]
-            took = time.perf_counter() - began
-            spent += took
-            if images == size or (images > 1 and spent > MEASUREMENT_BUDGET_SECONDS):
-                return took * size / images
-            images = min(4 * images, size)
+            started = time.perf_counter()
+            dataset[replace(request, indices=np.resize(request.indices[::-1], num_images))]
+            seconds = time.perf_counter() - started
+            total_seconds += seconds
+            if num_images == batch_size or (num_images > 1 and total_seconds > MEASUREMENT_BUDGET_SECONDS):
+                return seconds * batch_size / num_images
+            num_images = min(4 * num_images, batch_size)

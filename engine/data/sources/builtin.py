@@ -99,12 +99,12 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
         {"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root
     )
     decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data))
-    about, first = decoded.metadata, len(decoded.metadata["labels"]["train"])
+    metadata, num_train = decoded.metadata, len(decoded.metadata["labels"]["train"])
     return ArraySource(
         image_set.format,
-        tuple(about["classes"]),
-        {"train": decoded.images[:first], "val": decoded.images[first:]},
-        {part: np.array(about["labels"][part], np.int64) for part in PARTS},
+        tuple(metadata["classes"]),
+        {"train": decoded.images[:num_train], "val": decoded.images[num_train:]},
+        {part: np.array(metadata["labels"][part], np.int64) for part in PARTS},
         "" if decoded.warning else key,
         decoded.warning,
     )
@@ -164,12 +164,12 @@ class FakeSource:
         labels = indices % len(self.classes)
         size, channels = self.format.size, self.format.channels
         images = np.empty((len(indices), channels, size, size), np.uint8)
-        across = max(int(np.ceil(np.sqrt(len(self.classes)))), 1)
+        grid_size = max(int(np.ceil(np.sqrt(len(self.classes)))), 1)
         for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
             noise = np.random.default_rng([self.seed, part == "train", int(index)])
             images[row] = noise.integers(0, 128, (channels, size, size), np.uint8)
-            top, left = (int(label) // across) * size // across, (int(label) % across) * size // across
-            images[row, :, top : top + max(size // across, 1), left : left + max(size // across, 1)] += 96
+            top, left = (int(label) // grid_size) * size // grid_size, (int(label) % grid_size) * size // grid_size
+            images[row, :, top : top + max(size // grid_size, 1), left : left + max(size // grid_size, 1)] += 96
         if crop is not None:
             from engine.data.sources.image import crop_images
 

@@ -80,36 +80,36 @@ def load_or_decode(
     warning.
     """
 
-    def take() -> DecodedImages | None:
-        found = _read_cached(key)
-        if found is None or not is_valid(found.metadata):
+    def read_valid() -> DecodedImages | None:
+        cached = _read_cached(key)
+        if cached is None or not is_valid(cached.metadata):
             return None
         with suppress(OSError):
             os.utime(_metadata_path(key))
-        return found
+        return cached
 
     # Read without the lock first: the folder may be read-only.
-    if (found := take()) is not None:
-        return found
+    if (cached := read_valid()) is not None:
+        return cached
     try:
         with _exclusive_lock(key):
-            if (found := take()) is not None:
-                return found
+            if (cached := read_valid()) is not None:
+                return cached
             _remove_unused()
             _remove_partial(key)
             _write_cached(key, decode())
-            found = _read_cached(key)
-        if found is not None:
-            return found
+            cached = _read_cached(key)
+        if cached is not None:
+            return cached
         problem = "the entry disappeared after it was written"
     except OSError as error:
         problem = error.strerror or str(error)
-    fresh, first = decode(), 0
-    images = np.empty(fresh.shape, np.uint8)
-    for piece in fresh.chunks:
-        images[first : first + len(piece)] = piece
-        first += len(piece)
-    return DecodedImages(images, fresh.metadata, f"decoded images {_not_cached(problem)}")
+    decoded, start = decode(), 0
+    images = np.empty(decoded.shape, np.uint8)
+    for chunk in decoded.chunks:
+        images[start : start + len(chunk)] = chunk
+        start += len(chunk)
+    return DecodedImages(images, decoded.metadata, f"decoded images {_not_cached(problem)}")
 
 
 def cache_write_problem(size_bytes: int) -> str | None:
@@ -153,17 +153,17 @@ def _exclusive_lock(key: str) -> Iterator[None]:
 def _read_cached(key: str) -> DecodedImages | None:
     """Return the entry of a key; None if it is missing, or if its size or modification time differs from what was
     written."""
-    path, about = _images_path(key), read_json(_metadata_path(key))
-    if about is None:
+    path, metadata = _images_path(key), read_json(_metadata_path(key))
+    if metadata is None:
         return None
     try:
         status = path.stat()
-        if [status.st_size, status.st_mtime_ns] != about["file"]:
+        if [status.st_size, status.st_mtime_ns] != metadata["file"]:
             return None
         images = np.load(path, mmap_mode="r", allow_pickle=False)
-        if images.dtype != np.uint8 or list(images.shape) != about["shape"]:
+        if images.dtype != np.uint8 or list(images.shape) != metadata["shape"]:
             return None
-        return DecodedImages(np.asarray(images), about["about"])
+        return DecodedImages(np.asarray(images), metadata["about"])
     except (OSError, ValueError, KeyError, EOFError, SyntaxError):
         return None
 
@@ -177,8 +177,8 @@ def _write_cached(key: str, decoded: DecodedChunks) -> None:
         np.lib.format.write_array_header_1_0(file, header)
         # Fail on a full disk before anything is decoded.
         os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(decoded.shape))
-        for piece in decoded.chunks:
-            file.write(np.ascontiguousarray(piece).data)
+        for chunk in decoded.chunks:
+            file.write(np.ascontiguousarray(chunk).data)
 
     replace_file(path, write, durable=True)
     status = path.stat()
@@ -191,11 +191,11 @@ def _remove_unused() -> None:
     with suppress(OSError):
         now = time.time()
         for path in _decoded_folder().iterdir():
-            about = path.with_suffix(".json") if path.suffix == ".npy" else path
+            last_use = path.with_suffix(".json") if path.suffix == ".npy" else path
             with suppress(OSError):
-                if not about.exists():
-                    about = path
-                if now - about.stat().st_mtime > MAX_UNUSED_DAYS * _DAY_SECONDS:
+                if not last_use.exists():
+                    last_use = path
+                if now - last_use.stat().st_mtime > MAX_UNUSED_DAYS * _DAY_SECONDS:
                     path.unlink()
 
 

@@ -50,8 +50,8 @@ class FolderSource:
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
         for row, index in enumerate(indices):
-            cut = partial(crop.box, int(index)) if crop else None
-            images[row] = read_image(Path(self.root, self.paths[part][index]), self.format, cut)
+            get_box = partial(crop.box, int(index)) if crop else None
+            images[row] = read_image(Path(self.root, self.paths[part][index]), self.format, get_box)
         return images, self.labels[part][indices]
 
 
@@ -74,8 +74,8 @@ def _usage_error_on_os_error(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or root
-        raise UsageError.one("data.path", f"{where} cannot be read: {error.strerror}") from error
+        path = error.filename or root
+        raise UsageError.one("data.path", f"{path} cannot be read: {error.strerror}") from error
 
 
 def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
@@ -91,9 +91,9 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
             parts["val"] = root / "val"
     classes = _subfolders(parts["train"])
     if len(classes) < 2:
-        found = f"only the folder {classes[0]}" if classes else "no folder"
+        contents = f"only the folder {classes[0]}" if classes else "no folder"
         raise UsageError.one(
-            "data.path", f"{parts['train']} contains {found}; it needs one subfolder for each of two or more classes"
+            "data.path", f"{parts['train']} contains {contents}; it needs one subfolder for each of two or more classes"
         )
     if {name.lower() for name in classes} <= _PART_FOLDER_NAMES:
         raise UsageError.one(
@@ -109,21 +109,21 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
     paths: dict[Part, tuple[str, ...]] = {}
     labels: dict[Part, Labels] = {}
     for part, folder in parts.items():
-        strange = sorted(set(_subfolders(folder)) - set(classes))
-        problems += [Problem("data.path", f"{folder / name} is not a class of {parts['train']}") for name in strange]
-        kept, kept_labels = [], []
+        unknown = sorted(set(_subfolders(folder)) - set(classes))
+        problems += [Problem("data.path", f"{folder / name} is not a class of {parts['train']}") for name in unknown]
+        part_paths, part_labels = [], []
         for label, name in enumerate(classes):
-            good, bad = _readable_images(folder / name)
-            skipped += [f"{path.relative_to(root)} ({why})" for path, why in bad]
-            if not good and (part == "train" or (folder / name).is_dir()):
+            readable, unreadable = _readable_images(folder / name)
+            skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
+            if not readable and (part == "train" or (folder / name).is_dir()):
                 problems.append(Problem("data.path", f"the class folder {folder / name} contains no readable image"))
-            kept += [str(path.relative_to(root)) for path in good]
-            kept_labels += [label] * len(good)
-        if not kept and part == "val":
+            part_paths += [str(path.relative_to(root)) for path in readable]
+            part_labels += [label] * len(readable)
+        if not part_paths and part == "val":
             problems.append(
                 Problem("data.path", f"{folder} contains no image; add images, or remove it to split {parts['train']}")
             )
-        paths[part], labels[part] = tuple(kept), np.array(kept_labels, np.int64)
+        paths[part], labels[part] = tuple(part_paths), np.array(part_labels, np.int64)
     if problems:
         raise UsageError(problems)
     if "val" not in parts:
@@ -152,21 +152,21 @@ def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """
     files = sorted(walk_files(folder))
     cache = cache_folder() / f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
-    known = read_json(cache) or {}
-    marks = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
-    fresh = [path for path in files if path not in marks or known.get(str(path)) != marks[path]]
+    recorded = read_json(cache) or {}
+    stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
+    unchecked = [path for path in files if path not in stamps or recorded.get(str(path)) != stamps[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
-        found = dict(zip(fresh, pool.map(_unreadable_reason, fresh), strict=True))
+        reasons = dict(zip(unchecked, pool.map(_unreadable_reason, unchecked), strict=True))
     finally:
         # Ctrl-C must not wait for the files that are still queued.
         pool.shutdown(cancel_futures=True)
-    good = [path for path in files if found.get(path) is None]
-    if len(good) != len(known) or any(fault is None for fault in found.values()):
+    readable = [path for path in files if reasons.get(path) is None]
+    if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
         with suppress(OSError):
             cache.parent.mkdir(parents=True, exist_ok=True)
-            write_json(cache, {str(path): marks[path] for path in good if path in marks})
-    return good, [(path, why) for path in files if (why := found.get(path))]
+            write_json(cache, {str(path): stamps[path] for path in readable if path in stamps})
+    return readable, [(path, reason) for path in files if (reason := reasons.get(path))]
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
@@ -175,14 +175,14 @@ def walk_files(folder: Path) -> Iterator[Path]:
     Follows symbolic links, but visits each folder once: a link to a parent folder would otherwise repeat its images.
     """
     seen: set[tuple[int, int]] = set()
-    for where, folders, names in os.walk(folder, followlinks=True):
+    for current, folders, names in os.walk(folder, followlinks=True):
         folders.sort()
-        status = Path(where).stat()
+        status = Path(current).stat()
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        yield from (Path(where, name) for name in names if not name.startswith("."))
+        yield from (Path(current, name) for name in names if not name.startswith("."))
 
 
 def _unreadable_reason(path: Path) -> str | None:

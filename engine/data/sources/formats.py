@@ -16,24 +16,24 @@ def expected_input_format(config: Config) -> ImageFormat:
     if data.dataset == "folder" or is_user_code(data.dataset):
         from engine.data.sources.folder import DEFAULT_IMAGE_SIZE
 
-        own = ImageFormat(DEFAULT_IMAGE_SIZE, 3, (), ())
+        base = ImageFormat(DEFAULT_IMAGE_SIZE, 3, (), ())
     elif data.dataset == "fake":
-        own = open_fake(data, config.run.seed).format
+        base = open_fake(data, config.run.seed).format
     else:
-        own = DIGITS_FORMAT if data.dataset == "digits" else TORCHVISION_DATASETS[data.dataset].format
-    return replace(own, size=data.image_size or own.size, channels=data.channels or own.channels)
+        base = DIGITS_FORMAT if data.dataset == "digits" else TORCHVISION_DATASETS[data.dataset].format
+    return replace(base, size=data.image_size or base.size, channels=data.channels or base.channels)
 
 
 def model_input_format(config: Config, source: ImageSource) -> ImageFormat:
     """Return the input format of the model: the source's format with the overrides of the config."""
-    data, own = config.data, source.format
-    channels = data.channels or own.channels
-    mean, std = own.mean, own.std
-    if channels != own.channels:
+    data, base = config.data, source.format
+    channels = data.channels or base.channels
+    mean, std = base.mean, base.std
+    if channels != base.channels:
         # Grayscale copied to three channels keeps its statistics; those of RGB converted to grayscale are close to the
         # mean over the channels.
         mean = mean * 3 if channels == 3 else (sum(mean) / 3,)
         std = std * 3 if channels == 3 else (sum(std) / 3,)
     return replace(
-        own, size=data.image_size or own.size, channels=channels, mean=data.mean or mean, std=data.std or std
+        base, size=data.image_size or base.size, channels=channels, mean=data.mean or mean, std=data.std or std
     )

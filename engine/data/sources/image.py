@@ -42,23 +42,23 @@ def _decode(file: BinaryIO, image_format: ImageFormat, get_box: BoxFunction) -> 
     size, mode = image_format.size, _pil_mode(image_format)
     with Image.open(file) as image:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        turned = orientation in _TRANSPOSED_ORIENTATIONS
-        width, height = image.size[::-1] if turned else image.size
+        swaps_axes = orientation in _TRANSPOSED_ORIENTATIONS
+        width, height = image.size[::-1] if swaps_axes else image.size
         left, top, right, bottom = get_box(height, width)
-        wanted = (ceil(width * size / (right - left)), ceil(height * size / (bottom - top)))
-        whole = image.size
+        min_size = (ceil(width * size / (right - left)), ceil(height * size / (bottom - top)))
+        full_size = image.size
         # Pillow's draft mode decodes a JPEG directly at 1/2, 1/4 or 1/8 scale if that is large enough; torchvision
         # cannot. At full scale torchvision's decoder and torch's resize take two thirds of Pillow's time.
-        image.draft(mode, wanted[::-1] if turned else wanted)
-        if image.format == "JPEG" and image.size == whole and orientation == 1 and image.mode in ("L", "RGB"):
+        image.draft(mode, min_size[::-1] if swaps_axes else min_size)
+        if image.format == "JPEG" and image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
             from engine.data.sources import jpeg
 
             file.seek(0)
             if (pixels := jpeg.decode(file.read(), mode)) is not None:
                 return jpeg.resized_crop(pixels, size, (left, top, right, bottom))
         upright = convert_mode(image if orientation == 1 else ImageOps.exif_transpose(image), mode)
-        across, down = upright.width / width, upright.height / height
-        box = (round(left * across), round(top * down), round(right * across), round(bottom * down))
+        scale_x, scale_y = upright.width / width, upright.height / height
+        box = (round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y))
         return _resized_crop(upright, size, box)
 
 
@@ -80,9 +80,14 @@ def center_box(height: int, width: int) -> Box:
 
 def crop_images(images: Images, indices: Indices, crop: CropSpec) -> Images:
     """Crop and resize each image, N x C x H x W uint8, to N x C x size x size uint8."""
-    kept = ImageFormat(crop.size, images.shape[1], (), ())
-    cuts = [partial(crop.box, int(index)) for index in indices]
-    return np.stack([pil_to_format(_from_array(pixels), kept, cut) for pixels, cut in zip(images, cuts, strict=True)])
+    crop_format = ImageFormat(crop.size, images.shape[1], (), ())
+    get_boxes = [partial(crop.box, int(index)) for index in indices]
+    return np.stack(
+        [
+            pil_to_format(_from_array(pixels), crop_format, get_box)
+            for pixels, get_box in zip(images, get_boxes, strict=True)
+        ]
+    )
 
 
 def convert_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -113,8 +118,8 @@ def _pil_mode(image_format: ImageFormat) -> str:
 
 
 def _resized_crop(image: Image.Image, size: int, box: Box) -> Images:
-    part = image if box == (0, 0, *image.size) else image.crop(box)
-    return _to_array(part.resize((size, size), Image.Resampling.BILINEAR))
+    cropped = image if box == (0, 0, *image.size) else image.crop(box)
+    return _to_array(cropped.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def _to_array(image: Image.Image) -> Images:

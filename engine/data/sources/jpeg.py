@@ -44,9 +44,9 @@ def resized_crop(pixels: Tensor, size: int, box: Box) -> Images:
     """
     left, top, right, bottom = box
     # torch's vectorized uint8 resize needs channels_last input, the layout in which the decoder returns its images.
-    part = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
-    made = F.interpolate(part, (size, size), mode="bilinear", antialias=True)[0].numpy()
-    return np.asarray(made, np.uint8)
+    cropped = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
+    resized = F.interpolate(cropped, (size, size), mode="bilinear", antialias=True)[0].numpy()
+    return np.asarray(resized, np.uint8)
 
 
 @cache

@@ -61,12 +61,12 @@ class UserDataset:
             raise UnreadableImageError(f"{item_name} is {describe_value(item)}; it must be an (image, label) pair")
         image, label = item
         try:
-            number = operator.index(label)
+            class_index = operator.index(label)
         except TypeError as error:
             raise UnreadableImageError(
                 f"{item_name} has {describe_value(label)} as its label; it must be an integer"
             ) from error
-        return _to_pil_image(image, item_name), number
+        return _to_pil_image(image, item_name), class_index
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,13 @@ def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserData
     image_format = ImageFormat(data.image_size or first.width, channels, mean, std)
     classes = _class_names(dataset, data.num_classes)
     for part in counts:
-        if _labels_attribute(dataset, part) is not None and (most := int(_all_labels(dataset, part).max())) >= len(
-            classes
-        ):
+        if _labels_attribute(dataset, part) is None:
+            continue
+        max_label = int(_all_labels(dataset, part).max())
+        if max_label >= len(classes):
             raise UsageError.one(
                 DATASET_KEY,
-                f"{dataset.describe(part)} has the label {most}, which is out of range for {len(classes)} classes",
+                f"{dataset.describe(part)} has the label {max_label}, which is out of range for {len(classes)} classes",
             )
     return UserDatasetSource(dataset, image_format, classes, counts)
 
@@ -148,33 +149,33 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
                 '"val"'
             ),
         )
-    given: dict[str, str] = {}
+    kwargs: dict[str, str] = {}
     try:
         path = inspect.signature(build).parameters.get("path")
     except (TypeError, ValueError):
         path = None
     if path is not None and dataset.path is not None:
-        given = {"path": dataset.path}
+        kwargs = {"path": dataset.path}
     elif path is not None and path.default is inspect.Parameter.empty:
         raise UsageError.one("data.path", f"{dataset.name} requires the argument path; set data.path (--data-path)")
     try:
-        with fork_all_rngs() as seeded:
-            seeded(dataset.seed)
-            return build(part, **given)
+        with fork_all_rngs() as seed_rng:
+            seed_rng(dataset.seed)
+            return build(part, **kwargs)
     except Exception as error:
         raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} failed: {describe_exception(error)}") from error
 
 
 def _length(dataset: UserDataset, part: Part) -> int:
-    made = dataset.build(part)
-    if not hasattr(type(made), "__getitem__") or not hasattr(type(made), "__len__"):
+    built = dataset.build(part)
+    if not hasattr(type(built), "__getitem__") or not hasattr(type(built), "__len__"):
         raise UsageError.one(
             DATASET_KEY,
-            f"{dataset.describe(part)} returned {describe_value(made)}; it must return a dataset with __getitem__ and "
+            f"{dataset.describe(part)} returned {describe_value(built)}; it must return a dataset with __getitem__ and "
             "__len__",
         )
     try:
-        length = len(made)
+        length = len(built)
     except Exception as error:
         raise UsageError.one(
             DATASET_KEY, f"len() of {dataset.describe(part)} failed: {describe_exception(error)}"
@@ -202,19 +203,19 @@ def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ..
 
 def _labels_attribute(dataset: UserDataset, part: Part) -> Any:
     """Return the dataset's attribute `targets` or `labels`; None if it has neither."""
-    found = (getattr(dataset.build(part), name, None) for name in ("targets", "labels"))
-    return next((labels for labels in found if labels is not None), None)
+    candidates = (getattr(dataset.build(part), name, None) for name in ("targets", "labels"))
+    return next((labels for labels in candidates if labels is not None), None)
 
 
 @cache
 def _all_labels(dataset: UserDataset, part: Part) -> Labels:
     """Return the labels that the dataset lists, or read them from all its items; N int64. Raises UsageError."""
-    given, count = _labels_attribute(dataset, part), len(dataset.build(part))
+    raw_labels, count = _labels_attribute(dataset, part), len(dataset.build(part))
     try:
-        if given is None:
+        if raw_labels is None:
             with fork_all_rngs():
-                given = [dataset.item(part, index)[1] for index in range(count)]
-        labels = np.asarray(given)
+                raw_labels = [dataset.item(part, index)[1] for index in range(count)]
+        labels = np.asarray(raw_labels)
     except UnreadableImageError as error:
         raise UsageError.one(DATASET_KEY, str(error)) from error
     except Exception as error:
