@@ -1,4 +1,4 @@
-"""The batches that a pipeline puts on a device, and whether two lists of them are the same."""
+"""Load the device batches of an input pipeline, and compare two lists of them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def batches(
     pipeline: PipelineName,
     config: Config,
     source: ImageSource,
-    shares: DistributedBatchSampler | None = None,
+    sampler: DistributedBatchSampler | None = None,
     first: tuple[int, int] = (1, 0),
     device: torch.device = CPU,
 ) -> list[DeviceBatch]:
-    """Those of two epochs."""
-    shares = shares or build_sampler(config, source, 1)
+    """Return the batches of two epochs from the position `first` (epoch, batch)."""
+    sampler = sampler or build_sampler(config, source, 1)
     choice = PipelineChoice(pipeline, "")
-    feed = InputPipeline(
-        choice, source, config, model_input_format(config, source), shares.requests(2, *first)
+    loader = InputPipeline(
+        choice, source, config, model_input_format(config, source), sampler.requests(2, *first)
     ).device_loader(device)
-    return [next(feed) for _ in shares.requests(2, *first)]
+    return [next(loader) for _ in sampler.requests(2, *first)]
 
 
-def assert_the_same(some: list[DeviceBatch], others: list[DeviceBatch], within: float = 0.0) -> None:
-    assert len(some) == len(others) > 0
-    for one, other in zip(some, others, strict=True):
-        assert (one.loss_weight, one.ends_step, one.unread) == (other.loss_weight, other.ends_step, other.unread)
-        assert torch.equal(one.labels, other.labels)
-        assert one.images.shape == other.images.shape
-        assert one.images.dtype == other.images.dtype == torch.float32
-        assert float((one.images - other.images).abs().max()) <= within
+def assert_the_same(actual: list[DeviceBatch], expected: list[DeviceBatch], within: float = 0.0) -> None:
+    assert len(actual) == len(expected) > 0
+    for batch, other in zip(actual, expected, strict=True):
+        assert (batch.loss_weight, batch.ends_step, batch.unread) == (other.loss_weight, other.ends_step, other.unread)
+        assert torch.equal(batch.labels, other.labels)
+        assert batch.images.shape == other.images.shape
+        assert batch.images.dtype == other.images.dtype == torch.float32
+        assert float((batch.images - other.images).abs().max()) <= within

@@ -144,7 +144,7 @@ def _uncached_memory_shortage(
             and _needs_cache_write(source, config, target_format)
             and (problem := cache_write_problem(size_bytes)) is not None
         ):
-            return f"{shortage}: each of {local_world_size} ranks needs its own copy because they {problem}"
+            return f"{shortage}: each of {local_world_size} ranks needs its own copy because the images {problem}"
     return None
 
 

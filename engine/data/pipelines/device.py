@@ -131,7 +131,7 @@ class PrefetchIterator(Generic[T]):
         if self._exception is not None:
             raise self._exception
         if self._thread is None:
-            self._thread = Thread(target=self._produce, name="next batch", daemon=True)
+            self._thread = Thread(target=self._produce, name="prefetch", daemon=True)
             self._thread.start()
         item = self._queue.get()
         if isinstance(item, BaseException):

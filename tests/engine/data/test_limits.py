@@ -16,7 +16,7 @@ from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings,
 from engine.utils.host import format_bytes, nearest_existing
 from gputrain_command import Gputrain
 
-LOADING = LoaderFootprint(local_world_size=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
+FOOTPRINT = LoaderFootprint(local_world_size=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
 
 
 def config(*overrides: str) -> Config:
@@ -24,34 +24,34 @@ def config(*overrides: str) -> Config:
 
 
 def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
-    assert shm_shortage(LOADING, 400 << 20) is None
-    assert str(shm_shortage(LOADING, 64 << 20)) == (
+    assert shm_shortage(FOOTPRINT, 400 << 20) is None
+    assert str(shm_shortage(FOOTPRINT, 64 << 20)) == (
         "/dev/shm has 64 MiB free, but the batches of the loader workers can take 400 MiB (2 ranks x 4 workers x 4 "
         "batches of 12.5 MiB); reduce data.workers or data.prefetch, or increase the shared memory (docker run "
         "--shm-size=1g)"
     )
 
 
-def test_loading_checks_pass_without_workers() -> None:
-    loading = LoaderFootprint(local_world_size=2, workers=0, prefetch=4, batch_bytes=1 << 40)
-    assert shm_shortage(loading, 0) is None
-    assert open_files_shortage(loading, 10) is None
+def test_loader_checks_pass_without_workers() -> None:
+    footprint = LoaderFootprint(local_world_size=2, workers=0, prefetch=4, batch_bytes=1 << 40)
+    assert shm_shortage(footprint, 0) is None
+    assert open_files_shortage(footprint, 10) is None
 
 
 def test_open_files_check_covers_prefetched_batches() -> None:
-    assert open_files_shortage(LOADING, 80) is None
-    assert open_files_shortage(LOADING, None) is None
-    assert "the open-file limit is 79, but a rank can need 80" in str(open_files_shortage(LOADING, 79))
+    assert open_files_shortage(FOOTPRINT, 80) is None
+    assert open_files_shortage(FOOTPRINT, None) is None
+    assert "the open-file limit is 79, but a rank can need 80" in str(open_files_shortage(FOOTPRINT, 79))
 
 
 def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path) -> None:
-    kept = config("checkpoint.keep=3", "run.epochs=10")
-    assert max_new_checkpoints(kept) == 5
-    assert disk_shortage(tmp_path, 5 << 20, 1 << 20, max_new_checkpoints(kept)) is None
+    keep_config = config("checkpoint.keep=3", "run.epochs=10")
+    assert max_new_checkpoints(keep_config) == 5
+    assert disk_shortage(tmp_path, 5 << 20, 1 << 20, max_new_checkpoints(keep_config)) is None
     assert str(disk_shortage(tmp_path, (5 << 20) - 1, 1 << 20, 5)).startswith(
         f"{tmp_path} has 5 MiB free, and the checkpoints can take 5 MiB (5 files of 1 MiB)"
     )
-    [warning] = disk_warnings(kept, tmp_path / "runs" / "new" / "checkpoints", 1 << 60)
+    [warning] = disk_warnings(keep_config, tmp_path / "runs" / "new" / "checkpoints", 1 << 60)
     assert "make room, keep fewer (checkpoint.keep), or let runs lie elsewhere (--runs-dir)" in warning
 
 
@@ -76,11 +76,11 @@ def test_checkpoint_bytes_include_optimizer_state(overrides: list[str], copies: 
     assert checkpoint_bytes(1000, config(*overrides).optim) == 1000 * copies
 
 
-def test_existing_returns_nearest_existing_folder(tmp_path: Path) -> None:
+def test_nearest_existing_returns_nearest_existing_folder(tmp_path: Path) -> None:
     assert nearest_existing(tmp_path / "no" / "such") == tmp_path
 
 
-def test_in_bytes_uses_largest_unit() -> None:
+def test_format_bytes_uses_largest_unit() -> None:
     sizes = [0, 1023, 1024, 1536 << 10, 3 << 30, 1 << 50]
     assert [format_bytes(size) for size in sizes] == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "3 GiB", "1024 TiB"]
 

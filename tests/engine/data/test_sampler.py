@@ -19,7 +19,7 @@ from engine.data.sampler import (
 )
 
 
-def shares(
+def make_sampler(
     rank: int,
     world: int,
     *,
@@ -32,7 +32,7 @@ def shares(
     return DistributedBatchSampler(train, val, batch, rank, world, drop_last, 3, accumulate)
 
 
-def test_mix_matches_splitmix64_reference() -> None:
+def test_splitmix64_matches_reference() -> None:
     # First outputs of the reference implementation with seed 1234567 (Vigna, splitmix64.c).
     state, outputs = 1234567, []
     for _ in range(3):
@@ -41,31 +41,31 @@ def test_mix_matches_splitmix64_reference() -> None:
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-def test_random_bits_match_scalar_mix() -> None:
+def test_random_bits_match_scalar_splitmix64() -> None:
     key = _splitmix64(_splitmix64(_splitmix64(7) ^ RandomStream.SHUFFLE) ^ 2)
     bits = random_bits(7, RandomStream.SHUFFLE, 2, np.arange(5))
     assert [int(value) for value in bits] == [_splitmix64(index ^ key) for index in range(5)]
 
 
-def test_random_below_is_independent_of_other_indices() -> None:
-    all_of_them = random_integers(9, 1, RandomStream.CROP_ROW, 4, np.arange(100))
-    assert random_integers(9, 1, RandomStream.CROP_ROW, 4, np.array([77, 5])).tolist() == all_of_them[[77, 5]].tolist()
+def test_random_integers_are_independent_of_other_indices() -> None:
+    drawn = random_integers(9, 1, RandomStream.CROP_ROW, 4, np.arange(100))
+    assert random_integers(9, 1, RandomStream.CROP_ROW, 4, np.array([77, 5])).tolist() == drawn[[77, 5]].tolist()
 
 
-def test_random_below_is_uniform_and_varies_by_stream_epoch_and_seed() -> None:
+def test_random_integers_are_uniform_and_vary_by_stream_epoch_and_seed() -> None:
     images = np.arange(9000)
     drawn = random_integers(9, 1, RandomStream.CROP_ROW, 4, images)
     counts = np.bincount(drawn, minlength=9)
     assert counts.min() > 850
-    for other in (
+    for other_stream in (
         random_integers(9, 1, RandomStream.CROP_COLUMN, 4, images),
         random_integers(9, 1, RandomStream.CROP_ROW, 5, images),
         random_integers(9, 2, RandomStream.CROP_ROW, 4, images),
     ):
-        assert 800 < int((drawn == other).sum()) < 1200
+        assert 800 < int((drawn == other_stream).sum()) < 1200
 
 
-def test_epoch_order_is_permutation_that_changes_each_epoch() -> None:
+def test_epoch_permutation_changes_each_epoch() -> None:
     first, second = epoch_permutation(1000, 0, 1), epoch_permutation(1000, 0, 2)
     assert sorted(first.tolist()) == list(range(1000))
     assert (first == second).mean() < 0.02
@@ -88,19 +88,19 @@ def test_stratified_split_trains_on_class_with_single_image() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_sampler_val_covers_each_image_once(world: int) -> None:
-    seen = [
+    indices = [
         index
         for rank in range(world)
-        for batch in shares(rank, world).val_requests()
+        for batch in make_sampler(rank, world).val_requests()
         for index in batch.indices.tolist()
     ]
-    assert sorted(seen) == list(range(101))
+    assert sorted(indices) == list(range(101))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_sampler_global_batch_is_same_for_any_number_of_ranks(world: int) -> None:
-    alone = [sorted(batch.indices.tolist()) for batch in shares(0, 1, batch=8).train_requests(2)]
-    ranks = [list(shares(rank, world, batch=8 // world).train_requests(2)) for rank in range(world)]
+    alone = [sorted(batch.indices.tolist()) for batch in make_sampler(0, 1, batch=8).train_requests(2)]
+    ranks = [list(make_sampler(rank, world, batch=8 // world).train_requests(2)) for rank in range(world)]
     together = [sorted(i for rank in ranks for i in rank[step].indices.tolist()) for step in range(len(ranks[0]))]
     assert together == alone
 
@@ -108,10 +108,10 @@ def test_sampler_global_batch_is_same_for_any_number_of_ranks(world: int) -> Non
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_sampler_accumulated_batches_match_large_batch(world: int, drop_last: bool) -> None:
-    large = [list(shares(rank, world, batch=12, drop_last=drop_last).train_requests(2)) for rank in range(world)]
+    large = [list(make_sampler(rank, world, batch=12, drop_last=drop_last).train_requests(2)) for rank in range(world)]
     for rank in range(world):
         steps, parts = [], []
-        for batch in shares(rank, world, batch=4, accumulate=3, drop_last=drop_last).train_requests(2):
+        for batch in make_sampler(rank, world, batch=4, accumulate=3, drop_last=drop_last).train_requests(2):
             parts.append(batch)
             if batch.ends_step:
                 steps.append(parts)
@@ -127,65 +127,65 @@ def test_sampler_accumulated_batches_match_large_batch(world: int, drop_last: bo
 
 def test_sampler_gives_every_rank_same_batch_count_per_step() -> None:
     ends = [
-        [batch.ends_step for batch in shares(rank, 3, batch=4, accumulate=3, drop_last=False).train_requests(1)]
+        [batch.ends_step for batch in make_sampler(rank, 3, batch=4, accumulate=3, drop_last=False).train_requests(1)]
         for rank in range(3)
     ]
     assert ends[0] == ends[1] == ends[2]
 
 
 def test_sampler_continues_epoch_from_any_batch() -> None:
-    whole = list(shares(1, 2).train_requests(5))
-    rest = list(shares(1, 2).train_requests(5, first_step=3))
-    assert [batch.indices.tolist() for batch in rest] == [batch.indices.tolist() for batch in whole[3:]]
+    whole = list(make_sampler(1, 2).train_requests(5))
+    resumed = list(make_sampler(1, 2).train_requests(5, first_step=3))
+    assert [batch.indices.tolist() for batch in resumed] == [batch.indices.tolist() for batch in whole[3:]]
 
 
 def test_sampler_drops_or_distributes_last_partial_batch() -> None:
-    assert shares(0, 2).steps_per_epoch == 6
-    assert shares(0, 2, drop_last=False).steps_per_epoch == 7
-    last = [list(shares(rank, 2, drop_last=False).train_requests(1))[-1] for rank in range(2)]
+    assert make_sampler(0, 2).steps_per_epoch == 6
+    assert make_sampler(0, 2, drop_last=False).steps_per_epoch == 7
+    last = [list(make_sampler(rank, 2, drop_last=False).train_requests(1))[-1] for rank in range(2)]
     assert [len(batch.indices) for batch in last] == [4, 3]
     assert sum(batch.loss_weight for batch in last) == pytest.approx(2)
     assert [batch.loss_weight for batch in last] == pytest.approx([8 / 7, 6 / 7])
 
 
 def test_sampler_gives_rank_without_images_zero_weight() -> None:
-    last = [list(shares(rank, 3, train=25, drop_last=False).train_requests(1))[-1] for rank in range(3)]
+    last = [list(make_sampler(rank, 3, train=25, drop_last=False).train_requests(1))[-1] for rank in range(3)]
     assert [batch.loss_weight for batch in last] == [3.0, 0.0, 0.0]
     assert all(len(batch.indices) == 1 for batch in last)
 
 
 @pytest.mark.parametrize(("drop_last", "images"), [(True, 96 - 32), (False, 103 - 32)])
 def test_sampler_counts_remaining_images_of_epoch(drop_last: bool, images: int) -> None:
-    assert shares(0, 2, drop_last=drop_last).images_from_step(2) == images
-    assert shares(0, 2, drop_last=drop_last).images_from_step(7) == 0
+    assert make_sampler(0, 2, drop_last=drop_last).images_from_step(2) == images
+    assert make_sampler(0, 2, drop_last=drop_last).images_from_step(7) == 0
 
 
 def test_sampler_warns_about_many_dropped_images() -> None:
-    assert sampler_warnings(shares(0, 2)) == [], "7 of 103"
-    (told,) = sampler_warnings(shares(0, 2, batch=20))
-    assert told.startswith("23 of 103 training images do not fill a step")
-    assert sampler_warnings(shares(0, 2, batch=20, drop_last=False)) == []
+    assert sampler_warnings(make_sampler(0, 2)) == [], "7 of 103"
+    (warning,) = sampler_warnings(make_sampler(0, 2, batch=20))
+    assert warning.startswith("23 of 103 training images do not fill a step")
+    assert sampler_warnings(make_sampler(0, 2, batch=20, drop_last=False)) == []
 
 
 def test_sampler_counts_dropped_images() -> None:
-    assert (shares(0, 2).dropped_images, shares(0, 2, drop_last=False).dropped_images) == (103 - 96, 0)
+    assert (make_sampler(0, 2).dropped_images, make_sampler(0, 2, drop_last=False).dropped_images) == (103 - 96, 0)
 
 
 def test_sampler_computes_smallest_batch_of_any_rank() -> None:
-    assert shares(0, 2).min_batch_size == 8
-    assert shares(0, 2, drop_last=False).min_batch_size == 3
-    assert shares(0, 3, train=25, drop_last=False).min_batch_size == 1
-    assert shares(0, 2, batch=4, accumulate=2, drop_last=False).min_batch_size == 3
-    assert shares(0, 1, train=21, batch=4, accumulate=3, drop_last=False).min_batch_size == 3
+    assert make_sampler(0, 2).min_batch_size == 8
+    assert make_sampler(0, 2, drop_last=False).min_batch_size == 3
+    assert make_sampler(0, 3, train=25, drop_last=False).min_batch_size == 1
+    assert make_sampler(0, 2, batch=4, accumulate=2, drop_last=False).min_batch_size == 3
+    assert make_sampler(0, 1, train=21, batch=4, accumulate=3, drop_last=False).min_batch_size == 3
 
 
 def test_sampler_run_alternates_training_and_validation() -> None:
-    asked = [
+    parts_and_epochs = [
         (request.part, request.epoch)
-        for request in shares(0, 1, train=16, val=9).requests(2, first_epoch=1, first_batch=1)
+        for request in make_sampler(0, 1, train=16, val=9).requests(2, first_epoch=1, first_batch=1)
     ]
     evaluation = [("val", 0), ("val", 0)]
-    assert asked == [("train", 1), *evaluation, ("train", 2), ("train", 2), *evaluation]
+    assert parts_and_epochs == [("train", 1), *evaluation, ("train", 2), ("train", 2), *evaluation]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,6 @@ def test_batch_request_keep_weighs_what_can_be_read(
     part: Part, readable: list[bool], kept: list[int], weight: float
 ) -> None:
     request = BatchRequest(part, 2, np.array([7, 3, 5, 1])[: len(readable)], 0.5, ends_step=False)
-    found = request.keep(readable)
-    assert found.indices.tolist() == kept
-    assert (found.part, found.epoch, found.loss_weight, found.ends_step) == (part, 2, weight, False)
+    reduced = request.keep(readable)
+    assert reduced.indices.tolist() == kept
+    assert (reduced.part, reduced.epoch, reduced.loss_weight, reduced.ends_step) == (part, 2, weight, False)

@@ -22,25 +22,25 @@ from engine.data.sources.base import ImageFormat
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
 
-GREY = ImageFormat(16, 1, (0.5,), (0.25,))
-COLOUR = ImageFormat(16, 3, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))
+GRAY = ImageFormat(16, 1, (0.5,), (0.25,))
+RGB = ImageFormat(16, 3, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), np.uint8))
 ALL = np.arange(8)
 BILINEAR = InterpolationMode.BILINEAR
 
 
-def augmentation(*overrides: str, images: ImageFormat = COLOUR) -> Augmentation:
+def augmentation(*overrides: str, images: ImageFormat = RGB) -> Augmentation:
     return Augmentation(resolve_config(None, [f"augment.{override}" for override in overrides]).config, images)
 
 
-def drawn_by_hand(transform: v2.Transform, stream: RandomStream, images: Tensor, epoch: int) -> Tensor:
+def transform_one_by_one(transform: v2.Transform, stream: RandomStream, images: Tensor, epoch: int) -> Tensor:
     """Apply a torchvision transform to one image at a time, seeding torch for each as `Augmentation` does."""
     bits = random_bits(0, stream, epoch, np.arange(len(images)))
-    made = []
+    transformed = []
     for image, seed in zip(images, bits, strict=True):
         torch.manual_seed(int(seed))
-        made.append(transform(image))
-    return torch.stack(made)
+        transformed.append(transform(image))
+    return torch.stack(transformed)
 
 
 @pytest.mark.parametrize(
@@ -63,28 +63,28 @@ def drawn_by_hand(transform: v2.Transform, stream: RandomStream, images: Tensor,
 def test_augmentation_matches_torchvision_seeded_per_image(
     overrides: tuple[str, ...], stream: RandomStream, transform: v2.Transform
 ) -> None:
-    made = augmentation(*overrides)(IMAGES, 3, ALL)
-    assert torch.equal(made, drawn_by_hand(transform, stream, IMAGES, 3))
-    assert not torch.equal(made, IMAGES)
+    augmented = augmentation(*overrides)(IMAGES, 3, ALL)
+    assert torch.equal(augmented, transform_one_by_one(transform, stream, IMAGES, 3))
+    assert not torch.equal(augmented, IMAGES)
 
 
 def test_augmentation_applies_crop_flip_policy_jitter_erasing_in_order() -> None:
-    wanted = augmentation("crop_padding=2", "flip=true")(IMAGES, 1, ALL)
-    wanted = augmentation("policy=trivialaugment")(wanted, 1, ALL)
-    wanted = augmentation("contrast=0.8")(wanted, 1, ALL)
-    wanted = augmentation("erasing=1.0")(wanted, 1, ALL)
-    made = augmentation("crop_padding=2", "flip=true", "policy=trivialaugment", "contrast=0.8", "erasing=1.0")
-    assert torch.equal(made(IMAGES, 1, ALL), wanted)
+    expected = augmentation("crop_padding=2", "flip=true")(IMAGES, 1, ALL)
+    expected = augmentation("policy=trivialaugment")(expected, 1, ALL)
+    expected = augmentation("contrast=0.8")(expected, 1, ALL)
+    expected = augmentation("erasing=1.0")(expected, 1, ALL)
+    combined = augmentation("crop_padding=2", "flip=true", "policy=trivialaugment", "contrast=0.8", "erasing=1.0")
+    assert torch.equal(combined(IMAGES, 1, ALL), expected)
 
 
-EVERYTHING = ("crop_padding=2", "flip=true", "policy=randaugment", "brightness=0.5", "hue=0.2", "erasing=0.5")
+ALL_TRANSFORMS = ("crop_padding=2", "flip=true", "policy=randaugment", "brightness=0.5", "hue=0.2", "erasing=0.5")
 
 
 def test_augmentation_is_independent_of_batch_and_varies_by_epoch() -> None:
-    changed = augmentation(*EVERYTHING)
-    together = changed(IMAGES, 3, ALL)
-    assert torch.equal(together[[5, 2]], changed(IMAGES[[5, 2]], 3, np.array([5, 2])))
-    assert not torch.equal(together, changed(IMAGES, 4, ALL))
+    augment = augmentation(*ALL_TRANSFORMS)
+    whole_batch = augment(IMAGES, 3, ALL)
+    assert torch.equal(whole_batch[[5, 2]], augment(IMAGES[[5, 2]], 3, np.array([5, 2])))
+    assert not torch.equal(whole_batch, augment(IMAGES, 4, ALL))
 
 
 def test_augmentation_without_changes_returns_same_tensor() -> None:
@@ -95,37 +95,37 @@ def test_augmentation_without_changes_returns_same_tensor() -> None:
 def test_augmentation_is_independent_of_thread_count() -> None:
     large = torch.randint(0, 256, (3, 3, 256, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     # Contrast uses the mean of an image, whose floating-point sum depends on the number of threads.
-    changed, threads, made = augmentation("contrast=0.9"), torch.get_num_threads(), []
+    augment, threads, results = augmentation("contrast=0.9"), torch.get_num_threads(), []
     try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            made.append(changed(large, 1, np.arange(3)))
-            assert torch.get_num_threads() == number
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            results.append(augment(large, 1, np.arange(3)))
+            assert torch.get_num_threads() == num_threads
     finally:
         torch.set_num_threads(threads)
-    assert torch.equal(*made)
+    assert torch.equal(*results)
 
 
 def test_erasing_fills_with_dataset_mean() -> None:
     white = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
-    made = augmentation("erasing=1.0")(white, 1, np.array([0]))[0].float() / 255
-    erased = (made[0] < 1).nonzero()
+    augmented = augmentation("erasing=1.0")(white, 1, np.array([0]))[0].float() / 255
+    erased = (augmented[0] < 1).nonzero()
     assert 0 < len(erased) < 256
     row, column = erased[0].tolist()
-    assert made[:, row, column].tolist() == pytest.approx(COLOUR.mean, abs=0.51 / 255)
+    assert augmented[:, row, column].tolist() == pytest.approx(RGB.mean, abs=0.51 / 255)
 
 
 def test_color_jitter_ignores_saturation_and_hue_for_grayscale() -> None:
-    grey = IMAGES[:, :1]
-    assert augmentation("saturation=0.9", "hue=0.5", images=GREY)(grey, 1, ALL) is grey
+    gray = IMAGES[:, :1]
+    assert augmentation("saturation=0.9", "hue=0.5", images=GRAY)(gray, 1, ALL) is gray
 
 
 @pytest.mark.parametrize("policy", ["randaugment", "trivialaugment"])
 def test_augment_policy_changes_grayscale_images(policy: str) -> None:
-    grey, changed = IMAGES[:, :1], augmentation(f"policy={policy}", "policy_ops=14", images=GREY)
-    made = torch.cat([changed(grey, epoch, ALL) for epoch in range(10)])
-    assert (made.shape, made.dtype) == ((80, 1, 16, 16), torch.uint8)
-    assert not torch.equal(made[:8], grey)
+    gray, augment = IMAGES[:, :1], augmentation(f"policy={policy}", "policy_ops=14", images=GRAY)
+    augmented = torch.cat([augment(gray, epoch, ALL) for epoch in range(10)])
+    assert (augmented.shape, augmented.dtype) == ((80, 1, 16, 16), torch.uint8)
+    assert not torch.equal(augmented[:8], gray)
 
 
 def test_resized_crop_matches_torchvision() -> None:
@@ -133,14 +133,16 @@ def test_resized_crop_matches_torchvision() -> None:
         None, ["data.dataset=fake", "augment.resized_crop=true", "augment.crop_scale=[0.3, 0.6]"]
     ).config
     source = open_source(config)
-    whole = torch.from_numpy(source.load("train", ALL)[0])
+    images = torch.from_numpy(source.load("train", ALL)[0])
     crop = Augmentation(config, source.format).crop_spec(2)
     assert crop is not None
-    made = torch.from_numpy(source.load("train", ALL, crop)[0])
+    cropped = torch.from_numpy(source.load("train", ALL, crop)[0])
     for index in ALL:
         left, top, right, bottom = crop.box(int(index), 32, 32)
-        wanted = reference.resized_crop(whole[index], top, left, bottom - top, right - left, [32, 32], antialias=True)
-        assert (made[index].int() - wanted.int()).abs().max() <= 1
+        expected = reference.resized_crop(
+            images[index], top, left, bottom - top, right - left, [32, 32], antialias=True
+        )
+        assert (cropped[index].int() - expected.int()).abs().max() <= 1
 
 
 def test_resized_crop_of_in_memory_source_outputs_model_size() -> None:
@@ -159,13 +161,15 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     down, across = np.mgrid[0:480, 0:640]
     pixels = np.stack([across // 3, down // 2, (across + down) // 5], -1).astype(np.uint8)
     upright = Image.fromarray(pixels)
-    lying = upright.getexif()
-    lying[0x0112] = 6
+    rotated_exif = upright.getexif()
+    rotated_exif[0x0112] = 6
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         upright.save(tmp_path / "photos" / name / "0.png")
         upright.save(tmp_path / "photos" / name / "1.jpg", quality=98)
-        upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "photos" / name / "2.jpg", quality=98, exif=lying)
+        upright.transpose(Image.Transpose.ROTATE_90).save(
+            tmp_path / "photos" / name / "2.jpg", quality=98, exif=rotated_exif
+        )
     return tmp_path / "photos"
 
 
@@ -178,15 +182,15 @@ def test_resized_crop_samples_whole_photo_file(photos: Path) -> None:
     upright = torch.from_numpy(np.asarray(Image.open(photos / "a" / "0.png")).copy()).permute(2, 0, 1)
     for index in range(source.num_images("train")):
         left, top, right, bottom = crop.box(index, 480, 640)
-        wanted = reference.resized_crop(upright, top, left, bottom - top, right - left, [32, 32], antialias=True)
-        made = torch.from_numpy(source.load("train", np.array([index]), crop)[0][0])
-        assert (made.int() - wanted.int()).abs().max() <= 6, source
+        expected = reference.resized_crop(upright, top, left, bottom - top, right - left, [32, 32], antialias=True)
+        cropped = torch.from_numpy(source.load("train", np.array([index]), crop)[0][0])
+        assert (cropped.int() - expected.int()).abs().max() <= 6, source
 
 
 NUMBERS = itertools.count()
 
 
-def own(folder: Path, text: str, name: str = "change") -> Augmentation:
+def user_augmentation(folder: Path, text: str, name: str = "change") -> Augmentation:
     """Return an augmentation with a user transform, written to a module of its own."""
     module = f"own_{next(NUMBERS)}"
     (folder / f"{module}.py").write_text(f"import random\nimport numpy as np\nimport torch\n\n{text}\n")
@@ -194,7 +198,7 @@ def own(folder: Path, text: str, name: str = "change") -> Augmentation:
         resolve_config(
             None, [f"augment.transform={module}:{name}", f"run.code={folder}", "augment.erasing=0.5"]
         ).config,
-        COLOUR,
+        RGB,
     )
 
 
@@ -208,26 +212,28 @@ def change(image):
 
 
 def test_user_transform_draws_from_any_generator_and_restores_rng_state(tmp_path: Path) -> None:
-    changed, images = own(tmp_path, DRAWS), IMAGES.clone()
+    augment, images = user_augmentation(tmp_path, DRAWS), IMAGES.clone()
     before = (random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist())
-    made = changed(images, 1, ALL)
+    augmented = augment(images, 1, ALL)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == (before[0], before[2])
     assert torch.equal(torch.get_rng_state(), before[1])
     random.seed(7)
     np.random.seed(7)
     torch.manual_seed(7)
-    assert torch.equal(changed(IMAGES[[6, 1]].clone(), 1, np.array([6, 1])), made[[6, 1]])
-    assert len({tuple(image[:, 0, 0].tolist()) for image in made}) == 8
+    assert torch.equal(augment(IMAGES[[6, 1]].clone(), 1, np.array([6, 1])), augmented[[6, 1]])
+    assert len({tuple(image[:, 0, 0].tolist()) for image in augmented}) == 8
 
 
 def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
-    changed = own(tmp_path, "from torchvision.transforms import v2\nchange = v2.Compose([v2.RandomInvert(1.0)])")
-    erased_alone = augmentation("erasing=0.5")(255 - IMAGES, 1, ALL)
-    assert torch.equal(changed(IMAGES, 1, ALL), erased_alone)
+    augment = user_augmentation(
+        tmp_path, "from torchvision.transforms import v2\nchange = v2.Compose([v2.RandomInvert(1.0)])"
+    )
+    expected = augmentation("erasing=0.5")(255 - IMAGES, 1, ALL)
+    assert torch.equal(augment(IMAGES, 1, ALL), expected)
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (
             "return image.float()",
@@ -241,17 +247,17 @@ def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
         ("raise ValueError('no\\nway')", r"failed: ValueError: no \(.*own_\d+\.py, line 6\)$"),
     ],
 )
-def test_user_transform_error_names_transform(tmp_path: Path, body: str, told: str) -> None:
-    changed = own(tmp_path, f"def change(image):\n    {body}")
-    with pytest.raises(UserTransformError, match=rf"^augment\.transform own_\d+:change {told}"):
-        changed(IMAGES, 1, ALL)
+def test_user_transform_error_names_transform(tmp_path: Path, body: str, message: str) -> None:
+    augment = user_augmentation(tmp_path, f"def change(image):\n    {body}")
+    with pytest.raises(UserTransformError, match=rf"^augment\.transform own_\d+:change {message}"):
+        augment(IMAGES, 1, ALL)
 
 
 def test_user_transform_rejects_missing_name_and_non_callable(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"augment\.transform: .*has no chnage; did you mean change"):
-        own(tmp_path, "def change(image): return image", "chnage")
+        user_augmentation(tmp_path, "def change(image): return image", "chnage")
     with pytest.raises(UsageError, match=r"must be something to call, a function or a class, not int"):
-        own(tmp_path, "change = 3")
+        user_augmentation(tmp_path, "change = 3")
 
 
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
@@ -266,29 +272,29 @@ def mixer(*overrides: str) -> MixupCutmix:
 
 def test_mixup_blends_images_and_labels_by_same_ratio() -> None:
     images, targets = mixer("mixup=0.8")(FLOATS, LABELS, 1, 4, 0)
-    share = float(targets[1, 1])
-    assert 0 < share < 1
-    torch.testing.assert_close(images, share * FLOATS + (1 - share) * FLOATS.roll(1, 0))
+    ratio = float(targets[1, 1])
+    assert 0 < ratio < 1
+    torch.testing.assert_close(images, ratio * FLOATS + (1 - ratio) * FLOATS.roll(1, 0))
     one_hot = torch.nn.functional.one_hot(LABELS, 5)
-    torch.testing.assert_close(targets, share * one_hot + (1 - share) * one_hot.roll(1, 0))
+    torch.testing.assert_close(targets, ratio * one_hot + (1 - ratio) * one_hot.roll(1, 0))
 
 
 def test_cutmix_label_ratio_matches_pasted_area() -> None:
     images, targets = mixer("cutmix=1.0")(FLOATS, LABELS, 1, 4, 0)
-    other = (images == FLOATS.roll(1, 0)).all(1)
-    mine = (images == FLOATS).all(1)
-    assert (other | mine).all()
-    assert 0 < other[0].sum() < 256
+    pasted = (images == FLOATS.roll(1, 0)).all(1)
+    kept = (images == FLOATS).all(1)
+    assert (pasted | kept).all()
+    assert 0 < pasted[0].sum() < 256
     assert targets[1].tolist() == pytest.approx(
-        [float(other[1].float().mean()), float(mine[1].float().mean()), 0, 0, 0]
+        [float(pasted[1].float().mean()), float(kept[1].float().mean()), 0, 0, 0]
     )
 
 
 def test_mixer_applies_mixup_or_cutmix_per_batch() -> None:
-    both = mixer("mixup=0.5", "cutmix=1.0")
-    mixed = [both(FLOATS, LABELS, 1, batch, 0)[0] for batch in range(40)]
-    cut = sum(bool(((images == FLOATS) | (images == FLOATS.roll(1, 0))).all()) for images in mixed)
-    assert 8 < cut < 32
+    mix = mixer("mixup=0.5", "cutmix=1.0")
+    mixed = [mix(FLOATS, LABELS, 1, batch, 0)[0] for batch in range(40)]
+    num_cutmix = sum(bool(((images == FLOATS) | (images == FLOATS.roll(1, 0))).all()) for images in mixed)
+    assert 8 < num_cutmix < 32
 
 
 def test_mixer_depends_only_on_seed_epoch_batch_and_rank() -> None:
@@ -301,9 +307,9 @@ def test_mixer_depends_only_on_seed_epoch_batch_and_rank() -> None:
         assert not torch.equal(mix(FLOATS, LABELS, epoch, batch, rank)[0], images)
 
 
-@pytest.mark.parametrize("which", ["mixup=0.4", "cutmix=1.0"])
-def test_mixer_mixes_single_image_with_itself(which: str) -> None:
-    images, targets = mixer(which)(FLOATS[:1], LABELS[:1], 1, 0, 0)
+@pytest.mark.parametrize("override", ["mixup=0.4", "cutmix=1.0"])
+def test_mixer_mixes_single_image_with_itself(override: str) -> None:
+    images, targets = mixer(override)(FLOATS[:1], LABELS[:1], 1, 0, 0)
     torch.testing.assert_close(images, FLOATS[:1])
     torch.testing.assert_close(targets, torch.tensor([[1.0, 0, 0, 0, 0]]))
 
@@ -319,13 +325,13 @@ def test_mixer_without_mixup_and_cutmix_returns_images_unchanged() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_mixer_does_not_sync_gpu() -> None:
     images, labels = FLOATS.cuda(), LABELS.cuda()
-    both = mixer("mixup=0.5", "cutmix=1.0")
-    both(images, labels, 1, 0, 0)
+    mix = mixer("mixup=0.5", "cutmix=1.0")
+    mix(images, labels, 1, 0, 0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        mixed = [both(images, labels, 1, batch, 0) for batch in range(8)]
+        mixed = [mix(images, labels, 1, batch, 0) for batch in range(8)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for batch, (made, targets) in enumerate(mixed):
-        wanted = both(FLOATS, LABELS, 1, batch, 0)
-        torch.testing.assert_close((made.cpu(), targets.cpu()), wanted)
+    for batch, (images_on_gpu, targets) in enumerate(mixed):
+        expected = mix(FLOATS, LABELS, 1, batch, 0)
+        torch.testing.assert_close((images_on_gpu.cpu(), targets.cpu()), expected)

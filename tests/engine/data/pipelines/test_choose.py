@@ -55,10 +55,10 @@ def test_choose_pipeline_depends_on_dataset_and_augmentation(
     assert re.search(why, choice.why)
 
 
-def test_choose_pipeline_holds_folder_unless_cropped_at_file_size(photos: Path) -> None:
+def test_choose_pipeline_keeps_folder_in_memory_unless_cropped_at_file_size(photos: Path) -> None:
     assert choose_pipeline(*open_photo_folder(photos), 1).pipeline == "memory"
-    cuts = [*AUGMENT_OVERRIDES[1:3], "augment.resized_crop=true"]
-    config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", *cuts]).config
+    overrides = [*AUGMENT_OVERRIDES[1:3], "augment.resized_crop=true"]
+    config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", *overrides]).config
     choice = choose_pipeline(config, open_source(config), 1)
     assert (choice.pipeline, choice.why) == (
         "stream",
@@ -78,19 +78,21 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     assert choose_pipeline(config, source, 3).why == (
         "the decoded images take 336.9 KiB, more than a quarter of the 1.2 MiB of free memory"
     )
-    asked = resolve_config(None, ["data.pipeline=memory"]).config
-    told = "memory is impossible: the decoded images take 336.9 KiB, more than a quarter of the 1.2 MiB of free memory"
-    for found in (pipeline_problems(asked, source, 3), pipeline_problems(asked, source, 3)):
-        assert [(one.location, one.message) for one in found] == [
-            ("data.pipeline", f"{told}; set data.pipeline=stream or reduce data.image_size")
+    memory_config = resolve_config(None, ["data.pipeline=memory"]).config
+    reason = (
+        "memory is impossible: the decoded images take 336.9 KiB, more than a quarter of the 1.2 MiB of free memory"
+    )
+    for problems in (pipeline_problems(memory_config, source, 3), pipeline_problems(memory_config, source, 3)):
+        assert [(problem.location, problem.message) for problem in problems] == [
+            ("data.pipeline", f"{reason}; set data.pipeline=stream or reduce data.image_size")
         ]
     with pytest.raises(UsageError, match="memory is impossible"):
-        choose_pipeline(asked, source, 3)
+        choose_pipeline(memory_config, source, 3)
     assert pipeline_problems(config, source, 3) == []
 
 
 @pytest.mark.parametrize(
-    ("asked", "free", "came"),
+    ("requested", "free", "expected"),
     [
         ("auto", (1 << 40, 0), ["memory", "memory"]),
         ("auto", (0, 1 << 40), ["stream", "stream"]),
@@ -99,33 +101,33 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     ],
 )
 def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
-    asked: str, free: tuple[int, int], came: list[str], monkeypatch: pytest.MonkeyPatch
+    requested: str, free: tuple[int, int], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class ChosenError(Exception):
         pass
 
-    def feed(choice: PipelineChoice, *_: object) -> None:
+    def raise_choice(choice: PipelineChoice, *_: object) -> None:
         raise ChosenError(choice.pipeline)
 
     # Stop each rank where it creates its input pipeline.
-    monkeypatch.setattr(train, "InputPipeline", feed)
+    monkeypatch.setattr(train, "InputPipeline", raise_choice)
     monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
-    config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={asked}"]).config
+    config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={requested}"]).config
     job, store = Job(config, plan_node(config, []), None, False, open_source(config)), torch.distributed.HashStore()
     channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    threads, found, told = torch.get_num_threads(), list[str](), set[str]()
+    threads, choices, messages = torch.get_num_threads(), list[str](), set[str]()
     for rank in (0, 1):
         monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
         try:
             train.train(job, RankInfo(rank, 2, rank, 2), store, channel)
         except ChosenError as chosen:
-            found.append(str(chosen))
+            choices.append(str(chosen))
         except UsageError as error:
-            found.append("refused")
-            told.add(str(error))
+            choices.append("refused")
+            messages.add(str(error))
     torch.set_num_threads(threads)
-    assert found == came
-    assert len(told) == (1 if "refused" in came else 0)
+    assert choices == expected
+    assert len(messages) == (1 if "refused" in expected else 0)
 
 
 def test_choose_pipeline_counts_each_rank_without_writable_cache(
@@ -135,23 +137,29 @@ def test_choose_pipeline_counts_each_rank_without_writable_cache(
     monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
     config, source = open_photo_folder(photos)
-    asked, _ = open_photo_folder(photos, "data.pipeline=memory")
-    assert [choose_pipeline(one, source, 3).pipeline for one in (config, asked)] == ["memory", "memory"]
+    memory_config, _ = open_photo_folder(photos, "data.pipeline=memory")
+    assert [choose_pipeline(any_config, source, 3).pipeline for any_config in (config, memory_config)] == [
+        "memory",
+        "memory",
+    ]
     no_folder = tmp_path / "file"
     no_folder.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
-    assert [choose_pipeline(one, source, 2).pipeline for one in (config, asked)] == ["memory", "memory"]
-    told = (
+    assert [choose_pipeline(any_config, source, 2).pipeline for any_config in (config, memory_config)] == [
+        "memory",
+        "memory",
+    ]
+    reason = (
         "the decoded images take 36 KiB, more than a quarter of the 96 KiB of free memory: each of 3 ranks needs its "
-        f"own copy because they cannot be cached in {no_folder}/gputrain/decoded (Not a directory)"
+        f"own copy because the images cannot be cached in {no_folder}/gputrain/decoded (Not a directory)"
     )
-    assert choose_pipeline(config, source, 3) == PipelineChoice("stream", told)
-    with pytest.raises(UsageError, match=re.escape(told)):
-        choose_pipeline(asked, source, 3)
+    assert choose_pipeline(config, source, 3) == PipelineChoice("stream", reason)
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        choose_pipeline(memory_config, source, 3)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["data.dataset=my:data"], "data.pipeline: memory cannot hold my:data, which may draw each item anew; give"),
         (
@@ -160,8 +168,8 @@ def test_choose_pipeline_counts_each_rank_without_writable_cache(
         ),
     ],
 )
-def test_config_rejects_impossible_memory_pipeline(overrides: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_config_rejects_impossible_memory_pipeline(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         resolve_config(None, ["data.pipeline=memory", *overrides])
 
 
@@ -180,10 +188,12 @@ def test_expected_workers_counts_loader_processes_only_for_stream(overrides: lis
 
 
 def test_pipeline_warnings_name_unused_keys() -> None:
-    held = PipelineChoice("memory", "the decoded images take 18 KiB")
-    said = "data.workers=2 has no effect: the decoded images take 18 KiB; set data.pipeline=stream to load with workers"
-    assert pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, held) == [said]
-    assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, held) == []
-    assert pipeline_warnings(resolve_config("digits", []).config, held) == []
+    in_memory = PipelineChoice("memory", "the decoded images take 18 KiB")
+    warning = (
+        "data.workers=2 has no effect: the decoded images take 18 KiB; set data.pipeline=stream to load with workers"
+    )
+    assert pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, in_memory) == [warning]
+    assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, in_memory) == []
+    assert pipeline_warnings(resolve_config("digits", []).config, in_memory) == []
     fixed = resolve_config("digits", ["data.pipeline=fixed"]).config
     assert "repeats a single batch" in pipeline_warnings(fixed, PipelineChoice("fixed", PIPELINE_FROM_CONFIG))[0]

@@ -45,8 +45,8 @@ def photos(tmp_path: Path) -> Path:
 
 def test_decoded_cache_is_reused_for_any_seed_and_split(photos: Path, cache: Path) -> None:
     assert_the_same(batches("memory", *open_photo_folder(photos)), batches("stream", *open_photo_folder(photos)))
-    (kept,) = cache.glob("*.npy")
-    written = kept.stat().st_mtime_ns
+    (array_file,) = cache.glob("*.npy")
+    written = array_file.stat().st_mtime_ns
     other = open_photo_folder(photos, "run.seed=5", "data.val_split=0.5")
     assert_the_same(batches("memory", *other), batches("stream", *other))
     assert [path.stat().st_mtime_ns for path in cache.glob("*.npy")] == [written]
@@ -63,35 +63,35 @@ def test_decoded_cache_is_invalidated_by_changed_file(photos: Path, cache: Path)
     assert_the_same(after, batches("stream", *open_photo_folder(photos)))
 
 
-def _cut_short(file: Path) -> None:
+def _truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-def _overwritten(file: Path) -> None:
+def _overwrite(file: Path) -> None:
     file.write_bytes(b"\x93NUMPY not at all")
 
 
-def _of_another(file: Path) -> None:
+def _replace_with_other_shape(file: Path) -> None:
     size = file.stat().st_size
     np.save(file, np.zeros(size // 2, np.uint8))
 
 
-def _gone(file: Path) -> None:
+def _delete(file: Path) -> None:
     file.unlink()
 
 
-def _without_about(file: Path) -> None:
+def _damage_metadata(file: Path) -> None:
     file.with_suffix(".json").write_text('{"file": 3}')
 
 
-@pytest.mark.parametrize("harm", [_cut_short, _overwritten, _of_another, _gone, _without_about])
-def test_decoded_cache_is_rebuilt_when_damaged(harm: object, photos: Path, cache: Path) -> None:
-    assert callable(harm)
-    wanted = batches("memory", *open_photo_folder(photos))
-    (kept,) = cache.glob("*.npy")
-    harm(kept)
-    assert_the_same(batches("memory", *open_photo_folder(photos)), wanted)
-    assert np.load(kept, allow_pickle=False).shape == (16, 3, 16, 16)
+@pytest.mark.parametrize("damage", [_truncate, _overwrite, _replace_with_other_shape, _delete, _damage_metadata])
+def test_decoded_cache_is_rebuilt_when_damaged(damage: object, photos: Path, cache: Path) -> None:
+    assert callable(damage)
+    expected = batches("memory", *open_photo_folder(photos))
+    (array_file,) = cache.glob("*.npy")
+    damage(array_file)
+    assert_the_same(batches("memory", *open_photo_folder(photos)), expected)
+    assert np.load(array_file, allow_pickle=False).shape == (16, 3, 16, 16)
 
 
 def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) ->
         time.sleep(0.3)
         return DecodedChunks((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], {"n": 1})
 
-    def ask() -> None:
-        found = load_or_decode("k", decode)
-        if (int(found.images.sum()), found.metadata, found.warning) == (56, {"n": 1}, None):
+    def load() -> None:
+        decoded = load_or_decode("k", decode)
+        if (int(decoded.images.sum()), decoded.metadata, decoded.warning) == (56, {"n": 1}, None):
             (tmp_path / f"found-by-{os.getpid()}").touch()
 
-    processes = [multiprocessing.get_context("fork").Process(target=ask) for _ in range(3)]
+    processes = [multiprocessing.get_context("fork").Process(target=load) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
@@ -115,24 +115,24 @@ def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) ->
 
 
 def test_decoded_cache_ignores_interrupted_write(cache: Path) -> None:
-    def dies() -> Iterator[np.ndarray]:
+    def interrupted_chunks() -> Iterator[np.ndarray]:
         yield np.zeros((1, 1, 2, 2), np.uint8)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load_or_decode("k", lambda: DecodedChunks((2, 1, 2, 2), dies()))
-    made = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
-    assert int(made.images.sum()) == 4
+        load_or_decode("k", lambda: DecodedChunks((2, 1, 2, 2), interrupted_chunks()))
+    decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert int(decoded.images.sum()) == 4
 
 
 def test_decoded_cache_removes_leftovers_of_killed_writer_of_same_key(cache: Path) -> None:
-    def pieces() -> Iterator[np.ndarray]:
+    def chunks() -> Iterator[np.ndarray]:
         yield np.zeros((1, 1, 2, 2), np.uint8)
         os.kill(os.getpid(), signal.SIGKILL)
 
     fork = multiprocessing.get_context("fork")
     for key in ("k", "other"):
-        writer = fork.Process(target=load_or_decode, args=(key, lambda: DecodedChunks((2, 1, 2, 2), pieces())))
+        writer = fork.Process(target=load_or_decode, args=(key, lambda: DecodedChunks((2, 1, 2, 2), chunks())))
         writer.start()
         writer.join(20)
         assert writer.exitcode == -signal.SIGKILL
@@ -142,25 +142,25 @@ def test_decoded_cache_removes_leftovers_of_killed_writer_of_same_key(cache: Pat
 
 
 def test_decoded_cache_without_space_decodes_after_releasing_lock(cache: Path) -> None:
-    free = list[bool]()
+    is_unlocked = list[bool]()
 
-    def pieces() -> Iterator[np.ndarray]:
+    def chunks() -> Iterator[np.ndarray]:
         with (cache / "k.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free.append(True)
+                is_unlocked.append(True)
             except BlockingIOError:
-                free.append(False)
+                is_unlocked.append(False)
         yield np.ones((1, 1, 99, 99), np.uint8)
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        made = load_or_decode("k", lambda: DecodedChunks((1, 1, 99, 99), pieces()))
+        decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 99, 99), chunks()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (free, int(made.images.sum())) == ([True], 99 * 99)
-    assert made.warning == f"decoded images cannot be cached in {cache} (File too large)"
+    assert (is_unlocked, int(decoded.images.sum())) == ([True], 99 * 99)
+    assert decoded.warning == f"decoded images cannot be cached in {cache} (File too large)"
 
 
 def test_decoded_cache_is_read_from_read_only_folder(cache: Path) -> None:
@@ -176,55 +176,57 @@ def test_decoded_cache_failed_write_leaves_no_file(photos: Path, cache: Path) ->
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        made = batches("memory", config, source)
+        loaded = batches("memory", config, source)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert_the_same(made, batches("stream", config, source))
+    assert_the_same(loaded, batches("stream", config, source))
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_memory_pipeline_without_cache_warns_and_decodes_into_memory(
     photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = batches("memory", *open_photo_folder(photos))
+    expected = batches("memory", *open_photo_folder(photos))
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
     config, source = open_photo_folder(photos)
     requests = build_sampler(config, source, 1).requests(2)
-    feed = InputPipeline(PipelineChoice("memory", ""), source, config, model_input_format(config, source), requests)
-    assert feed.warnings == ["decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"]
-    assert torch.equal(next(feed.device_loader(CPU)).images, wanted[0].images)
+    pipeline = InputPipeline(PipelineChoice("memory", ""), source, config, model_input_format(config, source), requests)
+    assert pipeline.warnings == ["decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"]
+    assert torch.equal(next(pipeline.device_loader(CPU)).images, expected[0].images)
 
 
 @pytest.mark.parametrize("pipeline", get_args(PipelineName))
-def test_feed_warns_once_when_cache_cannot_be_written(
+def test_input_pipeline_warns_once_when_cache_cannot_be_written(
     pipeline: PipelineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
     config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
-    feed = InputPipeline(
+    input_pipeline = InputPipeline(
         PipelineChoice(pipeline, ""), source := open_source(config), config, model_input_format(config, source), ()
     )
-    assert feed.warnings == ["decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"]
+    assert input_pipeline.warnings == [
+        "decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"
+    ]
 
 
 def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
-    def fresh() -> DecodedChunks:
+    def decode() -> DecodedChunks:
         return DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)])
 
     for key in ("old", "used"):
-        load_or_decode(key, fresh)
+        load_or_decode(key, decode)
     long_ago = time.time() - 31 * 86400
     for path in cache.iterdir():
         os.utime(path, (long_ago, long_ago))
     # The metadata records the modification time of the array, so changing one invalidates the other.
     for key in ("old", "used"):
-        about = json.loads((cache / f"{key}.json").read_text())
-        about["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
-        (cache / f"{key}.json").write_text(json.dumps(about))
+        metadata = json.loads((cache / f"{key}.json").read_text())
+        metadata["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
+        (cache / f"{key}.json").write_text(json.dumps(metadata))
         os.utime(cache / f"{key}.json", (long_ago, long_ago))
     load_or_decode("used", lambda: pytest.fail("the cached entry was not used"))
-    load_or_decode("new", fresh)
+    load_or_decode("new", decode)
     assert {path.name for path in cache.glob("*.*y")} == {"used.npy", "new.npy"}
     assert not (cache / "old.json").exists()
 
@@ -249,15 +251,15 @@ def test_cache_key_depends_on_library_versions(library: str, tmp_path: Path, mon
 def test_memory_pipeline_skips_unreadable_image_and_retries(photos: Path, cache: Path) -> None:
     config, source = open_photo_folder(photos, "data.on_bad=skip")
     broken = photos / "cat" / "3.png"
-    sound, status = broken.read_bytes(), broken.stat()
-    broken.write_bytes(b"\0" * len(sound))
+    content, status = broken.read_bytes(), broken.stat()
+    broken.write_bytes(b"\0" * len(content))
     os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
-    made = batches("memory", config, source)
-    assert_the_same(made, batches("stream", config, source))
-    assert sum(len(batch.unread) for batch in made) == 2
+    loaded = batches("memory", config, source)
+    assert_the_same(loaded, batches("stream", config, source))
+    assert sum(len(batch.unread) for batch in loaded) == 2
     with pytest.raises(UnreadableImageError, match=r"3\.png cannot be read"):
         batches("memory", config.model_copy(update={"data": config.data.model_copy(update={"on_bad": "fail"})}), source)
-    broken.write_bytes(sound)
+    broken.write_bytes(content)
     os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert not any(batch.unread for batch in batches("memory", config, source))
 
@@ -273,7 +275,7 @@ def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[:4] + labels.tobytes())
 
 
-STARTS = """
+FIRST_BATCH_PROGRAM = """
 import sys, torch
 from engine.training import train
 from engine.data.sources.formats import model_input_format
@@ -298,16 +300,24 @@ def test_mnist_from_cache_does_not_import_torchvision(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     source = open_source(resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config)
     assert (source.num_images("train"), source.num_images("val"), len(source.classes)) == (96, 40, 10)
-    made = [
+    outputs = [
         subprocess.run(
-            [sys.executable, "-c", STARTS, str(tmp_path), "augment.erasing=0.5", "augment.flip=true", *more],
+            [
+                sys.executable,
+                "-c",
+                FIRST_BATCH_PROGRAM,
+                str(tmp_path),
+                "augment.erasing=0.5",
+                "augment.flip=true",
+                *overrides,
+            ],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-        for more in (["data.image_size=32", "data.channels=3"],)
+        for overrides in (["data.image_size=32", "data.channels=3"],)
     ]
-    assert made == ["memory (64, 3, 32, 32) False\n"]
+    assert outputs == ["memory (64, 3, 32, 32) False\n"]
 
 
 def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:
@@ -320,8 +330,8 @@ def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:
         *AUGMENT_OVERRIDES,
     ]
     config = resolve_config(None, overrides).config
-    made = batches("memory", config, open_source(config))
-    assert_the_same(made, batches("stream", config, open_source(config)))
+    loaded = batches("memory", config, open_source(config))
+    assert_the_same(loaded, batches("stream", config, open_source(config)))
     assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [
         (40, 3, 20, 20),
         (96, 3, 20, 20),
@@ -334,9 +344,9 @@ def test_mnist_with_resized_crop_caches_only_resized_validation_images(tmp_path:
     overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
     config = resolve_config(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
     source = open_source(config)
-    made = batches("memory", config, source)
-    assert_the_same(made, batches("stream", config, source), within=2.01 / 255)
+    loaded = batches("memory", config, source)
+    assert_the_same(loaded, batches("stream", config, source), within=2.01 / 255)
     assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
-    held = load_in_memory(source, config, model_input_format(config, source))
-    assert in_memory_bytes((96, 40), config, source.format, model_input_format(config, source)) == held.size_bytes
-    assert image_metadata(config, source)["bytes"] == held.size_bytes == 96 * 28**2 + 40 * 20**2
+    in_memory = load_in_memory(source, config, model_input_format(config, source))
+    assert in_memory_bytes((96, 40), config, source.format, model_input_format(config, source)) == in_memory.size_bytes
+    assert image_metadata(config, source)["bytes"] == in_memory.size_bytes == 96 * 28**2 + 40 * 20**2

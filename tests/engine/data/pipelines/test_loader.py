@@ -20,25 +20,27 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 
 # Everything that draws random numbers, except the crop.
-DRAWING = ["augment.flip=true", "augment.policy=randaugment", "augment.brightness=0.4", "augment.contrast=0.4"]
-DRAWING += ["augment.hue=0.1", "augment.erasing=0.5", "data.channels=3", "data.batch_size=16"]
-CROPS = {"padded": "augment.crop_padding=2", "resized": "augment.resized_crop=true"}
+RANDOM_OVERRIDES = ["augment.flip=true", "augment.policy=randaugment", "augment.brightness=0.4", "augment.contrast=0.4"]
+RANDOM_OVERRIDES += ["augment.hue=0.1", "augment.erasing=0.5", "data.channels=3", "data.batch_size=16"]
+CROP_OVERRIDES = {"padded": "augment.crop_padding=2", "resized": "augment.resized_crop=true"}
 
 
-def batches(workers: int, how: str, first_batch: int = 0, batch_size: int = 16) -> list[Batch]:
-    config = resolve_config(None, [*DRAWING, CROPS[how]]).config
+def batches(workers: int, crop: str, first_batch: int = 0, batch_size: int = 16) -> list[Batch]:
+    config = resolve_config(None, [*RANDOM_OVERRIDES, CROP_OVERRIDES[crop]]).config
     source = open_source(config)
-    shares = DistributedBatchSampler(96, 37, batch_size, 0, 1, True, config.run.seed)
-    made = BatchLoader(source, config, model_input_format(config, source), shares.requests(2, 1, first_batch), workers)
+    sampler = DistributedBatchSampler(96, 37, batch_size, 0, 1, True, config.run.seed)
+    loader = BatchLoader(
+        source, config, model_input_format(config, source), sampler.requests(2, 1, first_batch), workers
+    )
     return [
         batch
         if batch.augment_params is None
         else replace(batch, images=apply_batch_params(batch.images, batch.augment_params))
-        for batch in made
+        for batch in loader
     ]
 
 
-@pytest.fixture(scope="module", params=CROPS)
+@pytest.fixture(scope="module", params=CROP_OVERRIDES)
 def reference_batches(request: pytest.FixtureRequest) -> tuple[str, list[Batch]]:
     """The crop method, and the batches that this process makes without workers."""
     return request.param, batches(0, request.param)
@@ -46,19 +48,20 @@ def reference_batches(request: pytest.FixtureRequest) -> tuple[str, list[Batch]]
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_batches_are_same_for_any_number_of_workers(workers: int, reference_batches: tuple[str, list[Batch]]) -> None:
-    helped = batches(workers, reference_batches[0])
-    assert len(reference_batches[1]) == len(helped) == 2 * (6 + 3)
-    for one, other in zip(reference_batches[1], helped, strict=True):
-        assert torch.equal(one.images, other.images)
-        assert torch.equal(one.labels, other.labels)
+    with_workers = batches(workers, reference_batches[0])
+    assert len(reference_batches[1]) == len(with_workers) == 2 * (6 + 3)
+    for batch, other_batch in zip(reference_batches[1], with_workers, strict=True):
+        assert torch.equal(batch.images, other_batch.images)
+        assert torch.equal(batch.labels, other_batch.labels)
 
 
 @pytest.mark.parametrize("first", [1, 4, 6])
 def test_batches_after_resume_continue_epoch(first: int, reference_batches: tuple[str, list[Batch]]) -> None:
-    rest = batches(0, reference_batches[0], first)
-    assert len(rest) == len(reference_batches[1]) - first
+    resumed = batches(0, reference_batches[0], first)
+    assert len(resumed) == len(reference_batches[1]) - first
     assert all(
-        torch.equal(one.images, other.images) for one, other in zip(reference_batches[1][first:], rest, strict=True)
+        torch.equal(batch.images, other_batch.images)
+        for batch, other_batch in zip(reference_batches[1][first:], resumed, strict=True)
     )
 
 
@@ -68,15 +71,15 @@ def test_batches_of_other_size_hold_same_images(reference_batches: tuple[str, li
 
 
 def test_batches_vary_by_epoch_only_for_training(reference_batches: tuple[str, list[Batch]]) -> None:
-    how, made = reference_batches
+    crop, loaded = reference_batches
     config = resolve_config(None, ["data.channels=3"]).config
     source = open_source(config)
     plain = convert_to_format(
         torch.from_numpy(source.load("val", np.arange(37))[0]), model_input_format(config, source)
     )
     for first in (6, 15):
-        assert torch.equal(torch.cat([batch.images for batch in made[first : first + 3]]), plain), how
-    epochs = [torch.cat([batch.images.flatten(1) for batch in made[first : first + 6]]) for first in (0, 9)]
+        assert torch.equal(torch.cat([batch.images for batch in loaded[first : first + 3]]), plain), crop
+    epochs = [torch.cat([batch.images.flatten(1) for batch in loaded[first : first + 6]]) for first in (0, 9)]
     orders = [np.argsort(epoch_permutation(96, config.run.seed, epoch)) for epoch in (1, 2)]
     same = (epochs[0][orders[0]] == epochs[1][orders[1]]).all(1)
     assert same.float().mean() < 0.05
@@ -85,17 +88,20 @@ def test_batches_vary_by_epoch_only_for_training(reference_batches: tuple[str, l
 def test_batch_in_transit_uses_one_open_file() -> None:
     config = resolve_config(None, ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=1"]).config
     source = open_source(config)
-    shares = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
-    made, held = BatchLoader(source, config, model_input_format(config, source), shares.requests(2), 1), list[Batch]()
-    opened = []
+    sampler = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
+    loader, held = (
+        BatchLoader(source, config, model_input_format(config, source), sampler.requests(2), 1),
+        list[Batch](),
+    )
+    open_files = []
     for _ in range(6):
-        held.append(next(made))
-        opened.append(len(list(Path("/proc/self/fd").iterdir())))
+        held.append(next(loader))
+        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
     assert held[-1].augment_params is not None
-    assert opened[-1] - opened[1] == 4
+    assert open_files[-1] - open_files[1] == 4
 
 
-def test_crop_is_window_of_padded_image() -> None:
+def test_pad_and_crop_returns_window_of_padded_image() -> None:
     images = torch.randint(0, 256, (3, 2, 5, 5), dtype=torch.uint8)
     cropped = pad_and_crop(images, 2, torch.tensor([[0, 4], [2, 2], [4, 1]]))
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
@@ -104,7 +110,7 @@ def test_crop_is_window_of_padded_image() -> None:
     assert torch.equal(cropped[1], images[1])
 
 
-def test_flip_mirrors_chosen_images() -> None:
+def test_horizontal_flip_flips_only_masked_images() -> None:
     images = torch.arange(12, dtype=torch.uint8).view(2, 1, 2, 3)
     flipped = horizontal_flip(images, torch.tensor([False, True]))
     assert torch.equal(flipped[0], images[0])
@@ -118,16 +124,16 @@ def test_normalize_matches_torchvision() -> None:
     torch.testing.assert_close(normalize(images, mean.view(1, 3, 1, 1), std.view(1, 3, 1, 1)), expected)
 
 
-def test_fit_resizes_like_torchvision() -> None:
+def test_convert_to_format_resizes_like_torchvision() -> None:
     images = torch.randint(0, 256, (4, 3, 20, 20), dtype=torch.uint8)
     expected = reference.resize(images, [12, 12], antialias=True)
-    made = convert_to_format(images, ImageFormat(12, 3, (0.5,), (0.5,)))
-    assert (made.int() - expected.int()).abs().max() <= 1
+    resized = convert_to_format(images, ImageFormat(12, 3, (0.5,), (0.5,)))
+    assert (resized.int() - expected.int()).abs().max() <= 1
 
 
-def test_fit_converts_channels() -> None:
-    grey = torch.full((1, 1, 4, 4), 77, dtype=torch.uint8)
-    assert torch.equal(convert_to_format(grey, ImageFormat(4, 3, (0.5,), (0.5,))), grey.expand(1, 3, 4, 4))
-    colour = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
-    made = convert_to_format(colour, ImageFormat(4, 1, (0.5,), (0.5,)))
-    assert (made.int() - reference.rgb_to_grayscale(colour).int()).abs().max() <= 1
+def test_convert_to_format_converts_channels() -> None:
+    gray = torch.full((1, 1, 4, 4), 77, dtype=torch.uint8)
+    assert torch.equal(convert_to_format(gray, ImageFormat(4, 3, (0.5,), (0.5,))), gray.expand(1, 3, 4, 4))
+    color = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    converted = convert_to_format(color, ImageFormat(4, 1, (0.5,), (0.5,)))
+    assert (converted.int() - reference.rgb_to_grayscale(color).int()).abs().max() <= 1

@@ -53,8 +53,8 @@ def test_memory_pipeline_applies_per_image_transforms_like_stream() -> None:
     overrides = [*AUGMENT_OVERRIDES, "augment.policy=trivialaugment", "augment.contrast=0.4", "data.channels=3"]
     config = resolve_config(None, overrides).config
     source = open_source(config)
-    shares = DistributedBatchSampler(48, 20, 16, 0, 1, True, 0)
-    assert_the_same(batches("memory", config, source, shares), batches("stream", config, source, shares))
+    sampler = DistributedBatchSampler(48, 20, 16, 0, 1, True, 0)
+    assert_the_same(batches("memory", config, source, sampler), batches("stream", config, source, sampler))
 
 
 @pytest.mark.parametrize("first", [(1, 0), (1, 3), (2, 1)])
@@ -62,11 +62,11 @@ def test_memory_pipeline_applies_per_image_transforms_like_stream() -> None:
 def test_memory_pipeline_matches_stream_for_rank_accumulation_and_resume(first: tuple[int, int], rank: int) -> None:
     config = resolve_config(None, AUGMENT_OVERRIDES).config
     source = open_source(config)
-    shares = DistributedBatchSampler(203, 37, 8, rank, 3, False, 0, accumulate=2)
-    made = batches("memory", config, source, shares, first)
-    assert_the_same(made, batches("stream", config, source, shares, first))
-    assert {batch.ends_step for batch in made} == {True, False}
-    assert len({len(batch.labels) for batch in made}) > 1
+    sampler = DistributedBatchSampler(203, 37, 8, rank, 3, False, 0, accumulate=2)
+    in_memory = batches("memory", config, source, sampler, first)
+    assert_the_same(in_memory, batches("stream", config, source, sampler, first))
+    assert {batch.ends_step for batch in in_memory} == {True, False}
+    assert len({len(batch.labels) for batch in in_memory}) > 1
 
 
 @pytest.mark.parametrize("size", [12, 32, 50])
@@ -75,10 +75,10 @@ def test_memory_pipeline_resized_crop_matches_stream_within_two_levels(size: int
     config = resolve_config(None, [*overrides, "data.mean=[0,0,0]", "data.std=[1,1,1]"]).config
     source = open_source(config)
     config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": size})})
-    shares = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
-    streamed, held = (batches(pipeline, config, source, shares) for pipeline in ("stream", "memory"))
-    assert_the_same(held, streamed, within=2.01 / 255)
-    assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(held, streamed, strict=True)) < 0.02
+    sampler = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
+    streamed, in_memory = (batches(pipeline, config, source, sampler) for pipeline in ("stream", "memory"))
+    assert_the_same(in_memory, streamed, within=2.01 / 255)
+    assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(in_memory, streamed, strict=True)) < 0.02
 
 
 def test_memory_pipeline_groups_batches_by_memory_at_source_size(
@@ -87,32 +87,32 @@ def test_memory_pipeline_groups_batches_by_memory_at_source_size(
     config = resolve_config(None, ["augment.resized_crop=true", "data.dataset=fake", "data.batch_size=16"]).config
     source, small = open_source(config), ImageFormat(8, 3, (0.5,) * 3, (0.5,) * 3)
     requests = list(DistributedBatchSampler(96, 32, 16, 0, 1, True, 0).requests(1))
-    made = InMemoryLoader(load_in_memory(source, config, small), config, small, requests, CPU)
+    loader = InMemoryLoader(load_in_memory(source, config, small), config, small, requests, CPU)
     monkeypatch.setattr(memory, "MAX_PREPARED_BYTES", 2 * 16 * 3 * 32**2 * 4)
     train, val = requests[:6], requests[6:]
-    for some, together in ((train, [2, 2, 2]), (val, [2])):
-        pairs = [(request, ()) for request in some]
-        assert [len(one) for one, _ in made._group_requests(pairs, on_device=True)] == together
+    for requests_of_part, group_sizes in ((train, [2, 2, 2]), (val, [2])):
+        pairs = [(request, ()) for request in requests_of_part]
+        assert [len(group) for group, _ in loader._group_requests(pairs, on_device=True)] == group_sizes
 
 
-def test_cut_resamples_like_torchvision() -> None:
+def test_resized_crop_matches_torchvision() -> None:
     images = torch.randint(0, 256, (40, 3, 30, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     boxes = torch.from_numpy(random_resized_crop_boxes((0.08, 1.0), (0.75, 1.33), 30, 30, 0, 1, np.arange(40)))
-    made = resized_crop(images, boxes, 16)
-    for image, (left, top, right, bottom), one in zip(images, boxes.tolist(), made, strict=True):
-        wanted = reference.resized_crop(image, top, left, bottom - top, right - left, [16, 16], antialias=True)
-        assert (one.int() - wanted.int()).abs().max() <= 2
+    crops = resized_crop(images, boxes, 16)
+    for image, (left, top, right, bottom), crop in zip(images, boxes.tolist(), crops, strict=True):
+        expected = reference.resized_crop(image, top, left, bottom - top, right - left, [16, 16], antialias=True)
+        assert (crop.int() - expected.int()).abs().max() <= 2
 
 
-def test_erased_rectangles_have_documented_area_ratio_and_probability() -> None:
-    found = random_erasing_boxes(0.3, 32, 7, 2, np.arange(20_000))
-    left, top, right, bottom = found.T
+def test_random_erasing_boxes_have_documented_area_ratio_and_probability() -> None:
+    boxes = random_erasing_boxes(0.3, 32, 7, 2, np.arange(20_000))
+    left, top, right, bottom = boxes.T
     width, height = right - left, bottom - top
-    drawn = width > 0
-    assert float(drawn.mean()) == pytest.approx(0.3, abs=0.01)
+    erased = width > 0
+    assert float(erased.mean()) == pytest.approx(0.3, abs=0.01)
     assert (left >= 0).all() and (top >= 0).all() and (right <= 32).all() and (bottom <= 32).all()
-    assert (height[drawn] < 32).all() and (width[drawn] < 32).all()
-    area, ratio = (width * height)[drawn] / 32**2, height[drawn] / width[drawn]
+    assert (height[erased] < 32).all() and (width[erased] < 32).all()
+    area, ratio = (width * height)[erased] / 32**2, height[erased] / width[erased]
     # Rounding to pixels moves both beyond the drawn ranges of 0.02-0.33 and 0.3-3.3.
     assert area.min() > 0.01 and area.max() < 0.36
     assert ratio.min() > 0.2 and ratio.max() < 4.0
@@ -120,35 +120,37 @@ def test_erased_rectangles_have_documented_area_ratio_and_probability() -> None:
     assert float(area.mean()) == pytest.approx(0.175, abs=0.01)
     assert float(np.log(ratio).mean()) == pytest.approx(0.0, abs=0.03)
     # Positions are uniform.
-    assert float(((left + 0.5) / (33 - width))[drawn].mean()) == pytest.approx(0.5, abs=0.02)
+    assert float(((left + 0.5) / (33 - width))[erased].mean()) == pytest.approx(0.5, abs=0.02)
 
 
-def test_erased_rectangles_match_torchvision_distribution() -> None:
+def test_random_erasing_boxes_match_torchvision_distribution() -> None:
     from torchvision.transforms import v2
 
     torch.manual_seed(0)
-    theirs = v2.RandomErasing(1.0)
-    drawn = [theirs.make_params([torch.empty(1, 24, 24)]) for _ in range(3000)]
-    ours = random_erasing_boxes(1.0, 24, 1, 1, np.arange(30_000))
-    width, height = ours[:, 2] - ours[:, 0], ours[:, 3] - ours[:, 1]
-    for mine, wanted in (
-        (width, [one["w"] for one in drawn]),
-        (height, [one["h"] for one in drawn]),
-        (width * height, [one["w"] * one["h"] for one in drawn]),
+    transform = v2.RandomErasing(1.0)
+    expected_boxes = [transform.make_params([torch.empty(1, 24, 24)]) for _ in range(3000)]
+    boxes = random_erasing_boxes(1.0, 24, 1, 1, np.arange(30_000))
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    for actual, expected in (
+        (width, [box["w"] for box in expected_boxes]),
+        (height, [box["h"] for box in expected_boxes]),
+        (width * height, [box["w"] * box["h"] for box in expected_boxes]),
     ):
-        shares = np.linspace(0.1, 0.9, 9)
-        assert np.quantile(mine, shares) == pytest.approx(np.quantile(wanted, shares), abs=1.0, rel=0.06)
+        probabilities = np.linspace(0.1, 0.9, 9)
+        assert np.quantile(actual, probabilities) == pytest.approx(
+            np.quantile(expected, probabilities), abs=1.0, rel=0.06
+        )
 
 
 def test_erase_fills_only_rectangle_with_mean() -> None:
     images = torch.zeros((2, 3, 6, 6), dtype=torch.uint8)
-    made = erase(images, torch.tensor([[1, 2, 4, 6], [0, 0, 0, 0]]), (10, 20, 30))
-    assert made[0, :, 2:6, 1:4].flatten(1).unique(dim=1).tolist() == [[10], [20], [30]]
-    assert int((made[0, 0] > 0).sum()) == 12
-    assert not made[1].any()
+    erased = erase(images, torch.tensor([[1, 2, 4, 6], [0, 0, 0, 0]]), (10, 20, 30))
+    assert erased[0, :, 2:6, 1:4].flatten(1).unique(dim=1).tolist() == [[10], [20], [30]]
+    assert int((erased[0, 0] > 0).sum()) == 12
+    assert not erased[1].any()
 
 
-def test_cut_rectangles_have_requested_shape_and_fall_back_to_center() -> None:
+def test_random_resized_crop_boxes_have_requested_shape_and_fall_back_to_center() -> None:
     wide, indices = np.full(4000, 60), np.arange(4000)
     left, top, right, bottom = random_resized_crop_boxes(
         (0.2, 0.5), (0.5, 2.0), np.full(4000, 40), wide, 0, 1, indices
@@ -162,69 +164,71 @@ def test_cut_rectangles_have_requested_shape_and_fall_back_to_center() -> None:
     assert random_resized_crop_boxes((0.9, 1.0), (2.0, 2.0), 40, 10, 0, 1, np.arange(1)).tolist() == [[0, 17, 10, 22]]
 
 
-def test_vary_by_slices_matches_whole_epoch() -> None:
+def test_apply_batch_params_by_slices_matches_whole_epoch() -> None:
     config = resolve_config(None, AUGMENT_OVERRIDES).config
     images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     augmentation = Augmentation(config, ImageFormat(8, 1, (0.3,), (0.3,)))
     whole = apply_batch_params(images, augmentation.draw_batch_params(3, np.arange(40)))
-    draws = augmentation.draw_batch_params(3, np.arange(40))
+    params = augmentation.draw_batch_params(3, np.arange(40))
     assert torch.equal(
-        torch.cat([apply_batch_params(images[n : n + 7], draws[n : n + 7]) for n in range(0, 40, 7)]), whole
+        torch.cat([apply_batch_params(images[n : n + 7], params[n : n + 7]) for n in range(0, 40, 7)]), whole
     )
 
 
 def test_fixed_pipeline_repeats_first_batch_in_requested_sizes() -> None:
     config = resolve_config(None, AUGMENT_OVERRIDES).config
     source = open_source(config)
-    shares = DistributedBatchSampler(72, 37, 16, 0, 1, False, 0, accumulate=2)
-    streamed, fixed = (batches(pipeline, config, source, shares) for pipeline in ("stream", "fixed"))
-    first: dict[bool, Tensor] = {}
+    sampler = DistributedBatchSampler(72, 37, 16, 0, 1, False, 0, accumulate=2)
+    streamed, fixed = (batches(pipeline, config, source, sampler) for pipeline in ("stream", "fixed"))
+    first_images: dict[bool, Tensor] = {}
     assert len(fixed) == len(streamed)
-    for request, one, other in zip(shares.requests(2), fixed, streamed, strict=True):
-        train = request.part == "train"
-        first.setdefault(train, other.images)
-        assert (one.loss_weight, one.ends_step, len(one.labels)) == (
-            other.loss_weight,
-            other.ends_step,
-            len(other.labels),
+    for request, batch, streamed_batch in zip(sampler.requests(2), fixed, streamed, strict=True):
+        is_train = request.part == "train"
+        first_images.setdefault(is_train, streamed_batch.images)
+        assert (batch.loss_weight, batch.ends_step, len(batch.labels)) == (
+            streamed_batch.loss_weight,
+            streamed_batch.ends_step,
+            len(streamed_batch.labels),
         )
-        assert torch.equal(one.images, first[train][: len(one.images)])
-    assert len({len(one.labels) for one in fixed}) > 2
+        assert torch.equal(batch.images, first_images[is_train][: len(batch.images)])
+    assert len({len(batch.labels) for batch in fixed}) > 2
 
 
 def test_training_gives_same_loss_with_memory_and_stream_pipelines(tmp_path: Path) -> None:
-    made = [
+    runs = [
         train_in_process(
             tmp_path / pipeline, "run.epochs=1", *AUGMENT_OVERRIDES, "model.name=linear", f"data.pipeline={pipeline}"
         )
         for pipeline in get_args(PipelineName)
     ]
-    losses = [epochs[0].val_loss for epochs in made]
+    losses = [epochs[0].val_loss for epochs in runs]
     assert losses[0] == losses[1] != losses[2]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("more", [(), ("augment.resized_crop=true",), ("augment.policy=randaugment",)])
-def test_memory_pipeline_on_gpu_matches_cpu_without_sync(more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("extra", [(), ("augment.resized_crop=true",), ("augment.policy=randaugment",)])
+def test_memory_pipeline_on_gpu_matches_cpu_without_sync(extra: tuple[str, ...]) -> None:
     overrides = [
-        *(AUGMENT_OVERRIDES if not more else AUGMENT_OVERRIDES[1:]),
-        *more,
+        *(AUGMENT_OVERRIDES if not extra else AUGMENT_OVERRIDES[1:]),
+        *extra,
         "data.dataset=fake",
         "data.fake_train=160",
     ]
     config = resolve_config(None, overrides).config
     source = open_source(config)
-    wanted = batches("memory", config, source)
-    choice, images = PipelineChoice("memory", ""), model_input_format(config, source)
+    expected = batches("memory", config, source)
+    choice, image_format = PipelineChoice("memory", ""), model_input_format(config, source)
     requests = list(build_sampler(config, source, 1).requests(2))
-    next(InputPipeline(choice, source, config, images, requests).device_loader(torch.device("cuda")))
-    feed = InputPipeline(choice, source, config, images, requests).device_loader(torch.device("cuda"))
+    next(InputPipeline(choice, source, config, image_format, requests).device_loader(torch.device("cuda")))
+    loader = InputPipeline(choice, source, config, image_format, requests).device_loader(torch.device("cuda"))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        made = [next(feed) for _ in requests]
+        batches_on_gpu = [next(loader) for _ in requests]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for one, other in zip(made, wanted, strict=True):
-        assert torch.equal(one.labels.cpu(), other.labels)
-        torch.testing.assert_close(one.images.cpu(), other.images, atol=0.01 if "resized" in str(more) else 0.0, rtol=0)
+    for batch, expected_batch in zip(batches_on_gpu, expected, strict=True):
+        assert torch.equal(batch.labels.cpu(), expected_batch.labels)
+        torch.testing.assert_close(
+            batch.images.cpu(), expected_batch.images, atol=0.01 if "resized" in str(extra) else 0.0, rtol=0
+        )

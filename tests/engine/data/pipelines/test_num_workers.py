@@ -21,7 +21,7 @@ REQUEST = BatchRequest("train", 1, np.arange(64))
 
 
 @dataclass
-class Slow(BatchDataset):
+class SlowDataset(BatchDataset):
     """Takes `seconds` per image, and `first` more for the first request. `made` counts the images."""
 
     seconds: float
@@ -36,13 +36,13 @@ class Slow(BatchDataset):
 
 @pytest.mark.parametrize(("seconds", "workers"), [(0.0004, 3), (0.0009, 6), (0.01, 8)])
 def test_measured_workers_keep_up_with_short_steps(seconds: float, workers: int) -> None:
-    assert abs(measure_num_workers(Slow(seconds), REQUEST, 8) - workers) <= 1
-    assert measure_num_workers(Slow(seconds), REQUEST, 1) == 1
+    assert abs(measure_num_workers(SlowDataset(seconds), REQUEST, 8) - workers) <= 1
+    assert measure_num_workers(SlowDataset(seconds), REQUEST, 1) == 1
 
 
-def test_seconds_to_make_ignores_slow_start_and_stops_early_on_slow_images() -> None:
-    assert measure_batch_seconds(Slow(0.0005, first=0.2), REQUEST) < 0.1
-    slow = Slow(0.02)
+def test_measure_batch_seconds_ignores_slow_start_and_stops_early_on_slow_images() -> None:
+    assert measure_batch_seconds(SlowDataset(0.0005, first=0.2), REQUEST) < 0.1
+    slow = SlowDataset(0.02)
     assert measure_batch_seconds(slow, REQUEST) == pytest.approx(64 * 0.02, rel=0.2)
     assert slow.made == 5
 
@@ -54,7 +54,7 @@ def test_measured_workers_is_zero_for_cheap_batches() -> None:
 
 
 def test_measured_workers_is_maximum_when_measurement_fails() -> None:
-    class Bad(Slow):
+    class Bad(SlowDataset):
         def __getitem__(self, request: BatchRequest) -> Batch:
             raise UnreadableImageError("gone")
 
@@ -70,5 +70,5 @@ def test_measured_workers_restores_rng_state_and_threads() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_seconds_to_make_handles_single_image() -> None:
-    assert 0.001 <= measure_batch_seconds(Slow(0.001), BatchRequest("train", 1, np.arange(1))) < 0.1
+def test_measure_batch_seconds_handles_single_image() -> None:
+    assert 0.001 <= measure_batch_seconds(SlowDataset(0.001), BatchRequest("train", 1, np.arange(1))) < 0.1

@@ -13,11 +13,11 @@ from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import read_image
 from gputrain_command import Gputrain, read_events
 
-COLOUR = ImageFormat(16, 3, (), ())
+RGB_16 = ImageFormat(16, 3, (), ())
 RED, BLUE = (220, 40, 30), (20, 60, 200)
 
 
-def read(path: Path, image_format: ImageFormat = COLOUR) -> np.ndarray:
+def read(path: Path, image_format: ImageFormat = RGB_16) -> np.ndarray:
     """Read an image as H x W x C."""
     return read_image(path, image_format).transpose(1, 2, 0).astype(int)
 
@@ -39,8 +39,8 @@ def test_read_image_composites_transparency_on_white(tmp_path: Path) -> None:
         pixels = read(path)
         assert np.abs(pixels[2, 5] - RED).max() <= 4, path.name
         assert pixels[13, 5].tolist() == [255, 255, 255], path.name
-    halves((90, 255), (0, 0), "LA").save(tmp_path / "grey.png")
-    assert read(tmp_path / "grey.png", ImageFormat(16, 1, (), ()))[[2, 13], 5].tolist() == [[90], [255]]
+    halves((90, 255), (0, 0), "LA").save(tmp_path / "gray.png")
+    assert read(tmp_path / "gray.png", ImageFormat(16, 1, (), ()))[[2, 13], 5].tolist() == [[90], [255]]
 
 
 def test_read_image_blends_partial_transparency_with_white(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_read_image_keeps_opaque_palette_colors(tmp_path: Path) -> None:
 
 
 def test_read_image_uses_first_frame_of_animation(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (20, 20), colour) for colour in (RED, BLUE, (0, 0, 0))]
+    frames = [Image.new("RGB", (20, 20), color) for color in (RED, BLUE, (0, 0, 0))]
     for name in ("moving.gif", "moving.png", "moving.webp", "pages.tiff"):
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
         assert np.abs(read(tmp_path / name)[8, 8] - RED).max() <= 6, name
@@ -96,30 +96,30 @@ def test_read_image_applies_exif_orientation_before_crop(tmp_path: Path, orienta
     whole = read(tmp_path / "photo.jpg")
     assert np.abs(whole[3, 3] - RED).max() <= 8
     assert np.abs(whole[[3, 12, 12], [12, 3, 12]] - BLUE).max() <= 8
-    asked: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
 
     def lower_left(height: int, width: int) -> tuple[int, int, int, int]:
-        asked.append((height, width))
+        sizes.append((height, width))
         return 0, 80, 160, 320
 
-    part = read_image(tmp_path / "photo.jpg", COLOUR, lower_left).transpose(1, 2, 0).astype(int)
-    assert asked == [(320, 480)]
-    assert np.abs(part[[0, 4], 8] - RED).max() <= 8
-    assert np.abs(part[[6, 15], 8] - BLUE).max() <= 8
+    crop = read_image(tmp_path / "photo.jpg", RGB_16, lower_left).transpose(1, 2, 0).astype(int)
+    assert sizes == [(320, 480)]
+    assert np.abs(crop[[0, 4], 8] - RED).max() <= 8
+    assert np.abs(crop[[6, 15], 8] - BLUE).max() <= 8
 
 
 def test_run_trains_on_mixed_image_folder_and_lists_skipped_files(gputrain: Gputrain) -> None:
     rng, root = np.random.default_rng(0), gputrain.folder / "photos"
-    for name, colour in (("cat", RED), ("dog", BLUE)):
+    for name, color in (("cat", RED), ("dog", BLUE)):
         (root / name).mkdir(parents=True)
         for number in range(12):
             size = (40 + 9 * number, 70 - 3 * number, 3)
-            noise = Image.fromarray((np.array(colour) + rng.integers(0, 35, size)).astype(np.uint8))
+            noise = Image.fromarray((np.array(color) + rng.integers(0, 35, size)).astype(np.uint8))
             exif = noise.getexif()
             exif[0x0112] = 1 + number % 8
             noise.save(root / name / f"photo-{number}.jpg", exif=exif)
-        noise.convert("L").save(root / name / "grey.png")
-        noise.convert("L").save(root / name / "grey.jpg")
+        noise.convert("L").save(root / name / "gray.png")
+        noise.convert("L").save(root / name / "gray.jpg")
         noise.quantize(8).save(root / name / "palette.png")
         noise.convert("CMYK").save(root / name / "print.jpg")
         noise.putalpha(120)

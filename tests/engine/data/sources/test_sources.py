@@ -27,9 +27,9 @@ def config(*overrides: str) -> Config:
     return resolve_config(None, overrides).config
 
 
-def picture(path: Path, size: tuple[int, int] = (40, 30), colour: object = (200, 30, 30), mode: str = "RGB") -> Path:
+def write_image(path: Path, size: tuple[int, int] = (40, 30), color: object = (200, 30, 30), mode: str = "RGB") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, colour).save(path)  # type: ignore[arg-type]
+    Image.new(mode, size, color).save(path)  # type: ignore[arg-type]
     return path
 
 
@@ -40,9 +40,9 @@ def isolated_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
 
 @pytest.fixture
 def animal_folder(tmp_path: Path) -> Path:
-    for name, colour in (("cat", (250, 0, 0)), ("dog", (0, 250, 0))):
+    for name, color in (("cat", (250, 0, 0)), ("dog", (0, 250, 0))):
         for number in range(10):
-            picture(tmp_path / "animals" / name / f"{number}.png", (30 + number, 50 - number), colour)
+            write_image(tmp_path / "animals" / name / f"{number}.png", (30 + number, 50 - number), color)
     return tmp_path / "animals"
 
 
@@ -50,7 +50,7 @@ def open_folder(root: Path, *overrides: str) -> object:
     return open_source(config("data.dataset=folder", f"data.path={root}", "data.image_size=16", *overrides))
 
 
-def refusal(root: Path, *overrides: str) -> str:
+def usage_error(root: Path, *overrides: str) -> str:
     with pytest.raises(UsageError) as caught:
         open_folder(root, *overrides)
     return str(caught.value)
@@ -74,11 +74,11 @@ def test_digits_source_mean_and_std_match_images() -> None:
     assert images.std() == pytest.approx(source.format.std[0], abs=0.002)
 
 
-def write_idx(path: Path, values: Pixels, packed: bool = False) -> None:
+def write_idx(path: Path, values: Pixels, compressed: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
-    data = head + values.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(data) if packed else data)
+    header = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    data = header + values.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(data) if compressed else data)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
@@ -87,9 +87,9 @@ def test_mnist_source_reads_idx_files(tmp_path: Path, name: str, folder: str) ->
     for part, count in (("train", 6), ("t10k", 4)):
         write_idx(tmp_path / folder / "raw" / f"{part}-images-idx3-ubyte", images[:count])
         write_idx(tmp_path / folder / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count))
-    wanted = config(f"data.dataset={name}", f"data.path={tmp_path}")
-    assert open_source_for_preflight(wanted) is None
-    source = open_source(wanted)
+    mnist_config = config(f"data.dataset={name}", f"data.path={tmp_path}")
+    assert open_source_for_preflight(mnist_config) is None
+    source = open_source(mnist_config)
     assert (source.num_images("train"), source.num_images("val"), len(source.classes)) == (6, 4, 10)
     pixels, labels = source.load("train", np.array([5, 0]))
     assert (pixels[:, 0] == images[[5, 0]]).all()
@@ -125,12 +125,12 @@ def test_image_set_source_rejects_damaged_file(tmp_path: Path) -> None:
 
 
 def test_fake_source_has_requested_count_and_size() -> None:
-    wanted = config("data.dataset=fake", "data.image_size=20", "data.num_classes=4", "data.fake_train=50")
-    source = open_source(wanted)
+    fake_config = config("data.dataset=fake", "data.image_size=20", "data.num_classes=4", "data.fake_train=50")
+    source = open_source(fake_config)
     images, labels = source.load("train", np.arange(8))
     assert (images.shape, source.num_images("train"), labels.tolist()) == ((8, 3, 20, 20), 50, [0, 1, 2, 3, 0, 1, 2, 3])
-    assert (images == open_source(wanted).load("train", np.arange(8))[0]).all()
-    assert (images != open_source(wanted).load("val", np.arange(8))[0]).any()
+    assert (images == open_source(fake_config).load("train", np.arange(8))[0]).all()
+    assert (images != open_source(fake_config).load("val", np.arange(8))[0]).any()
 
 
 def test_folder_source_splits_by_class_and_resizes(animal_folder: Path) -> None:
@@ -146,19 +146,19 @@ def test_folder_source_uses_train_and_val_folders(tmp_path: Path) -> None:
     for part, count in (("train", 3), ("val", 2)):
         for name in ("a", "b"):
             for number in range(count):
-                picture(tmp_path / part / name / f"{number}.jpg")
+                write_image(tmp_path / part / name / f"{number}.jpg")
     source = open_folder(tmp_path)
     assert (source.num_images("train"), source.num_images("val")) == (6, 4)
 
 
 def test_folder_source_rejects_class_only_in_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"):
-        picture(tmp_path / path)
-    assert f"{tmp_path / 'val' / 'c'} is not a class of" in refusal(tmp_path)
+        write_image(tmp_path / path)
+    assert f"{tmp_path / 'val' / 'c'} is not a class of" in usage_error(tmp_path)
 
 
 def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: Path) -> None:
-    whole = picture(animal_folder / "cat" / "large.jpg", (300, 300)).read_bytes()
+    whole = write_image(animal_folder / "cat" / "large.jpg", (300, 300)).read_bytes()
     (animal_folder / "cat" / "large.jpg").unlink()
     (animal_folder / "cat" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     png = (animal_folder / "dog" / "1.png").read_bytes()
@@ -178,7 +178,7 @@ def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: 
 
 
 def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) -> None:
-    path = picture(animal_folder / "cat" / "extra.jpg")
+    path = write_image(animal_folder / "cat" / "extra.jpg")
     path.write_bytes(path.read_bytes() + b"camera notes")
     source = open_folder(animal_folder)
     assert (source.num_images("train") + source.num_images("val"), source.skipped) == (21, ())
@@ -186,7 +186,7 @@ def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) ->
 
 def test_folder_source_rejects_empty_class(animal_folder: Path) -> None:
     (animal_folder / "eel").mkdir()
-    assert f"the class folder {animal_folder / 'eel'} contains no readable image" in refusal(animal_folder)
+    assert f"the class folder {animal_folder / 'eel'} contains no readable image" in usage_error(animal_folder)
 
 
 def test_folder_source_skips_png_with_flipped_byte(animal_folder: Path) -> None:
@@ -202,7 +202,7 @@ def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) ->
     path = animal_folder / "cat" / "late.png"
     path.write_bytes(b"not yet")
     assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
-    picture(path)
+    write_image(path)
     assert open_folder(animal_folder).skipped == ()
     assert open_folder(animal_folder).skipped == (), "read from the cache"
     path.write_bytes(b"no longer")
@@ -217,45 +217,45 @@ def test_folder_source_skips_named_pipe(animal_folder: Path) -> None:
 def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
     (animal_folder / "cat" / "loop").symlink_to(animal_folder / "cat")
     (animal_folder / "dog" / "elsewhere").symlink_to(animal_folder.parent / "more")
-    picture(animal_folder.parent / "more" / "extra.png")
+    write_image(animal_folder.parent / "more" / "extra.png")
     source = open_folder(animal_folder)
     assert source.num_images("train") + source.num_images("val") == 21
 
 
 def test_folder_source_rejects_split_folders_with_unknown_names(tmp_path: Path) -> None:
     for part in ("training", "validation"):
-        picture(tmp_path / part / "a" / "1.png")
-    assert "contains splits, not classes (training, validation)" in refusal(tmp_path)
+        write_image(tmp_path / part / "a" / "1.png")
+    assert "contains splits, not classes (training, validation)" in usage_error(tmp_path)
 
 
 def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
     for name in ("plane", "train"):
         for number in range(2):
-            picture(tmp_path / name / f"{number}.png")
+            write_image(tmp_path / name / f"{number}.png")
     assert open_folder(tmp_path, "data.val_split=0.5").classes == ("plane", "train")
 
 
 def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png"):
-        picture(tmp_path / path)
+        write_image(tmp_path / path)
     (tmp_path / "val").mkdir()
-    assert f"{tmp_path / 'val'} contains no image; add images, or remove it to split" in refusal(tmp_path)
+    assert f"{tmp_path / 'val'} contains no image; add images, or remove it to split" in usage_error(tmp_path)
 
 
 @pytest.mark.parametrize(("names", "message"), [((), "contains no folder"), (("one",), "contains only the folder one")])
 def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
     for name in names:
-        picture(tmp_path / name / "1.png")
-    assert message in refusal(tmp_path)
+        write_image(tmp_path / name / "1.png")
+    assert message in usage_error(tmp_path)
 
 
 def test_folder_source_converts_all_image_modes_to_requested_channels(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        picture(tmp_path / name / "rgb.png", colour=(90, 90, 90))
-        picture(tmp_path / name / "grey.png", mode="L", colour=90)
-        picture(tmp_path / name / "alpha.png", mode="RGBA", colour=(90, 90, 90, 255))
-        picture(tmp_path / name / "cmyk.jpg", mode="CMYK", colour=(0, 0, 0, 165))
-        picture(tmp_path / name / "palette.gif", mode="P", colour=0)
+        write_image(tmp_path / name / "rgb.png", color=(90, 90, 90))
+        write_image(tmp_path / name / "gray.png", mode="L", color=90)
+        write_image(tmp_path / name / "alpha.png", mode="RGBA", color=(90, 90, 90, 255))
+        write_image(tmp_path / name / "cmyk.jpg", mode="CMYK", color=(0, 0, 0, 165))
+        write_image(tmp_path / name / "palette.gif", mode="P", color=0)
         Image.fromarray(np.full((30, 40), 90 * 257, np.uint16)).save(tmp_path / name / "deep.png")
     for channels in (1, 3):
         source = open_folder(tmp_path, f"data.channels={channels}", "data.val_split=0.5")
@@ -270,12 +270,12 @@ def test_folder_source_applies_exif_orientation(tmp_path: Path) -> None:
     pixels = np.zeros((32, 32, 3), np.uint8)
     pixels[:16] = 255
     image = Image.fromarray(pixels)
-    turned = image.getexif()
-    turned[0x0112] = 3
+    exif = image.getexif()
+    exif[0x0112] = 3
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for number in range(2):
-            image.save(tmp_path / name / f"{number}.jpg", exif=turned, quality=95)
+            image.save(tmp_path / name / f"{number}.jpg", exif=exif, quality=95)
     source = open_folder(tmp_path, "data.val_split=0.5")
     images, _ = source.load("train", np.array([0]))
     assert images[0, :, 2].mean() < 20
@@ -284,23 +284,23 @@ def test_folder_source_applies_exif_orientation(tmp_path: Path) -> None:
 
 def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
     source = open_folder(animal_folder)
-    gone = animal_folder / source.paths["train"][0]
-    gone.unlink()
-    with pytest.raises(UnreadableImageError, match=str(gone)):
+    deleted = animal_folder / source.paths["train"][0]
+    deleted.unlink()
+    with pytest.raises(UnreadableImageError, match=str(deleted)):
         source.load("train", np.array([0]))
 
 
 def test_image_format_prefers_config_over_dataset() -> None:
-    wanted = config("data.image_size=12", "data.channels=3")
-    made = model_input_format(wanted, open_source(wanted))
-    assert (made.size, made.channels, len(made.mean), len(made.std)) == (12, 3, 3, 3)
+    custom_config = config("data.image_size=12", "data.channels=3")
+    image_format = model_input_format(custom_config, open_source(custom_config))
+    assert (image_format.size, image_format.channels, len(image_format.mean), len(image_format.std)) == (12, 3, 3, 3)
 
 
 def test_check_source_reports_all_config_mismatches_together() -> None:
-    wanted = config("data.num_classes=3", "data.batch_size=2000", "data.mean=[0.1, 0.2]")
-    source = open_source(wanted)
+    bad_config = config("data.num_classes=3", "data.batch_size=2000", "data.mean=[0.1, 0.2]")
+    source = open_source(bad_config)
     with pytest.raises(UsageError) as caught:
-        check_source(wanted, source, build_sampler(wanted, source, 1))
+        check_source(bad_config, source, build_sampler(bad_config, source, 1))
     assert [problem.location for problem in caught.value.problems] == [
         "data.num_classes",
         "data.batch_size",

@@ -52,16 +52,16 @@ def method(lines: str) -> str:
     return f"    def image(self, index):\n        {lines}\n"
 
 
-KINDS = {
+IMAGE_TYPES = {
     "a PIL image": "return Image.new('RGB', (8, 8), (index, 2, 3))",
     "an array": "return np.broadcast_to(np.array([index, 2, 3], np.uint8), (8, 8, 3))",
     "a tensor": "return torch.tensor([index, 2, 3], dtype=torch.uint8).view(3, 1, 1).expand(3, 8, 8)",
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IMAGE_TYPES)
 def test_user_source_accepts_pil_array_and_tensor_images(tmp_path: Path, kind: str) -> None:
-    source = open_source(config(tmp_path, method(KINDS[kind])))
+    source = open_source(config(tmp_path, method(IMAGE_TYPES[kind])))
     assert (source.num_images("train"), source.num_images("val"), source.classes) == (12, 5, ("0", "1", "2"))
     assert (source.format.size, source.format.channels, source.in_memory) == (8, 3, False)
     images, labels = source.load("train", np.array([7, 2]))
@@ -71,10 +71,10 @@ def test_user_source_accepts_pil_array_and_tensor_images(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("shape", ["(8, 8)", "(8, 8, 1)"])
 def test_user_source_converts_grayscale_to_requested_channels(tmp_path: Path, shape: str) -> None:
-    grey = method(f"return np.full({shape}, 77, np.uint8)")
-    source = open_source(config(tmp_path, grey))
+    gray = method(f"return np.full({shape}, 77, np.uint8)")
+    source = open_source(config(tmp_path, gray))
     assert (source.load("val", np.array([0]))[0] == np.full((1, 1, 8, 8), 77)).all()
-    source = open_source(config(tmp_path, grey, "data.channels=3"))
+    source = open_source(config(tmp_path, gray, "data.channels=3"))
     assert (source.load("val", np.array([0]))[0] == np.full((1, 3, 8, 8), 77)).all()
 
 
@@ -118,9 +118,9 @@ def test_user_source_passes_data_path(tmp_path: Path) -> None:
 
 def test_user_source_pickles_without_data(tmp_path: Path) -> None:
     source = open_source(config(tmp_path, method("return Image.new('L', (8, 8), index)") + "BIG = bytes(10**6)\n"))
-    packed = pickle.dumps(source)
-    assert len(packed) < 1500
-    copy = pickle.loads(packed)
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 1500
+    copy = pickle.loads(pickled)
     assert isinstance(copy, UserDatasetSource)
     assert (copy.load("train", np.arange(4))[0] == source.load("train", np.arange(4))[0]).all()
 
@@ -135,29 +135,29 @@ class Shuffled(Data):
         self.order = random.sample(range(256), 6) + np.random.permutation(256)[:6].tolist()
 """
     )
-    opened = [open_source(config(tmp_path, text, f"run.seed={seed}", name="Shuffled")) for seed in (1, 1, 2)]
-    one, again, other = (source.load("train", np.arange(12))[0] for source in opened)
-    assert (one == again).all()
-    assert (one != other).any()
+    sources = [open_source(config(tmp_path, text, f"run.seed={seed}", name="Shuffled")) for seed in (1, 1, 2)]
+    first, same_seed, other_seed = (source.load("train", np.arange(12))[0] for source in sources)
+    assert (first == same_seed).all()
+    assert (first != other_seed).any()
 
 
 def test_user_source_crops_at_original_image_size(tmp_path: Path) -> None:
-    wanted = config(
+    crop_config = config(
         tmp_path,
         method("return Image.fromarray(np.arange(160 * 120, dtype=np.uint32).view(np.uint8).reshape(160, 120, 4))"),
         *("data.image_size=16", "augment.resized_crop=true", "augment.crop_scale=[0.1, 0.2]"),
     )
-    source = open_source(wanted)
-    seen: list[tuple[int, int, int]] = []
-    crop = Augmentation(wanted, model_input_format(wanted, source)).crop_spec(1)
+    source = open_source(crop_config)
+    calls: list[tuple[int, int, int]] = []
+    crop = Augmentation(crop_config, model_input_format(crop_config, source)).crop_spec(1)
     assert crop is not None
 
-    def noted(index: int, height: int, width: int) -> tuple[int, int, int, int]:
-        seen.append((index, height, width))
+    def record_box(index: int, height: int, width: int) -> tuple[int, int, int, int]:
+        calls.append((index, height, width))
         return crop.box(index, height, width)
 
-    images, _ = source.load("train", np.array([3]), type(crop)(crop.size, noted))
-    assert (images.shape, seen) == ((1, 3, 16, 16), [(3, 160, 120)])
+    images, _ = source.load("train", np.array([3]), type(crop)(crop.size, record_box))
+    assert (images.shape, calls) == ((1, 3, 16, 16), [(3, 160, 120)])
 
 
 DRAWS = method(
@@ -166,24 +166,29 @@ DRAWS = method(
 
 
 def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) -> None:
-    wanted = config(tmp_path, DRAWS)
+    random_config = config(tmp_path, DRAWS)
 
     def batches(workers: int, size: int) -> list[Batch]:
-        source = open_source(wanted)
-        shares = DistributedBatchSampler(12, 5, size, 0, 1, True, 0)
-        return list(BatchLoader(source, wanted, model_input_format(wanted, source), shares.requests(2), workers))
+        source = open_source(random_config)
+        sampler = DistributedBatchSampler(12, 5, size, 0, 1, True, 0)
+        return list(
+            BatchLoader(source, random_config, model_input_format(random_config, source), sampler.requests(2), workers)
+        )
 
     before = (random.getstate(), torch.get_rng_state())
-    alone, helped, larger = batches(0, 3), batches(1, 3), batches(0, 6)
+    without_workers, with_worker, larger_batches = batches(0, 3), batches(1, 3), batches(0, 6)
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
-    assert all(torch.equal(one.images, other.images) for one, other in zip(alone, helped, strict=True))
-    assert torch.equal(torch.cat([alone[0].images, alone[1].images]), larger[0].images)
-    assert len({tuple(image[:, 0, 0].tolist()) for batch in alone for image in batch.images}) == 12 + 5 + 12
+    assert all(
+        torch.equal(batch.images, other_batch.images)
+        for batch, other_batch in zip(without_workers, with_worker, strict=True)
+    )
+    assert torch.equal(torch.cat([without_workers[0].images, without_workers[1].images]), larger_batches[0].images)
+    assert len({tuple(image[:, 0, 0].tolist()) for batch in without_workers for image in batch.images}) == 12 + 5 + 12
 
 
 @pytest.mark.parametrize(
-    ("body", "name", "told"),
+    ("body", "name", "message"),
     [
         ("", "Dataa", "did you mean Data"),
         ("three = 3", "three", r"data_\d+:three must be something to call, a function or a class, not int"),
@@ -239,24 +244,26 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
         ),
     ],
 )
-def test_user_source_reports_invalid_dataset_in_one_sentence(tmp_path: Path, body: str, name: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told) as caught:
+def test_user_source_reports_invalid_dataset_in_one_sentence(
+    tmp_path: Path, body: str, name: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
         open_source(config(tmp_path, body, name=name))
     assert [problem.location for problem in caught.value.problems] == ["data.dataset"]
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ("raise OSError('the disk\\nis gone')", r"cannot be read: OSError: the disk \(.*data_\d+\.py, line 16\)$"),
         ("return Image.new('F', (8, 8))", "cannot be used: floating-point pixels"),
     ],
 )
-def test_user_source_names_failing_item(tmp_path: Path, lines: str, told: str) -> None:
+def test_user_source_names_failing_item(tmp_path: Path, lines: str, message: str) -> None:
     text = method(f"if index != 9: return Image.new('L', (8, 8))\n        {lines}")
     source = open_source(config(tmp_path, text, "data.num_classes=3"))
-    with pytest.raises(UnreadableImageError, match=rf"^item 9 of data_\d+:Data\('train'\) {told}"):
+    with pytest.raises(UnreadableImageError, match=rf"^item 9 of data_\d+:Data\('train'\) {message}"):
         source.load("train", np.array([8, 9]))
 
 
@@ -268,40 +275,40 @@ def test_user_source_names_out_of_range_label(tmp_path: Path) -> None:
         source.load("train", np.array([2]))
 
 
-def test_open_early_does_not_import_user_dataset(tmp_path: Path) -> None:
-    wanted = config(tmp_path, "raise SystemExit\n", "data.channels=1")
-    assert open_source_for_preflight(wanted) is None
-    assert (expected_input_format(wanted).size, expected_input_format(wanted).channels) == (224, 1)
+def test_open_source_for_preflight_does_not_import_user_dataset(tmp_path: Path) -> None:
+    user_config = config(tmp_path, "raise SystemExit\n", "data.channels=1")
+    assert open_source_for_preflight(user_config) is None
+    assert (expected_input_format(user_config).size, expected_input_format(user_config).channels) == (224, 1)
 
 
-def test_check_own_data_runs_user_code_in_subprocess(tmp_path: Path) -> None:
+def test_check_user_data_code_runs_in_subprocess(tmp_path: Path) -> None:
     text = (
         method("print('reading', index); return Image.new('F' if index else 'L', (8, 8), index)") + "print('hello')\n"
     )
-    wanted = config(tmp_path, text, "data.batch_size=4", "data.num_classes=3")
-    assert count_images(wanted) == ImageCounts(12, 5)
+    user_config = config(tmp_path, text, "data.batch_size=4", "data.num_classes=3")
+    assert count_images(user_config) == ImageCounts(12, 5)
     with pytest.raises(UsageError, match=r"the global batch size is 16 \(world size 4 x 4 images\)"):
-        check_user_data_code(wanted, 4)
+        check_user_data_code(user_config, 4)
 
 
 def test_try_first_images_reports_failure_before_start(tmp_path: Path) -> None:
-    deep = config(tmp_path, method("return Image.new('F', (8, 8))"), "data.num_classes=3", "data.batch_size=4")
+    float_config = config(tmp_path, method("return Image.new('F', (8, 8))"), "data.num_classes=3", "data.batch_size=4")
     with pytest.raises(UsageError, match=r"^data\.dataset: item 0 of .* cannot be used: floating-point pixels"):
-        try_first_images(deep, 1)
+        try_first_images(float_config, 1)
     (tmp_path / "changes.py").write_text("def change(image):\n    return image.float()\n")
-    wanted = resolve_config(None, ["augment.transform=changes:change", f"run.code={tmp_path}"]).config
+    transform_config = resolve_config(None, ["augment.transform=changes:change", f"run.code={tmp_path}"]).config
     with pytest.raises(
         UsageError, match=r"^augment\.transform: changes:change returned a Tensor of float32, 1 x 8 x 8"
     ):
-        try_first_images(wanted, 1)
+        try_first_images(transform_config, 1)
 
 
-def test_check_own_data_reports_process_exit(tmp_path: Path) -> None:
-    wanted = config(tmp_path, "import os\nos._exit(7)\n")
+def test_check_user_data_code_reports_process_exit(tmp_path: Path) -> None:
+    user_config = config(tmp_path, "import os\nos._exit(7)\n")
     with pytest.raises(UsageError, match=r"^data\.dataset: data_\d+:Data ended the process .* \(exit code 7\)"):
-        check_user_data_code(wanted, 1)
+        check_user_data_code(user_config, 1)
 
 
-def test_check_own_data_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_user_data_code_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.data.inspection_process._start_process", lambda: pytest.fail("started a process"))
     check_user_data_code(resolve_config(None, []).config, 1)
