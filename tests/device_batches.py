@@ -1,4 +1,4 @@
-"""Load the device batches of an input pipeline, and compare two lists of them."""
+"""The batches that a pipeline puts on a device, and whether two lists of them are the same."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def batches(
     pipeline: PipelineName,
     config: Config,
     source: ImageSource,
-    sampler: DistributedBatchSampler | None = None,
+    shares: DistributedBatchSampler | None = None,
     first: tuple[int, int] = (1, 0),
     device: torch.device = CPU,
 ) -> list[DeviceBatch]:
-    """Return the batches of two epochs from the position `first` (epoch, batch)."""
-    sampler = sampler or build_sampler(config, source, 1)
+    """Those of two epochs."""
+    shares = shares or build_sampler(config, source, 1)
     choice = PipelineChoice(pipeline, "")
     loader = InputPipeline(
-        choice, source, config, model_input_format(config, source), sampler.requests(2, *first)
+        choice, source, config, model_input_format(config, source), shares.requests(2, *first)
     ).device_loader(device)
-    return [next(loader) for _ in sampler.requests(2, *first)]
+    return [next(loader) for _ in shares.requests(2, *first)]
 
 
 def assert_the_same(actual: list[DeviceBatch], expected: list[DeviceBatch], within: float = 0.0) -> None:

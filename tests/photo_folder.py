@@ -1,4 +1,4 @@
-"""An image folder with two classes of eight noise images, and a config that augments them."""
+"""A folder of a few small photos, and a config that varies them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
         problems.append(
             Problem(
                 "data.num_classes",
-                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; omit it",
+                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; remove it",
             )
         )
     problems += sampler_problems(sampler)

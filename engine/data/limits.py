@@ -42,6 +42,7 @@ class LoaderFootprint:
     def from_config(
         cls, config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
     ) -> LoaderFootprint:
+        """Return the footprint of `local_world_size` ranks that load uint8 images and int64 labels."""
         batch_bytes = (
             config.data.numeric_batch_size
             * devices_per_rank
@@ -63,7 +64,7 @@ def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage |
         f"{footprint.prefetch} batches of {format_bytes(footprint.batch_bytes)}"
     )
     return Shortage(
-        f"{SHM_PATH} has {format_bytes(available_bytes)} free, but the batches of the loader workers can take "
+        f"{SHM_PATH} has {format_bytes(available_bytes)} free, but the batches of the DataLoader workers can take "
         f"{format_bytes(needed_bytes)} ({product})",
         "reduce data.workers or data.prefetch, or increase the shared memory "
         f"(docker run --shm-size={ceil(1.5 * needed_bytes / 2**30)}g)",

@@ -38,8 +38,7 @@ def fork_all_rngs() -> Iterator[SeedFunction]:
 
 @contextmanager
 def single_torch_thread() -> Iterator[None]:
-    """torch computes in one thread, as it does in a loader process: the mean of a large image depends on how many
-    threads take it, in its last bits."""
+    """Limit torch to one thread, as in a DataLoader worker: the last bits of a sum depend on the number of threads."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

@@ -149,6 +149,7 @@ class DistributedBatchSampler:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of optimizer steps per epoch."""
         full_steps, remainder = divmod(self.train_images, self.global_batch)
         return full_steps + (1 if remainder and not self.drop_last else 0)
 

@@ -181,7 +181,7 @@ def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> Non
     psutil.Process(find_rank_pids(process, gputrain)[0]).children()[0].kill()
     _, messages = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "rank 0 (cpu) failed: a loader worker exited: it was killed by SIGKILL" in messages
+    assert "rank 0 (cpu) failed: a DataLoader worker exited: it was killed by SIGKILL" in messages
 
 
 def test_too_small_shared_memory_is_named(gputrain: Gputrain) -> None:

@@ -23,6 +23,7 @@ class MixupCutmix:
 
     @property
     def enabled(self) -> bool:
+        """Whether Mixup or CutMix is configured; otherwise calls return the images unchanged."""
         return self._transform is not None
 
     def __call__(

@@ -98,9 +98,9 @@ def _memory_problem(reason: str) -> Problem:
 def _reason_to_stream(config: Config, source: ImageSource) -> str | None:
     """Return why loader workers are preferable even if the images fit in memory; None if they are not."""
     if is_user_code(config.data.dataset):
-        return "a user dataset may return a different item each time"
+        return "user datasets may generate items at random"
     if config.augment.resized_crop and not source.in_memory:
-        return "augment.resized_crop crops image files at their full resolution"
+        return "augment.resized_crop crops images at their original size"
     if needs_workers(config, in_memory=True):
         return "augmentation runs per image, which loader workers do in parallel"
     return None

@@ -197,7 +197,7 @@ class BatchLoader:
             if process.exitcode:
                 oom_killed = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
                 reason = describe_loader_exit(process.exitcode, oom_killed)
-                raise LoaderProcessError(f"a loader worker exited: {reason}")
+                raise LoaderProcessError(f"a DataLoader worker exited: {reason}")
 
 
 def _identity_collate(batch: Any) -> Any:

@@ -46,19 +46,32 @@ class ImageSource(Protocol):
     """
 
     @property
-    def format(self) -> ImageFormat: ...
+    def format(self) -> ImageFormat:
+        """Size and channels in which `load` returns images, and their normalization."""
+        ...
+
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def classes(self) -> tuple[str, ...]:
+        """Class names, indexed by label."""
+        ...
+
     @property
-    def in_memory(self) -> bool: ...
+    def in_memory(self) -> bool:
+        """Whether the images are in memory or generated, so that `load` reads no files."""
+        ...
+
     @property
     def skipped(self) -> tuple[str, ...]:
         """Unusable files found when the source was opened, each with the reason in parentheses."""
         ...
 
-    def num_images(self, part: Part) -> int: ...
+    def num_images(self, part: Part) -> int:
+        """Return the number of images of a part."""
+        ...
 
-    def get_labels(self, part: Part) -> Labels: ...
+    def get_labels(self, part: Part) -> Labels:
+        """Return the labels of a part, N int64."""
+        ...
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         """Load images, N x C x H x W uint8 in the source's size and channels, and labels, N int64.

@@ -67,6 +67,7 @@ def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root
 
 
 def is_cached(key: str) -> bool:
+    """Whether the cache has an intact entry for a key."""
     return _read_cached(key) is not None
 
 

@@ -148,7 +148,7 @@ def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """Return the readable images at any depth below a folder, sorted by path, and the other files with the reason.
 
     Readable files are recorded in the user's cache by size and modification time, and checked again only after a
-    change. Unreadable files are checked each time, because the cause may be gone.
+    change. Unreadable files are checked each time, because they may have been repaired.
     """
     files = sorted(walk_files(folder))
     cache = cache_folder() / f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"

@@ -1,6 +1,6 @@
 """Decode single image files: EXIF orientation, crop, resize and mode conversion with Pillow.
 
-Large JPEG crops go through the faster decoder in `engine.data.sources.jpeg`.
+A JPEG that is needed at full scale is decoded by the faster `engine.data.sources.jpeg`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def config(*overrides: str) -> Config:
 def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
     assert shm_shortage(FOOTPRINT, 400 << 20) is None
     assert str(shm_shortage(FOOTPRINT, 64 << 20)) == (
-        "/dev/shm has 64 MiB free, but the batches of the loader workers can take 400 MiB (2 ranks x 4 workers x 4 "
+        "/dev/shm has 64 MiB free, but the batches of the DataLoader workers can take 400 MiB (2 ranks x 4 workers x 4 "
         "batches of 12.5 MiB); reduce data.workers or data.prefetch, or increase the shared memory (docker run "
         "--shm-size=1g)"
     )
@@ -106,5 +106,7 @@ def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) ->
     script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 300 && exec "$@"'
     done = gputrain.run_in_mount_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr
-    assert "warning: /dev/shm has 6 MiB free, but the batches of the loader workers can take 48.1 MiB" in done.stderr
+    assert (
+        "warning: /dev/shm has 6 MiB free, but the batches of the DataLoader workers can take 48.1 MiB" in done.stderr
+    )
     assert "warning: the open-file limit is 300, but a rank can need 320" in done.stderr

@@ -62,7 +62,7 @@ def test_choose_pipeline_keeps_folder_in_memory_unless_cropped_at_file_size(phot
     choice = choose_pipeline(config, open_source(config), 1)
     assert (choice.pipeline, choice.why) == (
         "stream",
-        "augment.resized_crop crops image files at their full resolution",
+        "augment.resized_crop crops images at their original size",
     )
 
 
