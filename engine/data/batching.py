@@ -55,11 +55,12 @@ def sampler_problems(sampler: DistributedBatchSampler) -> list[Problem]:
                 "data.batch_size",
                 f"the global batch size is {sampler.global_batch} (world size {sampler.world_size} x "
                 f"{sampler.batch_size * sampler.accumulate} images), but there are {sampler.train_images} training "
-                "images; reduce data.batch_size or set data.drop_last=false",
+                "images",
+                "reduce data.batch_size or set data.drop_last=false",
             )
         )
     if sampler.val_images == 0:
-        problems.append(Problem("data.val_split", "leaves no validation images; increase it"))
+        problems.append(Problem("data.val_split", "leaves no validation images", "increase it"))
     return problems
 
 
@@ -80,7 +81,8 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
         problems.append(
             Problem(
                 "data.num_classes",
-                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes; remove it",
+                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes",
+                "remove it",
             )
         )
     problems += sampler_problems(sampler)
@@ -91,7 +93,8 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
             problems.append(
                 Problem(
                     f"data.{key}",
-                    f"has {len(values)} values, but the images have {channels} channels; give one value per channel",
+                    f"has {len(values)} values, but the images have {channels} channels",
+                    "give one value per channel",
                 )
             )
     if problems:

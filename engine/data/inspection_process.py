@@ -49,7 +49,9 @@ def check_user_data_code(config: Config, world_size: int) -> None:
         key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
         name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
         raise UsageError.one(
-            key, f"{name} ended the process that tested it (exit code {error.exit_code}); run it on its own to see why"
+            key,
+            f"{name} ended the process that tested it (exit code {error.exit_code})",
+            "run it on its own to see why",
         ) from error
     _raise_problems(reply)
 

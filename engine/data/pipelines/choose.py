@@ -91,7 +91,7 @@ def pipeline_problems(config: Config, source: ImageSource | None, local_world_si
 
 def _memory_problem(reason: str) -> Problem:
     return Problem(
-        "data.pipeline", f"memory is impossible: {reason}; set data.pipeline=stream or reduce data.image_size"
+        "data.pipeline", f"memory is impossible: {reason}", "set data.pipeline=stream or reduce data.image_size"
     )
 
 

@@ -82,7 +82,7 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     """Return the folder of each part and the class names. Without a train folder, `root` itself holds the classes."""
     if not root.is_dir():
         raise UsageError.one(
-            "data.path", f"{root} does not exist or is not a folder; set it to a folder with one subfolder per class"
+            "data.path", f"{root} does not exist or is not a folder", "give a folder with one subfolder per class"
         )
     parts: dict[Part, Path] = {"train": root}
     if _subfolders(root / "train"):
@@ -93,11 +93,11 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     if len(classes) < 2:
         contents = f"only the folder {classes[0]}" if classes else "no folder"
         raise UsageError.one(
-            "data.path", f"{parts['train']} contains {contents}; it needs one subfolder for each of two or more classes"
+            "data.path", f"{parts['train']} contains {contents}", "give a folder with one subfolder per class"
         )
     if {name.lower() for name in classes} <= _PART_FOLDER_NAMES:
         raise UsageError.one(
-            "data.path", f"{root} contains splits, not classes ({', '.join(classes)}); rename them to train and val"
+            "data.path", f"{root} contains splits, not classes ({', '.join(classes)})", "rename them to train and val"
         )
     return parts, classes
 
@@ -121,7 +121,9 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
             part_labels += [label] * len(readable)
         if not part_paths and part == "val":
             problems.append(
-                Problem("data.path", f"{folder} contains no image; add images, or remove it to split {parts['train']}")
+                Problem(
+                    "data.path", f"{folder} contains no image", f"add images, or remove it to split {parts['train']}"
+                )
             )
         paths[part], labels[part] = tuple(part_paths), np.array(part_labels, np.int64)
     if problems:

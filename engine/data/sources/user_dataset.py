@@ -119,8 +119,8 @@ def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserData
     if data.image_size is None and first.width != first.height:
         raise UsageError.one(
             "data.image_size",
-            f"the first image of {dataset.describe('train')} is {first.width} x {first.height}; "
-            "set the height and width to resize images to, such as 224",
+            f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",
+            "give the size to resize images to, such as 224",
         )
     channels = data.channels or (1 if first.mode in ("1", "L", "LA", "La") or first.mode.startswith("I") else 3)
     mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
@@ -157,7 +157,7 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
     if path is not None and dataset.path is not None:
         kwargs = {"path": dataset.path}
     elif path is not None and path.default is inspect.Parameter.empty:
-        raise UsageError.one("data.path", f"{dataset.name} requires the argument path; set data.path (--data-path)")
+        raise UsageError.one("data.path", f"{dataset.name} requires the argument path", "set data.path (--data-path)")
     try:
         with fork_all_rngs() as seed_rng:
             seed_rng(dataset.seed)
