@@ -103,7 +103,7 @@ def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) ->
     def load() -> None:
         decoded = load_or_decode("k", decode)
         if (int(decoded.images.sum()), decoded.metadata, decoded.warning) == (56, {"n": 1}, None):
-            (tmp_path / f"found-by-{os.getpid()}").touch()
+            (tmp_path / f"loaded-by-{os.getpid()}").touch()
 
     processes = [multiprocessing.get_context("fork").Process(target=load) for _ in range(3)]
     for process in processes:
@@ -111,7 +111,7 @@ def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) ->
     for process in processes:
         process.join(20)
     assert len(list(tmp_path.glob("decoded-by-*"))) == 1
-    assert len(list(tmp_path.glob("found-by-*"))) == 3
+    assert len(list(tmp_path.glob("loaded-by-*"))) == 3
 
 
 def test_decoded_cache_ignores_interrupted_write(cache: Path) -> None:

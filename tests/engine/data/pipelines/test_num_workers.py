@@ -22,15 +22,15 @@ REQUEST = BatchRequest("train", 1, np.arange(64))
 
 @dataclass
 class SlowDataset(BatchDataset):
-    """Takes `seconds` per image, and `first` more for the first request. `made` counts the images."""
+    """Takes `seconds` per image, and `first` more for the first request. `num_loaded` counts the images."""
 
     seconds: float
     first: float = 0.0
-    made: int = 0
+    num_loaded: int = 0
 
     def __getitem__(self, request: BatchRequest) -> Batch:
-        time.sleep(len(request.indices) * self.seconds + (0 if self.made else self.first))
-        self.made += len(request.indices)
+        time.sleep(len(request.indices) * self.seconds + (0 if self.num_loaded else self.first))
+        self.num_loaded += len(request.indices)
         return Batch(torch.empty(0), torch.empty(0), 1.0)
 
 
@@ -44,7 +44,7 @@ def test_measure_batch_seconds_ignores_slow_start_and_stops_early_on_slow_images
     assert measure_batch_seconds(SlowDataset(0.0005, first=0.2), REQUEST) < 0.1
     slow = SlowDataset(0.02)
     assert measure_batch_seconds(slow, REQUEST) == pytest.approx(64 * 0.02, rel=0.2)
-    assert slow.made == 5
+    assert slow.num_loaded == 5
 
 
 def test_measured_workers_is_zero_for_cheap_batches() -> None:
