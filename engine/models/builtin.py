@@ -1,4 +1,4 @@
-"""Networks for small images, written out here."""
+"""Built-in networks for small images, used by `engine.models.factory`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from engine.utils.errors import UsageError
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes (He et al., 2015)."""
+    """Basic ResNet block: two 3x3 convolutions and a shortcut, a 1x1 convolution where the shape changes (He et al.,
+    2015)."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -32,8 +33,8 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18_small(channels: int, classes: int, width: int = 64) -> nn.Module:
-    """ResNet-18 for small images: a 3x3 stem of stride 1 and no max-pool, then four stages of two blocks each, with
-    `width` channels in the first and twice as many in each as in the one before."""
+    """ResNet-18 for small images: a 3x3 stem with stride 1, no max-pool, four stages of two blocks. `width` is the
+    number of channels of the first stage and doubles with each stage."""
     _check_width(width)
     layers: list[nn.Module] = [
         nn.Conv2d(channels, width, 3, padding=1, bias=False),
@@ -49,11 +50,11 @@ def resnet18_small(channels: int, classes: int, width: int = 64) -> nn.Module:
 
 
 def cnn(channels: int, classes: int, size: int, width: int = 32, dropout: float = 0.0) -> nn.Module:
-    """Two 3x3 convolutions, to `width` and twice as many channels, each with BatchNorm, ReLU and 2x2 max-pool; one
-    linear layer, behind dropout where that is asked for."""
+    """Two 3x3 convolutions with `width` and `2 * width` channels, each with BatchNorm, ReLU and 2x2 max-pool, then
+    dropout and a linear layer. Raises UsageError if images are smaller than 4x4."""
     _check_width(width)
     if size < 4:
-        raise UsageError.one("data.image_size", f"cnn halves its images twice, these are {size}x{size}; give 4 or more")
+        raise UsageError.one("data.image_size", f"cnn needs images of at least 4x4, not {size}x{size}")
     return nn.Sequential(
         *(nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
         *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(inplace=True)),
@@ -64,13 +65,13 @@ def cnn(channels: int, classes: int, size: int, width: int = 32, dropout: float 
 
 
 def linear(channels: int, classes: int, size: int) -> nn.Module:
-    """One linear layer on the pixels: the baseline."""
+    """Logistic regression on the pixels, as a baseline."""
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
 
 
 def _check_width(width: int) -> None:
     if not isinstance(width, int) or width < 1:
-        raise UsageError.one("model.options", f"width must be a whole number from 1 up, not {width!r}")
+        raise UsageError.one("model.options", f"width must be an integer of at least 1, not {width!r}")
 
 
 BUILTIN_BUILDERS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear, "resnet18-small": resnet18_small}

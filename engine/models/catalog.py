@@ -1,5 +1,6 @@
-"""What only a library of models can tell, told without importing it: a short-lived process writes it once for each
-installed version into the user's cache."""
+"""List the models of torchvision and timm without importing either: a short-lived helper process writes the list of
+each installed version into the user's cache once. The command line and the preflight use it;
+`engine.models.catalog_process` is the helper."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ from engine.utils.errors import UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_json, write_json
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
-# In the order in which model.source auto looks through them.
+# In the search order of model.source=auto.
 MODEL_SOURCES = ("builtin", "torchvision", "timm")
 _HELPER_MODULE = "engine.models.catalog_process"
 
 
 @dataclass(frozen=True)
 class CatalogModel:
-    """A model of one of the `MODEL_SOURCES`. `parameters` counts those of the model as its library makes it by itself,
-    None where they have not been counted; `weights` are the names of its pretrained weights, the library's choice
-    first; `top1` is the accuracy of these on ImageNet in percent, where the library tells it."""
+    """A model of one of `MODEL_SOURCES`. `parameters` is the count of the default model, None before it is counted.
+    `weights` are the names of its pretrained weights, the default first. `top1` is their ImageNet accuracy in percent,
+    if the library reports it."""
 
     source: str
     name: str
@@ -40,7 +41,7 @@ class CatalogModel:
 
 
 def check_model_name(model: ModelConfig) -> None:
-    """Raises UsageError where no model has this name. Own code (`module:name`) is not looked at."""
+    """Raise UsageError if no model has this name. User code (`module:name`) is not checked."""
     if is_user_code(model.name):
         return
     sources = MODEL_SOURCES if model.source == "auto" else (model.source,)
@@ -57,12 +58,12 @@ def check_model_name(model: ModelConfig) -> None:
         if source not in sources and model.name in model_names(source, missing_ok=True)
     ]
     hint = f"; {others[0]} has one: model.source={others[0]}" if others else did_you_mean(model.name, known)
-    raise UsageError.one("model.name", f"{where} is called {model.name!r} (`gputrain models` lists them){hint}")
+    raise UsageError.one("model.name", f"{where} is named {model.name!r}; list them with `gputrain models`{hint}")
 
 
 def model_names(source: str, *, missing_ok: bool) -> list[str]:
-    """What `model.name` can be for a source. Where its library is not there or does not work there are none if it is
-    `missing_ok`; else raises UsageError."""
+    """Return the valid values of `model.name` for a source. If its library is missing or broken, return none with
+    `missing_ok`, else raise UsageError."""
     if source == "builtin":
         return list(BUILTIN_MODELS)
     try:
@@ -72,13 +73,13 @@ def model_names(source: str, *, missing_ok: bool) -> list[str]:
             return []
         raise
     if source == "timm":
-        # Behind a dot timm's names say which weights.
+        # timm selects weights by a tag after a dot.
         return [model.name for model in models] + [f"{one.name}.{tag}" for one in models for tag in one.weights if tag]
     return [model.name for model in models]
 
 
 def library_version(source: str) -> str | None:
-    """None where it is not installed. That of the built-in models changes with their code."""
+    """Return the installed version, None if there is none. The built-in models' version is a checksum of their code."""
     if source == "builtin":
         return f"{zlib.crc32(Path(__file__).with_name('builtin.py').read_bytes()):08x}"
     try:
@@ -88,8 +89,8 @@ def library_version(source: str) -> str | None:
 
 
 def library_models(source: str) -> list[CatalogModel]:
-    """All classification models of torchvision or timm. Raises UsageError where the library is not there or does not
-    work."""
+    """Return all classification models of torchvision or timm. Raises UsageError if the library is missing or
+    broken."""
     installed = library_version(source)
     if installed is None:
         raise UsageError.one("model.source", not_installed(source))
@@ -107,9 +108,9 @@ def library_models(source: str) -> list[CatalogModel]:
 
 
 def _parse_models(stored: dict[str, Any] | None) -> list[CatalogModel]:
-    """Raises KeyError, TypeError or ValueError where this is no list of models."""
+    """Raises KeyError, TypeError or ValueError if `stored` is not a list of models."""
     if stored is None:
-        raise ValueError("there is nothing")
+        raise ValueError("no cached list")
     return [CatalogModel(**{**model, "weights": tuple(map(str, model["weights"]))}) for model in stored["known"]]
 
 
@@ -118,7 +119,8 @@ def builtin_models() -> list[CatalogModel]:
 
 
 def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[CatalogModel]:
-    """Those whose name has `query` in it, or fits it where it is a pattern with `*`, `?` or `[…]`, in any case."""
+    """Return the models whose name contains `query` or matches it as a pattern with `*`, `?` or `[…]`,
+    case-insensitively."""
     if not query:
         return list(models)
     pattern = query.lower() if any(sign in query for sign in "*?[") else f"*{query.lower()}*"
@@ -126,7 +128,7 @@ def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[Cat
 
 
 def cached_parameter_counts(source: str) -> dict[str, int]:
-    """Parameters by name, as far as they have been counted for the installed version."""
+    """Return the cached parameter counts of the installed version, by model name."""
     stored = read_json(cache_folder() / _counts_file_name(source)) or {}
     return {name: count for name, count in stored.items() if isinstance(count, int)}
 
@@ -134,8 +136,8 @@ def cached_parameter_counts(source: str) -> dict[str, int]:
 def with_parameter_counts(
     models: Sequence[CatalogModel], on_count: Callable[[str, int], None]
 ) -> Iterator[CatalogModel]:
-    """The same models, by source, each as soon as its parameters are known. `on_count` hears of each source how many
-    are to be counted."""
+    """Yield the models grouped by source, each once its parameters are counted. `on_count` receives each source and the
+    number of models left to count."""
     for source in MODEL_SOURCES:
         ours = [model for model in models if model.source == source]
         if any(model.parameters is None for model in ours):
@@ -149,8 +151,8 @@ def with_parameter_counts(
 
 
 def count_model_parameters(source: str, names: Sequence[str]) -> Generator[int | None, None, None]:
-    """The parameters of each, in this order, as they are counted by building it without storage; None where that fails.
-    What has been counted is kept, also when it is given up half-way."""
+    """Yield the parameter count of each model in order, None if it cannot be built. Models are built on the meta
+    device. Counts are cached even if the caller stops early."""
     if not names:
         return
     counted: dict[str, int] = {}
@@ -159,14 +161,14 @@ def count_model_parameters(source: str, names: Sequence[str]) -> Generator[int |
         try:
             for name in names:
                 count = None
-                # Once the process has ended, this is so for all that are left.
+                # After the helper has exited, every remaining count fails like this.
                 with suppress(HelperError):
                     count = helper.receive()
                 if count is not None:
                     counted[name] = count
                 yield count
         finally:
-            # Another may have counted others meanwhile.
+            # Another process may have added counts since.
             _write_cache(_counts_file_name(source), cached_parameter_counts(source) | counted)
 
 
@@ -175,7 +177,7 @@ def _counts_file_name(source: str) -> str:
 
 
 def _write_cache(name: str, values: dict[str, Any]) -> None:
-    # Without a cache it is asked again.
+    # A missing cache only costs time.
     with suppress(OSError):
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_json(cache_folder() / name, values)

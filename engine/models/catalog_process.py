@@ -1,5 +1,4 @@
-"""What the libraries of models tell of themselves, for `engine.models.catalog`: a helper process that imports one of
-them."""
+"""Helper process of `engine.models.catalog`: it imports a model library and lists or counts its models."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from engine.utils.host import available_cores
 from engine.utils.process import die_with_parent
 
 MAX_PROCESSES = 8
-# Models that are worth a process of their own to count.
+# Fewer models are not worth another process.
 MIN_MODELS_PER_PROCESS = 10
 
 
 def main(parent: ParentPipe) -> None:
-    """Answer the task `list` with one JSON object, the task `count` with a line per name: its parameters or null."""
+    """Answer the task `list` with one JSON object, the task `count` with one line per name: its parameters or null."""
     request = parent.receive()
     source = request["source"]
     if request["task"] == "list":
@@ -32,13 +31,13 @@ def main(parent: ParentPipe) -> None:
 
 
 def list_torchvision_models() -> list[dict[str, Any]]:
-    """torchvision's classification models, as `CatalogModel`s."""
+    """List torchvision's classification models as fields of `CatalogModel`."""
     from torchvision import models
 
     found = []
     for name in models.list_models(module=models):
         weights = models.get_model_weights(name)
-        # One of them may have two names.
+        # `DEFAULT` is an alias of one of the others.
         default = weights.DEFAULT if len(weights) else None
         meta = {} if default is None else default.meta
         named = [] if default is None else [default.name, *(one.name for one in weights if one is not default)]
@@ -58,7 +57,7 @@ def list_timm_models() -> list[dict[str, Any]]:
     for name in timm.list_models():
         default = timm.get_pretrained_cfg(name)
         first = default.tag if default is not None else ""
-        # The default can be an entry without weights.
+        # timm's default entry can have no weights.
         there = tags.get(name, [])
         named = [*(tag for tag in there if tag == first), *(tag for tag in there if tag != first)]
         found.append(_model_entry("timm", name, named, None, None))
@@ -78,11 +77,11 @@ def _model_entry(
 
 
 def parameter_count(source: str, name: str) -> int | None:
-    """The parameters of a model as its library makes it by itself; None where it cannot be made."""
+    """Return the parameter count of a library's default model, None if it cannot be built."""
     try:
         model = build_on_meta(lambda: _build_default_model(source, name))
     except Exception:
-        # Of a thousand models any may want a package that is not there.
+        # Some of timm's models need packages that are not installed.
         return None
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -103,7 +102,7 @@ def _build_default_model(source: str, name: str) -> nn.Module:
     from engine.config.training_sections import ModelConfig
     from engine.models.summary import build_untrained_model
 
-    # Of CIFAR-10's shape: the built-in models are made for small images.
+    # CIFAR-10's shape, because the built-in models are for small images.
     return build_untrained_model(Config(model=ModelConfig(name=name, source="builtin")), 3, 10, 32)
 
 
@@ -112,14 +111,14 @@ def _parameter_count_task(task: tuple[str, str]) -> int | None:
 
 
 def parameter_counts(source: str, names: Sequence[str]) -> Iterator[int | None]:
-    """The parameters of each, in order, counted by several processes where there are many."""
+    """Yield the parameter count of each model in order, with several processes if there are many."""
     processes = min(available_cores(), MAX_PROCESSES, len(names) // MIN_MODELS_PER_PROCESS)
     tasks = [(source, name) for name in names]
     if processes < 2:
         yield from map(_parameter_count_task, tasks)
         return
     if source == "timm":
-        # Once, for all of them.
+        # Before the fork, so that it is imported once.
         import timm  # noqa: F401
     with multiprocessing.get_context("fork").Pool(processes, die_with_parent, (os.getpid(),)) as pool:
         yield from pool.imap(_parameter_count_task, tasks, chunksize=4)

@@ -1,4 +1,4 @@
-"""Models by name: our own networks for small images, torchvision's, timm's, and what the user's own code builds."""
+"""Build a model by name: built-in, torchvision, timm, or user code. `engine.models.training_model` calls it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 
 ModelSource = Literal["own", "builtin", "torchvision", "timm"]
 
-# Options of torchvision's MobileNetV3 that the signature of its class does not tell.
+# Options of torchvision's MobileNetV3 that are missing from the signature of its class.
 _MOBILENET_V3_OPTIONS = ("width_mult", "reduced_tail", "dilated")
 
-# Of the options of timm's builders those that would bring in weights; model.weights does.
+# Options of timm's builders that load weights; model.weights does that.
 _TIMM_WEIGHT_OPTIONS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
 def build_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """The model for images of C x size x size, with random weights. Raises UsageError for an unknown name, wrong
-    options, or images that do not suit."""
+    """Build the model with random weights for `channels` x `image_size` x `image_size` images. Raises UsageError for an
+    unknown name, wrong options or unsuitable images."""
     model = config.model
     source = resolve_model_source(model)
     if source == "own":
@@ -38,7 +38,7 @@ def build_model(config: Config, channels: int, num_classes: int, image_size: int
             built = call_builder(model, BUILTIN_BUILDERS[model.name], channels, num_classes, image_size)
         except (TypeError, ValueError) as error:
             raise UsageError.one(
-                "model.options", f"{model.name} cannot be made with {model.options}: {error}"
+                "model.options", f"{model.name} cannot be built with {model.options}: {error}"
             ) from error
     elif source == "torchvision":
         built = build_torchvision_model(model, channels, num_classes, image_size)
@@ -50,7 +50,7 @@ def build_model(config: Config, channels: int, num_classes: int, image_size: int
 
 
 def resolve_model_source(model: ModelConfig) -> ModelSource:
-    """Whose model it is: the user's own, or of the first of ours, torchvision's and timm's to have one of that name.
+    """Return the source of the model. With `auto` it is the first of built-in, torchvision and timm that has the name.
     Raises UsageError."""
     name, wanted = model.name, model.source
     if wanted == "auto" and is_user_code(name):
@@ -81,18 +81,18 @@ def resolve_model_source(model: ModelConfig) -> ModelSource:
 
 
 def torchvision_model_names() -> list[str]:
-    """torchvision's classification models."""
+    """Names of torchvision's classification models."""
     from torchvision import models
 
     return [str(name) for name in models.list_models(module=models)]
 
 
 def build_user_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """What the user's own code makes of the numbers that its signature names, and of `model.options`."""
+    """Call the user's builder with the sizes that its signature names and with `model.options`. Raises UsageError."""
     name, folder = config.model.name, config.run.code
     builder = load_user_code("model.name", name, folder)
     if isinstance(builder, nn.Module):
-        raise UsageError.one("model.name", f"{name} is a model, and must be a function or a class that makes one")
+        raise UsageError.one("model.name", f"{name} is a model instance; name a function or class that builds one")
     try:
         built = call_builder(config.model, builder, channels, num_classes, image_size)
     except UsageError:
@@ -107,8 +107,8 @@ def build_user_model(config: Config, channels: int, num_classes: int, image_size
 def call_builder(
     model: ModelConfig, builder: Callable[..., Any], channels: int, num_classes: int, image_size: int
 ) -> Any:
-    """Call with the numbers that the signature names, by any of their usual names, and with `model.options`. Raises
-    UsageError for options that the signature does not know or lacks."""
+    """Call `builder` with the sizes that its signature names, under any of their usual names, and with `model.options`.
+    Raises UsageError for unknown and missing options."""
     numbers = {
         **dict.fromkeys(("channels", "in_channels", "in_chans"), channels),
         **dict.fromkeys(("classes", "num_classes"), num_classes),
@@ -124,14 +124,14 @@ def call_builder(
         problems += [_unknown_option_problem(model.name, name, takes) for name in unknown]
     for name in takes:
         if parameters[name].default is inspect.Parameter.empty and name not in model.options:
-            problems.append(Problem("model.options", f"{model.name} needs {name}; give it here"))
+            problems.append(Problem("model.options", f"{model.name} requires {name}; set it here"))
     if problems:
         raise UsageError(problems)
     return builder(**ours, **model.options)
 
 
 def build_torchvision_model(model: ModelConfig, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """torchvision's model with random weights, its head made for `num_classes` and its stem for `channels`."""
+    """Build torchvision's model with random weights, a head for `num_classes` and a stem for `channels`."""
     from torchvision import models
 
     ours: dict[str, Any] = {"weights": None, "num_classes": num_classes}
@@ -144,7 +144,7 @@ def build_torchvision_model(model: ModelConfig, channels: int, num_classes: int,
     built = _build_library_model(model, models.get_model, ours, image_size)
     takes = inspect.signature(type(built)).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
-        # ConvNeXt and MobileNetV3 take any option in silence.
+        # ConvNeXt and MobileNetV3 accept any keyword silently.
         known = [
             *_optional_arguments(built, ours),
             *(_MOBILENET_V3_OPTIONS if model.name.startswith("mobilenet_v3") else ()),
@@ -159,7 +159,7 @@ def build_torchvision_model(model: ModelConfig, channels: int, num_classes: int,
 
 
 def build_timm_model(model: ModelConfig, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """timm's model with random weights, made for `num_classes`, `channels` and, where it is made for one size,
+    """Build timm's model with random weights for `num_classes`, `channels` and, if its input size is fixed,
     `image_size`."""
     import timm
 
@@ -169,14 +169,15 @@ def build_timm_model(model: ModelConfig, channels: int, num_classes: int, image_
 
 
 def timm_img_size_kwargs(name: str, image_size: int) -> dict[str, Any]:
-    """The argument for the size of images, for those of timm's models that are made for one."""
+    """Return the keyword for the image size if the timm model has a fixed input size. Raises UsageError for an unknown
+    tag."""
     import timm
 
     try:
         known = timm.models.get_pretrained_cfg(name)
     except RuntimeError as error:
         tags = sorted(timm.list_pretrained(f"{name.partition('.')[0]}.*"))
-        raise UsageError.one("model.name", f"timm knows no weights {name!r}{did_you_mean(name, tags)}") from error
+        raise UsageError.one("model.name", f"timm has no weights {name!r}{did_you_mean(name, tags)}") from error
     return {"img_size": image_size} if known is not None and known.fixed_input_size else {}
 
 
@@ -192,7 +193,7 @@ def _build_library_model(
     try:
         return builder(model.name, **derived_kwargs, **model.options)
     except Exception as error:
-        # The libraries check little, so a wrong option ends in any error.
+        # The libraries validate little, so a wrong option can raise any error.
         found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if found and found[1] in model.options:
             known = _optional_arguments(builder(model.name, **derived_kwargs), derived_kwargs)
@@ -201,36 +202,34 @@ def _build_library_model(
         options = f" with {model.options}" if model.options else ""
         key = "model.options" if model.options else "model.name"
         raise UsageError.one(
-            key, f"{model.name} cannot be made for images of {image_size}x{image_size}{options}: {text}"
+            key, f"{model.name} cannot be built for {image_size}x{image_size} images{options}: {text}"
         ) from error
 
 
 def _optional_arguments(model: nn.Module, reserved: Iterable[str]) -> list[str]:
-    """Arguments of a model's class that may be left out; those that may not its library gives itself."""
+    """Names of the optional arguments of the model's class. Required ones are set by the library itself."""
     takes = inspect.signature(type(model)).parameters.values()
     return [one.name for one in takes if one.default is not one.empty and one.name not in reserved]
 
 
 def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> list[Problem]:
-    """Options that are not the user's to give."""
+    """Return a problem per option that gputrain sets itself."""
     taken = [name for name in reserved if name in model.options]
-    return [
-        Problem("model.options", f"{name} follows from the data and the other keys; leave it out") for name in taken
-    ]
+    return [Problem("model.options", f"{name} is derived from the data and other keys; remove it") for name in taken]
 
 
 def _unknown_option_problem(model_name: str, option: str, known: list[str]) -> Problem:
-    takes = did_you_mean(option, known) or (f"; it takes {', '.join(known)}" if known else "; it takes none")
-    return Problem("model.options", f"{model_name} takes no {option!r}{takes}")
+    takes = did_you_mean(option, known) or (f"; it accepts {', '.join(known)}" if known else "; it accepts none")
+    return Problem("model.options", f"{model_name} has no option {option!r}{takes}")
 
 
 def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
-    """The one that sees the images, by order of definition, and its name."""
+    """Return the first convolution in order of definition with its path, None if there is none."""
     return next(((path, part) for path, part in model.named_modules() if isinstance(part, nn.Conv2d)), None)
 
 
 def replace_stem(model: nn.Module, channels: int) -> None:
-    """Put a fresh convolution that takes `channels` in the place of the model's first."""
+    """Replace the model's first convolution by an untrained one with `channels` input channels."""
     found = first_convolution(model)
     assert found is not None  # noqa: S101 - each of torchvision's models begins with one
     path, stem = found
@@ -247,7 +246,7 @@ def replace_stem(model: nn.Module, channels: int) -> None:
 
 
 def init_normal(model: nn.Module, std: float) -> None:
-    """Weights of convolutions and linear layers from a normal distribution around 0, their biases 0."""
+    """Initialize the weights of convolutions and linear layers from N(0, std), their biases with 0."""
     for part in model.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
             nn.init.normal_(part.weight, std=std)
@@ -260,26 +259,28 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Of parameters and buffers."""
+    """Size of parameters and buffers in bytes."""
     return sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
 
 
 def check_model(model: nn.Module, name: str, channels: int, image_size: int, num_classes: int) -> None:
-    """Raises UsageError where the model cannot take the images, or does not give one value a class for each."""
+    """Raise UsageError unless the model maps a 1 x C x H x W image to 1 x `num_classes` logits."""
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
             out = model(torch.zeros(1, channels, image_size, image_size))
     except Exception as error:
-        # Code of the user's own can fail in any way.
+        # User code can raise anything.
         text = str(error).partition("\n")[0] or type(error).__name__
         text = describe_exception(error) if is_user_code(name) else f"{text}; change model.name or data.image_size"
         raise UsageError.one(
-            "model.name", f"{name} cannot take images of {channels}x{image_size}x{image_size}: {text}"
+            "model.name", f"{name} does not accept {channels}x{image_size}x{image_size} images: {text}"
         ) from error
     finally:
         model.train(training)
     if not isinstance(out, Tensor) or tuple(out.shape) != (1, num_classes):
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise UsageError.one("model.name", f"{name} gives {shape} for one image where {(1, num_classes)} is wanted")
+        raise UsageError.one(
+            "model.name", f"{name} must return logits of shape {(1, num_classes)} for one image, not {shape}"
+        )

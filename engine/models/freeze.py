@@ -1,4 +1,4 @@
-"""Which parts of a model train, and how its normalisation layers behave meanwhile."""
+"""Freeze parts of a model and convert BatchNorm to SyncBatchNorm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from engine.utils.errors import Problem, UsageError, did_you_mean
 
 
 def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
-    """Keep what `model.freeze` names from training. Returns the layers with running statistics in it, which stay in
-    evaluation mode, see `set_train_mode`; dropout in frozen parts goes on. Raises UsageError for names that the model
-    does not have, and where nothing is left that trains."""
+    """Set `requires_grad=False` on what `model.freeze` names. Return the frozen normalization layers, which stay in
+    evaluation mode (see `set_train_mode`); dropout in frozen parts stays active. Raises UsageError for unknown names
+    and if no parameter is left to train."""
     if config.freeze == "none":
         return []
     if config.freeze == "backbone":
@@ -27,7 +27,7 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
         if frozen(name):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError.one("model.freeze", f"nothing is left of {config.name} that trains; freeze less of it")
+        raise UsageError.one("model.freeze", f"all parameters of {config.name} are frozen; freeze less of it")
     return [
         part
         for path, part in model.named_modules()
@@ -36,7 +36,7 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
 
 
 def _is_frozen(path: str, norm: nn.Module, is_frozen_name: Callable[[str], bool]) -> bool:
-    """A layer without weights of its own goes by its place."""
+    """Return whether a normalization layer is frozen. A layer without weights is judged by its path."""
     weights = list(norm.parameters(recurse=False))
     if weights:
         return not any(weight.requires_grad for weight in weights)
@@ -44,15 +44,16 @@ def _is_frozen(path: str, norm: nn.Module, is_frozen_name: Callable[[str], bool]
 
 
 def set_train_mode(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> None:
-    """`model.train()`, but for the frozen layers, whose running statistics are to stay as they are."""
+    """Call `model.train()`, but keep the frozen layers in evaluation mode so that their running statistics do not
+    change."""
     model.train()
     for part in frozen_layers:
         part.eval()
 
 
 def classifier_paths(model: nn.Module) -> list[str]:
-    """The part of a model that tells the classes: what timm's model says, for torchvision's its head by the name that
-    it has there, else the last layer with parameters."""
+    """Return the paths of the classification head: timm's `get_classifier`, torchvision's head by its usual name, else
+    the last layer with parameters."""
     library = type(model).__module__.partition(".")[0]
     asked: Any = getattr(model, "get_classifier", None)
     if library == "timm" and asked is not None:
@@ -68,13 +69,14 @@ def classifier_paths(model: nn.Module) -> list[str]:
 
 
 def _prefix_matcher(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a name is one of these or lies below one. Raises UsageError for each that holds nothing."""
+    """Return a predicate for names equal to or below one of `prefixes`. Raises UsageError for each prefix without
+    weights."""
     inside = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     parts = [path for path, part in model.named_modules() if path and list(part.parameters())]
     problems = [
         Problem(
             "model.freeze",
-            f"the model has no weights called {prefix}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
+            f"the model has no weights named {prefix}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
         )
         for prefix in prefixes
         if not any(_has_prefix(name, [prefix]) for name in inside)
@@ -85,7 +87,7 @@ def _prefix_matcher(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str]
 
 
 def _top_level_hint(parts: list[str]) -> str:
-    return f"; there are {', '.join(path for path in parts if '.' not in path)}, or backbone for all but the last layer"
+    return f"; choose from {', '.join(path for path in parts if '.' not in path)}, or backbone for all but the head"
 
 
 def _all_but(prefixes: list[str]) -> Callable[[str], bool]:
@@ -97,17 +99,15 @@ def _has_prefix(name: str, prefixes: Iterable[str]) -> bool:
 
 
 def convert_to_sync_batch_norm(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> nn.Module:
-    """The model with torch's SyncBatchNorm for each BatchNorm that is not frozen; parameters stay the same objects.
-    Raises UsageError where nothing would be synchronised, and for layers that cannot be converted."""
+    """Replace every BatchNorm that is not frozen by SyncBatchNorm; parameters stay the same objects. Raises UsageError
+    if there is nothing to synchronize and for layers that cannot be converted."""
     still = set(frozen_layers)
     layers = [(path, part) for path, part in model.named_modules() if isinstance(part, _BatchNorm)]
     if not layers:
-        raise UsageError.one("model.sync_bn", "the model has no BatchNorm, so there is nothing to synchronise")
+        raise UsageError.one("model.sync_bn", "the model has no BatchNorm to synchronize; set model.sync_bn=false")
     training = [(path, part) for path, part in layers if part not in still]
     if not training:
-        raise UsageError.one(
-            "model.sync_bn", "all BatchNorm of the model is frozen, so there is nothing to synchronise"
-        )
+        raise UsageError.one("model.sync_bn", "every BatchNorm of the model is frozen; set model.sync_bn=false")
     for path, part in training:
         convert = _sync_batch_norm_converter(path, part)
         if path == "":
@@ -118,13 +118,14 @@ def convert_to_sync_batch_norm(model: nn.Module, frozen_layers: Iterable[nn.Modu
 
 
 def _sync_batch_norm_converter(path: str, layer: nn.Module) -> Callable[[nn.Module], nn.Module]:
-    """torch's own conversion drops whatever else a layer does in its forward, such as timm's activations."""
+    """Return the conversion for a layer. torch's own would drop what a subclass adds to the forward, such as timm's
+    fused activations. Raises UsageError."""
     if type(layer).__module__.startswith("timm."):
         from timm.layers import convert_sync_batchnorm
 
         return convert_sync_batchnorm
     if type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         raise UsageError.one(
-            "model.sync_bn", f"{path} is a {type(layer).__name__} with a forward of its own, which cannot be converted"
+            "model.sync_bn", f"{path} is a {type(layer).__name__} with its own forward, which cannot be converted"
         )
     return nn.SyncBatchNorm.convert_sync_batchnorm

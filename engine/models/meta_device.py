@@ -1,4 +1,4 @@
-"""Models without storage, on torch's `meta` device: made at once whatever their size, they know shapes, no values."""
+"""Build models on torch's `meta` device: fast at any size, with shapes and without values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# What sets starting values: where there is no storage torch would only work out their shapes, at length.
+# Initializers. On the meta device torch would only compute their shapes, slowly.
 INIT_FUNCTIONS = frozenset(
     f"{verb}_"
     for verb in (
@@ -21,9 +21,8 @@ INIT_FUNCTIONS = frozenset(
 
 
 class _SkipInitMode(TorchFunctionMode):
-    """Starting values are not set where there is no storage for them. With `only_torch_empty` what layers make their
-    parameters of, `torch.empty`, is the only thing without: the rest of what a model computes while it is made has
-    values."""
+    """Skip initializers of meta tensors. With `only_torch_empty` only `torch.empty`, which allocates parameters, is
+    redirected to the meta device, and every other tensor of the constructor has values."""
 
     def __init__(self, *, only_torch_empty: bool) -> None:
         super().__init__()
@@ -40,11 +39,11 @@ class _SkipInitMode(TorchFunctionMode):
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `build` makes, without storage."""
+    """Return the model that `build` creates, on the meta device."""
     try:
         with torch.device("meta"), _SkipInitMode(only_torch_empty=False):
             return build()
     except Exception:
-        # One that works out its own sizes with tensors looks at their values, and how it fails is open.
+        # A constructor that reads tensor values fails on the meta device, with any exception.
         with _SkipInitMode(only_torch_empty=True):
             return build().to("meta")

@@ -1,8 +1,8 @@
-"""What numbers a model computes with: autocast, gradient scaling, and models of half precision.
+"""Mixed precision: autocast, gradient scaling and half-precision models.
 
-`off` and `O0` are float32; `bf16` is autocast to bfloat16; `fp16` and `O1` are autocast to float16 with a gradient
-scaler; `O2` is a float16 model with BatchNorm and master weights in float32 and a scaler; `O3` is all float16. The
-levels are those of NVIDIA's Apex.
+`off` and `O0` compute in float32. `bf16` is autocast to bfloat16. `fp16` and `O1` are autocast to float16 with a
+gradient scaler. `O2` is a float16 model with float32 BatchNorm, float32 master weights and a scaler. `O3` is all
+float16. The levels are those of NVIDIA Apex.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from engine.utils.errors import Problem
 
 _AUTOCAST_DTYPES = {"fp16": torch.float16, "O1": torch.float16, "bf16": torch.bfloat16}
 _GRAD_SCALER_MODES = {"fp16", "O1", "O2"}
-# Compute capability of the first GPUs with TF32, Ampere's.
+# Compute capability of Ampere, the first GPUs with TF32.
 _TF32_MIN_CAPABILITY = (8, 0)
 
 
 def autocast(precision: PrecisionConfig, device: torch.device) -> AbstractContextManager[object]:
-    """Does nothing where all is computed in the model's own type."""
+    """Return the autocast context, a null context if the level does not use autocast."""
     dtype = _AUTOCAST_DTYPES.get(precision.amp)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def build_grad_scaler(precision: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:
-    """Passes everything through where no scaling is needed."""
+    """Return a gradient scaler, disabled for levels without loss scaling."""
     return torch.amp.GradScaler(device.type, enabled=precision.amp in _GRAD_SCALER_MODES)
 
 
 def max_scaler_skips(precision: PrecisionConfig) -> int:
-    """Steps in a row that the gradient scaler may leave out while it looks for its scale: it begins with 2^16, halves
-    it at each, and a gradient that does not fit at 2^-8 is none that scaling helps."""
+    """Consecutive steps that the gradient scaler may skip while it searches its scale. It starts at 2^16 and halves the
+    scale at each skip; a gradient that overflows at 2^-8 cannot be scaled."""
     return 24 if precision.amp in _GRAD_SCALER_MODES else 0
 
 
 def input_dtype(precision: PrecisionConfig) -> torch.dtype:
-    """What images are given to the model in."""
+    """Data type of the images that the model receives."""
     return torch.float16 if precision.amp in ("O2", "O3") else torch.float32
 
 
 def apply_half_precision(model: nn.Module, precision: PrecisionConfig) -> nn.Module | None:
-    """Bring a float32 model to the type that its level asks for, and give a float32 copy that is to be trained in its
-    place where there is to be one: the master weights of O2."""
+    """Convert a float32 model for its precision level. For O2, return a float32 copy to train instead: the master
+    weights."""
     if precision.amp == "O3":
         model.half()
     if precision.amp != "O2":
@@ -62,19 +62,19 @@ def apply_half_precision(model: nn.Module, precision: PrecisionConfig) -> nn.Mod
 
 
 def model_grads_to_master_grads(model: nn.Module, master: nn.Module) -> None:
-    """Those of the model to its master."""
+    """Copy the gradients of the model to the master weights in float32."""
     for mine, own in zip(model.parameters(), master.parameters(), strict=True):
         own.grad = None if mine.grad is None else mine.grad.float()
 
 
 @torch.no_grad()
 def master_params_to_model_params(model: nn.Module, master: nn.Module) -> None:
-    """Those of the master back to the model."""
+    """Copy the master weights back to the model."""
     torch._foreach_copy_(list(model.parameters()), list(master.parameters()))
 
 
 def full_precision_state_dict(model: nn.Module, master: nn.Module | None) -> dict[str, Tensor]:
-    """The model's state dict in float32: its master's weights where it has one, and its own buffers."""
+    """Return the state dict in float32: the master weights if there are any, and the model's own buffers."""
     state = {
         name: value.float() if value.dtype == torch.float16 else value for name, value in model.state_dict().items()
     }
@@ -90,7 +90,7 @@ def set_tf32(precision: PrecisionConfig) -> None:
 
 
 def precision_problems(precision: PrecisionConfig, device: torch.device) -> list[Problem]:
-    """Why the device cannot compute so."""
+    """Return why the device does not support the precision."""
     problems = []
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     if (
@@ -98,9 +98,9 @@ def precision_problems(precision: PrecisionConfig, device: torch.device) -> list
         and device.type == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
-        problems.append(Problem("precision.amp", f"{name} has no bfloat16; give fp16 or off"))
+        problems.append(Problem("precision.amp", f"{name} does not support bfloat16; set precision.amp to fp16 or off"))
     if precision.tf32 == "on" and (
         device.type != "cuda" or torch.cuda.get_device_capability(device) < _TF32_MIN_CAPABILITY
     ):
-        problems.append(Problem("precision.tf32", f"{name} has no TF32; give auto or off"))
+        problems.append(Problem("precision.tf32", f"{name} does not support TF32; set precision.tf32 to auto or off"))
     return problems

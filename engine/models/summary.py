@@ -1,9 +1,8 @@
-"""What a model is made of: the output, the parameters and the multiply-adds of each layer, and the feature maps of its
-stages, for images of one size.
+"""Summarize a model: output shape, parameters and multiply-adds of each layer, and the feature maps of its stages.
 
-Multiply-adds are those of convolutions, matrix products and attention, as torch's FlopCounterMode counts them in one
-forward pass (it counts a multiply-add as two operations); what is done to each value alone, such as a normalisation or
-an activation, is not counted, which is the field's convention.
+Multiply-adds are those of convolutions, matrix products and attention in one forward pass: half of what torch's
+FlopCounterMode counts. Elementwise operations, such as normalization and activations, are not counted, which is the
+field's convention.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from engine.models.freeze import freeze
 from engine.models.meta_device import build_on_meta
 
 Shape = tuple[int, ...]
-# All others have ten, unless the config says otherwise.
+# Classes of the datasets that do not have ten.
 DATASET_NUM_CLASSES = {"cifar100": 100}
 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """A module. `parameters`, `trainable` (those of them that train) and `multiply_adds` are those of all within it;
-    `output` is the shape of its last output, None where it was not called or gave no tensor."""
+    """A module. `parameters`, `trainable` and `multiply_adds` include its submodules. `output` is the shape of its last
+    output, None if it was not called or returned no tensor."""
 
     path: str
     kind: str
@@ -49,8 +48,8 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """The last output of one resolution: its shape, and how many pixels of the image across one of it stands for, None
-    where it is a sequence."""
+    """The last output at one resolution. `stride` is the number of input pixels per output pixel along one side, None
+    for a sequence."""
 
     path: str
     output: Shape
@@ -59,9 +58,9 @@ class FeatureMap:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """`images` is the shape of the input. `layers` come in the order of the model's definition, the whole of it first.
-    `activation_bytes` are the outputs of all layers without layers of their own; `saved_bytes` what a forward pass
-    keeps for the backward pass, the images included."""
+    """`images` is the input shape. `layers` are in order of definition, the whole model first. `activation_bytes` is
+    the size of the outputs of all leaf layers; `saved_bytes` what autograd keeps for the backward pass, including the
+    images."""
 
     model: str
     images: Shape
@@ -81,14 +80,14 @@ class ModelSummary:
 
 
 def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
-    """The model of a config for a batch of its data's images, with random weights. Raises UsageError."""
+    """Summarize the model of a config for a batch of its images, with random weights. Raises UsageError."""
     images, classes = input_spec(config)
     shape = (batch_size, images.channels, images.size, images.size)
     try:
         model = build_meta_model(config, images.channels, classes, images.size)
         trace = trace_model(model, torch.empty(shape, device="meta"))
     except Exception:
-        # A forward pass that looks at values needs them, and how it fails without them is open.
+        # A forward pass that reads tensor values fails on the meta device, with any exception.
         model = build_untrained_model(config, images.channels, classes, images.size)
         check_model(model, config.model.name, images.channels, images.size, classes)
         trace = trace_model(model, torch.zeros(shape))
@@ -109,20 +108,20 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
 
 
 def build_untrained_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """The model of a config with random weights, whatever `model.weights` says, frozen where the config says so."""
+    """Build the model of a config with random weights, whatever `model.weights` is, and freeze what the config says."""
     model = build_model(config, channels, num_classes, image_size)
     freeze(model, config.model)
     return model
 
 
 def build_meta_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """The same without storage."""
+    """Build the same model on the meta device."""
     return build_on_meta(lambda: build_untrained_model(config, channels, num_classes, image_size))
 
 
 def input_spec(config: Config) -> tuple[ImageFormat, int]:
-    """What the data looks like to the model, and its classes, as far as that can be told without a look at each image.
-    Data of the user's own is opened. Raises UsageError."""
+    """Return the image format and the number of classes without reading each image. User data is opened. Raises
+    UsageError."""
     data, likely = config.data, expected_input_format(config)
     if is_user_code(data.dataset):
         source = open_source(config)
@@ -136,7 +135,7 @@ def input_spec(config: Config) -> tuple[ImageFormat, int]:
 
 @dataclass
 class ModuleCall:
-    """One call of a module: the shapes that went in and came out, and the calls within it, in their order."""
+    """One call of a module: its input and output shape, and the calls inside it in order."""
 
     path: str
     input_shape: Shape | None = None
@@ -146,8 +145,8 @@ class ModuleCall:
 
 @dataclass
 class ForwardTrace:
-    """One forward pass. `multiply_adds` are those of each path, over all its calls; `calls` are those of the model's
-    own layers."""
+    """One forward pass. `multiply_adds` are summed over all calls of a path; `calls` are those of the model's direct
+    children."""
 
     output_shapes: dict[str, Shape | None] = field(default_factory=dict)
     multiply_adds: dict[str, int] = field(default_factory=dict)
@@ -157,7 +156,7 @@ class ForwardTrace:
 
 
 def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
-    """One forward pass in evaluation mode, of which gradients could be taken."""
+    """Trace one forward pass in evaluation mode with gradients enabled."""
     trace, open_calls, flops_before = ForwardTrace(), [ModuleCall("")], [0]
     counter = FlopCounterMode(display=False)
 
@@ -173,7 +172,7 @@ def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
         trace.multiply_adds[path] = trace.multiply_adds.get(path, 0) + flops // 2
         if leaf:
             before = {storage_id(tensor) for tensor in tensors_in(inputs)}
-            # What works in place, or gives another view, takes no memory of its own.
+            # In-place operations and views allocate nothing.
             fresh = [tensor for tensor in tensors_in(output) if storage_id(tensor) not in before]
             trace.activation_bytes += sum(tensor.nbytes for tensor in fresh)
 
@@ -201,11 +200,12 @@ def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
 
 
 class SavedTensorTracker:
-    """Sums up the tensors that autograd keeps for the backward pass, each storage once, without those of the model."""
+    """Sum the sizes of the tensors that autograd saves for the backward pass: each storage once, without parameters and
+    buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._seen_storages = {storage_id(value) for value in (*model.parameters(), *model.buffers())}
-        # Kept, or another could come to lie in the same place.
+        # Keeps the storages alive, so that no other one gets the same address.
         self._tensor_refs: list[Tensor] = []
         self.total_bytes = 0
 
@@ -222,7 +222,7 @@ class SavedTensorTracker:
 
 @contextmanager
 def _mha_fastpath_disabled() -> Iterator[None]:
-    """nn.MultiheadAttention as it trains: its way for evaluation is one operation that nobody can look into."""
+    """Disable the inference fast path of nn.MultiheadAttention, a fused operation that hooks cannot see into."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -240,13 +240,13 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def first_shape(value: Any) -> Shape | None:
-    """Of the first tensor in it."""
+    """Shape of the first tensor in `value`."""
     found = tensors_in(value)
     return tuple(found[0].shape) if found else None
 
 
 def storage_id(tensor: Tensor) -> int:
-    """What tells one storage from another while both are there."""
+    """Identify a storage during its lifetime."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -265,12 +265,12 @@ def layer_summaries(model: nn.Module, trace: ForwardTrace) -> Iterator[LayerSumm
 
 
 def feature_maps(calls: list[ModuleCall], input_shape: Shape) -> list[FeatureMap]:
-    """The last output of each resolution on the way through the model, in the order in which they are reached."""
+    """Return the last output at each resolution, in forward order."""
     last: dict[Shape, ModuleCall] = {}
     smallest = input_shape[2:]
     for call in _stage_outputs(calls, input_shape[0]):
         place = feature_resolution(call.output_shape, input_shape[0]) or ()
-        # What attention cuts into windows can look like a larger image.
+        # Window attention reshapes windows in a way that looks like a larger image.
         if len(place) == 1 or place <= smallest:
             last[place] = call
             smallest = place if len(place) == 2 else smallest
@@ -281,8 +281,8 @@ def feature_maps(calls: list[ModuleCall], input_shape: Shape) -> list[FeatureMap
 
 
 def _stage_outputs(calls: list[ModuleCall], batch_size: int) -> Iterator[ModuleCall]:
-    """The calls between which a stage may end: those that lead from one resolution to the next and no further. What is
-    within them, such as the first layers of a block that halves the image, is no way of its own."""
+    """Yield the calls after which a stage may end: those that change the resolution at most once. Calls inside a block
+    that halves the image are skipped."""
     for call in calls:
         here = feature_resolution(call.output_shape, batch_size)
         others = _inner_resolutions(call, batch_size) - {feature_resolution(call.input_shape, batch_size), here, None}
@@ -293,14 +293,14 @@ def _stage_outputs(calls: list[ModuleCall], batch_size: int) -> Iterator[ModuleC
 
 
 def _inner_resolutions(call: ModuleCall, batch_size: int) -> set[Shape | None]:
-    """Of all that is within a call."""
+    """Resolutions of all calls inside a call."""
     found: set[Shape | None] = {feature_resolution(one.output_shape, batch_size) for one in call.children}
     return found.union(*(_inner_resolutions(one, batch_size) for one in call.children))
 
 
 def feature_resolution(shape: Shape | None, batch_size: int) -> Shape | None:
-    """Height and width of a feature map, N x C x H x W or N x H x W x C, or the length of a sequence, N x L x C; None
-    of what is neither, or has no extent. Images are square."""
+    """Return height and width of a square feature map, N x C x H x W or N x H x W x C, or the length of a sequence, N x
+    L x C. Return None for other shapes and for a single pixel."""
     if shape is None or len(shape) not in (3, 4) or shape[0] != batch_size:
         return None
     place: Shape = shape[1:2]

@@ -1,5 +1,5 @@
-"""The model of a run, as it is trained: built, with the weights that it begins with, frozen in parts, brought to its
-device and to the numbers that it computes with."""
+"""Build the model of a run for training: architecture, initial weights, frozen parts, device, memory format and
+precision. `engine.training.train` calls it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from engine.utils.errors import Problem, UsageError, collect_problems
 
 @dataclass(frozen=True)
 class TrainingModel:
-    """`model` is what computes; `master` holds the weights that are trained where those are not the model's own;
-    `frozen` are the parts that stay in evaluation mode; `notes` are for the log."""
+    """`model` computes. `master` holds the trained float32 weights for O2, else None. `frozen` are the layers that stay
+    in evaluation mode. `notes` go to the log."""
 
     model: nn.Module
     master: nn.Module | None
@@ -35,7 +35,7 @@ class TrainingModel:
 
     @property
     def optimized_model(self) -> nn.Module:
-        """What the optimizer is given."""
+        """The model whose parameters the optimizer receives."""
         return self.master or self.model
 
 
@@ -47,8 +47,8 @@ def build_training_model(
     problems: list[Problem],
     checkpoint: Mapping[str, Any] | None = None,
 ) -> TrainingModel:
-    """`checkpoint` is the checkpoint to go on from. What is wrong with the weights and the frozen parts is added to
-    `problems`; raises UsageError where there can be no model at all."""
+    """Build the model; `checkpoint` is the one to resume from. Problems with weights and frozen parts are appended to
+    `problems`. Raises UsageError if there can be no model at all."""
     notes: list[str] = []
     model = build_model(config, image_format.channels, len(classes), image_format.size)
     check_model(model, config.model.name, image_format.channels, image_format.size, len(classes))
@@ -70,9 +70,11 @@ def build_training_model(
         ema = ModelEma(model, config.model.ema) if config.model.ema else None
         master = apply_half_precision(model, config.precision)
     except RuntimeError as error:
-        # deepcopy's, of tensors that the model computed and keeps, as torch's older weight_norm does.
+        # deepcopy fails on non-leaf tensors, which torch's old weight_norm keeps.
         key = "model.ema" if config.model.ema else "precision.amp"
-        problems.append(Problem(key, f"needs a copy of the model, and {config.model.name} cannot be copied: {error}"))
+        problems.append(
+            Problem(key, f"requires a copy of the model, and {config.model.name} cannot be copied: {error}")
+        )
     compile_in_place(model, config)
     return TrainingModel(model, master, frozen, ema, notes)
 
@@ -80,16 +82,16 @@ def build_training_model(
 def load_checkpoint_weights(
     model: nn.Module, checkpoint: Mapping[str, Any], config: Config, classes: Sequence[str]
 ) -> None:
-    """Put the weights of a checkpoint into the model. Raises UsageError where they are not its own."""
+    """Load the weights of a checkpoint. Raises UsageError if its classes or its model differ."""
     if checkpoint["classes"] != list(classes):
         was = checkpoint["classes"]
         raise UsageError.one(
-            "data.path", f"the checkpoint was trained on the classes {was}, and the data has {list(classes)}"
+            "data.path", f"the checkpoint was trained on classes {was}, but the data has {list(classes)}"
         )
     try:
         model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:
         raise UsageError.one(
             "model.name",
-            f"the checkpoint does not fit {config.model.name}: {error}; continue with the config that it was made with",
+            f"the checkpoint does not match {config.model.name}: {error}; resume with the config of the run",
         ) from error

@@ -1,4 +1,4 @@
-"""Weights to begin with: those that a model's library offers, or those of a file; what does not fit is left out."""
+"""Load initial weights: pretrained ones of a library, or those of a file. Entries that do not match are skipped."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ StateDict = dict[str, Tensor]
 
 MAX_LISTED_ENTRIES = 10
 
-# Under what files of others keep the weights beside other things; averaged ones come first, as the better ones.
+# Keys under which other programs' checkpoints store the weights. EMA weights come first: they are usually better.
 _STATE_DICT_KEYS = ("ema", "model", "state_dict", "model_state_dict")
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """The weights of a file by name, and the names of the classes where it is a checkpoint of ours."""
+    """The weights of a file by name. `classes` are the class names if gputrain wrote the file."""
 
     state_dict: StateDict
     classes: list[str] | None
@@ -41,7 +41,7 @@ class WeightsFile:
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What a model took of `num_entries` weights, and what was left out of the file or of the model, each with the
+    """How many of `num_entries` weights were loaded, and which were skipped in the file or the model, with the
     reason."""
 
     source: str
@@ -51,21 +51,21 @@ class LoadedWeights:
     adapted_stem: str | None = None
 
     def describe(self) -> str:
-        text = f"{self.source}: {self.num_loaded} of {self.num_entries} entries taken"
+        text = f"{self.source}: loaded {self.num_loaded} of {self.num_entries} entries"
         if self.adapted_stem:
-            text += f"; {self.adapted_stem} summed over its colours"
+            text += f"; {self.adapted_stem} summed over its color channels"
         if self.skipped:
             more = len(self.skipped) - MAX_LISTED_ENTRIES
-            text += f"; left out: {', '.join(self.skipped[:MAX_LISTED_ENTRIES])}" + (
+            text += f"; skipped: {', '.join(self.skipped[:MAX_LISTED_ENTRIES])}" + (
                 f" and {more} more" if more > 0 else ""
             )
         return text
 
 
 def load_weights(model: nn.Module, config: Config, image_size: int, classes: Sequence[str]) -> LoadedWeights | None:
-    """Put `model.weights` into a model for images of `image_size` x `image_size` and these classes, on the CPU; None
-    where there are none to put. Of a checkpoint of ours that was trained on other classes, as many as these, the layer
-    that tells them is left out. Raises UsageError where the weights cannot be had, or none of them fits."""
+    """Load `model.weights` into a model on the CPU; return None if the key is not set. If a gputrain checkpoint has
+    other classes, but as many, its classification head is skipped. Raises UsageError if the weights are unavailable or
+    none of them matches."""
     weights = config.model.weights
     if weights is None:
         return None
@@ -80,7 +80,7 @@ def load_weights(model: nn.Module, config: Config, image_size: int, classes: Seq
 
 
 def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:
-    """Entries of the classifier with a row for each class."""
+    """Entries of the classification head with one row per class."""
     heads = tuple(f"{name}." for name in classifier_paths(model))
     return [
         name
@@ -92,8 +92,9 @@ def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:
 def copy_matching_weights(
     model: nn.Module, weights: Mapping[str, Tensor], source: str, mismatched_classifier: Collection[str] = ()
 ) -> LoadedWeights:
-    """Copy each entry whose name and shape the model has. A first convolution that saw three colours is summed over
-    them for a model of grey images, which gives what it gave for an image of three like colours."""
+    """Copy each entry whose name and shape match the model. For a model of grayscale images, the first convolution of a
+    color model is summed over its input channels, which gives the same output for three equal channels. Raises
+    UsageError if nothing matches."""
     own: StateDict = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     found = first_convolution(model)
     stem = f"{found[0]}.weight".removeprefix(".") if found else None
@@ -115,18 +116,18 @@ def copy_matching_weights(
         else:
             fitting[name] = value
     seen = {name for raw in weights for name in (raw, _strip_wrapper_prefixes(raw))}
-    # Counters came to BatchNorm later than its other entries; files of before lack them.
+    # Files written before torch 0.4.1 lack BatchNorm's num_batches_tracked.
     left_out += [f"{name} (not in the file)" for name in own if name not in seen and not name.endswith("_tracked")]
-    # Biases are so short that they fit networks of other widths as well.
+    # A bias alone can match a different network by chance.
     if not any(name in fitting for name, parameter in model.named_parameters() if parameter.ndim > 1):
         hint = did_you_mean(_strip_wrapper_prefixes(next(iter(weights))), own)
-        raise UsageError.one("model.weights", f"{source}: nothing fits: {', '.join(left_out[:3])}{hint}")
+        raise UsageError.one("model.weights", f"{source}: no entry matches the model: {', '.join(left_out[:3])}{hint}")
     model.load_state_dict(fitting, strict=False)
     return LoadedWeights(source, len(fitting), len(weights), tuple(left_out), adapted)
 
 
 def _strip_wrapper_prefixes(name: str) -> str:
-    """Without what DDP and torch.compile put before names."""
+    """Remove the prefixes of DDP and torch.compile."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
@@ -135,14 +136,13 @@ def _format_shape(value: Tensor) -> str:
 
 
 def read_weights_file(path: Path) -> WeightsFile:
-    """The weights of a file: safetensors, or what torch.save wrote of a state dict, a checkpoint of gputrain, or
-    another program's that keeps its state dict under one of the usual names. Nothing in it is run. Raises
-    UsageError."""
+    """Read weights without running code: safetensors, or a state dict, a gputrain checkpoint or another program's
+    checkpoint saved by `torch.save`. Raises UsageError."""
     if wrong := weights_file_problem(path):
         raise UsageError.one("model.weights", wrong)
     try:
         with path.open("rb") as file:
-            # The length of a JSON header, and that header.
+            # A safetensors file begins with the length of a JSON header (8 bytes) and that header.
             is_safetensors = file.read(9)[8:] == b"{"
         if is_safetensors or path.suffix == ".safetensors":
             return _read_safetensors(path)
@@ -152,21 +152,21 @@ def read_weights_file(path: Path) -> WeightsFile:
     except DamagedCheckpointError as error:
         raise UsageError.one("model.weights", f"{path} {error}") from error
     except pickle.UnpicklingError as error:
-        # torch tells the two apart only in its text.
+        # torch has no exception type for a disallowed global, only this text.
         needs_code = "GLOBAL" in str(error)
-        why = "holds more than weights, which would run code when it is read; save the model's state_dict() instead"
+        why = "contains pickled code, which is not loaded; save the model's state_dict() instead"
         raise UsageError.one(
-            "model.weights", f"{path} {why if needs_code else 'is damaged, or no file of weights'}"
+            "model.weights", f"{path} {why if needs_code else 'is damaged or not a weights file'}"
         ) from error
     except Exception as error:
-        # Whatever lies in a file comes out of the readers as one of many errors.
+        # The readers raise many exception types for malformed files.
         text = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError.one("model.weights", f"{path} is damaged, or no file of weights: {text}") from error
+        raise UsageError.one("model.weights", f"{path} is damaged or not a weights file: {text}") from error
     return _extract_state_dict(stored, path)
 
 
 def _read_safetensors(path: Path) -> WeightsFile:
-    """Beside the weights the classes, where `gputrain export` wrote it."""
+    """Read the weights, and the class names that `gputrain export` stores."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
@@ -182,16 +182,17 @@ def _extract_state_dict(content: Any, path: Path) -> WeightsFile:
         if entries := {str(name): value for name, value in nested.items() if isinstance(value, Tensor)}:
             return WeightsFile(entries, content["classes"] if content.keys() >= CHECKPOINT_KEYS else None)
     raise UsageError.one(
-        "model.weights", f"{path} holds no weights by name, at the top or under {', '.join(_STATE_DICT_KEYS)}"
+        "model.weights",
+        f"{path} contains no state dict, neither at the top level nor under {', '.join(_STATE_DICT_KEYS)}",
     )
 
 
 def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
-    """The library's own weights for a model, fetched once for all ranks of a host; for a transformer of torchvision
-    or timm with its table of positions brought to images of `image_size` x `image_size`. Raises UsageError."""
+    """Return the library's pretrained weights, downloaded once per node. Position embeddings of vision transformers are
+    interpolated to `image_size` x `image_size`. Raises UsageError."""
     source = resolve_model_source(model)
     if source in ("own", "builtin"):
-        raise UsageError.one("model.weights", f"there are no pretrained weights of {model.name}; give a file")
+        raise UsageError.one("model.weights", f"there are no pretrained weights for {model.name}; name a file")
     try:
         return (
             _torchvision_weights(model.name, image_size)
@@ -201,12 +202,12 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
     except UsageError:
         raise
     except Exception as error:
-        # Of the network, the disk or either library.
+        # The network, the disk and both libraries raise their own exceptions.
         text = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise UsageError.one(
             "model.weights",
-            f"the pretrained weights of {model.name} cannot be had: {type(error).__name__}: {text}; without a network "
-            "give a file",
+            f"the pretrained weights of {model.name} cannot be loaded: {type(error).__name__}: {text}; without a network "
+            "connection name a file",
         ) from error
 
 
@@ -216,10 +217,10 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
 
     offered = models.get_model_weights(name)
     if not len(offered):
-        raise UsageError.one("model.weights", f"torchvision has no pretrained weights of {name}; give a file")
+        raise UsageError.one("model.weights", f"torchvision has no pretrained weights for {name}; name a file")
     default: Any = offered["DEFAULT"]
     with download_lock(default.url):
-        # Its own builder: for some models the names in the file are not those of the model.
+        # Built by torchvision itself, because it renames the entries of some files.
         made = models.get_model(name, weights=default, progress=False)
     state = made.state_dict()
     if name.startswith("vit_"):
@@ -235,7 +236,7 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
     given = timm_img_size_kwargs(name, image_size)
     known = timm.models.get_pretrained_cfg(name)
     if known is None or not known.has_weights:
-        raise UsageError.one("model.weights", f"timm has no pretrained weights of {name}; give a file")
+        raise UsageError.one("model.weights", f"timm has no pretrained weights for {name}; name a file")
     url = known.url if isinstance(known.url, str) and not known.hf_hub_id else None
     with download_lock(url):
         made = timm.create_model(name, pretrained=True, **given)
@@ -244,8 +245,8 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
 
 @contextmanager
 def download_lock(url: str | None) -> Iterator[None]:
-    """One rank of a host at a time, where a file of torch.hub is missing: each that finds it missing would fetch it.
-    Hugging Face's hub, for whose files no `url` is given, has a lock of its own."""
+    """Let one rank per node at a time download a missing torch.hub file. Hugging Face's hub, for which `url` is None,
+    has its own lock."""
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     if url is None or (folder / Path(urlparse(url).path).name).exists():
         yield
