@@ -206,8 +206,8 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
         text = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise UsageError.one(
             "model.weights",
-            f"the pretrained weights of {model.name} cannot be loaded: {type(error).__name__}: {text}; without a network "
-            "connection name a file",
+            f"the pretrained weights of {model.name} cannot be loaded: {type(error).__name__}: {text}; "
+            "without a network connection name a file",
         ) from error
 
 

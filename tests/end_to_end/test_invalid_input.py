@@ -32,7 +32,7 @@ WRONG = {
 
 # By a look at the machine.
 REFUSED = {
-    "unknown model": (["--model", "resnet18-smal"], "no model is called 'resnet18-smal'"),
+    "unknown model": (["--model", "resnet18-smal"], "no model is named 'resnet18-smal'"),
     "data path missing": (["--dataset", "folder", "--data-path", "/nowhere"], "/nowhere does not exist"),
     "image set missing": (["--dataset", "cifar10", "--data-path", "."], "is missing; give the folder that holds"),
     "no GPU": (["--gpus", "0"], "device.gpus: 0 cannot be had"),
@@ -78,7 +78,7 @@ def test_run_rejects_model_that_ranks_cannot_build_and_leaves_no_folder(gputrain
     assert done.returncode == 2
     start, line = done.stderr.splitlines()
     assert start.startswith("digits-1: starting in ")
-    assert line.startswith("error: model.name: alexnet cannot take images of 1x8x8")
+    assert line.startswith("error: model.name: alexnet does not accept 1x8x8 images")
     assert not gputrain.runs.exists()
 
 

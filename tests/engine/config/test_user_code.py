@@ -86,9 +86,9 @@ def test_user_model_may_be_class(user_code_folder: Path) -> None:
 
 def test_user_model_rejects_all_invalid_options_at_once(user_code_folder: Path) -> None:
     told = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
-    assert "owncode.nets:build takes no 'hiden'; did you mean hidden?" in told
-    assert "owncode.nets:build needs hidden; give it here" in told
-    assert "num_classes follows from the data" in told
+    assert "owncode.nets:build has no option 'hiden'; did you mean hidden?" in told
+    assert "owncode.nets:build requires hidden; set it here" in told
+    assert "num_classes is derived from the data" in told
 
 
 def test_user_model_error_names_line(user_code_folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_user_model_error_names_line(user_code_folder: Path) -> None:
 
 def test_user_model_must_return_module(user_code_folder: Path) -> None:
     assert "must return a torch.nn.Module, not dict" in refusal(user_code_folder, "owncode.nets:gives_a_dict")
-    assert "is a model, and must be a function or a class that makes one" in refusal(
+    assert "is a model instance; name a function or class that builds one" in refusal(
         user_code_folder, "owncode.nets:net"
     )
 

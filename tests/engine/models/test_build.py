@@ -1,4 +1,4 @@
-"""Models by name."""
+"""`build_model`: every source of models, and its options."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_model_with_auxiliary_outputs_returns_single_output(name: str, size: int
 
 
 def test_build_model_rejects_too_small_images() -> None:
-    with pytest.raises(UsageError, match=r"alexnet cannot take images of 3x8x8.*change model.name or data.image_size"):
+    with pytest.raises(UsageError, match=r"alexnet does not accept 3x8x8 images.*change model.name or data.image_size"):
         build("alexnet", size=8)
-    with pytest.raises(UsageError, match=r"cnn halves its images twice"):
+    with pytest.raises(UsageError, match=r"cnn needs images of at least 4x4"):
         build("cnn", size=3)
 
 
@@ -120,16 +120,16 @@ def test_build_model_passes_options_to_constructor(
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("cnn", {"widht": 3}, "cnn takes no 'widht'; did you mean width?"),
-        ("linear", {"depth": 3}, "linear takes no 'depth'; it takes none"),
-        ("cnn", {"width": 0}, "width must be a whole number from 1 up, not 0"),
-        ("cnn", {"dropout": 2}, "cnn cannot be made with {'dropout': 2}"),
-        ("resnet18", {"depth": 3}, "resnet18 takes no 'depth'; it takes zero_init_residual, groups"),
-        ("mobilenet_v3_small", {"dropuot": 0.3}, "mobilenet_v3_small takes no 'dropuot'; did you mean dropout?"),
-        ("efficientnet_b0", {"dropout": "much"}, "efficientnet_b0 cannot be made for images of 32x32 with"),
-        ("test_vit", {"drop_rat": 0.3}, "test_vit takes no 'drop_rat'; did you mean drop_rate?"),
-        ("resnet18", {"weights": "DEFAULT"}, "weights follows from the data and the other keys; leave it out"),
-        ("test_vit", {"checkpoint_path": "w.pt"}, "checkpoint_path follows from the data and the other keys"),
+        ("cnn", {"widht": 3}, "cnn has no option 'widht'; did you mean width?"),
+        ("linear", {"depth": 3}, "linear has no option 'depth'; it accepts none"),
+        ("cnn", {"width": 0}, "width must be an integer of at least 1, not 0"),
+        ("cnn", {"dropout": 2}, "cnn cannot be built with {'dropout': 2}"),
+        ("resnet18", {"depth": 3}, "resnet18 has no option 'depth'; it accepts zero_init_residual, groups"),
+        ("mobilenet_v3_small", {"dropuot": 0.3}, "mobilenet_v3_small has no option 'dropuot'; did you mean dropout?"),
+        ("efficientnet_b0", {"dropout": "much"}, "efficientnet_b0 cannot be built for 32x32 images with"),
+        ("test_vit", {"drop_rat": 0.3}, "test_vit has no option 'drop_rat'; did you mean drop_rate?"),
+        ("resnet18", {"weights": "DEFAULT"}, "weights is derived from the data and other keys; remove it"),
+        ("test_vit", {"checkpoint_path": "w.pt"}, "checkpoint_path is derived from the data and other keys"),
     ],
 )
 def test_build_model_rejects_invalid_options(name: str, options: dict[str, object], told: str) -> None:
@@ -140,6 +140,6 @@ def test_build_model_rejects_invalid_options(name: str, options: dict[str, objec
 
 def test_build_model_reports_all_invalid_options_at_once() -> None:
     assert refusal("cnn", options={"classes": 3, "layers": 3}) == (
-        "model.options: classes follows from the data and the other keys; leave it out\n"
-        "model.options: cnn takes no 'layers'; it takes width, dropout"
+        "model.options: classes is derived from the data and other keys; remove it\n"
+        "model.options: cnn has no option 'layers'; it accepts width, dropout"
     )

@@ -1,4 +1,4 @@
-"""Which models there are, told without torch."""
+"""The catalog lists models without importing torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tui.cli.models import app
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Filled by the first test that asks."""
+    """A cache folder shared by the module; the first test fills it."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -121,7 +121,7 @@ def test_check_model_name_accepts_model_of_its_source(name: str, source: Any) ->
 @pytest.mark.parametrize(
     ("name", "source", "says"),
     [
-        ("resnet500", "auto", r"no model is called 'resnet500'.*did you mean resnet50"),
+        ("resnet500", "auto", r"no model is named 'resnet500'.*did you mean resnet50"),
         ("resnet-18-small", "builtin", r"no model of builtin .*did you mean resnet18-small"),
         ("resnet50d", "torchvision", r"no model of torchvision .*timm has one: model.source=timm"),
         ("resnet50.a1_in2k", "timm", r"no model of timm .*did you mean resnet50.a1_in1k"),
@@ -137,7 +137,7 @@ def test_check_model_name_without_timm_names_package(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(catalog, "library_version", lambda name: None if name == "timm" else installed(name))
     with pytest.raises(UsageError, match=r"model.source: timm is not installed: pip install timm"):
         check_model_name(ModelConfig(name="resnet50d", source="timm"))
-    with pytest.raises(UsageError, match=r"model.name: no model is called 'resnet50d'"):
+    with pytest.raises(UsageError, match=r"model.name: no model is named 'resnet50d'"):
         check_model_name(ModelConfig(name="resnet50d"))
 
 

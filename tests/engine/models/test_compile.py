@@ -1,4 +1,4 @@
-"""A compiled model gives what the same model gives as it was written, under the same names."""
+"""A compiled model returns the outputs of the eager one and keeps its parameter names."""
 
 from __future__ import annotations
 

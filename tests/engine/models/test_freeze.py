@@ -1,4 +1,4 @@
-"""Parts that do not train, and BatchNorm over all ranks."""
+"""Frozen parts, and SyncBatchNorm."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ def test_freeze_reports_all_unknown_names() -> None:
     with pytest.raises(UsageError) as refused:
         freeze(build(3, name="resnet18", options={}), config(freeze=["layer", "layer1", "head"]).model)
     assert str(refused.value) == (
-        "model.freeze: the model has no weights called layer; did you mean layer4?\n"
-        "model.freeze: the model has no weights called head; there are conv1, bn1, layer1, layer2, layer3, layer4, fc, "
-        "or backbone for all but the last layer"
+        "model.freeze: the model has no weights named layer; did you mean layer4?\n"
+        "model.freeze: the model has no weights named head; choose from conv1, bn1, layer1, layer2, layer3, layer4, "
+        "fc, or backbone for all but the head"
     )
 
 
 def test_freeze_rejects_model_without_trainable_parameters() -> None:
-    with pytest.raises(UsageError, match=r"model.freeze: nothing is left of resnet18-small that trains"):
+    with pytest.raises(UsageError, match=r"model.freeze: all parameters of resnet18-small are frozen"):
         freeze(build(), config(freeze=[str(number) for number in (0, 1, *range(3, 11), 13)]).model)
 
 
 class Statistics(nn.Module):
-    """Layers with running statistics and no weights of their own, beside one that trains."""
+    """BatchNorm without affine weights beside a trainable layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,9 +173,9 @@ def test_sync_batch_norm_rejects_model_without_trainable_batch_norm() -> None:
         convert_to_sync_batch_norm(build(name="linear", options={}), [])
     model = build()
     frozen = freeze(model, config(freeze="backbone").model)
-    with pytest.raises(UsageError, match=r"model.sync_bn: all BatchNorm of the model is frozen"):
+    with pytest.raises(UsageError, match=r"model.sync_bn: every BatchNorm of the model is frozen"):
         convert_to_sync_batch_norm(model, frozen)
-    with pytest.raises(UsageError, match=r"0 is a Doubled with a forward of its own"):
+    with pytest.raises(UsageError, match=r"0 is a Doubled with its own forward"):
         convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
     with pytest.raises(UsageError, match=r"model.sync_bn: needs device.parallel ddp"):
         validate_config({"model": {"sync_bn": True}, "device": {"parallel": "dp"}})
@@ -192,7 +192,7 @@ def test_sync_bn_problems_require_gpus_and_several_ranks(ranks: int, on_gpu: boo
 
 
 def half_a_batch(rank: int, folder: str) -> None:
-    """One of two ranks on one GPU: its half through the synchronised layer, forward and back."""
+    """One of two ranks on one GPU: pass its half of the batch through SyncBatchNorm, forward and backward."""
     torch.cuda.set_device(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     images = torch.load(f"{folder}/images.pt", weights_only=True).cuda()

@@ -1,4 +1,4 @@
-"""channels_last changes where numbers lie, and nothing that a file holds or a user sees."""
+"""channels_last changes the memory format and nothing that is saved or displayed."""
 
 from __future__ import annotations
 

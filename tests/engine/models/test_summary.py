@@ -1,4 +1,4 @@
-"""Layers, parameters and multiply-adds of models, against numbers that others have published."""
+"""Layers, parameters and multiply-adds, compared with published figures."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_summary_does_not_load_weights() -> None:
 
 
 def test_summary_rejects_too_small_images() -> None:
-    with pytest.raises(UsageError, match="alexnet cannot take images of 3x8x8"):
+    with pytest.raises(UsageError, match="alexnet does not accept 3x8x8 images"):
         summary_of("alexnet", 8)
 
 

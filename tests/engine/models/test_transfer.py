@@ -1,4 +1,4 @@
-"""Weights to begin with, and fine-tuning from them."""
+"""Initial weights from files and libraries, and fine-tuning."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
 
 
 def checkpoint(path: Path, model: dict[str, Tensor], **more: Any) -> Path:
-    """A checkpoint as a run leaves it."""
+    """A checkpoint written like that of a run."""
     state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": 1, "model": model, "classes": list(FIVE)} | more
     return save_checkpoint(state, path, best=False, keep=1)
 
@@ -112,7 +112,7 @@ def test_load_weights_lists_skipped_entries_with_reason() -> None:
         "1.bias (not in the file)",
     )
     assert loaded.describe() == (
-        f"weights of x: {len(theirs) - 3} of {len(theirs)} entries taken; left out: {', '.join(loaded.skipped)}"
+        f"weights of x: loaded {len(theirs) - 3} of {len(theirs)} entries; skipped: {', '.join(loaded.skipped)}"
     )
     assert same(model, {name: before[name] for name in ("13.weight", "13.bias", "1.bias")})
     assert torch.equal(model.state_dict()["0.weight"], theirs["0.weight"])
@@ -120,21 +120,21 @@ def test_load_weights_lists_skipped_entries_with_reason() -> None:
 
 def test_loaded_message_lists_at_most_ten_skipped_entries() -> None:
     assert LoadedWeights("x", 1, 14, tuple(f"n{number}" for number in range(13))).describe() == (
-        "x: 1 of 14 entries taken; left out: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more"
+        "x: loaded 1 of 14 entries; skipped: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more"
     )
 
 
 def test_load_weights_rejects_file_without_matching_entries(tmp_path: Path) -> None:
     torch.save({"1.wieght": torch.zeros(4), "1.num_batches_tracked": torch.tensor(7)}, tmp_path / "w.pt")
-    with pytest.raises(UsageError, match=r"nothing fits: 1.wieght \(not in the model\).*; did you mean 1.weight\?"):
+    with pytest.raises(UsageError, match=r"no entry matches the model: 1.wieght \(not .*; did you mean 1.weight\?"):
         load(build(), weights=str(tmp_path / "w.pt"))
     torch.save(build(options={"width": 8}).state_dict(), tmp_path / "wide.pt")
-    with pytest.raises(UsageError, match=r"nothing fits: 0.weight \(8x1x3x3 instead of 4x1x3x3\), "):
+    with pytest.raises(UsageError, match=r"no entry matches the model: 0.weight \(8x1x3x3 instead of 4x1x3x3\), "):
         load(build(), weights=str(tmp_path / "wide.pt"))
 
 
 class Hidden:
-    """An object that only its own code can make again."""
+    """An object that can only be unpickled by running code."""
 
 
 def test_load_weights_rejects_file_without_weights_in_one_sentence(tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_load_weights_rejects_file_without_weights_in_one_sentence(tmp_path: Pat
     content[len(content) // 2] ^= 1
     changed.write_bytes(content)
     for path, told in {
-        whole: "holds more than weights, which would run code",
-        tmp_path / "code.pt": "holds more than weights, which would run code",
-        tmp_path / "cut.pt": "is damaged, or no file of weights",
-        tmp_path / "cut.safetensors": "is damaged, or no file of weights",
-        tmp_path / "text.pt": "is damaged, or no file of weights",
-        tmp_path / "list.pt": "holds no weights by name",
+        whole: "contains pickled code, which is not loaded",
+        tmp_path / "code.pt": "contains pickled code, which is not loaded",
+        tmp_path / "cut.pt": "is damaged or not a weights file",
+        tmp_path / "cut.safetensors": "is damaged or not a weights file",
+        tmp_path / "text.pt": "is damaged or not a weights file",
+        tmp_path / "list.pt": "contains no state dict",
         changed: "checksum|damaged",
     }.items():
         with pytest.raises(UsageError, match=told) as refused:
@@ -171,9 +171,9 @@ def test_weights_problems_report_missing_file_before_start(tmp_path: Path) -> No
     (tmp_path / "run" / "checkpoints" / "best.pt").write_bytes(b"x")
     (tmp_path / "empty.pt").touch()
     for name, told in {
-        "emptty.pt": r"there is no file .*emptty.pt; did you mean empty.pt\?",
+        "emptty.pt": r".*emptty.pt does not exist; did you mean empty.pt\?",
         "empty.pt": r"is empty",
-        "run": r"is a folder; give a file, such as .*/run/checkpoints/best.pt",
+        "run": r"is a folder; name a file, such as .*/run/checkpoints/best.pt",
     }.items():
         (problem,) = weights_problems(config(weights=str(tmp_path / name)))
         with pytest.raises(UsageError, match=told):
@@ -186,7 +186,7 @@ def test_weights_problems_report_missing_file_before_start(tmp_path: Path) -> No
 
 @pytest.fixture
 def torch_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where torch.hub keeps what it fetched; nothing more can be fetched."""
+    """torch.hub's folder, with the network disabled."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -201,8 +201,8 @@ def test_pretrained_torchvision_weights_sum_stem_for_grayscale(torch_hub_cache: 
     model = build(1, name="resnet18", options={})
     loaded = load(model, name="resnet18", options={}, weights="pretrained")
     assert loaded.describe() == (
-        "pretrained weights of resnet18: 120 of 122 entries taken; conv1.weight summed over its colours; "
-        "left out: fc.weight (1000x512 instead of 5x512), fc.bias (1000 instead of 5)"
+        "pretrained weights of resnet18: loaded 120 of 122 entries; conv1.weight summed over its color channels; "
+        "skipped: fc.weight (1000x512 instead of 5x512), fc.bias (1000 instead of 5)"
     )
     published.fc, model.fc = nn.Identity(), nn.Identity()
     grey = torch.rand(2, 1, 32, 32)
@@ -252,7 +252,7 @@ def test_pretrained_weights_without_network_report_one_sentence(
     for name in ("squeezenet1_1", "test_resnet"):
         model = build(3, name=name, options={})
         with pytest.raises(
-            UsageError, match=rf"model.weights: the pretrained weights of {name} cannot be had: .*without a network"
+            UsageError, match=rf"model.weights: the pretrained weights of {name} cannot be loaded: .*without a network"
         ) as refused:
             load(model, name=name, options={}, weights="pretrained")
         assert "\n" not in str(refused.value)
@@ -278,9 +278,9 @@ def test_fetched_once_downloads_on_one_rank(torch_hub_cache: Path) -> None:
 
 def test_pretrained_weights_are_rejected_for_models_without_any() -> None:
     for name in ("cnn", "mycode.nets:build"):
-        with pytest.raises(UsageError, match=rf"model.weights: there are no pretrained weights of {name}; give a file"):
+        with pytest.raises(UsageError, match=rf"there are no pretrained weights (of|for) {name}"):
             validate_config({"model": {"name": name, "weights": "pretrained"}})
-    with pytest.raises(UsageError, match=r"timm has no pretrained weights of test_mambaout; give a file"):
+    with pytest.raises(UsageError, match=r"timm has no pretrained weights for test_mambaout; name a file"):
         load(nn.Linear(1, 1), name="test_mambaout", options={}, weights="pretrained")
 
 
@@ -291,7 +291,7 @@ Part = tuple[Tensor, Tensor]
 
 
 def digits_of(classes: range, part: Any) -> Part:
-    """Images and labels of some of the digits, normalised, the classes counted from 0."""
+    """Normalized images and labels of some digit classes, relabeled from 0."""
     source = open_source(Config())
     labels = source.get_labels(part)
     chosen = [index for index, label in enumerate(labels) if label in classes]
@@ -301,7 +301,7 @@ def digits_of(classes: range, part: Any) -> Part:
 
 
 def train(model: nn.Module, run: Config, part: Part, epochs: int) -> None:
-    """As a run does, on one rank."""
+    """Train on one rank like a run does."""
     images, labels = part
     frozen = freeze(model, run.model)
     optimizer = build_optimizer(run.optim, model)
@@ -320,7 +320,7 @@ def accuracy(model: nn.Module, part: Part) -> float:
 
 @pytest.fixture
 def single_thread() -> Iterator[None]:
-    """For networks so small that threads would only wait for each other."""
+    """One torch thread: for networks this small more threads only synchronize."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
