@@ -45,20 +45,24 @@ def check_model_name(model: ModelConfig) -> None:
     if is_user_code(model.name):
         return
     sources = MODEL_SOURCES if model.source == "auto" else (model.source,)
-    known: list[str] = []
+    candidates: list[str] = []
     for source in sources:
-        found = model_names(source, missing_ok=source not in (model.source, "torchvision"))
-        if model.name in found:
+        names = model_names(source, missing_ok=source not in (model.source, "torchvision"))
+        if model.name in names:
             return
-        known += found
-    where = "no model" if model.source == "auto" else f"no model of {model.source}"
-    others = [
+        candidates += names
+    prefix = "no model" if model.source == "auto" else f"no model of {model.source}"
+    other_sources = [
         source
         for source in MODEL_SOURCES
         if source not in sources and model.name in model_names(source, missing_ok=True)
     ]
-    hint = f"; {others[0]} has one: model.source={others[0]}" if others else did_you_mean(model.name, known)
-    raise UsageError.one("model.name", f"{where} is named {model.name!r}; list them with `gputrain models`{hint}")
+    hint = (
+        f"; {other_sources[0]} has one: model.source={other_sources[0]}"
+        if other_sources
+        else did_you_mean(model.name, candidates)
+    )
+    raise UsageError.one("model.name", f"{prefix} is named {model.name!r}; list them with `gputrain models`{hint}")
 
 
 def model_names(source: str, *, missing_ok: bool) -> list[str]:
@@ -74,7 +78,9 @@ def model_names(source: str, *, missing_ok: bool) -> list[str]:
         raise
     if source == "timm":
         # timm selects weights by a tag after a dot.
-        return [model.name for model in models] + [f"{one.name}.{tag}" for one in models for tag in one.weights if tag]
+        return [model.name for model in models] + [
+            f"{model.name}.{tag}" for model in models for tag in model.weights if tag
+        ]
     return [model.name for model in models]
 
 
@@ -100,11 +106,11 @@ def library_models(source: str) -> list[CatalogModel]:
     except (KeyError, TypeError, ValueError):
         pass
     try:
-        told = ask_helper(_HELPER_MODULE, {"task": "list", "source": source})
+        listing = ask_helper(_HELPER_MODULE, {"task": "list", "source": source})
     except HelperError as error:
         raise UsageError.one("model.source", f"the models of {source} cannot be listed: {error}") from error
-    _write_cache(path.name, told)
-    return _parse_models(told)
+    _write_cache(path.name, listing)
+    return _parse_models(listing)
 
 
 def _parse_models(stored: dict[str, Any] | None) -> list[CatalogModel]:
@@ -139,14 +145,16 @@ def with_parameter_counts(
     """Yield the models grouped by source, each once its parameters are counted. `on_count` receives each source and the
     number of models left to count."""
     for source in MODEL_SOURCES:
-        ours = [model for model in models if model.source == source]
-        if any(model.parameters is None for model in ours):
+        of_source = [model for model in models if model.source == source]
+        if any(model.parameters is None for model in of_source):
             stored = cached_parameter_counts(source)
-            ours = [model if model.parameters else replace(model, parameters=stored.get(model.name)) for model in ours]
-        missing = [model.name for model in ours if model.parameters is None]
+            of_source = [
+                model if model.parameters else replace(model, parameters=stored.get(model.name)) for model in of_source
+            ]
+        missing = [model.name for model in of_source if model.parameters is None]
         on_count(source, len(missing))
         with closing(count_model_parameters(source, missing)) as counts:
-            for model in ours:
+            for model in of_source:
                 yield replace(model, parameters=next(counts)) if model.parameters is None else model
 
 

@@ -34,16 +34,18 @@ def list_torchvision_models() -> list[dict[str, Any]]:
     """List torchvision's classification models as fields of `CatalogModel`."""
     from torchvision import models
 
-    found = []
+    entries = []
     for name in models.list_models(module=models):
         weights = models.get_model_weights(name)
         # `DEFAULT` is an alias of one of the others.
         default = weights.DEFAULT if len(weights) else None
         meta = {} if default is None else default.meta
-        named = [] if default is None else [default.name, *(one.name for one in weights if one is not default)]
+        weight_names = (
+            [] if default is None else [default.name, *(member.name for member in weights if member is not default)]
+        )
         top1 = meta.get("_metrics", {}).get("ImageNet-1K", {}).get("acc@1")
-        found.append(_model_entry("torchvision", name, named, meta.get("num_params"), top1))
-    return found
+        entries.append(_model_entry("torchvision", name, weight_names, meta.get("num_params"), top1))
+    return entries
 
 
 def list_timm_models() -> list[dict[str, Any]]:
@@ -53,15 +55,18 @@ def list_timm_models() -> list[dict[str, Any]]:
     for name in timm.list_models(pretrained=True):
         architecture, _, tag = name.partition(".")
         tags.setdefault(architecture, []).append(tag)
-    found = []
+    entries = []
     for name in timm.list_models():
         default = timm.get_pretrained_cfg(name)
-        first = default.tag if default is not None else ""
+        default_tag = default.tag if default is not None else ""
         # timm's default entry can have no weights.
-        there = tags.get(name, [])
-        named = [*(tag for tag in there if tag == first), *(tag for tag in there if tag != first)]
-        found.append(_model_entry("timm", name, named, None, None))
-    return found
+        available = tags.get(name, [])
+        weight_names = [
+            *(tag for tag in available if tag == default_tag),
+            *(tag for tag in available if tag != default_tag),
+        ]
+        entries.append(_model_entry("timm", name, weight_names, None, None))
+    return entries
 
 
 MODEL_LISTERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -87,17 +92,17 @@ def parameter_count(source: str, name: str) -> int | None:
 
 
 def _build_default_model(source: str, name: str) -> nn.Module:
-    made: nn.Module
+    model: nn.Module
     if source == "timm":
         import timm
 
-        made = timm.create_model(name)
-        return made
+        model = timm.create_model(name)
+        return model
     if source == "torchvision":
         from torchvision import models
 
-        made = models.get_model(name, weights=None)
-        return made
+        model = models.get_model(name, weights=None)
+        return model
     from engine.config.schema import Config
     from engine.config.training_sections import ModelConfig
     from engine.models.summary import build_untrained_model

@@ -52,32 +52,32 @@ def build_model(config: Config, channels: int, num_classes: int, image_size: int
 def resolve_model_source(model: ModelConfig) -> ModelSource:
     """Return the source of the model. With `auto` it is the first of built-in, torchvision and timm that has the name.
     Raises UsageError."""
-    name, wanted = model.name, model.source
-    if wanted == "auto" and is_user_code(name):
+    name, source = model.name, model.source
+    if source == "auto" and is_user_code(name):
         return "own"
-    known: list[str] = []
-    if wanted in ("auto", "builtin"):
+    candidates: list[str] = []
+    if source in ("auto", "builtin"):
         if name in BUILTIN_BUILDERS:
             return "builtin"
-        known += BUILTIN_BUILDERS
-    if wanted in ("auto", "torchvision"):
+        candidates += BUILTIN_BUILDERS
+    if source in ("auto", "torchvision"):
         names = torchvision_model_names()
         if name in names:
             return "torchvision"
-        known += names
-    if wanted in ("auto", "timm"):
+        candidates += names
+    if source in ("auto", "timm"):
         if find_spec("timm") is None:
-            if wanted == "timm":
+            if source == "timm":
                 raise UsageError.one("model.source", not_installed("timm"))
-            hint = f"{did_you_mean(name, known)} ({not_installed('timm')})"
+            hint = f"{did_you_mean(name, candidates)} ({not_installed('timm')})"
             raise UsageError.one("model.name", f"there is no model {name!r}{hint}")
         import timm
 
         if timm.is_model(name):
             return "timm"
-        known += timm.list_models()
-    whose = "" if wanted == "auto" else f" {wanted}"
-    raise UsageError.one("model.name", f"there is no{whose} model {name!r}{did_you_mean(name, known)}")
+        candidates += timm.list_models()
+    prefix = "" if source == "auto" else f" {source}"
+    raise UsageError.one("model.name", f"there is no{prefix} model {name!r}{did_you_mean(name, candidates)}")
 
 
 def torchvision_model_names() -> list[str]:
@@ -115,42 +115,44 @@ def call_builder(
         **dict.fromkeys(("size", "image_size", "img_size"), image_size),
     }
     parameters = inspect.signature(builder).parameters
-    ours = {name: number for name, number in numbers.items() if name in parameters}
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    takes = [name for name, parameter in parameters.items() if parameter.kind in named and name not in ours]
-    problems = _reserved_option_problems(model, ours)
+    size_kwargs = {name: number for name, number in numbers.items() if name in parameters}
+    keyword_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    option_names = [
+        name for name, parameter in parameters.items() if parameter.kind in keyword_kinds and name not in size_kwargs
+    ]
+    problems = _reserved_option_problems(model, size_kwargs)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         unknown = [name for name in model.options if name not in parameters]
-        problems += [_unknown_option_problem(model.name, name, takes) for name in unknown]
-    for name in takes:
+        problems += [_unknown_option_problem(model.name, name, option_names) for name in unknown]
+    for name in option_names:
         if parameters[name].default is inspect.Parameter.empty and name not in model.options:
             problems.append(Problem("model.options", f"{model.name} requires {name}; set it here"))
     if problems:
         raise UsageError(problems)
-    return builder(**ours, **model.options)
+    return builder(**size_kwargs, **model.options)
 
 
 def build_torchvision_model(model: ModelConfig, channels: int, num_classes: int, image_size: int) -> nn.Module:
     """Build torchvision's model with random weights, a head for `num_classes` and a stem for `channels`."""
     from torchvision import models
 
-    ours: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    derived_kwargs: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if model.name in ("googlenet", "inception_v3"):
-        ours |= {"aux_logits": False, "init_weights": True}
+        derived_kwargs |= {"aux_logits": False, "init_weights": True}
     elif model.name.startswith("vit_"):
-        ours |= {"image_size": image_size}
+        derived_kwargs |= {"image_size": image_size}
     elif model.name == "maxvit_t":
-        ours |= {"input_size": (image_size, image_size)}
-    built = _build_library_model(model, models.get_model, ours, image_size)
-    takes = inspect.signature(type(built)).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        derived_kwargs |= {"input_size": (image_size, image_size)}
+    built = _build_library_model(model, models.get_model, derived_kwargs, image_size)
+    class_parameters = inspect.signature(type(built)).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in class_parameters.values()):
         # ConvNeXt and MobileNetV3 accept any keyword silently.
-        known = [
-            *_optional_arguments(built, ours),
+        accepted = [
+            *_optional_arguments(built, derived_kwargs),
             *(_MOBILENET_V3_OPTIONS if model.name.startswith("mobilenet_v3") else ()),
         ]
-        if unknown := [name for name in model.options if name not in (*takes, *known)]:
-            raise UsageError([_unknown_option_problem(model.name, name, known) for name in unknown])
+        if unknown := [name for name in model.options if name not in (*class_parameters, *accepted)]:
+            raise UsageError([_unknown_option_problem(model.name, name, accepted) for name in unknown])
     if channels != 3:
         replace_stem(built, channels)
     if hasattr(built, "transform_input"):
@@ -163,9 +165,11 @@ def build_timm_model(model: ModelConfig, channels: int, num_classes: int, image_
     `image_size`."""
     import timm
 
-    ours: dict[str, Any] = {"pretrained": False, "num_classes": num_classes, "in_chans": channels}
-    ours |= timm_img_size_kwargs(model.name, image_size)
-    return _build_library_model(model, timm.create_model, ours, image_size, forbidden_options=_TIMM_WEIGHT_OPTIONS)
+    derived_kwargs: dict[str, Any] = {"pretrained": False, "num_classes": num_classes, "in_chans": channels}
+    derived_kwargs |= timm_img_size_kwargs(model.name, image_size)
+    return _build_library_model(
+        model, timm.create_model, derived_kwargs, image_size, forbidden_options=_TIMM_WEIGHT_OPTIONS
+    )
 
 
 def timm_img_size_kwargs(name: str, image_size: int) -> dict[str, Any]:
@@ -174,11 +178,11 @@ def timm_img_size_kwargs(name: str, image_size: int) -> dict[str, Any]:
     import timm
 
     try:
-        known = timm.models.get_pretrained_cfg(name)
+        pretrained_cfg = timm.models.get_pretrained_cfg(name)
     except RuntimeError as error:
         tags = sorted(timm.list_pretrained(f"{name.partition('.')[0]}.*"))
         raise UsageError.one("model.name", f"timm has no weights {name!r}{did_you_mean(name, tags)}") from error
-    return {"img_size": image_size} if known is not None and known.fixed_input_size else {}
+    return {"img_size": image_size} if pretrained_cfg is not None and pretrained_cfg.fixed_input_size else {}
 
 
 def _build_library_model(
@@ -194,10 +198,10 @@ def _build_library_model(
         return builder(model.name, **derived_kwargs, **model.options)
     except Exception as error:
         # The libraries validate little, so a wrong option can raise any error.
-        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if found and found[1] in model.options:
-            known = _optional_arguments(builder(model.name, **derived_kwargs), derived_kwargs)
-            raise UsageError([_unknown_option_problem(model.name, found[1], known)]) from error
+        match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if match and match[1] in model.options:
+            accepted = _optional_arguments(builder(model.name, **derived_kwargs), derived_kwargs)
+            raise UsageError([_unknown_option_problem(model.name, match[1], accepted)]) from error
         text = str(error).partition("\n")[0] or type(error).__name__
         options = f" with {model.options}" if model.options else ""
         key = "model.options" if model.options else "model.name"
@@ -208,8 +212,12 @@ def _build_library_model(
 
 def _optional_arguments(model: nn.Module, reserved: Iterable[str]) -> list[str]:
     """Names of the optional arguments of the model's class. Required ones are set by the library itself."""
-    takes = inspect.signature(type(model)).parameters.values()
-    return [one.name for one in takes if one.default is not one.empty and one.name not in reserved]
+    parameters = inspect.signature(type(model)).parameters.values()
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is not parameter.empty and parameter.name not in reserved
+    ]
 
 
 def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> list[Problem]:
@@ -219,8 +227,8 @@ def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> li
 
 
 def _unknown_option_problem(model_name: str, option: str, known: list[str]) -> Problem:
-    takes = did_you_mean(option, known) or (f"; it accepts {', '.join(known)}" if known else "; it accepts none")
-    return Problem("model.options", f"{model_name} has no option {option!r}{takes}")
+    hint = did_you_mean(option, known) or (f"; it accepts {', '.join(known)}" if known else "; it accepts none")
+    return Problem("model.options", f"{model_name} has no option {option!r}{hint}")
 
 
 def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
@@ -230,9 +238,9 @@ def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
 
 def replace_stem(model: nn.Module, channels: int) -> None:
     """Replace the model's first convolution by an untrained one with `channels` input channels."""
-    found = first_convolution(model)
-    assert found is not None  # noqa: S101 - each of torchvision's models begins with one
-    path, stem = found
+    first = first_convolution(model)
+    assert first is not None  # noqa: S101 - each of torchvision's models begins with one
+    path, stem = first
     fresh = nn.Conv2d(
         channels,
         stem.out_channels,

@@ -19,8 +19,8 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     if config.freeze == "none":
         return []
     if config.freeze == "backbone":
-        trains = classifier_paths(model)
-        frozen = _all_but(trains)
+        heads = classifier_paths(model)
+        frozen = _all_but(heads)
     else:
         frozen = _prefix_matcher(model, config.freeze)
     for name, parameter in model.named_parameters():
@@ -55,10 +55,10 @@ def classifier_paths(model: nn.Module) -> list[str]:
     """Return the paths of the classification head: timm's `get_classifier`, torchvision's head by its usual name, else
     the last layer with parameters."""
     library = type(model).__module__.partition(".")[0]
-    asked: Any = getattr(model, "get_classifier", None)
-    if library == "timm" and asked is not None:
-        told = asked()
-        heads = told if isinstance(told, tuple | list) else (told,)
+    get_classifier: Any = getattr(model, "get_classifier", None)
+    if library == "timm" and get_classifier is not None:
+        classifier = get_classifier()
+        heads = classifier if isinstance(classifier, tuple | list) else (classifier,)
         return [path for path, part in model.named_modules() if any(part is head for head in heads)]
     if library == "torchvision":
         for name in ("fc", "classifier", "heads", "head"):

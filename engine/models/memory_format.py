@@ -20,13 +20,13 @@ def resolve_memory_format(config: Config, model: nn.Module, device: torch.device
 
     `auto` leaves user models contiguous: the common `view(len(x), -1)` fails on channels_last tensors.
     """
-    wanted = config.model.channels_last
-    if wanted == "auto":
+    setting = config.model.channels_last
+    if setting == "auto":
         convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
         faster = device.type == "cpu" or config.precision.amp not in ("off", "O0")
         own = config.model.source == "auto" and is_user_code(config.model.name)
-        wanted = "on" if convolves and faster and not own else "off"
-    return torch.channels_last if wanted == "on" else torch.contiguous_format
+        setting = "on" if convolves and faster and not own else "off"
+    return torch.channels_last if setting == "on" else torch.contiguous_format
 
 
 def apply_memory_format(model: nn.Module, memory_format: torch.memory_format) -> None:

@@ -241,8 +241,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def first_shape(value: Any) -> Shape | None:
     """Shape of the first tensor in `value`."""
-    found = tensors_in(value)
-    return tuple(found[0].shape) if found else None
+    tensors = tensors_in(value)
+    return tuple(tensors[0].shape) if tensors else None
 
 
 def storage_id(tensor: Tensor) -> int:
@@ -269,14 +269,16 @@ def feature_maps(calls: list[ModuleCall], input_shape: Shape) -> list[FeatureMap
     last: dict[Shape, ModuleCall] = {}
     smallest = input_shape[2:]
     for call in _stage_outputs(calls, input_shape[0]):
-        place = feature_resolution(call.output_shape, input_shape[0]) or ()
+        resolution = feature_resolution(call.output_shape, input_shape[0]) or ()
         # Window attention reshapes windows in a way that looks like a larger image.
-        if len(place) == 1 or place <= smallest:
-            last[place] = call
-            smallest = place if len(place) == 2 else smallest
+        if len(resolution) == 1 or resolution <= smallest:
+            last[resolution] = call
+            smallest = resolution if len(resolution) == 2 else smallest
     return [
-        FeatureMap(call.path, call.output_shape or (), input_shape[-1] / place[0] if len(place) == 2 else None)
-        for place, call in last.items()
+        FeatureMap(
+            call.path, call.output_shape or (), input_shape[-1] / resolution[0] if len(resolution) == 2 else None
+        )
+        for resolution, call in last.items()
     ]
 
 
@@ -284,18 +286,22 @@ def _stage_outputs(calls: list[ModuleCall], batch_size: int) -> Iterator[ModuleC
     """Yield the calls after which a stage may end: those that change the resolution at most once. Calls inside a block
     that halves the image are skipped."""
     for call in calls:
-        here = feature_resolution(call.output_shape, batch_size)
-        others = _inner_resolutions(call, batch_size) - {feature_resolution(call.input_shape, batch_size), here, None}
-        if others:
+        resolution = feature_resolution(call.output_shape, batch_size)
+        inner = _inner_resolutions(call, batch_size) - {
+            feature_resolution(call.input_shape, batch_size),
+            resolution,
+            None,
+        }
+        if inner:
             yield from _stage_outputs(call.children, batch_size)
-        elif here is not None:
+        elif resolution is not None:
             yield call
 
 
 def _inner_resolutions(call: ModuleCall, batch_size: int) -> set[Shape | None]:
     """Resolutions of all calls inside a call."""
-    found: set[Shape | None] = {feature_resolution(one.output_shape, batch_size) for one in call.children}
-    return found.union(*(_inner_resolutions(one, batch_size) for one in call.children))
+    resolutions: set[Shape | None] = {feature_resolution(child.output_shape, batch_size) for child in call.children}
+    return resolutions.union(*(_inner_resolutions(child, batch_size) for child in call.children))
 
 
 def feature_resolution(shape: Shape | None, batch_size: int) -> Shape | None:
@@ -303,9 +309,9 @@ def feature_resolution(shape: Shape | None, batch_size: int) -> Shape | None:
     L x C. Return None for other shapes and for a single pixel."""
     if shape is None or len(shape) not in (3, 4) or shape[0] != batch_size:
         return None
-    place: Shape = shape[1:2]
+    resolution: Shape = shape[1:2]
     if len(shape) == 4:
-        place = shape[2:] if shape[2] == shape[3] else shape[1:3]
-        if place[0] != place[1]:
+        resolution = shape[2:] if shape[2] == shape[3] else shape[1:3]
+        if resolution[0] != resolution[1]:
             return None
-    return place if prod(place) > 1 else None
+    return resolution if prod(resolution) > 1 else None

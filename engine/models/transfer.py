@@ -74,9 +74,9 @@ def load_weights(model: nn.Module, config: Config, image_size: int, classes: Seq
             model, pretrained_weights(config.model, image_size), f"pretrained weights of {config.model.name}"
         )
     stored = read_weights_file(Path(weights))
-    others = stored.classes is not None and stored.classes != list(classes)
-    telling = _classifier_entries(model, len(classes)) if others else ()
-    return copy_matching_weights(model, stored.state_dict, f"weights of {weights}", telling)
+    other_classes = stored.classes is not None and stored.classes != list(classes)
+    mismatched_classifier = _classifier_entries(model, len(classes)) if other_classes else ()
+    return copy_matching_weights(model, stored.state_dict, f"weights of {weights}", mismatched_classifier)
 
 
 def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:
@@ -96,34 +96,34 @@ def copy_matching_weights(
     color model is summed over its input channels, which gives the same output for three equal channels. Raises
     UsageError if nothing matches."""
     own: StateDict = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    found = first_convolution(model)
-    stem = f"{found[0]}.weight".removeprefix(".") if found else None
-    fitting: StateDict = {}
-    left_out: list[str] = []
+    first = first_convolution(model)
+    stem = f"{first[0]}.weight".removeprefix(".") if first else None
+    matching: StateDict = {}
+    skipped: list[str] = []
     adapted = None
     for raw, value in weights.items():
         name = raw if raw in own else _strip_wrapper_prefixes(raw)
         if name not in own:
-            left_out.append(f"{raw} (not in the model)")
+            skipped.append(f"{raw} (not in the model)")
             continue
-        wanted = own[name].shape
-        if name == stem and value.ndim == 4 and wanted == (value.shape[0], 1, *value.shape[2:]) != value.shape:
+        shape = own[name].shape
+        if name == stem and value.ndim == 4 and shape == (value.shape[0], 1, *value.shape[2:]) != value.shape:
             value, adapted = value.sum(1, keepdim=True), name
-        if value.shape != wanted:
-            left_out.append(f"{name} ({_format_shape(value)} instead of {_format_shape(own[name])})")
+        if value.shape != shape:
+            skipped.append(f"{name} ({_format_shape(value)} instead of {_format_shape(own[name])})")
         elif name in mismatched_classifier:
-            left_out.append(f"{name} (of other classes)")
+            skipped.append(f"{name} (of other classes)")
         else:
-            fitting[name] = value
+            matching[name] = value
     seen = {name for raw in weights for name in (raw, _strip_wrapper_prefixes(raw))}
     # Files written before torch 0.4.1 lack BatchNorm's num_batches_tracked.
-    left_out += [f"{name} (not in the file)" for name in own if name not in seen and not name.endswith("_tracked")]
+    skipped += [f"{name} (not in the file)" for name in own if name not in seen and not name.endswith("_tracked")]
     # A bias alone can match a different network by chance.
-    if not any(name in fitting for name, parameter in model.named_parameters() if parameter.ndim > 1):
+    if not any(name in matching for name, parameter in model.named_parameters() if parameter.ndim > 1):
         hint = did_you_mean(_strip_wrapper_prefixes(next(iter(weights))), own)
-        raise UsageError.one("model.weights", f"{source}: no entry matches the model: {', '.join(left_out[:3])}{hint}")
-    model.load_state_dict(fitting, strict=False)
-    return LoadedWeights(source, len(fitting), len(weights), tuple(left_out), adapted)
+        raise UsageError.one("model.weights", f"{source}: no entry matches the model: {', '.join(skipped[:3])}{hint}")
+    model.load_state_dict(matching, strict=False)
+    return LoadedWeights(source, len(matching), len(weights), tuple(skipped), adapted)
 
 
 def _strip_wrapper_prefixes(name: str) -> str:
@@ -170,9 +170,9 @@ def _read_safetensors(path: Path) -> WeightsFile:
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
-        told = (file.metadata() or {}).get("classes")
+        classes_json = (file.metadata() or {}).get("classes")
         entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    classes = None if told is None else json.loads(told)
+    classes = None if classes_json is None else json.loads(classes_json)
     return WeightsFile(entries, list(map(str, classes)) if isinstance(classes, list) else None)
 
 
@@ -221,10 +221,10 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
     default: Any = offered["DEFAULT"]
     with download_lock(default.url):
         # Built by torchvision itself, because it renames the entries of some files.
-        made = models.get_model(name, weights=default, progress=False)
-    state = made.state_dict()
+        model = models.get_model(name, weights=default, progress=False)
+    state = model.state_dict()
     if name.startswith("vit_"):
-        state = interpolate_embeddings(image_size, made.patch_size, state)
+        state = interpolate_embeddings(image_size, model.patch_size, state)
     return dict(state)
 
 
@@ -233,14 +233,14 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    given = timm_img_size_kwargs(name, image_size)
-    known = timm.models.get_pretrained_cfg(name)
-    if known is None or not known.has_weights:
+    img_size_kwargs = timm_img_size_kwargs(name, image_size)
+    pretrained_cfg = timm.models.get_pretrained_cfg(name)
+    if pretrained_cfg is None or not pretrained_cfg.has_weights:
         raise UsageError.one("model.weights", f"timm has no pretrained weights for {name}; name a file")
-    url = known.url if isinstance(known.url, str) and not known.hf_hub_id else None
+    url = pretrained_cfg.url if isinstance(pretrained_cfg.url, str) and not pretrained_cfg.hf_hub_id else None
     with download_lock(url):
-        made = timm.create_model(name, pretrained=True, **given)
-    return dict(made.state_dict())
+        model = timm.create_model(name, pretrained=True, **img_size_kwargs)
+    return dict(model.state_dict())
 
 
 @contextmanager

@@ -14,8 +14,8 @@ def weights_problems(config: Config) -> list[Problem]:
     weights = config.model.weights
     if weights is None or weights == "pretrained":
         return []
-    wrong = weights_file_problem(Path(weights))
-    return [Problem("model.weights", wrong)] if wrong else []
+    problem = weights_file_problem(Path(weights))
+    return [Problem("model.weights", problem)] if problem else []
 
 
 def weights_file_problem(path: Path) -> str | None:
