@@ -89,7 +89,7 @@ def test_help_imports_neither_torch_nor_textual_nor_pydantic(gputrain: Gputrain)
         check=True,
         env=gputrain.environment,
     )
-    assert "Train on several GPUs from a terminal" in done.stdout
+    assert "Train PyTorch models on multiple GPUs from a terminal" in done.stdout
     loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "typer" in loaded
     assert not {"torch", "textual", "pydantic"} & loaded

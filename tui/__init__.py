@@ -1,7 +1,7 @@
-"""Shows. Trains nothing.
+"""Command line and terminal UI of gputrain, with the entry points of `gputrain` and `gputrain-tui`.
 
-The entry points import the command line when they are called and not before: every rank that is spawned imports the
-script that it was started from once more, and must not pay for a command line that it will never parse.
+The entry points import the command line lazily: every spawned rank imports the script that started it again and must
+not pay for a command line that it never parses.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def restrict_umask() -> None:
-    """Whatever the umask: what this process and its children make, every user of the host may at most read."""
+    """Deny write access for other users on every file that this process and its children create."""
     os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     """Entry point of `gputrain`."""
     restrict_umask()
     if sys.argv[1:2] == ["gpus"]:
-        # The driver takes longest: it is asked while the command line is imported and read.
+        # The driver is the slowest part: the sampler queries it while the command line is imported and parsed.
         from engine.gpus.start_sampler import prestart_sampler
 
         prestart_sampler()
@@ -31,7 +31,7 @@ def screen() -> None:
     """Entry point of `gputrain-tui`."""
     restrict_umask()
     if len(sys.argv) == 1:
-        # The way that is gone most, without the import of what reads a command line.
+        # The most common call skips the import of typer.
         from engine.utils.errors import UsageError
         from tui.cli.open_tui import open_screen
 

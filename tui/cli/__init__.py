@@ -1,1 +1,1 @@
-"""The commands of `gputrain`."""
+"""The commands of `gputrain`, one module for each group."""

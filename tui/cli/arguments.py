@@ -1,4 +1,4 @@
-"""What the commands have in common: their arguments, and how they say what is wrong."""
+"""Arguments, options and error reporting that the commands share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConfigCommand(TyperCommand):
-    """A command whose flags are described by the config's own fields, read only when its help is shown."""
+    """A command that takes the help of its config flags from the config fields, loaded only when help is shown."""
 
     def get_help(self, ctx: Any) -> str:
         from engine.config.schema import describe_key
@@ -29,7 +29,7 @@ class ConfigCommand(TyperCommand):
 
 @contextmanager
 def exit_on_usage_error() -> Iterator[None]:
-    """Say what is wrong, one line for each problem, and leave with exit code 2."""
+    """Print one line for each problem of a UsageError and exit with code 2."""
     from engine.utils.errors import UsageError
 
     try:
@@ -43,28 +43,31 @@ def exit_on_usage_error() -> Iterator[None]:
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
-    """CONFIG, where there is one, and the `section.key=value` arguments. Raises UsageError."""
+    """Split the arguments into CONFIG (or None) and the `section.key=value` overrides.
+
+    Raises UsageError if there is more than one CONFIG, or a key without a value.
+    """
     from engine.config.schema import fields
     from engine.utils.errors import UsageError
 
     overrides = [argument for argument in arguments or [] if is_override(argument)]
     files = [argument for argument in arguments or [] if not is_override(argument)]
     if known := [file for file in files if file in dict(fields())]:
-        raise UsageError.one(known[0], f"is a key and needs its value behind an equals sign: {known[0]}=VALUE")
+        raise UsageError.one(known[0], f"is a config key and needs a value: {known[0]}=VALUE")
     if len(files) > 1:
         raise UsageError.one(
-            files[1], f"is a second CONFIG beside {files[0]}; give one, and values as section.key=value"
+            files[1], f"is a second CONFIG after {files[0]}; give only one, and set values as section.key=value"
         )
     return (files[0] if files else None), overrides
 
 
 def is_override(argument: str) -> bool:
-    """`section.key=value`, and not a path that has an equals sign in it."""
+    """Return whether the argument is `section.key=value` rather than a path that contains an equals sign."""
     return "/" not in argument.partition("=")[0] and "=" in argument
 
 
 def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, str | bool]]:
-    """Of parameters of a command and what was typed for them: the config's keys, each with the flag and its value."""
+    """Map parameters of a command and their typed values to overrides: config key -> (flag as typed, value)."""
     return {
         FLAG_TO_KEY[name]: (f"--{name.replace('_', '-')} {value}", value)
         for name, value in values.items()
@@ -81,15 +84,11 @@ def resolve_arguments(
     return resolve_config(file, overrides, flags)
 
 
-ARGUMENTS_HELP = "CONFIG (a YAML file or a preset such as digits), then section.key=value for any key of the config."
+ARGUMENTS_HELP = "CONFIG is a YAML file or a preset (digits); KEY=VALUE sets any config key."
 ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=ARGUMENTS_HELP)]
 RunsDirOption = Annotated[
-    str | None, typer.Option("--runs-dir", help="Folder that runs lie in [default: $GPUTRAIN_RUNS or ./runs]")
+    str | None, typer.Option("--runs-dir", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-LowBandwidthOption = Annotated[
-    bool, typer.Option("--low-bandwidth", help="Draw every 5 seconds and not every second, for slow links.")
-]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, its folder, or last.")
-]
+LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run name, unique prefix of it, run folder, or last.")]

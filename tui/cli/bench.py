@@ -1,4 +1,4 @@
-"""`gputrain bench`: how training speeds up with the number of ranks."""
+"""`gputrain bench`: measure how training throughput scales with the number of ranks."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def bench(
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
     counts: Annotated[
         str | None,
-        typer.Option("--ranks-list", help="Numbers of ranks to measure [default: 1, 2, 4, … and all GPUs or cores]"),
+        typer.Option("--ranks-list", help="Rank counts to measure [default: 1, 2, 4, … all GPUs or cores]"),
     ] = None,
     epochs_each: Annotated[
-        int | None, typer.Option("--epochs", help="Epochs of each run, of which the first does not count [default: 3]")
+        int | None, typer.Option("--epochs", help="Epochs per run; the first is not counted [default: 3]")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each number of ranks, in turn.")] = 1,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs per rank count, interleaved.")] = 1,
     strong: Annotated[
-        bool, typer.Option("--strong", help="Divide the batch size among the ranks, and not the same for each.")
+        bool, typer.Option("--strong", help="Strong scaling: keep the global batch size constant.")
     ] = False,
     limit: Annotated[
-        bool, typer.Option("--limit", help="Beside each run, in turn, one whose data is on the device already.")
+        bool, typer.Option("--limit", help="Also measure each rank count without the input pipeline.")
     ] = False,
     batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
     amp: Annotated[str | None, typer.Option("--amp")] = None,
@@ -49,12 +49,14 @@ def bench(
     data_path: Annotated[str | None, typer.Option("--data-path")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the same work on 1, 2, 4 … GPUs, or CPU ranks, and say how much faster it gets.
+    """Measure how training scales with the number of GPUs or CPU ranks.
 
-    The work is CONFIG, or the preset digits. Each is a run of its own in a folder that is taken away again, and takes
-    only GPUs that are free. Speed-up is images a second by those of the fewest ranks; efficiency is it by the number of
-    ranks. With --limit each run has one beside it that is given one batch again and again: so fast it could be if no
-    data had to come. Exit codes: 0 all measured, 1 a run failed, 2 bad usage or config.
+    Trains CONFIG (default: the preset digits) on 1, 2, 4, … free GPUs. Each run uses a temporary folder.
+
+    Speed-up is the throughput relative to one rank; efficiency is speed-up / ranks. --limit adds runs that repeat one
+    batch on the device: their throughput is the limit for any input pipeline.
+
+    Exit codes: 0 success, 1 a run failed, 2 usage or config error.
     """
     from engine.bench.report import BenchRun, scaling_results
     from engine.bench.runner import plan_bench, run_bench
@@ -69,7 +71,7 @@ def bench(
         flags = flag_overrides(given)
         file, overrides = split_arguments(arguments)
         resolved = resolve_arguments([file or "digits", *overrides], flags)
-        # What a config is to be trained for is more than it takes to measure it.
+        # A config trains for more epochs than a measurement needs.
         epochs = resolved.config.run.epochs if "run.epochs" in resolved.typed else DEFAULT_EPOCHS
         plan = plan_bench(resolved.config, parse_rank_counts(counts), epochs, repeats, strong=strong, limit=limit)
     typer.echo(describe_bench_plan(plan), err=True)
@@ -82,7 +84,7 @@ def bench(
             typer.echo(f"{len(runs)}/{total}  {describe_bench_run(run)}", err=True)
     except KeyboardInterrupt:
         interrupted = True
-        typer.echo(f"asked to stop after {len(runs)} of {total} runs; nothing of them is left", err=True)
+        typer.echo(f"interrupted after {len(runs)} of {total} runs; their folders are deleted", err=True)
     speeds = scaling_results(runs)
     if as_json:
         values = {
@@ -106,10 +108,10 @@ def bench(
 
 
 def parse_rank_counts(text: str | None) -> list[int]:
-    """Of `1,2,4`. Raises UsageError."""
+    """Parse `1,2,4`. Raises UsageError if a part is not a number."""
     from engine.utils.errors import UsageError
 
     parts = [] if text is None else text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise UsageError.one("--ranks-list", f"{text!r} is no list of numbers; give them as 1,2,4")
+        raise UsageError.one("--ranks-list", f"{text!r} is not a list of numbers; give rank counts as 1,2,4")
     return [int(part) for part in parts]

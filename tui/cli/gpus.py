@@ -1,4 +1,4 @@
-"""`gputrain gpus`: one look at the GPUs, or one after the other until Ctrl-C, as a table or as JSON, kept in a file."""
+"""`gputrain gpus`: print GPU snapshots once or repeatedly, as a table or as JSON, and record them to a file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-# The sampler says after two seconds that a GPU does not answer; it may take longer to start.
+# The sampler reports an unresponsive GPU after two seconds, but may take longer to start.
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 10.0
 KEY_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class GpusOptions:
-    """What was asked for. `samples` ends it; without `watch` and `record` there is one."""
+    """Options of `gputrain gpus`. `samples` limits the number of snapshots; without `watch` and `record` it is one."""
 
     json: bool
     watch: bool
@@ -49,8 +49,8 @@ class GpusOptions:
 
 
 def show_gpus(options: GpusOptions) -> None:
-    """Raises UsageError."""
-    # The share of the CPU that a process takes is known from its second look on.
+    """Print snapshots until the requested number, Ctrl-C or `q`. Raises UsageError."""
+    # CPU usage of a process is a difference between two samples, so the first sample has none.
     quick = options.sample_count == 1 and options.processes
     monitor = open_monitor(SamplerOptions(MIN_PERIOD_SECONDS if quick else options.interval_s, links=options.links))
     try:
@@ -59,7 +59,7 @@ def show_gpus(options: GpusOptions) -> None:
                 monitor.read(FIRST_SNAPSHOT_TIMEOUT_SECONDS)
             _show_samples(options, monitor, record)
     except BrokenPipeError:
-        # The reader has seen enough; nothing may be written when the interpreter ends.
+        # The reader closed the pipe; redirect stdout so that the flush at interpreter exit does not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt:
         pass
@@ -89,7 +89,7 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: IO[str] | N
 
 
 def _next_snapshot(monitor: GpuMonitor, options: GpusOptions, keys_fd: int | None) -> Snapshot | None:
-    """The next snapshot; one that has aged where the sampler is silent; None where `q` was pressed."""
+    """Return the next snapshot, the latest one again if the sampler does not answer, or None if `q` was pressed."""
     patience = FIRST_SNAPSHOT_TIMEOUT_SECONDS if monitor.latest() is None else max(options.interval_s, 1.0) + 1.0
     waited = 0.0
     while waited < patience:
@@ -100,12 +100,12 @@ def _next_snapshot(monitor: GpuMonitor, options: GpusOptions, keys_fd: int | Non
         waited += KEY_POLL_SECONDS
     latest = monitor.latest()
     if latest is None:
-        raise UsageError.one("gpus", f"{socket.gethostname()}: nothing could be learnt in {patience:.0f} s")
+        raise UsageError.one("gpus", f"{socket.gethostname()}: no snapshot from the sampler within {patience:.0f} s")
     return latest
 
 
 class _SnapshotPrinter:
-    """Where snapshots go: JSON or a table, drawn in its place on a terminal."""
+    """Prints snapshots as JSON or as a table; `--watch` redraws the table in place on a terminal."""
 
     def __init__(self, options: GpusOptions) -> None:
         self._options = options
@@ -115,7 +115,7 @@ class _SnapshotPrinter:
 
     def __enter__(self) -> _SnapshotPrinter:
         if self._record_only:
-            typer.echo(f"Recording to {self._options.record}; Ctrl-C ends it.", err=True)
+            typer.echo(f"Recording to {self._options.record}. Press Ctrl-C to stop.", err=True)
         if not self._options.json and not self._record_only:
             from rich.live import Live
 
@@ -161,7 +161,7 @@ def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int) -> lis
 
 @contextmanager
 def _open_recording(path: str | None) -> Iterator[IO[str] | None]:
-    """A file that is not there yet. Raises UsageError."""
+    """Create the recording file. Raises UsageError if it exists or cannot be written."""
     if path is None:
         yield None
         return
@@ -169,14 +169,14 @@ def _open_recording(path: str | None) -> Iterator[IO[str] | None]:
         with Path(expand_user(path)).open("x", encoding="utf-8") as file:
             yield file
     except FileExistsError as error:
-        raise UsageError.one("--record", f"{path} exists; give another file, or remove it") from error
+        raise UsageError.one("--record", f"{path} exists; give another file or remove it") from error
     except OSError as error:
         raise UsageError.one("--record", f"{path} cannot be written: {error.strerror}") from error
 
 
 @contextmanager
 def _stdin_keys() -> Iterator[int | None]:
-    """The terminal's keys as they are pressed; None where there is no terminal."""
+    """Switch the terminal to unbuffered input and yield its file descriptor, or None without a terminal."""
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
         yield None
         return

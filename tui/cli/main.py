@@ -1,4 +1,7 @@
-"""The commands. Data goes to stdout, messages to stderr; what a command needs is imported when it runs."""
+"""The `gputrain` command line: data goes to stdout, messages to stderr.
+
+Each command imports what it needs when it runs, so that `--help` and completion load neither torch nor pydantic.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="gputrain",
-    help="Train on several GPUs from a terminal: start a run, watch it, leave, come back.",
+    help="Train PyTorch models on multiple GPUs from a terminal. Runs continue when you disconnect.",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -63,21 +66,21 @@ VersionOption = Annotated[
 
 @app.callback()
 def gputrain(show_version: VersionOption = False) -> None:
-    """Train on several GPUs from a terminal: start a run, watch it, leave, come back."""
+    """Train PyTorch models on multiple GPUs from a terminal. Runs continue when you disconnect."""
 
 
 @app.command(
     cls=ConfigCommand,
-    epilog="Every key: gputrain config. Example: gputrain run --headless digits --epochs 5 optim.lr=0.1",
+    epilog="Example: gputrain run --headless digits --epochs 5 optim.lr=0.1. All keys: gputrain config --describe",
 )
 def run(
     arguments: ConfigArguments = None,
     headless: Annotated[
-        bool, typer.Option("--headless", help="No screen: progress on stderr, for scripts and batch queues.")
+        bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")
     ] = False,
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
     ngpu: Annotated[
-        int | None, typer.Option("--ngpu", min=0, help="Short for --gpus free:N; 0 for --gpus cpu.")
+        int | None, typer.Option("--ngpu", min=0, help="Shorthand for --gpus free:N; 0 means --gpus cpu.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait")] = False,
     ranks: Annotated[str | None, typer.Option("--ranks")] = None,
@@ -96,19 +99,19 @@ def run(
     launcher: Annotated[str | None, typer.Option("--launcher")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     runs_dir: RunsDirOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines; implies --headless.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Build everything, try one batch on each rank, print the plan, keep nothing."),
+        typer.Option("--dry-run", help="Print the plan and train one batch per rank; keep no files."),
     ] = False,
 ) -> None:
-    """Train, and watch it on the screen; leaving that stops nothing. Without a terminal, or with --headless, --json or
-    --dry-run, there is no screen: then Ctrl-C stops at the next step with a checkpoint, and a second one kills.
+    """Train a model.
 
-    Exit codes without a screen: 0 finished, 1 failed, 2 bad usage or config, 3 stopped on request with a checkpoint to
-    resume from.
+    On a terminal, the screen shows the run; quitting the screen does not stop it. Without a terminal, or with
+    --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
+    step, a second Ctrl-C kills the run.
+
+    Exit codes without a screen: 0 finished, 1 failed, 2 usage or config error, 3 stopped and ready to resume.
     """
     from engine.utils.errors import UsageError
 
@@ -125,7 +128,7 @@ def run(
         if ngpu is not None:
             chosen = f"free:{ngpu}" if ngpu else "cpu"
             if gpus is not None and gpus != chosen:
-                raise UsageError.one("--ngpu", f"means --gpus {chosen}, and --gpus {gpus} is given too; keep one")
+                raise UsageError.one("--ngpu", f"means --gpus {chosen}, but --gpus {gpus} is given too; keep one")
             flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", chosen)
         file, _ = split_arguments(arguments)
         try:
@@ -141,7 +144,7 @@ def run(
 
 
 def should_open_screen(*, headless: bool) -> bool:
-    """Not where another has started the ranks: each of them is a process of its own."""
+    """Return whether to open the screen: on a terminal, unless torchrun or srun started this process as a rank."""
     from engine.distributed.rank_env import detect_launcher
 
     return (
@@ -150,19 +153,19 @@ def should_open_screen(*, headless: bool) -> bool:
 
 
 def run_with_screen(arguments: list[str], runs_dir: str | None) -> None:
-    """The same command without a screen, in a session of its own; then the screen. Raises UsageError."""
+    """Start the same command headless in its own session, then open the screen on it. Raises UsageError."""
     from engine.runs.folder import runs_root
     from tui.cli.open_tui import open_screen
     from tui.launcher import launch_run
 
-    # Behind the command's name: behind a `--` it would be no flag.
+    # Insert the flag right after the command name: after a `--` it would be an argument.
     open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
 
 
 def run_headless(
     resolved: ResolvedConfig, default_name: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False
 ) -> None:
-    """Run a config to its end and leave with its exit code. Raises UsageError."""
+    """Train in the foreground and exit with the exit code of the run. Raises UsageError."""
     from engine.launch.launcher import launch
     from engine.launch.lifecycle import RunRequest
     from engine.runs.folder import runs_root, sanitize_run_name
@@ -176,21 +179,19 @@ def run_headless(
         code = launch(order, hear)
     finally:
         hear.close()
-    # The interpreter's own end would take a second with torch loaded, and wait for a reader that does not read.
+    # A regular exit takes a second with torch loaded and blocks on a pipe whose reader has stopped reading.
     os._exit(code)
 
 
 @app.command(epilog="Example: gputrain config digits optim.lr=0.2 --diff")
 def config(
     arguments: ConfigArguments = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Only what differs from the defaults.")] = False,
-    sources: Annotated[bool, typer.Option("--sources", help="Where each value came from.")] = False,
-    described: Annotated[
-        bool, typer.Option("--describe", help="What each key is for, what it may be, and its default.")
-    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only keys that differ from their defaults.")] = False,
+    sources: Annotated[bool, typer.Option("--sources", help="Print where each value comes from.")] = False,
+    described: Annotated[bool, typer.Option("--describe", help="Describe every key, its choices and default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the config that these arguments come to."""
+    """Print the resolved config."""
     if described:
         print_config_keys(as_json=as_json)
         return
@@ -237,7 +238,7 @@ def print_config_keys(*, as_json: bool) -> None:
 
 @app.command()
 def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
-    """List the runs, the one that was started last first."""
+    """List runs, newest first."""
     from engine.runs.folder import list_runs, runs_root
     from engine.runs.watcher import RunWatcher
     from tui.text.runs import format_runs_table, make_run_row
@@ -256,25 +257,25 @@ def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
 @app.command(epilog="Example: gputrain gpus --watch --processes")
 def gpus(
     as_json: Annotated[
-        bool, typer.Option("--json", help="Every reading as JSON: a value, or null and the reason.")
+        bool, typer.Option("--json", help="Print all readings as JSON; a null value comes with the reason.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Again and again, until Ctrl-C or q; with --json one line a sample.")
+        bool, typer.Option("--watch", help="Refresh until Ctrl-C or q; with --json, one line per sample.")
     ] = False,
     processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
     links: Annotated[
-        bool, typer.Option("--links", help="Measure the traffic over PCIe too, which takes 40 ms a GPU (in --json).")
+        bool, typer.Option("--links", help="Measure PCIe throughput, shown by --json; takes 40 ms per GPU.")
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=MIN_PERIOD_SECONDS, max=3600, help="Seconds between two samples.")
+        float, typer.Option("--interval", min=MIN_PERIOD_SECONDS, max=3600, help="Seconds between samples.")
     ] = 1.0,
-    samples: Annotated[int | None, typer.Option("--samples", min=1, help="End after so many samples.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Stop after N samples.")] = None,
     record: Annotated[
         str | None,
-        typer.Option("--record", help="Write the samples to this file; GPUTRAIN_NVML=replay:FILE plays them back."),
+        typer.Option("--record", help="Write samples to FILE; GPUTRAIN_NVML=replay:FILE replays them."),
     ] = None,
 ) -> None:
-    """Show what every GPU does, and who uses it."""
+    """Show GPU utilization, memory, power, temperature and users."""
     from tui.cli.gpus import GpusOptions, show_gpus
 
     with exit_on_usage_error():
@@ -298,10 +299,12 @@ def doctor(
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is wrong with this machine for training, and what to do about it.
+    """Check this host for problems that affect training.
 
-    Looks at cores, memory, disk, the driver and its GPUs, at torch, and at what a run of CONFIG would need, and tries
-    whether its ranks reach each other. Exit codes: 0 no problem, 1 a problem, 2 bad usage or config.
+    Checks CPU cores, memory, disk, driver, GPUs and PyTorch, then the needs of CONFIG, with an all-reduce between its
+    ranks.
+
+    Exit codes: 0 no problem, 1 at least one problem, 2 usage or config error.
     """
     from engine.doctor.examine import examine
     from engine.runs.folder import runs_root
@@ -319,11 +322,11 @@ def doctor(
 def stop(
     run: RunArgument,
     runs_dir: RunsDirOption = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait until the run has stopped.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the run to stop.")] = False,
 ) -> None:
-    """Stop a run at its next step, with a checkpoint.
+    """Stop a run at its next step and save a checkpoint.
 
-    Waits until it has stopped.
+    Waits until the run has stopped.
     """
     import time
 
@@ -336,31 +339,31 @@ def stop(
     watch = RunWatcher(folder)
     state = folder.state(watch.poll())
     if not state.live:
-        typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
+        typer.echo(f"{folder.name} is not running: {state}.", err=True)
         return
     with exit_on_usage_error():
         send_request(folder.control, "stop")
     while not no_wait and state.live:
         time.sleep(0.2)
         state = folder.state(watch.poll())
-    typer.echo(f"{folder.name} is asked to stop." if no_wait else f"{folder.name} is {state}.", err=True)
+    typer.echo(f"Stop requested for {folder.name}." if no_wait else f"{folder.name} is {state}.", err=True)
 
 
 @app.command()
 def resume(
     run: RunArgument,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to go on with, such as run.epochs=30.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config changes, such as run.epochs=30.")
     ] = None,
-    headless: Annotated[bool, typer.Option("--headless", help="No screen: progress on stderr.")] = False,
-    runs_dir: RunsDirOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Events as JSON lines on stdout, and nothing else there.")
+    headless: Annotated[
+        bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")
     ] = False,
+    runs_dir: RunsDirOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines; implies --headless.")] = False,
 ) -> None:
-    """Continue a run from its last checkpoint.
+    """Resume a run from its last checkpoint.
 
-    The config is the one that it was started with, but for what is given here.
+    The run keeps the config it was started with, except for the changes given here.
     """
     from engine.config.loader import resolve_config
     from engine.runs.folder import find_run, runs_root
@@ -369,7 +372,7 @@ def resume(
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run)
         if not folder.config.exists():
-            raise UsageError.one(folder.name, "has no config.yaml to go on with; start a new run")
+            raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run")
         if any("=" not in change for change in changes or []):
             raise UsageError.one(" ".join(changes or []), "give values as section.key=value")
         flags: dict[str, tuple[str, str | bool]] = {
@@ -387,9 +390,9 @@ def resume(
 def attach(
     run: RunArgument = "last", runs_dir: RunsDirOption = None, low_bandwidth: LowBandwidthOption = False
 ) -> None:
-    """Watch a run, live or finished, on the screen.
+    """Open the screen of a live or finished run.
 
-    Leaving stops nothing.
+    Quitting the screen does not stop the run.
     """
     from tui.cli.open_tui import open_screen
 
@@ -398,14 +401,14 @@ def attach(
 
 
 def open_tui(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Open this run at once.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Open the screen of this run.")] = None,
     runs_dir: RunsDirOption = None,
     low_bandwidth: LowBandwidthOption = False,
     demo: Annotated[
-        bool, typer.Option("--demo", help="A made-up server with eight GPUs and a made-up run, to look around.")
+        bool, typer.Option("--demo", help="Explore a simulated server with eight GPUs and two runs.")
     ] = False,
 ) -> None:
-    """See the GPUs, start runs, watch them, leave, come back. q leaves; runs go on."""
+    """Monitor GPUs, start runs and watch them train. Press ? for help, q to quit; runs continue."""
     from tui.cli.open_tui import open_demo, open_screen
 
     with exit_on_usage_error():
@@ -424,10 +427,10 @@ def logs(
     run: RunArgument,
     runs_dir: RunsDirOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until the run ends or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Print a run's log: its messages, and whatever its ranks wrote."""
+    """Print the log of a run: messages of the supervisor and output of the ranks."""
     import time
 
     from engine.runs.folder import find_run, runs_root

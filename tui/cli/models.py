@@ -1,4 +1,4 @@
-"""`gputrain models` and `gputrain summary`: which models there are, and what one of them is made of."""
+"""`gputrain models` lists the available models; `gputrain summary` prints the layers of one."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ SourceName = Literal["builtin", "torchvision", "timm"]
 @app.command(epilog="Example: gputrain models 'resnet*' --pretrained")
 def models(
     wanted: Annotated[
-        str | None, typer.Argument(metavar="[FILTER]", help="A part of the name, or a pattern such as 'vit_*_224'.")
+        str | None, typer.Argument(metavar="[FILTER]", help="Part of the name, or a pattern such as 'vit_*_224'.")
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Only those with pretrained weights.")] = False,
-    source: Annotated[SourceName | None, typer.Option("--source", help="Only those of one source.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="List only models with pretrained weights.")] = False,
+    source: Annotated[SourceName | None, typer.Option("--source", help="List only models of this source.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the models by name: their parameters, their pretrained weights, and the top-1 accuracy of these on ImageNet
-    where the library tells it.
+    """List the available models.
 
-    Parameters are those of the model as its library makes it: for 1000 classes mostly, the built-in ones for ten
-    classes of 3 x 32 x 32 images. They are counted once for each installed version.
+    Prints parameters, pretrained weights and their ImageNet top-1 accuracy if the library publishes it.
+
+    Parameters are counted with the default number of classes of the library, mostly 1000. Built-in models are counted
+    with 10 classes of 3x32x32 images. Counts are cached for each installed version.
     """
     from engine.models.catalog import filter_models, with_parameter_counts
     from tui.text.models import announce_parameter_count, list_models, no_match_message, print_models
@@ -63,19 +64,20 @@ def summary(
     model: Annotated[str | None, typer.Option("--model")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset")] = None,
     data_path: Annotated[str | None, typer.Option("--data-path")] = None,
-    images: Annotated[int, typer.Option("--batch-size", min=1, help="Images that go through it at once.")] = 1,
+    images: Annotated[int, typer.Option("--batch-size", min=1, help="Batch size of the forward pass.")] = 1,
     depth: Annotated[
-        int, typer.Option("--depth", min=0, help="Levels that are shown; what is deeper counts for what it is in.")
+        int, typer.Option("--depth", min=0, help="Levels of modules to print; rows include their submodules.")
     ] = 3,
     features: Annotated[
-        bool, typer.Option("--features", help="The feature maps instead: the last of each resolution.")
+        bool, typer.Option("--features", help="Print the last feature map of each resolution instead.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the layers of a model for the images of its data: output shape, parameters, multiply-adds.
+    """Print the layers of a model with output shapes, parameters and multiply-adds.
 
-    Each row counts what is within it. Multiply-adds are those of convolutions, matrix products and attention, for the
-    whole batch; torch counts two operations for each. Nothing is trained, and no weights are loaded.
+    Image size, channels and classes come from the configured data. Each row includes its submodules. Multiply-adds
+    cover convolutions, matrix products and attention of the whole batch; one multiply-add is two FLOPs. No weights are
+    loaded.
     """
     from tui.text.model_summary import feature_lines, layer_lines, total_lines
 
@@ -85,7 +87,7 @@ def summary(
         from engine.models.catalog import check_model_name
 
         check_model_name(config.model)
-        # What torch alone can tell.
+        # Imports torch, so only after the checks that need none.
         from engine.models.summary import summarize_model
 
         found = summarize_model(config, images)

@@ -1,4 +1,4 @@
-"""Opens the screen: on a run, on one that is being started, on a demonstration."""
+"""Opens the screen: on the GPU monitor, a run, a run that is starting, or the demo server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_screen(
     low_bandwidth: bool = False,
     launched_run: LaunchedRun | None = None,
 ) -> None:
-    """Raises UsageError where there is no such run, or no terminal."""
+    """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run."""
     require_terminal()
     root = launched_run.runs_dir if launched_run else runs_root(runs_dir)
     if isinstance(run, str):
@@ -39,7 +39,7 @@ def open_screen(
 
 
 def open_demo(low_bandwidth: bool = False) -> None:
-    """Raises UsageError where there is no terminal."""
+    """Open the screen on a simulated server. Raises UsageError if there is no terminal."""
     require_terminal()
     from tui.demo.server import DemoServer
 
@@ -50,7 +50,7 @@ def open_demo(low_bandwidth: bool = False) -> None:
 
 
 def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
-    """The screen over a replayed server."""
+    """Return the app on a replayed server."""
     from tui.demo.server import DEMO_NOTICE
 
     return GputrainApp(
@@ -64,20 +64,21 @@ def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
 def require_terminal() -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError.one(
-            "the screen", "needs a terminal; without one, use `gputrain run --headless`, `gputrain runs` and `logs`"
+            "the screen",
+            "needs a terminal; without one, use `gputrain run --headless`, `gputrain runs` and `gputrain logs`",
         )
 
 
 def exit_after_screen(app: GputrainApp) -> None:
-    """What is still to be said when the screen is gone, and the exit code."""
+    """Print the output of a run that has not begun, and exit with the exit code of the screen or of that run."""
     code = app.return_code or 0
     if code == 1:
-        print("The screen failed; runs go on. `gputrain attach last` shows the latest again.", file=sys.stderr)
+        print("The screen crashed; runs continue. Reopen the latest run: gputrain attach last", file=sys.stderr)
     if app.pending_run is not None:
-        # It has not begun, so it has no folder that could tell.
+        # The run has no folder yet, so this output is the only record of a failed start.
         for line in app.pending_run.output_lines():
             print(line, file=sys.stderr)
         if app.pending_run.exit_code is None:
-            print("The run is still being set up; `gputrain runs` shows it when it has begun.", file=sys.stderr)
+            print("The run is still starting. List runs: gputrain runs", file=sys.stderr)
         code = code or app.pending_run.exit_code or 0
     sys.exit(code)

@@ -1,5 +1,7 @@
-"""What a run says without a screen: a progress bar and a line an epoch on a terminal, plain lines elsewhere, or the
-events as JSON. Messages go to stderr, data to stdout."""
+"""Printers of a headless run's events: a progress bar on a terminal, plain lines elsewhere, or JSON lines.
+
+`tui.cli.main` passes each event of `engine.launch` to one of them. Messages go to stderr, data to stdout.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ DRAIN_TIMEOUT_SECONDS = 5.0
 
 
 class DisconnectSafeStream:
-    """A stream whose reader may leave: when the terminal is gone, the run goes on and what it says is lost."""
+    """A stream that discards writes after its terminal or pipe has closed, so that the run continues."""
 
     def __init__(self, stream: IO[str] | None) -> None:
         self._stream = stream
@@ -38,7 +40,7 @@ class DisconnectSafeStream:
 
 
 class JsonPrinter:
-    """Every event as a line of JSON on stdout, and nothing else there."""
+    """Print every event as a line of JSON to stdout."""
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stdout)
@@ -53,7 +55,7 @@ class JsonPrinter:
 
 
 class PlainPrinter:
-    """One line for each event that has something to say."""
+    """Print events as lines of text to stderr."""
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stderr)
@@ -70,7 +72,7 @@ class PlainPrinter:
 
 
 class ProgressPrinter:
-    """A bar for the epoch that is under way, and above it a line for each that is done."""
+    """Show a progress bar for the current epoch, below a line for each finished epoch."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -97,7 +99,7 @@ class ProgressPrinter:
             if isinstance(event, RunFinished):
                 self.close()
                 style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")
-            # What matters of an epoch fits 80 columns; the rest of its line is for wider terminals.
+            # The first 80 columns of an epoch line hold loss and accuracy; a narrow terminal cuts the rest.
             one_line = isinstance(event, EpochEvent)
             self._console.print(
                 line, markup=False, style=style, no_wrap=one_line, overflow="ellipsis" if one_line else "fold"
@@ -110,7 +112,7 @@ class ProgressPrinter:
             self._begin_epoch(len(self._history.epochs) + 1, started)
         elif isinstance(event, StepEvent) and self._task is not None:
             done = event.step - (self._history.epochs[-1].step if self._history.epochs else 0)
-            # A loss that JSON cannot hold comes as None.
+            # The journal stores a loss that is NaN or infinite as null.
             loss = event.losses[-1] if event.losses[-1] is not None else float("nan")
             rate = f"{event.images_per_second:,.0f} img/s  loss {loss:.4f}"
             self._progress.update(self._task, completed=done, rate=rate)
@@ -127,7 +129,7 @@ class ProgressPrinter:
 
 
 class DryRunPrinter:
-    """What a dry run found out, as a table on stdout."""
+    """Print the plan of a dry run as a table to stdout."""
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stdout)
@@ -138,9 +140,9 @@ class DryRunPrinter:
                 "ranks": event.world_size,
                 "devices": ", ".join(event.devices),
                 "backend": event.backend,
-                "loader processes": f"{event.workers} a rank",
+                "loader workers": f"{event.workers} per rank",
                 "global batch": event.global_batch,
-                "steps an epoch": event.steps_per_epoch,
+                "steps per epoch": event.steps_per_epoch,
                 "epochs": event.epochs,
                 "training images": event.train_images,
                 "validation images": event.val_images,
@@ -156,13 +158,15 @@ class DryRunPrinter:
 
 
 class BackgroundPrinter:
-    """Hands events to a listener in a thread of its own, so that a terminal or a pipe that takes nothing holds up no
-    run. What does not fit into the queue is left out; the journal has it."""
+    """Passes events to a printer in its own thread, so that a blocked terminal or pipe never stalls training.
+
+    Events that do not fit the queue are dropped; the journal still holds them.
+    """
 
     def __init__(self, printer: JsonPrinter | PlainPrinter | ProgressPrinter | DryRunPrinter) -> None:
         self._printer = printer
         self._queue: queue.Queue[Event | None] = queue.Queue(MAX_QUEUED_EVENTS)
-        # Started with the first event, because loader processes may be forked before.
+        # Start the thread with the first event: DataLoader workers may be forked before it.
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
@@ -178,7 +182,7 @@ class BackgroundPrinter:
         self._printer.close()
 
     def close(self) -> None:
-        """Wait until all is said, as long as someone listens."""
+        """Wait until all queued events are printed, or until the printer makes no progress."""
         if self._thread is None:
             return
         with suppress(queue.Full):
@@ -190,7 +194,7 @@ class BackgroundPrinter:
 
 
 def make_printer(*, json: bool, dry_run: bool) -> JsonPrinter | PlainPrinter | ProgressPrinter | DryRunPrinter:
-    """The one that fits what was asked for and where stderr leads."""
+    """Return the printer for these options and the kind of stderr."""
     if json:
         return JsonPrinter()
     if dry_run:

@@ -1,4 +1,4 @@
-"""The commands for a run that is trained: predict, evaluate and export."""
+"""Commands that use a trained model: predict, evaluate and export."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", metavar="WHICH", help="Which of the run's checkpoints: best, last, or a file.")
+    str, typer.Option("--checkpoint", metavar="WHICH", help="Checkpoint to load: best, last, or a file.")
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="auto (the GPU where there is one that works), cpu, cuda or cuda:N.")
+    str, typer.Option("--device", help="auto (a GPU if one works, else the CPU), cpu, cuda or cuda:N.")
 ]
-RawOption = Annotated[
-    bool, typer.Option("--raw", help="The weights themselves, where averaged ones were saved as well.")
-]
+RawOption = Annotated[bool, typer.Option("--raw", help="Use the raw weights instead of the EMA weights.")]
 
 MAX_PATH_COLUMNS, MAX_NAME_COLUMNS = 60, 24
-# The confusion matrix of more classes does not fit on a page.
+# A larger confusion matrix does not fit a terminal.
 MAX_MATRIX_CLASSES = 20
 
 
 @app.command(epilog="Example: gputrain predict last photo.jpg --top 3")
 def predict(
     run: RunArgument,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files, and folders of them.")],
-    top: Annotated[int, typer.Option("--top", min=1, help="How many classes to name for each image.")] = 5,
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE...", help="Image files or folders, searched recursively.")
+    ],
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of classes to print per image.")] = 5,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     raw: RawOption = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a trained model takes images for.
+    """Classify images with a trained model.
 
-    Names the likeliest classes of each image, with their probabilities. Images are brought to the form that the model
-    was trained with. In folders, at any depth, what is no image is passed over with a message. Exit codes: 0 every
-    image that was named could be read, 1 one could not, 2 bad usage.
+    Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
+    images of the run. Files in folders that are not images are skipped with a message.
+
+    Exit codes: 0 success, 1 a given file cannot be read or no file is found, 2 usage error.
     """
     from engine.inference.predict import find_input_files
     from engine.inference.predict import predict as answers_for
@@ -71,12 +72,12 @@ def predict(
         for answer in answers:
             typer.echo(prediction_line(answer, paths, names))
     if not files:
-        typer.echo("error: there is no file in the folders that were named", err=True)
+        typer.echo("error: no files in the given folders", err=True)
     raise typer.Exit(1 if not files or any(fault.file.explicit for fault in faults) else 0)
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
-    """Those of images that could be read; the others are told, and put into `failed`."""
+    """Yield the predictions of readable images; report the others on stderr and append them to `failed`."""
     from engine.utils.text import printable
 
     for answer in predictions:
@@ -84,12 +85,12 @@ def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction])
             yield answer
             continue
         failed.append(answer)
-        kind = "error" if answer.file.explicit else "passed over"
+        kind = "error" if answer.file.explicit else "skipped"
         typer.echo(f"{kind}: {printable(f'{answer.file.path} {answer.error}')}", err=True)
 
 
 def print_predictions_json(predictions: Iterator[Prediction], run: RunFolder, checkpoint: TrainedCheckpoint) -> None:
-    """One JSON object, an image a line, written as the answers come."""
+    """Stream one JSON object to stdout, one line per image as its prediction arrives."""
     from engine.inference.predict import finite_or_none
 
     head = json.dumps({"format": 1, "run": run.name, "checkpoint": str(checkpoint.path)})
@@ -110,7 +111,7 @@ def prediction_line(prediction: Prediction, path_columns: int, name_columns: int
 
 
 def pad_cells(text: str, width: int) -> str:
-    """What comes from outside, fit for a terminal and at least so many cells wide."""
+    """Escape control characters and pad to at least `width` terminal cells."""
     from engine.utils.text import printable
 
     return printable(text) + " " * (width - cell_width(text))
@@ -130,19 +131,17 @@ def evaluate(
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Other data, such as data.path=~/photos.")
     ] = None,
-    part: Annotated[
-        str, typer.Option("--part", help="Which images: val (the validation part), train, or all of them.")
-    ] = "val",
+    part: Annotated[str, typer.Option("--part", help="Images to evaluate: val, train or all.")] = "val",
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     raw: RawOption = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count again how good a trained model is.
+    """Evaluate a trained model on its validation set.
 
-    Tells the loss, the accuracy of each class, and which was taken for which. Takes the validation images that the run
-    had, or other data, whose classes are known by their names; each image once, in float32.
+    Prints the loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix. KEY=VALUE evaluates
+    on other data, whose classes are matched by name. Every image is evaluated once, in float32.
     """
     from engine.inference.evaluate import evaluate_checkpoint
     from engine.inference.trained_model import read_trained_checkpoint
@@ -159,7 +158,7 @@ def evaluate(
         from engine.utils.text import pluralize, printable
 
         for file in measured.unread:
-            typer.echo(f"left out: {printable(file)}", err=True)
+            typer.echo(f"skipped: {printable(file)}", err=True)
         typer.echo(f"{pluralize(len(measured.unread), 'image')} could not be read", err=True)
     if as_json:
         typer.echo(json.dumps(evaluation_json(measured, saved, folder, part), indent=2))
@@ -208,7 +207,7 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
     for one, images, accuracy in zip(checkpoint.classes, result.images_per_class, found.per_class, strict=True):
         lines.append(f"{pad_cells(one, name)}  {images:>6}  " + (UNKNOWN if accuracy is None else f"{accuracy:.4f}"))
     if len(checkpoint.classes) <= MAX_MATRIX_CLASSES:
-        lines += ["", "which class (row) was taken for which (column)"]
+        lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
         lines += matrix_lines([pad_cells(one, 0) for one in checkpoint.classes], found.confusion)
     return lines
 
@@ -219,15 +218,15 @@ def export(
     output: Annotated[
         str | None, typer.Option("--output", metavar="DIR", help="Folder to write to [default: RUN/export]")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there, also of something else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files of another run or program.")] = False,
     checkpoint: CheckpointOption = "best",
     raw: RawOption = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained model for other programs.
+    """Export a trained model as safetensors and JSON.
 
-    Its weights become model.safetensors; its classes, and what is done to an image before it sees it, model.json.
+    Writes the weights to model.safetensors, and the classes and input transforms to model.json.
     """
     from engine.inference.export import export_model as write
     from engine.inference.trained_model import read_trained_checkpoint

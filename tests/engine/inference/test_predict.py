@@ -55,8 +55,8 @@ def test_predict_command_names_classes_of_files_and_folders(
         assert len(shares) == 3
         assert shares == sorted(shares, reverse=True)
     assert done.stderr.splitlines() == [
-        f"passed over: {photos}/broken.png cannot be read: image file is truncated",
-        f"passed over: {photos}/notes.txt is not an image",
+        f"skipped: {photos}/broken.png cannot be read: image file is truncated",
+        f"skipped: {photos}/notes.txt is not an image",
         f"error: {photos}/notes.txt is not an image",
         "error: gone.png does not exist",
     ]
