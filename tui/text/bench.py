@@ -1,4 +1,4 @@
-"""`gputrain bench` as lines of text: a row for each number of ranks, and a chart of the speed-up."""
+"""Output of `gputrain bench`: a row for each rank count, and a chart of the speed-up."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ POINT_MARKER = "●"
 
 
 def describe_bench_plan(plan: BenchPlan) -> str:
-    data, each = plan.config.data, "together" if plan.strong else "a rank"
+    data, each = plan.config.data, "in total" if plan.strong else "per rank"
     *most, last = (str(count) for count in plan.rank_counts)
     ranks = f"{', '.join(most)} and {last} ranks" if most else pluralize(plan.rank_counts[0], "rank")
     device = "free GPUs" if plan.on_gpu else "the CPU"
-    times = "" if plan.repeats == 1 else f", {plan.repeats} times in turn"
-    limit = ", each beside the same on a batch that lies on the device" if plan.limit else ""
+    times = "" if plan.repeats == 1 else f", {plan.repeats} times, interleaved"
+    limit = ", each also without the input pipeline" if plan.limit else ""
     return (
         f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {each}, "
         f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
@@ -42,11 +42,11 @@ def describe_bench_plan(plan: BenchPlan) -> str:
 
 
 def describe_bench_run(run: BenchRun) -> str:
-    name = pluralize(run.ranks, "rank") + (", on a batch that lies on the device" if run.limit else "")
+    name = pluralize(run.ranks, "rank") + (", without the input pipeline" if run.limit else "")
     if run.message:
         return printable(f"{name}: failed: {run.message}")
     seconds, rate = (statistics.median(values) for values in zip(*run.epochs[1:], strict=True))
-    return f"{name}: {format_seconds(seconds)} an epoch, {rate:,.0f} images/s"
+    return f"{name}: {format_seconds(seconds)} per epoch, {rate:,.0f} images/s"
 
 
 def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
@@ -69,14 +69,14 @@ def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
         yield from ["", *limit_lines(speeds)]
     measured = [speed.ranks for speed in speeds if speed.speed_up is not None]
     if measured and measured[0] > 1:
-        yield f"One rank was not measured: the speed-up of {measured[0]} is taken to be {measured[0]}."
+        yield f"1 rank was not measured; the speed-up of {measured[0]} ranks is assumed to be {measured[0]}."
     for speed in speeds:
         for message in dict.fromkeys(speed.failures):
             yield printable(f"{pluralize(speed.ranks, 'rank')} failed: {message}")
 
 
 def limit_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
-    """Beside the images a second those that it could be if no data had to come."""
+    """Return the table that compares throughput with the limit: the throughput without the input pipeline."""
     rows = [
         (
             str(speed.ranks),
@@ -100,8 +100,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
-    """The speed-up against the number of ranks, beside the straight line of as many times as ranks; none where fewer
-    than two numbers of ranks were measured."""
+    """Plot the measured and the linear speed-up over ranks; empty if fewer than two rank counts were measured."""
     points = [(speed.ranks, speed.speed_up) for speed in speeds if speed.speed_up is not None]
     if len(points) < 2:
         return []

@@ -1,4 +1,4 @@
-"""Which class was taken for which: what `evaluation.json` tells, read, sorted and written as lines of text."""
+"""Reads evaluation.json of a run; sorts and formats its confusion matrix and per-class accuracy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ ConfusionCounts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EpochEvaluation:
-    """One evaluation. `per_class` is the accuracy of each class, NaN where no image is of it; `counts` how many images
-    of each class (row) were taken for each (column), 0 x 0 where there are too many classes for that."""
+    """Evaluation of one epoch.
+
+    `per_class` holds the accuracy of each class, NaN for a class without images. `counts` is the confusion matrix, true
+    classes in rows and predicted classes in columns, or 0 x 0 if there are too many classes to store it.
+    """
 
     epoch: int
     loss: float | None
@@ -42,7 +45,7 @@ class RunEvaluations:
 
 @dataclass(frozen=True)
 class Mistake:
-    """`images` of the class numbered `true_class`, a `share` of it, were taken for `predicted_class`."""
+    """Number of `images` of `true_class` predicted as `predicted_class`, and their `share` of the true class."""
 
     true_class: int
     predicted_class: int
@@ -51,17 +54,17 @@ class Mistake:
 
 
 def read_evaluations(path: Path) -> RunEvaluations:
-    """Raises OSError, and ValueError with what is wrong with the file."""
+    """Read evaluation.json. Raises OSError, or ValueError if the content is invalid."""
     with open_regular_file(path) as file:
         try:
             told = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise ValueError("it is not JSON") from error
+            raise ValueError("not JSON") from error
     if not isinstance(told, dict) or told.get("format") != EVALUATION_FORMAT:
-        raise ValueError(f"it is not of format {EVALUATION_FORMAT}, which this gputrain reads")
+        raise ValueError(f"unsupported format; this gputrain reads format {EVALUATION_FORMAT}")
     classes = told.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
-        raise ValueError("its classes are no list of names")
+        raise ValueError("classes is not a list of names")
     return RunEvaluations(
         tuple(classes), *(_parse_evaluation(told.get(which), which, len(classes)) for which in ("last", "best"))
     )
@@ -82,18 +85,18 @@ def _parse_evaluation(values: Any, which: str, num_classes: int) -> EpochEvaluat
             counts=counts,
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"what it holds as {which} is no evaluation") from error
+        raise ValueError(f"{which} is not an evaluation") from error
     if (
         found.per_class.shape != (num_classes,)
         or counts.shape not in ((num_classes, num_classes), (0, 0))
         or (counts < 0).any()
     ):
-        raise ValueError(f"what it holds as {which} does not go with {num_classes} classes")
+        raise ValueError(f"{which} does not match {num_classes} classes")
     return found
 
 
 def mistakes(counts: ConfusionCounts, max_pairs: int = 500) -> list[Mistake]:
-    """The pairs of classes that are mixed up, those with the most images first."""
+    """Return the off-diagonal entries of the confusion matrix, largest first."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     true, taken = np.nonzero(wrong)
@@ -105,12 +108,12 @@ def mistakes(counts: ConfusionCounts, max_pairs: int = 500) -> list[Mistake]:
 
 
 def worst_first(per_class: NDArray[np.float64]) -> list[int]:
-    """Numbers of the classes from the worst accuracy to the best, those without an image at the end."""
+    """Return class indices by ascending accuracy; classes without images come last."""
     return [int(number) for number in np.argsort(per_class, kind="stable")]
 
 
 def row_shares(counts: ConfusionCounts) -> NDArray[np.float64]:
-    """Each row over its sum, 0 where that is 0."""
+    """Normalize each row to sum 1; a row without images stays 0."""
     shares: NDArray[np.float64] = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return shares
 
@@ -122,8 +125,7 @@ def format_percent(share: float) -> str:
 
 
 def shorten_names(names: Sequence[str], width: int) -> list[str]:
-    """The names in at most so many cells: without what they all begin with where they are too long with it, then
-    cut."""
+    """Fit names into `width` cells: drop their common prefix if one is too long, then truncate."""
     if max(map(cell_len, names), default=0) <= width:
         return list(names)
     common = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (of names, not of paths)
@@ -135,7 +137,7 @@ def truncate_cells(text: str, width: int) -> str:
 
 
 def matrix_lines(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> list[str]:
-    """The confusion matrix as plain text: a row for each class, a column for what its images were taken for."""
+    """Return the confusion matrix as plain text: true classes in rows, predicted classes in columns."""
     digits = max(len(str(max(map(max, counts)))), 2)
     columns = shorten_names(classes, max(digits, 6))
     width = max(digits, *map(cell_len, columns))

@@ -1,4 +1,4 @@
-"""`gputrain doctor`: checks as lines of text, one area after the other as they come, or as JSON at the end."""
+"""Output of `gputrain doctor`: checks as text, one area at a time, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIN_TEXT_COLUMNS = 30
 
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
-    """Print them all; whether there is no problem."""
+    """Print all checks and return whether there is no problem."""
     told: list[Check] = []
     if as_json:
         told = [check for area in areas for check in area]
@@ -35,7 +35,7 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
     else:
         plain = not sys.stdout.isatty()
         console = table_console()
-        with nullcontext() if plain else console.status("looking further"):
+        with nullcontext() if plain else console.status("checking"):
             for area in areas:
                 told += area
                 for line in area_lines(area, console.width):
@@ -45,7 +45,7 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
 
 
 def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
-    """The checks of one area below its name."""
+    """Yield the name of an area and its checks."""
     yield Text(checks[0].area, STRONG)
     for check in merge_gpus(checks):
         lines = wrap(printable(check.found), max(width - TEXT_INDENT, MIN_TEXT_COLUMNS))
@@ -62,7 +62,7 @@ def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
 
 
 def merge_gpus(checks: Sequence[Check]) -> list[Check]:
-    """What is the same of several GPUs is said once."""
+    """Merge equal checks of several GPUs into one."""
     found: dict[Check, list[int]] = {}
     for check in checks:
         if check.gpu is None:
@@ -73,7 +73,7 @@ def merge_gpus(checks: Sequence[Check]) -> list[Check]:
 
 
 def _name_with_indices(name: str, indices: Sequence[int]) -> str:
-    """`GPU 0-3,7`."""
+    """Return the name with index ranges: `GPU 0-3,7`."""
     ranges: list[list[int]] = []
     for number in sorted(indices):
         if ranges and ranges[-1][-1] == number - 1:

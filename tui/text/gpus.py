@@ -1,4 +1,4 @@
-"""A snapshot of the GPUs as lines of text: a table that fits 80 columns, and one of the processes on them."""
+"""GPU snapshots as text: a table of GPUs that fits 80 columns, and a table of their processes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tui.text.tables import UNKNOWN
 GIB = 2**30
 GAP = "  "
 MAX_NAME_WIDTH = 12
-# From so many columns on there is room for the whole name, clocks, fan and link.
+# From this width: full name, clocks, fan, performance state and PCIe link.
 WIDE_MIN_WIDTH = 120
 MEDIUM_MIN_WIDTH = 100
-# From so many on there is room for what is less asked for of a process.
+# From this width: process type and host memory.
 FULL_PROCESS_MIN_WIDTH = 70
 SPARKLINE_WIDTH, WIDE_SPARKLINE_WIDTH = 8, 16
-# Makers and brands that say nothing in a table.
+# Vendor and brand prefixes, removed from GPU names.
 BRAND_PREFIXES = ("NVIDIA ", "GeForce ", "Tesla ", "Quadro ")
 
 
@@ -96,7 +96,7 @@ def _temperature_cell(gpu: Gpu) -> Cell:
 
 
 def user_cell(gpu: Gpu) -> Cell:
-    """The runs on a GPU, else the users of its processes, else that it is free."""
+    """Return the runs on a GPU and the users of its other compute processes, else `in use`, `unknown` or `free`."""
     processes = gpu.processes.value or ()
     runs = list(dict.fromkeys([*(one.run for one in processes if one.run), *gpu.runs]))
     others = [one for one in processes if one.run is None and one.kind == "compute"]
@@ -109,7 +109,7 @@ def user_cell(gpu: Gpu) -> Cell:
 
 
 def _used_by_cell(gpu: Gpu) -> Cell:
-    """What holds its clocks down or is wrong with it, then who uses it."""
+    """Return throttle reasons, ECC errors and MIG instances of a GPU, then its runs and users."""
     words = [word for word in gpu.value("throttle") or [] if word != "idle"]
     if gpu.value("ecc_uncorrected"):
         words.append(f"{gpu.value('ecc_uncorrected')} ECC errors")
@@ -150,7 +150,7 @@ def _format_pcie_link(gpu: Gpu) -> str:
 
 @dataclass(frozen=True)
 class GpuAnnotations:
-    """What a screen adds to the table: which GPUs are picked, and how busy each was at the latest looks, by UUID."""
+    """Screen-only columns of the GPU table: picked GPUs and their recent GPU utilization in percent, by UUID."""
 
     picked_uuids: Collection[str] = ()
     busy_history: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
@@ -163,12 +163,12 @@ class GpuAnnotations:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A bar for each percentage; a dot where it was not known."""
+    """Return one block character per percentage, and a dot for an unknown value."""
     return "".join("·" if value is None else "▁▂▃▄▅▆▇█"[min(max(int(value / 12.5), 0), 7)] for value in values)
 
 
 def gpu_lines(snapshot: Snapshot, width: int, row_annotations: GpuAnnotations | None = None) -> list[Text]:
-    """One line a GPU below a line of titles, none wider than `width`."""
+    """Return a header and one line per GPU, none wider than `width` cells."""
     wide = width >= WIDE_MIN_WIDTH
     name = Column("NAME", _full_name_cell, align_right=False) if wide else NAME_COLUMN
     columns = [
@@ -253,7 +253,7 @@ def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: 
 
 
 def list_gpu_processes(snapshot: Snapshot) -> list[tuple[Gpu, GpuProcess | None]]:
-    """Those with most GPU memory first on each GPU; None for a GPU of which they are not known."""
+    """Return (GPU, process) pairs, largest GPU memory first on each GPU; None if its processes are unknown."""
     found: list[tuple[Gpu, GpuProcess | None]] = []
     for gpu in snapshot.gpus:
         found += [(gpu, one) for one in sorted(gpu.processes.value or (), key=lambda one: -(one.gpu_memory.value or 0))]
@@ -263,13 +263,11 @@ def list_gpu_processes(snapshot: Snapshot) -> list[tuple[Gpu, GpuProcess | None]
 
 
 def process_lines(processes: Sequence[tuple[Gpu, GpuProcess | None]], width: int) -> list[Text]:
-    """One line a process, below a line of titles."""
+    """Return a header and one line per process."""
     titles = ["GPU", "PID", "USER", "TYPE", "GPU MEM", "CPU", "HOST MEM", "COMMAND"]
     kept = range(len(titles)) if width >= FULL_PROCESS_MIN_WIDTH else [0, 1, 2, 4, 5, 7]
     rows = [
-        [str(gpu.index), *[UNKNOWN] * 6, f"not known: {gpu.processes.reason}"]
-        if one is None
-        else _process_row(gpu, one)
+        [str(gpu.index), *[UNKNOWN] * 6, f"unknown: {gpu.processes.reason}"] if one is None else _process_row(gpu, one)
         for gpu, one in processes
     ]
     columns = [
@@ -301,13 +299,13 @@ def _format_size(reading: Reading[int]) -> str:
 
 
 def host_title(snapshot: Snapshot) -> str:
-    """Host and versions."""
+    """Return host name, driver version and CUDA version."""
     driver, cuda = (one.value or UNKNOWN for one in (snapshot.driver, snapshot.cuda))
     return printable(f"{snapshot.host}   driver {driver}   CUDA {cuda}")
 
 
 def host_title_line(snapshot: Snapshot) -> Text:
-    """Host and versions, and in bold what must be known of where this comes from."""
+    """Return `host_title`, with a highlighted notice if the data is simulated or recorded."""
     line = Text(host_title(snapshot), no_wrap=True)
     if snapshot.source.notice is not None:
         line.append("   ")
@@ -316,10 +314,10 @@ def host_title_line(snapshot: Snapshot) -> Text:
 
 
 def no_driver_message(snapshot: Snapshot) -> str:
-    """Why there is no GPU to be shown, and what that means."""
+    """Return why there are no GPUs to show, and what a run would use instead."""
     from engine.utils.host import available_cores
 
     error, instead = printable(snapshot.error or ""), pluralize(available_cores(), "core")
     if snapshot.pending:
-        return f"On {snapshot.host} {error}; a run waits longer for it, so look again."
-    return f"No NVIDIA driver can be asked on {snapshot.host} ({error}): training uses the CPU, {instead}."
+        return f"{snapshot.host}: {error}. A run waits longer for the driver; try again."
+    return f"No NVIDIA driver on {snapshot.host} ({error}): training uses the CPU, {instead}."

@@ -1,4 +1,4 @@
-"""`gputrain summary` as lines of text: a model's layers as a tree, its totals, its feature maps."""
+"""Output of `gputrain summary`: the layers of a model as a tree, its totals and its feature maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEATURE_HEADER = ("FEATURES OF", "OUTPUT", "STRIDE")
 
 
 def layer_lines(summary: ModelSummary, depth: int) -> Iterator[str]:
-    """The modules of at most this depth, each indented below what it is in."""
+    """Yield the table of modules down to `depth`, indented by nesting level."""
     shown = [layer for layer in summary.layers if layer.depth <= depth]
     some_frozen = summary.trainable < summary.parameters
     rows = [
@@ -43,13 +43,13 @@ def format_trainable(layer: LayerSummary) -> str:
 def total_lines(summary: ModelSummary) -> Iterator[str]:
     frozen = summary.parameters - summary.trainable
     rows = {
-        "images": f"{format_shape(summary.images)}, in {summary.classes} classes",
+        "images": f"{format_shape(summary.images)}, {summary.classes} classes",
         "parameters": f"{summary.parameters:,} ({summary.trainable:,} trainable, {frozen:,} frozen), "
-        f"{summary.buffers:,} values in buffers",
+        f"{summary.buffers:,} buffer elements",
         "multiply-adds": format_si(summary.multiply_adds),
         "weights": format_bytes(summary.weight_bytes),
         "activations": f"about {format_bytes(summary.activation_bytes)} of outputs, "
-        f"{format_bytes(summary.saved_bytes)} kept for the backward pass",
+        f"{format_bytes(summary.saved_bytes)} saved for the backward pass",
     }
     width = max(map(len, rows))
     for name, value in rows.items():
@@ -69,9 +69,9 @@ def format_shape(shape: Shape | None) -> str:
 
 
 def format_si(number: int) -> str:
-    """Three digits, in the largest unit that it fills, powers of 1000: 1.81 G."""
+    """Format with three significant digits and an SI prefix: 1.81 G."""
     for size, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
-        # What would be rounded up to 1000 fills the next.
+        # 999.5 k rounds to 1.00 M, not to 1000 k.
         if number >= 0.9995 * size:
             return f"{format_three_digits(number / size)} {unit}"
     return str(number)

@@ -1,4 +1,4 @@
-"""The table of `gputrain models`, printed line by line: the parameters of some models may still be to count."""
+"""Prints the table of `gputrain models` line by line, because counting parameters can take minutes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tui.text.tables import UNKNOWN
 
 HEADER = ("SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS")
 PARAMETER_COLUMNS = len("1,000,000,000")
-# So many are counted in about a second, which needs no word.
+# Counting this many models takes about a second and needs no message.
 MAX_SILENT_COUNT = 10
 MAX_SUGGESTIONS = 5
 
 
 def list_models(source: str | None) -> list[CatalogModel]:
-    """Those of one source, or of all that are installed. Raises UsageError."""
+    """Return the models of one source, or of all installed sources. Raises UsageError if `source` is not installed."""
     found: list[CatalogModel] = []
     for one in MODEL_SOURCES if source is None else (source,):
         if one == "builtin":
@@ -42,14 +42,14 @@ def list_models(source: str | None) -> list[CatalogModel]:
 def announce_parameter_count(source: str, missing: int) -> None:
     if missing > MAX_SILENT_COUNT:
         typer.echo(
-            f"counting the parameters of {missing:,} models of {source}, once for this version of it; "
-            "Ctrl-C ends that and keeps what is counted",
+            f"Counting the parameters of {missing:,} {source} models, once per installed version. "
+            "Ctrl-C stops; finished counts are kept.",
             err=True,
         )
 
 
 def print_models(models: Sequence[CatalogModel], counted_models: Iterable[CatalogModel]) -> None:
-    """Print a table; `counted_models` are the same `models`, each as soon as its parameters are counted."""
+    """Print the table; `counted_models` yields each of `models` as soon as its parameters are counted."""
     names = max(len(HEADER[1]), *(len(model.name) for model in models))
     sources = max(len(HEADER[0]), *(len(model.source) for model in models))
 
@@ -65,23 +65,23 @@ def print_models(models: Sequence[CatalogModel], counted_models: Iterable[Catalo
 
 
 def format_weights(weights: Sequence[str]) -> str:
-    """The library's choice, and how many there are besides."""
+    """Return the default weights of the library and the number of alternatives."""
     if not weights:
         return UNKNOWN
-    # timm leaves the tag of some weights empty.
+    # Some timm weights have an empty tag.
     first = weights[0] or "yes"
     return first if len(weights) == 1 else f"{first} (+{len(weights) - 1})"
 
 
 def no_match_message(known: Sequence[CatalogModel], pattern: str | None, *, pretrained: bool) -> str:
-    """What there is instead."""
+    """Return why no model matches, with the nearest names."""
     if pretrained and filter_models(known, pattern):
         return (
             f"no model with {pattern!r} in its name has pretrained weights"
             if pattern
-            else "none has pretrained weights"
+            else "no model has pretrained weights"
         )
     near = difflib.get_close_matches((pattern or "").lower(), [model.name for model in known], MAX_SUGGESTIONS, 0.4)
-    # One name may be that of two sources.
-    hint = f"; near to it are {', '.join(dict.fromkeys(near))}" if near else ""
+    # Two sources can have a model of the same name.
+    hint = f"; similar names: {', '.join(dict.fromkeys(near))}" if near else ""
     return f"no model has {pattern!r} in its name{hint}"

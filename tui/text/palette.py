@@ -1,5 +1,7 @@
-"""The colours of every screen, as rich styles: of the palette of Okabe and Ito (Color Universal Design, 2008), which
-people who see few colours can tell apart, in the terminal's 256 colours. No meaning hangs on colour alone."""
+"""Rich styles of all screens: the Okabe-Ito palette (Color Universal Design, 2008), safe for color blindness.
+
+The colors are the nearest of the 256 terminal colors. Color never carries meaning alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as lines of a screen."""
+"""Runs as table lines for the monitor and the run list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tui.text.palette import BAD, GOOD, MUTED, WARNING
 from tui.text.runs import RunRow, format_accuracy, format_age, format_duration
 from tui.text.tables import UNKNOWN
 
-# A sign and a style for each state; the state's own name stands beside it.
+# Symbol and style of each state; screens print the state's name next to them.
 STATE_SYMBOLS = {
     RunState.STARTING: ("◌", WARNING),
     RunState.RUNNING: ("●", GOOD),
@@ -30,13 +30,13 @@ def state_symbol(state: str) -> tuple[str, str]:
 
 
 def name_columns(rows: list[RunRow], width: int) -> int:
-    """Columns for the longest name, as far as there is room for it."""
+    """Return the width of the name column: the longest name within limits."""
     longest = max((cell_len(printable(row.name)) for row in rows), default=0)
     return min(max(longest, MIN_NAME_COLUMNS), MAX_NAME_COLUMNS, max(width - 44, MIN_NAME_COLUMNS))
 
 
 def run_line(row: RunRow, name_width: int) -> Text:
-    """A sign, the name, how far it is, how well it does, and the time that is left or since when it is over."""
+    """Return a line with state symbol, name, progress, best validation accuracy, and ETA or age."""
     sign, style = state_symbol(row.state)
     line = Text(no_wrap=True, end="")
     line.append(f"{sign} ", style)
@@ -61,7 +61,7 @@ def table_header(name_width: int, width: int) -> Text:
 
 
 def table_line(row: RunRow, name_width: int, width: int) -> Text:
-    """A row below `table_header`; what a run said at its end only where there is room for it."""
+    """Return a row for `table_header`; the final message of the run is added only if it fits."""
     sign, style = state_symbol(row.state)
     loss = UNKNOWN if row.val_loss is None else f"{row.val_loss:.4f}"
     rate = UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}"
@@ -80,5 +80,5 @@ def table_line(row: RunRow, name_width: int, width: int) -> Text:
 
 
 def fit_cells(text: str, width: int) -> str:
-    """Exactly so many columns, with an ellipsis where it was longer."""
+    """Pad or truncate to exactly `width` terminal cells, with an ellipsis if truncated."""
     return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"

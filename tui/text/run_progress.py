@@ -1,4 +1,4 @@
-"""How far a run is, and what its devices do, as lines."""
+"""Progress, bottleneck and devices of one run as lines for the run screen."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tui.text.tables import UNKNOWN
 
 STATE_LABELS = {RunState.RUNNING: "training"}
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 8, 40
-# Events about the GPUs come every five seconds.
+# Three times the five seconds between `gpus` events.
 GPU_STALE_SECONDS = 15.0
 
 
 def progress_line(row: RunRow, width: int) -> Text:
-    """State, epoch, step within it, a bar, the share that is done, the time left, images a second."""
+    """Return a line with state, epoch, step, progress bar, percentage, ETA and throughput (images/s)."""
     sign, style = state_symbol(row.state)
     state = RunState(row.state)
     line = Text(no_wrap=True, overflow="ellipsis", end="")
@@ -51,8 +51,7 @@ def progress_line(row: RunRow, width: int) -> Text:
 
 
 def bottleneck_text(row: RunRow, width: int) -> Text:
-    """What limits the run, and where there is room the share of its time that it waits for data and the model FLOPs
-    utilization; nothing where none of it is known."""
+    """Return the bottleneck, then data wait and MFU (model FLOPs utilization) if they fit; empty if all are unknown."""
     line = Text(f" {printable(row.verdict)}  " if row.verdict else "", no_wrap=True, end="")
     figures = describe_efficiency(row.data_wait, row.mfu)
     if figures and line.cell_len + 1 + len(figures) < width:
@@ -63,7 +62,7 @@ def bottleneck_text(row: RunRow, width: int) -> Text:
 
 
 def progress_bar(share: float, length: int) -> Text:
-    """The wireframe's own: ━ for what is done, ─ for the rest."""
+    """Return a bar of `length` cells with half-cell resolution: ━ done, ─ remaining."""
     halves = round(2 * share * length)
     full, half = divmod(halves, 2)
     done = "━" * full + ("╸" if half else "")
@@ -71,10 +70,10 @@ def progress_bar(share: float, length: int) -> Text:
 
 
 def device_lines(snapshot: RunSnapshot, width: int) -> tuple[str, list[Text]]:
-    """A title, and a line for each GPU that the run has, or for each rank where it trains on the CPU."""
+    """Return a title and one line for each rank: its GPU readings, or its process if it trains on the CPU."""
     started = snapshot.started
     if started is None:
-        return "ranks", [Text("not known yet", MUTED)]
+        return "ranks", [Text("run is starting", MUTED)]
     by_uuid = {sample.uuid: sample for sample in snapshot.gpus}
     on_cpu = started.backend == "gloo"
     lines = []
@@ -87,7 +86,7 @@ def device_lines(snapshot: RunSnapshot, width: int) -> tuple[str, list[Text]]:
                     f"rank {one.rank}  {one.device[:12]}  {_format_gpu_values(by_uuid.get(one.device))}", width
                 )
             )
-    lines += [Text(f"{len(started.devices)} devices, not told which", MUTED)] if not started.ranks else []
+    lines += [Text(f"{len(started.devices)} devices; no rank info in the journal", MUTED)] if not started.ranks else []
     age = time.time() - snapshot.gpus_time
     stale = f", {format_duration(age)} ago" if snapshot.gpus and snapshot.row.live and age > GPU_STALE_SECONDS else ""
     kind = "ranks of this run, on the CPU" if on_cpu else f"GPUs of this run{stale}"
@@ -102,7 +101,7 @@ def _device_line(text: str, width: int) -> Text:
 
 def _format_gpu_values(sample: GpuSample | None) -> str:
     if sample is None:
-        return "nothing told of it yet"
+        return "no reading yet"
     if sample.state not in (None, "ok"):
         return sample.state
     memory = UNKNOWN if sample.memory_used is None else f"{sample.memory_used / GIB:.1f}"

@@ -1,4 +1,4 @@
-"""Runs as rows: name, state, how far, how well, how long ago."""
+"""Runs as rows for `gputrain runs` and the screens: name, state, progress, accuracy, age."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 
 @dataclass(frozen=True)
 class RunRow:
-    """`age_seconds` is the time since the run's last sign of life; `eta_seconds` is what the rest takes at the latest
-    pace; `step` counts from the start of the run, `steps` are all of them. `verdict` is what limits the run, in words,
-    `data_wait` the share of its time that it waits for data, `mfu` the model FLOPs utilization."""
+    """State and results of one run.
+
+    `age_seconds` counts from the last journal event or heartbeat. `eta_seconds` is the remaining time at the latest
+    throughput. `step` of `steps` is the global step. `verdict` is the bottleneck message, `data_wait` the share of the
+    training time spent waiting for data, `mfu` the model FLOPs utilization.
+    """
 
     name: str
     state: str
@@ -51,19 +54,19 @@ class RunRow:
 
 
 def make_run_row(watcher: RunWatcher) -> RunRow:
-    """A run as it is by now."""
+    """Poll the run and return its current row."""
     history = watcher.poll()
     return row_of_history(watcher.folder, history, partial=watcher.partial)
 
 
 def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> RunRow:
-    """A run as its history tells; of a `partial` one the summary tells the rest."""
+    """Build the row from the history; if it is `partial`, the rest comes from summary.json."""
     stored = RunSummary.from_dict((read_json(folder.summary) or {}) if partial else {})
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
     known = (best.selection_accuracy if best else None, stored.best_val_accuracy)
     bests = [float(value) for value in known if value is not None]
     state = folder.state(history)
-    # The end of a long journal does not say since when a GPU is slowed down.
+    # A partial history misses the samples that show since when a GPU is throttled.
     bottleneck = stored.verdict if partial else history.bottleneck
     rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
     return RunRow(
@@ -102,7 +105,7 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
 
 def end_message(finished: RunFinished | None, state: RunState) -> str:
     if state is RunState.CRASHED:
-        return "it ended without a word; `gputrain resume` goes on from its last checkpoint"
+        return "supervisor ended unexpectedly; `gputrain resume` continues from the last checkpoint"
     return finished.message if finished is not None and not state.live else ""
 
 
@@ -117,7 +120,7 @@ def run_age_seconds(folder: RunFolder) -> float:
 
 
 def row_cells(row: RunRow) -> tuple[str, ...]:
-    """What the header names; nothing in it can do anything to a terminal."""
+    """Return the cells for `HEADER`, with control characters escaped."""
     epoch = f"{row.epoch}/{row.epochs or '?'}"
     return (printable(row.name), row.state, epoch, format_accuracy(row.best_val_accuracy), format_age(row.age_seconds))
 
@@ -133,7 +136,7 @@ def format_runs_table(rows: Sequence[RunRow]) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """The largest unit that fits: 3 h."""
+    """Format an age in its largest unit: 3 h."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
@@ -141,7 +144,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units: 2h05m, 2m41s, 41s."""
+    """Format a duration in its two largest units: 2h05m, 2m41s, 41s."""
     whole = int(seconds)
     if whole >= 86400:
         return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
@@ -152,7 +155,7 @@ def format_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """What a run has come to, and the last lines of its log. `folder_missing` says that its folder is not there."""
+    """Latest state of a run, its GPU samples (`gpus_time` in Unix seconds) and the end of its log."""
 
     row: RunRow
     started: RunStarted | None

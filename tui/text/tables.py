@@ -1,4 +1,4 @@
-"""What the tables of the command line share: aligned columns, the sign for an unknown value, the console's width."""
+"""Shared parts of the text tables: column alignment, console width, the placeholder for unknown values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 UNKNOWN = "–"
-"""Stands for a value that is not known."""
+"""Placeholder for an unknown value."""
 NON_TTY_COLUMNS = 120
 COLUMN_GAP = "  "
 
 
 def table_console() -> Console:
-    """Return a console for tables; where the output is no terminal it has 120 columns, or as many as `COLUMNS` says."""
+    """Return a console for tables; without a terminal it is `COLUMNS` or 120 columns wide."""
     from rich.console import Console
 
     width_known = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -27,7 +27,7 @@ def table_console() -> Console:
 
 
 def format_table(rows: Sequence[Sequence[str]], right_aligned: Sequence[int]) -> Iterator[str]:
-    """`right_aligned` are the columns that are aligned there."""
+    """Yield the rows as aligned lines; `right_aligned` holds column indices."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [

@@ -185,14 +185,14 @@ def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) ->
     assert values["limit"] is True
     assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
     assert [one["limit"] for one in values["runs"]] == [False, True, False, True]
-    assert "4/4  1 rank, on a batch that lies on the device: 5.00 s an epoch, 200 images/s" in result.stderr
+    assert "4/4  1 rank, without the input pipeline: 5.00 s per epoch, 200 images/s" in result.stderr
     assert "SHARE" in CliRunner().invoke(app, arguments).stdout
 
 
 def test_speeds_without_single_rank_use_fewest_ranks_as_baseline() -> None:
     speeds = scaling_results([run(2, 200), run(4, 300)])
     assert [speed.speed_up for speed in speeds] == [2, 3]
-    assert "One rank was not measured: the speed-up of 2 is taken to be 2." in list(bench_lines(speeds))
+    assert "1 rank was not measured; the speed-up of 2 ranks is assumed to be 2." in list(bench_lines(speeds))
 
 
 def test_speeds_keep_successful_runs_when_others_fail() -> None:
@@ -317,8 +317,8 @@ def test_bench_chart_plots_each_rank_count_below_ideal_line() -> None:
 
 def test_bench_messages_describe_plan_and_runs() -> None:
     words = describe_bench_plan(work(rank_counts=(1, 2, 4), repeats=2))
-    assert words == "cnn on digits, batch 64 a rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times in turn"
-    assert describe_bench_run(run(2, 100, 200, 400)) == "2 ranks: 5.00 s an epoch, 200 images/s"
+    assert words == "cnn on digits, batch 64 per rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times, interleaved"
+    assert describe_bench_run(run(2, 100, 200, 400)) == "2 ranks: 5.00 s per epoch, 200 images/s"
     assert describe_bench_run(BenchRun(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
 
 
@@ -356,7 +356,7 @@ def test_bench_command_trains_and_removes_temporary_files(gputrain: Gputrain) ->
     assert row[:2] == ["1", "16"]
     assert float(row[4].replace(",", "")) > 0
     assert "1/2  1 rank:" in done.stderr
-    assert "2/2  1 rank, on a batch that lies on the device:" in done.stderr
+    assert "2/2  1 rank, without the input pipeline:" in done.stderr
     limit = next(line.split() for line in reversed(done.stdout.splitlines()) if line.split()[:1] == ["1"])
     assert float(limit[2].replace(",", "")) > 0
     assert limit[3].endswith("%")

@@ -70,7 +70,7 @@ def test_gpus_command_without_driver_library(gputrain: Gputrain, gpu_host: FakeG
     gpu_host.driver = {"LD_LIBRARY_PATH": str(gputrain.folder)}
     done = look(gputrain, gpu_host)
     assert done.stdout == ""
-    assert "No NVIDIA driver can be asked" in done.stderr
+    assert "No NVIDIA driver on" in done.stderr
     assert "nvml shared library not found" in done.stderr
     assert "training uses the CPU" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -204,7 +204,7 @@ def test_models_command_json_lists_every_weight() -> None:
 
 
 def test_models_command_without_match_suggests_nearest() -> None:
-    assert "near to it are resnet50" in found("resnett50", code=1)
+    assert "similar names: resnet50" in found("resnett50", code=1)
     assert "'cnn' in its name has pretrained weights" in found("cnn", "--source", "builtin", "--pretrained", code=1)
 
 

@@ -119,18 +119,18 @@ def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
     ("content", "told"),
     [
         ("{", "not JSON"),
-        ("[]", "not of format 1"),
-        (evaluation(format=2), "not of format 1"),
-        (evaluation(classes=[1, 2]), "no list of names"),
-        (evaluation(classes=[]), "no list of names"),
-        (evaluation(best=None), "as best is no evaluation"),
-        (evaluation(last={"epoch": 1}), "as last is no evaluation"),
-        (evaluation(best=found(BEST) | {"confusion": [[1, 2], [3]]}), "as best is no evaluation"),
-        (evaluation(best=found(BEST) | {"confusion": [[10**30] * 3] * 3}), "as best is no evaluation"),
-        (evaluation(best=found(BEST) | {"confusion": "many"}), "as best is no evaluation"),
-        (evaluation(best=found(BEST[:2])), "as best"),
-        (evaluation(best=found(BEST) | {"per_class": [0.5]}), "does not go with 3 classes"),
-        (evaluation(best=found([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "does not go with 3 classes"),
+        ("[]", "unsupported format; this gputrain reads format 1"),
+        (evaluation(format=2), "unsupported format; this gputrain reads format 1"),
+        (evaluation(classes=[1, 2]), "classes is not a list of names"),
+        (evaluation(classes=[]), "classes is not a list of names"),
+        (evaluation(best=None), "best is not an evaluation"),
+        (evaluation(last={"epoch": 1}), "last is not an evaluation"),
+        (evaluation(best=found(BEST) | {"confusion": [[1, 2], [3]]}), "best is not an evaluation"),
+        (evaluation(best=found(BEST) | {"confusion": [[10**30] * 3] * 3}), "best is not an evaluation"),
+        (evaluation(best=found(BEST) | {"confusion": "many"}), "best is not an evaluation"),
+        (evaluation(best=found(BEST[:2])), "best does not match 3 classes"),
+        (evaluation(best=found(BEST) | {"per_class": [0.5]}), "does not match 3 classes"),
+        (evaluation(best=found([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "does not match 3 classes"),
     ],
     ids=str,
 )
@@ -268,7 +268,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
         demo_run.evaluation.write_text('{"format": 1, "classes": 7}')
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is not None)
         await drawn(pilot)
-        assert "evaluation.json cannot be read: its classes are no list of names" in visible_text(pilot, "#scores")
+        assert "evaluation.json cannot be read: classes is not a list of names" in visible_text(pilot, "#scores")
         assert "owl" in visible_text(pilot, "#matrix")
         write_json(demo_run.evaluation, evaluation(best=found(BEST, 5)))
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is None)
