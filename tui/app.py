@@ -1,5 +1,8 @@
-"""The screen: a reader of run folders and of the sampler, with a remote control. It trains nothing, and its end stops
-nothing."""
+"""The Textual app of `gputrain-tui`: opens the screens and owns the pollers that feed them.
+
+The app only reads run folders and GPU snapshots, and sends control requests. Runs are separate processes, started by
+`tui.launcher`; they continue when the app exits.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from tui.launcher import LaunchedRun
 
 EXIT_GRACE_SECONDS = 1.5
-# The terminal's own sixteen colours and its background: short to send, and as its owner likes them.
+# The 16 ANSI colors and the background of the terminal: short escape sequences, and the theme that the user chose.
 THEME = Theme(
     name="gputrain",
     ansi=True,
@@ -87,9 +90,11 @@ class GputrainApp(App[None]):
         demo_notice: str | None = None,
         launched_run: LaunchedRun | None = None,
     ) -> None:
-        """`initial_run` is the folder of the run to be shown first, `launched_run` one that is on its way.
-        `demo_notice` is said on every screen, and then nothing is started."""
-        # Said here and not only by the theme: it decides whether NO_COLOR means none, or shades of grey.
+        """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting; else on the GPU monitor.
+
+        `demo_notice` is shown on every screen and disables starting runs.
+        """
+        # Set here as well as in the theme: without it Textual renders NO_COLOR in shades of gray instead of no color.
         super().__init__(ansi_color=True)
         self.register_theme(THEME)
         self.theme = THEME.name
@@ -101,12 +106,12 @@ class GputrainApp(App[None]):
         self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
         self._got_sigtstp = False
         self.pending_run: LaunchedRun | None = None
-        """A run that was started here and has not begun."""
+        """A run launched by this app whose journal has no events yet."""
         self.picked_gpu_uuids: set[str] = set()
-        """UUIDs of the GPUs for the next run."""
+        """UUIDs of the GPUs picked for the next run."""
 
     def source_notice(self) -> str | None:
-        """What must be said on every screen of where all this comes from."""
+        """Return the notice that marks simulated or recorded data on every screen, or None."""
         snapshot = self.gpu_poller.snapshot
         return self.demo_notice or (snapshot.source.notice if snapshot is not None else None)
 
@@ -127,7 +132,7 @@ class GputrainApp(App[None]):
         self.run_list_poller.start()
 
     def show_toast(self, message: str, *, warning: bool = False, timeout_s: float = 5.0) -> None:
-        """A note at the corner of the screen. What comes from outside can do nothing to the terminal."""
+        """Show a toast; control characters in the message are escaped."""
         self.notify(
             printable(message), severity="warning" if warning else "information", timeout=timeout_s, markup=False
         )
@@ -148,8 +153,8 @@ class GputrainApp(App[None]):
                 suspend(number, frame)
 
         def continued(number: int, frame: FrameType | None) -> None:
-            # Textual takes over the terminal at every SIGCONT. After a SIGSTOP it never gave it up: a second time would
-            # leave two readers of the keys, and the terminal raw at the end.
+            # Textual re-enters application mode at every SIGCONT. After a SIGSTOP it never left that mode: a second
+            # entry would start a second keyboard reader and leave the terminal in raw mode on exit.
             if not self._got_sigtstp:
                 loop.call_soon_threadsafe(self.refresh)
             elif callable(resume):
@@ -160,7 +165,7 @@ class GputrainApp(App[None]):
         signal.signal(signal.SIGCONT, continued)
 
     def _exit_on_signal(self, signum: int) -> None:
-        """The terminal may be gone, and then nothing that is written to it ends."""
+        """Exit on SIGHUP or SIGTERM; the timer forces it, because writes to a closed terminal can block forever."""
         timer = threading.Timer(EXIT_GRACE_SECONDS, os._exit, [128 + signum])
         timer.daemon = True
         timer.start()
@@ -182,12 +187,12 @@ class GputrainApp(App[None]):
         self.push_screen(StartingScreen(self, launched))
 
     def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> None:
-        """Start a run with these arguments of `gputrain`, and wait for it on the screen."""
+        """Start `gputrain` with these arguments and show its start; refused in the demo."""
         from engine.utils.errors import UsageError
         from tui.launcher import launch_run
 
         if self.demo_notice:
-            self.show_toast("this is a demonstration: nothing is started here", warning=True)
+            self.show_toast("demo mode: runs cannot be started", warning=True)
             return
         try:
             self.show_launch(launch_run(arguments, runs_dir or self.runs_dir))
@@ -195,18 +200,18 @@ class GputrainApp(App[None]):
             self.show_toast(str(error), warning=True)
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
-        """Go on with a run that is over, from its last checkpoint."""
+        """Resume a run that has ended from its last checkpoint."""
         if state is None:
-            self.show_toast(f"{folder.name} is not read yet", warning=True)
+            self.show_toast(f"{folder.name} is still loading", warning=True)
             return
         if state.live or not folder.resumable:
-            why = f"is {state}" if state.live else "has no checkpoint to go on from"
+            why = f"is {state}" if state.live else "has no checkpoint to resume from"
             self.show_toast(f"{folder.name} {why}", warning=True)
             return
         self.launch(["resume", "--headless", str(folder.path)], folder.path.parent)
 
     def switch_to_run(self, folder: RunFolder) -> None:
-        """To the run's screen, past those that led to its start."""
+        """Replace the form and the starting screen with the screen of the run."""
         from tui.screens.form import FormScreen
         from tui.screens.run import RunScreen
         from tui.screens.starting import StartingScreen
@@ -218,7 +223,7 @@ class GputrainApp(App[None]):
             self.open_run(str(folder.path))
 
     def open_form(self, run_config: Path | None = None) -> None:
-        """The form of a run, filled from the config of another where one is given."""
+        """Open the form for a new run, prefilled from the config of another run if given."""
         from tui.screens.form import FormScreen
 
         self.push_screen(FormScreen(self, run_config))

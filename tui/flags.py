@@ -1,4 +1,4 @@
-"""The flags of `gputrain run`, and the command that comes to a config."""
+"""Maps the flags of `gputrain run` to config keys, and a config back to the command that produces it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.config.schema import Config
 
-# Parameter of `run` -> the key of the config that it is short for.
+# Parameter of the `run` command -> config key.
 FLAG_TO_KEY = {
     "gpus": "device.gpus",
     "wait": "device.wait",
@@ -32,8 +32,10 @@ BOOLEAN_FLAGS = {"wait", "resume"}
 
 
 def run_arguments(base: str | None, base_config: Config, config: Config) -> list[str]:
-    """The arguments of `gputrain` that come to this config: `base`, which is `base_config` by itself, and what
-    differs."""
+    """Return the arguments of `gputrain` that resolve to `config`.
+
+    `base` is a config file or preset that resolves to `base_config`. Keys that differ become flags or overrides.
+    """
     from engine.config.loader import changed_keys
     from engine.config.schema import as_dict
 
@@ -52,7 +54,7 @@ def run_arguments(base: str | None, base_config: Config, config: Config) -> list
 
 
 def format_value(value: Any) -> str:
-    """A value as it is typed; nothing for none."""
+    """Format a config value as it is typed on the command line; None and {} become an empty string."""
     if value is None or value == {}:
         return ""
     return value if isinstance(value, str) else json.dumps(value)

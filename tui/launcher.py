@@ -1,5 +1,4 @@
-"""Starts a run as a person would type it: in a session of its own, with nothing of this terminal, so that it outlives
-the screen."""
+"""Starts `gputrain` commands for the screen, in their own session without the terminal, so that runs outlive it."""
 
 from __future__ import annotations
 
@@ -21,14 +20,13 @@ from engine.utils.files import read_json
 
 FALLBACK_PROGRAM = "from tui import main; main()"
 LOGINCTL_TIMEOUT_SECONDS = 3.0
-# A file system's clock may lag behind so far.
+# File timestamps may lag behind time.time() by one kernel tick.
 MTIME_TOLERANCE_SECONDS = 0.05
 
 
 @dataclass
 class LaunchedRun:
-    """A supervisor that was started here. What it says before its run has a folder lies in a file without a name, which
-    is gone with its readers."""
+    """A supervisor process started by `launch_run`; `output` is an unnamed file with its stdout and stderr."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -38,12 +36,12 @@ class LaunchedRun:
     """Unix seconds."""
 
     def output_lines(self) -> list[str]:
-        # By its place in the file: a seek would move the offset that the process writes at.
+        # pread, because a seek would move the file offset that the supervisor writes at.
         handle = self.output.fileno()
         return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace").splitlines()
 
     def find_folder(self) -> RunFolder | None:
-        """The run's folder, once its journal has begun or gone on: what is refused before leaves no trace there."""
+        """Return the run folder once its journal has grown since the launch; a refused start writes no journal."""
         try:
             runs = list_runs(self.runs_dir)
         except UsageError:
@@ -51,7 +49,7 @@ class LaunchedRun:
         return next((run for run in runs if self._is_owner(run) and _mtime(run.journal) > self.launched_at), None)
 
     def _is_owner(self, run: RunFolder) -> bool:
-        """Pids come again, on this host and on others: the owner must have written since the start."""
+        """Return whether this process owns the run. PIDs are reused, so owner.json must be newer than the launch."""
         if _mtime(run.owner) < self.launched_at:
             return False
         owner = read_json(run.owner) or {}
@@ -59,7 +57,7 @@ class LaunchedRun:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, once it has ended."""
+        """Exit code of the supervisor, or None while it runs."""
         return self.process.poll()
 
 
@@ -71,9 +69,9 @@ def _mtime(path: Path) -> float:
 
 
 def launch_run(arguments: Sequence[str], runs_dir: Path, cwd: Path | None = None) -> LaunchedRun:
-    """`arguments` are those of `gputrain`. Raises UsageError where it cannot be started."""
+    """Start `gputrain ARGUMENTS` in its own session. Raises UsageError if the command cannot be started."""
     scope, warning = systemd_scope_prefix()
-    output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read as long as the run starts)
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (read while the run starts)
     command = [*scope, *gputrain_command(), *arguments]
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     began = time.time() - MTIME_TOLERANCE_SECONDS
@@ -94,27 +92,29 @@ def launch_run(arguments: Sequence[str], runs_dir: Path, cwd: Path | None = None
 
 
 def gputrain_command() -> list[str]:
-    """How `gputrain` is called from here: the script beside this Python where there is one."""
+    """Return the `gputrain` script next to this Python interpreter, or a `python -c` fallback."""
     script = Path(sys.executable).with_name("gputrain")
     return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-c", FALLBACK_PROGRAM]
 
 
 def systemd_scope_prefix() -> tuple[list[str], str | None]:
-    """What goes before a command that is to live on after a logout, and a warning where it will not: a host may be set
-    to end a user's processes then (logind.conf(5), KillUserProcesses). A scope of the user's own service manager lives
-    on where that does (loginctl(1), enable-linger)."""
+    """Return a command prefix that keeps a process alive after logout, or a warning if there is none.
+
+    With KillUserProcesses=yes (logind.conf(5)), systemd kills the processes of a user at logout. A scope of the user's
+    service manager survives if lingering is enabled (loginctl(1), enable-linger).
+    """
     if not _loginctl_enabled("KillUserProcesses"):
         return [], None
     if shutil.which("systemd-run") and _loginctl_enabled("Linger", str(os.getuid())):
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--"], None
     return [], (
-        "this host ends your processes when you log out (KillUserProcesses): the run will NOT survive that. "
-        "`loginctl enable-linger` makes it survive"
+        "this host kills your processes at logout (KillUserProcesses=yes): the run will NOT survive it. "
+        "To keep it running: loginctl enable-linger"
     )
 
 
 def _loginctl_enabled(name: str, *user: str) -> bool:
-    """Whether a setting of the host, or of a user, is `yes`."""
+    """Return whether a logind property of the host, or of a user, is `yes`."""
     loginctl = shutil.which("loginctl")
     if loginctl is None:
         return False

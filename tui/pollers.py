@@ -1,5 +1,7 @@
-"""Where screens get what they show: threads that ask the sampler, look at the runs and tail a journal, and hand on what
-they find. A screen takes it when it draws, and waits for none of them."""
+"""Background threads that read GPU snapshots, run lists, journals and evaluations for the screens.
+
+Screens read the latest published values when they draw and never wait for a poller.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_SECONDS = 1.0
 RUN_POLL_INTERVAL_SECONDS = 0.5
-# A batch of events is handed on at a time, so that a screen that reads a long journal goes on answering keys.
+# Events are queued in batches, so that a screen that loads a long journal stays responsive.
 MAX_EVENTS_PER_BATCH = 400
 MAX_QUEUED_BATCHES = 8
 READ_CHUNK_BYTES = MAX_FULL_READ_BYTES
@@ -36,7 +38,7 @@ MAX_LOG_LINES = 2000
 
 @dataclass(frozen=True)
 class RefreshIntervals:
-    """Seconds between two looks of the pollers, and the least between two drawings of the charts."""
+    """Seconds between polls, and the minimum number of seconds between chart redraws."""
 
     poll_s: float = 1.0
     charts_s: float = 3.0
@@ -46,13 +48,13 @@ LOW_BANDWIDTH_INTERVALS = RefreshIntervals(5.0, 15.0)
 
 
 class Poller:
-    """A thread that looks again and again. `start` once; `close` asks it to end, and does not wait."""
+    """A daemon thread that calls `poll` periodically. `close` requests its end without waiting for it."""
 
     def __init__(self, name: str, interval_s: float) -> None:
         self._interval_s = interval_s
         self._stop_event = threading.Event()
         self.unexpected_error: str | None = None
-        """What went wrong at the latest look, in a way that nobody foresaw."""
+        """An unexpected exception of the latest poll, as text."""
         self._thread = threading.Thread(target=self._poll_loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -68,8 +70,8 @@ class Poller:
                     self.poll()
                     self.unexpected_error = None
                 except Exception as error:
-                    # What is shown would stand still without a word.
-                    self.unexpected_error = f"it cannot be read: {type(error).__name__}: {error}"
+                    # An uncaught exception would end the thread and silently freeze the screen.
+                    self.unexpected_error = f"cannot be read: {type(error).__name__}: {error}"
                     self._stop_event.wait(1.0)
                 self._stop_event.wait(self._interval_s)
         finally:
@@ -79,11 +81,11 @@ class Poller:
         raise NotImplementedError
 
     def cleanup(self) -> None:
-        """Called by the thread when it ends."""
+        """Release resources; called by the thread before it ends."""
 
 
 class GpuPoller(Poller):
-    """The newest snapshot of this host's GPUs, or why there is none."""
+    """Publishes the latest snapshot of the GPUs of this host, or the problem that prevents one."""
 
     def __init__(self, interval_s: float = POLL_INTERVAL_SECONDS, monitor: GpuMonitor | None = None) -> None:
         super().__init__("gpus", 0.0)
@@ -115,7 +117,7 @@ class GpuPoller(Poller):
 
 @dataclass(frozen=True)
 class HostLoad:
-    """Of the whole host: CPU in percent, memory in bytes."""
+    """CPU utilization in percent and memory in bytes of the whole host."""
 
     cpu_percent: float
     memory_used_bytes: int
@@ -130,7 +132,7 @@ def host_load() -> HostLoad:
 
 
 def _file_stamps(folder: RunFolder) -> list[tuple[int, int]]:
-    """Size and time of change of the files that a run's state hangs on."""
+    """Return size and mtime of the files that determine the state of a run."""
     found = []
     for path in (folder.journal, folder.owner, folder.config):
         try:
@@ -142,7 +144,7 @@ def _file_stamps(folder: RunFolder) -> list[tuple[int, int]]:
 
 
 class RunListPoller(Poller):
-    """The rows of all runs below a folder, those that were started last first. `enabled` false lets it rest."""
+    """Publishes the rows of all runs in a folder, newest first; `enabled = False` suspends it."""
 
     def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
         super().__init__("runs", interval_s)
@@ -166,7 +168,7 @@ class RunListPoller(Poller):
         self.problem = None
 
     def _cached_row(self, watcher: RunWatcher) -> RunRow:
-        """A run that is over and whose files are as they were is not looked at again."""
+        """Return the row of a run; an ended run whose files have not changed is not read again."""
         marks = _file_stamps(watcher.folder)
         marked, row = self._row_cache.get(watcher.folder.path, (None, None))
         if row is not None and not row.live and marked == marks:
@@ -180,15 +182,17 @@ class RunListPoller(Poller):
 
 
 class RunPoller(Poller):
-    """One run: its newest state at once, and all its events, oldest first, in a queue. One reader feeds both. Until it
-    has read all of a long journal, the newest state comes from the two ends of that."""
+    """Publishes the latest state of one run, and queues all its events, oldest first; one journal reader feeds both.
+
+    While a long journal is being read, the state comes from its head and tail through a `RunWatcher`.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__("run", RUN_POLL_INTERVAL_SECONDS)
         self.folder = folder
         self.latest: RunSnapshot | None = None
         self.events: queue.Queue[list[Event] | None] = queue.Queue(MAX_QUEUED_BATCHES)
-        """Batches of events; None means that the journal began anew, and what was told no longer holds."""
+        """Batches of events; None means that the journal was replaced and earlier events are void."""
         self.caught_up = False
         self._log = LogTail(folder.log)
         self._begin()
@@ -206,7 +210,7 @@ class RunPoller(Poller):
         try:
             size = self.folder.journal.stat().st_size
         except OSError:
-            # What was read is still true.
+            # The journal is gone; keep what was read.
             size = self._reader.offset
         if size < self._reader.offset:
             self._begin()
@@ -219,26 +223,25 @@ class RunPoller(Poller):
         self.caught_up = True
 
     def _read_chunk(self, size: int) -> bool:
-        """Read on, publish the newest state and hand the events on. Return whether there is more, up to this size in
-        bytes."""
+        """Read one chunk, publish the state and queue the events. Return whether more follow before byte `size`."""
         before = self._reader.offset
         events = list(self._reader.poll(READ_CHUNK_BYTES))
         try:
             for event in events:
                 self._history.add(event)
-            # Without progress the journal is gone, or may not be read.
+            # No progress means that the journal is gone or unreadable.
             more = before < self._reader.offset < size
             if not more:
                 self._ends = None
             self._poll_state()
         finally:
-            # The reader is past these events, so the curves get them also where the state cannot be shown.
+            # The reader has consumed these events: queue them for the curves even if publishing the state failed.
             for start in range(0, len(events), MAX_EVENTS_PER_BATCH):
                 self._enqueue(events[start : start + MAX_EVENTS_PER_BATCH])
         return more
 
     def _poll_state(self) -> None:
-        """Publish the newest state."""
+        """Publish the latest state."""
         history = self._history if self._ends is None else self._ends.poll()
         latest = history.latest_gpus
         self.latest = RunSnapshot(
@@ -258,7 +261,7 @@ class RunPoller(Poller):
 
 
 class EvaluationPoller(Poller):
-    """The evaluations of a run, read again when their file has changed; `problem` is why they cannot be."""
+    """Publishes the evaluations of a run and rereads them when `evaluation.json` changes."""
 
     def __init__(self, path: Path, interval_s: float = 1.0) -> None:
         super().__init__("evaluation", interval_s)
@@ -269,7 +272,7 @@ class EvaluationPoller(Poller):
         self.has_polled = False
 
     def poll(self) -> None:
-        # It needs NumPy, which the first screen does without.
+        # Imports NumPy, which the first screen does not need.
         from tui.text.confusion import read_evaluations
 
         try:
@@ -288,7 +291,7 @@ class EvaluationPoller(Poller):
 
 
 class LogTail:
-    """The last lines of a file that grows."""
+    """Reads the last lines of a growing log file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -69,7 +69,7 @@ def test_resume_before_the_first_poll_says_that_the_run_is_not_read_yet(demo_run
         app: Any = pilot.app
         app.resume_run(RunFolder(demo_runs_folder / FINISHED_RUN), None)
         await pilot.pause()
-        assert [one.message for one in app._notifications] == [f"{FINISHED_RUN} is not read yet"]
+        assert [one.message for one in app._notifications] == [f"{FINISHED_RUN} is still loading"]
 
     drive(demo_app(demo_runs_folder), act)
 
