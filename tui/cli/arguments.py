@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
-
-
-class ConfigCommand(TyperCommand):
-    """A command that takes the help of its config flags from the config fields, loaded only when help is shown."""
-
-    def get_help(self, ctx: Any) -> str:
-        from engine.config.schema import describe_key
-
-        for param in self.params:
-            if param.name in FLAG_TO_KEY:
-                param.help = f"{describe_key(FLAG_TO_KEY[param.name])} ({FLAG_TO_KEY[param.name]})"  # type: ignore[attr-defined]
-        return super().get_help(ctx)
 
 
 @contextmanager
@@ -84,11 +71,15 @@ def resolve_arguments(
     return resolve_config(file, overrides, flags)
 
 
-ARGUMENTS_HELP = "CONFIG is a YAML file or a preset (digits); KEY=VALUE sets any config key."
-ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=ARGUMENTS_HELP)]
+# `tui.cli.help` prints one line for each word of the metavar.
+CONFIG_HELP = "YAML file, or preset such as digits.\nConfig override, such as optim.lr=0.1."
+RUN_HELP = "Run name, unique prefix of it, run folder, or last."
+ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP)]
 RunsDirOption = Annotated[
-    str | None, typer.Option("--runs-dir", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")
+    str | None, typer.Option("--runs-dir", metavar="DIR", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; implies --headless.")]
+HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run name, unique prefix of it, run folder, or last.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]

@@ -9,13 +9,13 @@ import typer
 
 from tui.cli.arguments import (
     ConfigArguments,
-    ConfigCommand,
     JsonOption,
     exit_on_usage_error,
     flag_overrides,
     resolve_arguments,
     split_arguments,
 )
+from tui.cli.help import TRAIN, ConfigCommand, make_epilog
 
 app = typer.Typer()
 
@@ -23,18 +23,33 @@ BENCH_FORMAT = 1
 DEFAULT_EPOCHS = 3
 
 
-@app.command(cls=ConfigCommand, epilog="Example: gputrain bench flowers.yaml --ranks-list 1,2,4 --repeats 3")
+@app.command(
+    cls=ConfigCommand,
+    rich_help_panel=TRAIN,
+    epilog=make_epilog(
+        [
+            "gputrain bench",
+            "gputrain bench flowers.yaml --ranks-list 1,2,4 --repeats 3",
+            "gputrain bench flowers.yaml --strong --limit",
+        ],
+        exit_codes={0: "success", 1: "a run failed or was interrupted", 2: "usage or config error"},
+    ),
+)
 def bench(
     arguments: ConfigArguments = None,
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
     counts: Annotated[
         str | None,
-        typer.Option("--ranks-list", help="Rank counts to measure [default: 1, 2, 4, … all GPUs or cores]"),
+        typer.Option(
+            "--ranks-list", metavar="COUNTS", help="Rank counts to measure [default: 1, 2, 4, … all GPUs or cores]"
+        ),
     ] = None,
     epochs_each: Annotated[
-        int | None, typer.Option("--epochs", help="Epochs per run; the first is not counted [default: 3]")
+        int | None, typer.Option("--epochs", metavar="N", help="Epochs per run; the first is not counted [default: 3]")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs per rank count, interleaved.")] = 1,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=1, help="Runs per rank count, interleaved.")
+    ] = 1,
     strong: Annotated[
         bool, typer.Option("--strong", help="Strong scaling: keep the global batch size constant.")
     ] = False,
@@ -55,8 +70,6 @@ def bench(
 
     Speed-up is the throughput relative to one rank; efficiency is speed-up / ranks. --limit adds runs that repeat one
     batch on the device: their throughput is the limit for any input pipeline.
-
-    Exit codes: 0 success, 1 a run failed, 2 usage or config error.
     """
     from engine.bench.report import BenchRun, scaling_results
     from engine.bench.runner import plan_bench, run_bench

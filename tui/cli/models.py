@@ -9,12 +9,12 @@ import typer
 
 from tui.cli.arguments import (
     ConfigArguments,
-    ConfigCommand,
     JsonOption,
     exit_on_usage_error,
     flag_overrides,
     resolve_arguments,
 )
+from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
 
 app = typer.Typer()
 
@@ -23,7 +23,11 @@ SUMMARY_FORMAT = 1
 SourceName = Literal["builtin", "torchvision", "timm"]
 
 
-@app.command(epilog="Example: gputrain models 'resnet*' --pretrained")
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=TRAIN,
+    epilog=make_epilog(["gputrain models resnet", "gputrain models 'vit_*_224' --source timm --pretrained"]),
+)
 def models(
     wanted: Annotated[
         str | None, typer.Argument(metavar="[FILTER]", help="Part of the name, or a pattern such as 'vit_*_224'.")
@@ -57,23 +61,32 @@ def models(
 
 
 @app.command(
-    cls=ConfigCommand, epilog="Example: gputrain summary --model resnet50 data.image_size=224 data.num_classes=1000"
+    cls=ConfigCommand,
+    rich_help_panel=TRAIN,
+    epilog=make_epilog(
+        [
+            "gputrain summary digits",
+            "gputrain summary flowers.yaml --features",
+            "gputrain summary --model resnet50 data.image_size=224 data.num_classes=1000",
+        ]
+    ),
 )
 def summary(
     arguments: ConfigArguments = None,
     model: Annotated[str | None, typer.Option("--model")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset")] = None,
     data_path: Annotated[str | None, typer.Option("--data-path")] = None,
-    images: Annotated[int, typer.Option("--batch-size", min=1, help="Batch size of the forward pass.")] = 1,
+    images: Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Images in the forward pass.")] = 1,
     depth: Annotated[
-        int, typer.Option("--depth", min=0, help="Levels of modules to print; rows include their submodules.")
+        int,
+        typer.Option("--depth", metavar="N", min=0, help="Depth of the module tree to print."),
     ] = 3,
     features: Annotated[
         bool, typer.Option("--features", help="Print the last feature map of each resolution instead.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the layers of a model with output shapes, parameters and multiply-adds.
+    """Print the layers of a model: shapes, parameters, multiply-adds.
 
     Image size, channels and classes come from the configured data. Each row includes its submodules. Multiply-adds
     cover convolutions, matrix products and attention of the whole batch; one multiply-add is two FLOPs. No weights are

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tui.cli.arguments import JsonOption, RunArgument, RunsDirOption, exit_on_usage_error
+from tui.cli.help import RESULTS, HelpCommand, make_epilog
 
 if TYPE_CHECKING:
     from engine.inference.evaluate import CheckpointEvaluation
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from engine.inference.trained_model import TrainedCheckpoint
     from engine.runs.folder import RunFolder
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer()
 
 CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", metavar="WHICH", help="Checkpoint to load: best, last, or a file.")
+    str, typer.Option("--checkpoint", metavar="CHECKPOINT", help="Checkpoint to load: best, last, or a file.")
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="auto (a GPU if one works, else the CPU), cpu, cuda or cuda:N.")
+    str,
+    typer.Option("--device", metavar="DEVICE", help="auto (a working GPU, else the CPU), cpu, cuda or cuda:N."),
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="Use the raw weights instead of the EMA weights.")]
 
@@ -32,13 +34,20 @@ MAX_PATH_COLUMNS, MAX_NAME_COLUMNS = 60, 24
 MAX_MATRIX_CLASSES = 20
 
 
-@app.command(epilog="Example: gputrain predict last photo.jpg --top 3")
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RESULTS,
+    epilog=make_epilog(
+        ["gputrain predict last photo.jpg --top 3", "gputrain predict fashion-17 album/ --json"],
+        exit_codes={0: "success", 1: "a given file cannot be read, or no file is found", 2: "usage error"},
+    ),
+)
 def predict(
     run: RunArgument,
     images: Annotated[
         list[str], typer.Argument(metavar="IMAGE...", help="Image files or folders, searched recursively.")
     ],
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of classes to print per image.")] = 5,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Number of classes to print per image.")] = 5,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     raw: RawOption = False,
@@ -49,8 +58,6 @@ def predict(
 
     Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
     images of the run. Files in folders that are not images are skipped with a message.
-
-    Exit codes: 0 success, 1 a given file cannot be read or no file is found, 2 usage error.
     """
     from engine.inference.predict import find_input_files
     from engine.inference.predict import predict as answers_for
@@ -125,13 +132,17 @@ def cell_width(text: str) -> int:
     return cell_len(printable(text))
 
 
-@app.command(epilog="Example: gputrain evaluate last data.path=~/other-photos --part all")
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RESULTS,
+    epilog=make_epilog(["gputrain evaluate last", "gputrain evaluate last data.path=~/other-photos --part all"]),
+)
 def evaluate(
     run: RunArgument,
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Other data, such as data.path=~/photos.")
     ] = None,
-    part: Annotated[str, typer.Option("--part", help="Images to evaluate: val, train or all.")] = "val",
+    part: Annotated[str, typer.Option("--part", metavar="PART", help="Images to evaluate: val, train or all.")] = "val",
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     raw: RawOption = False,
@@ -212,7 +223,11 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
     return lines
 
 
-@app.command(epilog="Example: gputrain export last --output flowers")
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RESULTS,
+    epilog=make_epilog(["gputrain export last", "gputrain export fashion-17 --checkpoint last --output exported/"]),
+)
 def export(
     run: RunArgument,
     output: Annotated[

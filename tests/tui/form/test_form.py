@@ -71,7 +71,7 @@ def config_of_run(arguments: list[str]) -> Config:
         found.append(resolved.config)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tui.cli.main.run_headless", keep)
+        patch.setattr("tui.cli.train.run_headless", keep)
         app([*arguments, "--headless"], standalone_mode=False)
     return found[0]
 

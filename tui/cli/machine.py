@@ -1,0 +1,95 @@
+"""`gputrain gpus` and `gputrain doctor`: the GPUs of this host, and whether it is ready to train."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from engine.gpus.snapshot import MIN_PERIOD_SECONDS
+from tui.cli.arguments import ConfigArguments, JsonOption, RunsDirOption, exit_on_usage_error, resolve_arguments
+from tui.cli.help import MACHINE, ConfigCommand, HelpCommand, make_epilog
+from tui.flags import FLAG_TO_KEY
+
+app = typer.Typer()
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=MACHINE,
+    epilog=make_epilog(
+        [
+            "gputrain gpus",
+            "gputrain gpus --watch --processes",
+            "gputrain gpus --json --links",
+            "gputrain gpus --record gpus.jsonl --samples 60",
+        ]
+    ),
+)
+def gpus(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all readings as JSON; a null value comes with the reason.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh until Ctrl-C or q; with --json, one line per sample.")
+    ] = False,
+    processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure PCIe throughput, shown by --json; takes 40 ms per GPU.")
+    ] = False,
+    interval: Annotated[
+        float,
+        typer.Option("--interval", metavar="SECONDS", min=MIN_PERIOD_SECONDS, max=3600, help="Time between samples."),
+    ] = 1.0,
+    samples: Annotated[int | None, typer.Option("--samples", metavar="N", min=1, help="Stop after N samples.")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option("--record", metavar="FILE", help="Write samples to FILE; GPUTRAIN_NVML=replay:FILE replays them."),
+    ] = None,
+) -> None:
+    """Show GPU utilization, memory, power, temperature and users."""
+    from tui.cli.gpus import GpusOptions, show_gpus
+
+    with exit_on_usage_error():
+        show_gpus(
+            GpusOptions(
+                json=as_json,
+                watch=watch,
+                processes=processes,
+                links=links,
+                interval_s=interval,
+                samples=samples,
+                record=record,
+            )
+        )
+
+
+@app.command(
+    cls=ConfigCommand,
+    rich_help_panel=MACHINE,
+    epilog=make_epilog(
+        ["gputrain doctor", "gputrain doctor flowers.yaml --gpus 0,1"],
+        exit_codes={0: "no problem, warnings allowed", 1: "at least one problem", 2: "usage or config error"},
+    ),
+)
+def doctor(
+    arguments: ConfigArguments = None,
+    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    runs_dir: RunsDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this host for problems that affect training.
+
+    Checks CPU cores, memory, disk, driver, GPUs and PyTorch, then the needs of CONFIG, with an all-reduce between its
+    ranks.
+    """
+    from engine.doctor.examine import examine
+    from engine.runs.folder import runs_root
+    from tui.text.doctor import show_checks
+
+    with exit_on_usage_error():
+        flags: dict[str, tuple[str, str | bool]] = (
+            {} if gpus is None else {FLAG_TO_KEY["gpus"]: (f"--gpus {gpus}", gpus)}
+        )
+        checks = examine(resolve_arguments(arguments, flags).config, runs_root(runs_dir))
+        raise typer.Exit(0 if show_checks(checks, as_json=as_json) else 1)

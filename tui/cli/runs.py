@@ -1,0 +1,174 @@
+"""Commands on existing runs: list, watch, read the log, stop and resume."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from tui.cli.arguments import (
+    RUN_HELP,
+    EventsJsonOption,
+    HeadlessOption,
+    JsonOption,
+    LowBandwidthOption,
+    RunArgument,
+    RunsDirOption,
+    exit_on_usage_error,
+)
+from tui.cli.help import RUNS, HelpCommand, make_epilog
+from tui.cli.train import run_headless, run_with_screen, should_open_screen
+
+app = typer.Typer()
+
+
+@app.command(cls=HelpCommand, rich_help_panel=RUNS, epilog=make_epilog(["gputrain runs", "gputrain runs --json"]))
+def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
+    """List runs, newest first."""
+    from engine.runs.folder import list_runs, runs_root
+    from engine.runs.watcher import RunWatcher
+    from tui.text.runs import format_runs_table, make_run_row
+
+    with exit_on_usage_error():
+        root = runs_root(runs_dir)
+        rows = [make_run_row(RunWatcher(folder)) for folder in list_runs(root)]
+    if as_json:
+        typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
+    elif not rows:
+        typer.echo(f"There are no runs in {root}. Start one: gputrain run --headless digits", err=True)
+    else:
+        typer.echo(format_runs_table(rows))
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RUNS,
+    epilog=make_epilog(["gputrain attach", "gputrain attach fashion-17 --low-bandwidth"]),
+)
+def attach(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} [default: last]")] = "last",
+    runs_dir: RunsDirOption = None,
+    low_bandwidth: LowBandwidthOption = False,
+) -> None:
+    """Open the screen of a live or finished run.
+
+    Quitting the screen does not stop the run.
+    """
+    from tui.cli.open_tui import open_screen
+
+    with exit_on_usage_error():
+        open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RUNS,
+    epilog=make_epilog(["gputrain logs last", "gputrain logs last --follow"]),
+)
+def logs(
+    run: RunArgument,
+    runs_dir: RunsDirOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends or Ctrl-C.")
+    ] = False,
+) -> None:
+    """Print the log of a run.
+
+    The log holds the messages of the supervisor and the output of the ranks.
+    """
+    import time
+
+    from engine.runs.folder import find_run, runs_root
+    from engine.runs.watcher import RunWatcher
+
+    with exit_on_usage_error():
+        folder = find_run(runs_root(runs_dir), run)
+    watch = RunWatcher(folder)
+    if not folder.log.exists():
+        typer.echo(f"{folder.name} has no log yet.", err=True)
+        return
+    with folder.log.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            live = follow and folder.state(watch.poll()).live
+            for line in file:
+                sys.stdout.write(line)
+            sys.stdout.flush()
+            if not live:
+                return
+            time.sleep(0.3)
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RUNS,
+    epilog=make_epilog(["gputrain stop last", "gputrain stop fashion-17 --no-wait"]),
+)
+def stop(
+    run: RunArgument,
+    runs_dir: RunsDirOption = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the run to stop.")] = False,
+) -> None:
+    """Stop a run at its next step and save a checkpoint.
+
+    Waits until the run has stopped.
+    """
+    import time
+
+    from engine.runs.control import send_request
+    from engine.runs.folder import find_run, runs_root
+    from engine.runs.watcher import RunWatcher
+
+    with exit_on_usage_error():
+        folder = find_run(runs_root(runs_dir), run)
+    watch = RunWatcher(folder)
+    state = folder.state(watch.poll())
+    if not state.live:
+        typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
+        return
+    with exit_on_usage_error():
+        send_request(folder.control, "stop")
+    while not no_wait and state.live:
+        time.sleep(0.2)
+        state = folder.state(watch.poll())
+    typer.echo(f"Stop requested for {folder.name}." if no_wait else f"{folder.name} is {state}.", err=True)
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RUNS,
+    epilog=make_epilog(["gputrain resume last", "gputrain resume fashion-17 --headless run.epochs=30"]),
+)
+def resume(
+    run: RunArgument,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config change, such as run.epochs=30.")
+    ] = None,
+    headless: HeadlessOption = False,
+    runs_dir: RunsDirOption = None,
+    as_json: EventsJsonOption = False,
+) -> None:
+    """Resume a run from its last checkpoint.
+
+    The run keeps the config it was started with, except for the changes given here.
+    """
+    from engine.config.loader import resolve_config
+    from engine.runs.folder import find_run, runs_root
+    from engine.utils.errors import UsageError
+
+    with exit_on_usage_error():
+        folder = find_run(runs_root(runs_dir), run)
+        if not folder.config.exists():
+            raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run")
+        if any("=" not in change for change in changes or []):
+            raise UsageError.one(" ".join(changes or []), "give values as section.key=value")
+        flags: dict[str, tuple[str, str | bool]] = {
+            "run.resume": ("gputrain resume", True),
+            "run.name": ("gputrain resume", folder.name),
+        }
+        resolved = resolve_config(str(folder.config), changes or [], flags)
+        if should_open_screen(headless=headless or as_json):
+            run_with_screen(sys.argv[1:], str(folder.path.parent))
+        else:
+            run_headless(resolved, None, str(folder.path.parent), as_json=as_json)

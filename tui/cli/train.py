@@ -1,0 +1,221 @@
+"""`gputrain run` and `gputrain config`: train a config in the foreground or on the screen, or print it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tui.cli.arguments import (
+    ConfigArguments,
+    EventsJsonOption,
+    HeadlessOption,
+    JsonOption,
+    RunsDirOption,
+    exit_on_usage_error,
+    flag_overrides,
+    resolve_arguments,
+    split_arguments,
+)
+from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
+from tui.flags import FLAG_TO_KEY
+
+if TYPE_CHECKING:
+    from engine.config.loader import ResolvedConfig
+
+app = typer.Typer()
+
+
+@app.command(
+    cls=ConfigCommand,
+    rich_help_panel=TRAIN,
+    epilog=make_epilog(
+        [
+            "gputrain run --headless digits --epochs 5 optim.lr=0.1",
+            "gputrain run flowers.yaml --gpus 0,1 --amp bf16",
+            "gputrain run flowers.yaml --headless --gpus free:2 --wait",
+            "gputrain run flowers.yaml --dry-run",
+        ],
+        "All config keys: gputrain config --describe",
+        exit_codes={
+            0: "finished, or the screen was closed",
+            1: "failed",
+            2: "usage or config error",
+            3: "stopped on request; resume with gputrain resume",
+        },
+    ),
+)
+def run(
+    arguments: ConfigArguments = None,
+    headless: HeadlessOption = False,
+    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    ngpu: Annotated[
+        int | None, typer.Option("--ngpu", min=0, metavar="N", help="Shorthand for --gpus free:N; 0 means --gpus cpu.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait")] = False,
+    ranks: Annotated[str | None, typer.Option("--ranks")] = None,
+    epochs: Annotated[str | None, typer.Option("--epochs")] = None,
+    batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
+    lr: Annotated[str | None, typer.Option("--lr")] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler")] = None,
+    amp: Annotated[str | None, typer.Option("--amp")] = None,
+    workers: Annotated[str | None, typer.Option("--workers")] = None,
+    model: Annotated[str | None, typer.Option("--model")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset")] = None,
+    data_path: Annotated[str | None, typer.Option("--data-path")] = None,
+    seed: Annotated[str | None, typer.Option("--seed")] = None,
+    name: Annotated[str | None, typer.Option("--name")] = None,
+    launcher: Annotated[str | None, typer.Option("--launcher")] = None,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
+    runs_dir: RunsDirOption = None,
+    as_json: EventsJsonOption = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the plan and train one batch per rank; keep no files."),
+    ] = False,
+) -> None:
+    """Train a model.
+
+    On a terminal, the screen shows the run; quitting the screen does not stop it. Without a terminal, or with
+    --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
+    step, a second Ctrl-C kills the run.
+    """
+    from engine.utils.errors import UsageError
+
+    given = {
+        "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
+        "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
+        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
+    }  # fmt: skip
+    with exit_on_usage_error():
+        flags = flag_overrides(given)
+        for key, switched in (("resume", resume), ("wait", wait)):
+            if switched:
+                flags[FLAG_TO_KEY[key]] = (f"--{key}", True)
+        if ngpu is not None:
+            chosen = f"free:{ngpu}" if ngpu else "cpu"
+            if gpus is not None and gpus != chosen:
+                raise UsageError.one("--ngpu", f"means --gpus {chosen}, but --gpus {gpus} is given too; keep one")
+            flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", chosen)
+        file, _ = split_arguments(arguments)
+        try:
+            resolved = resolve_arguments(arguments, flags)
+        except UsageError as error:
+            from engine.launch.preflight import with_all_problems
+
+            raise with_all_problems(error) from error
+        if should_open_screen(headless=headless or as_json or dry_run):
+            run_with_screen(sys.argv[1:], runs_dir)
+        else:
+            run_headless(resolved, Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
+
+
+def should_open_screen(*, headless: bool) -> bool:
+    """Return whether to open the screen: on a terminal, unless torchrun or srun started this process as a rank."""
+    from engine.distributed.rank_env import detect_launcher
+
+    return (
+        not headless and sys.stdin.isatty() and sys.stdout.isatty() and detect_launcher("auto", os.environ) == "spawn"
+    )
+
+
+def run_with_screen(arguments: list[str], runs_dir: str | None) -> None:
+    """Start the same command headless in its own session, then open the screen on it. Raises UsageError."""
+    from engine.runs.folder import runs_root
+    from tui.cli.open_tui import open_screen
+    from tui.launcher import launch_run
+
+    # Insert the flag right after the command name: after a `--` it would be an argument.
+    open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
+
+
+def run_headless(
+    resolved: ResolvedConfig, default_name: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False
+) -> None:
+    """Train in the foreground and exit with the exit code of the run. Raises UsageError."""
+    from engine.launch.launcher import launch
+    from engine.launch.lifecycle import RunRequest
+    from engine.runs.folder import runs_root, sanitize_run_name
+    from tui.cli.progress import BackgroundPrinter, make_printer
+
+    config = resolved.config
+    default_name = sanitize_run_name(default_name or f"{config.data.dataset}-{config.model.name}")
+    order = RunRequest(config, runs_root(runs_dir), default_name, dry_run)
+    hear = BackgroundPrinter(make_printer(json=as_json, dry_run=dry_run))
+    try:
+        code = launch(order, hear)
+    finally:
+        hear.close()
+    # A regular exit takes a second with torch loaded and blocks on a pipe whose reader has stopped reading.
+    os._exit(code)
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=TRAIN,
+    epilog=make_epilog(
+        [
+            "gputrain config digits optim.lr=0.2 --diff",
+            "gputrain config flowers.yaml --sources",
+            "gputrain config --describe",
+        ]
+    ),
+)
+def config(
+    arguments: ConfigArguments = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only keys that differ from their defaults.")] = False,
+    sources: Annotated[bool, typer.Option("--sources", help="Print where each value comes from.")] = False,
+    described: Annotated[bool, typer.Option("--describe", help="Describe every key, its choices and default.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the resolved config.
+
+    KEY=VALUE overrides CONFIG, which overrides its base config, which overrides the defaults.
+    """
+    if described:
+        print_config_keys(as_json=as_json)
+        return
+    from engine.config.schema import as_dict
+    from engine.config.yaml_io import to_yaml
+
+    with exit_on_usage_error():
+        resolved = resolve_arguments(arguments)
+    values = as_dict(resolved.config, only_changed=diff)
+    if not sources:
+        typer.echo(json.dumps(values, indent=2) if as_json else to_yaml(values).rstrip())
+        return
+    rows = {
+        f"{section}.{key}": {"value": value, "source": resolved.sources[f"{section}.{key}"]}
+        for section, keys in values.items()
+        for key, value in keys.items()
+    }
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for key, row in rows.items():
+        setting = f"{key} = {json.dumps(row['value'])}"
+        typer.echo(f"{setting:<48}  {row['source']}")
+
+
+def print_config_keys(*, as_json: bool) -> None:
+    from engine.config.schema import fields
+    from tui.flags import format_value
+    from tui.form.model import field_kind
+
+    rows = {
+        key: {"description": info.description, "choices": list(field_kind(info.annotation)[0]), "default": info.default}
+        for key, info in fields()
+    }
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for key, row in rows.items():
+        choices = f" One of {', '.join(row['choices'])}." if row["choices"] else ""
+        default = format_value(row["default"])
+        default = f" [default: {default}]" if default not in ("", "[]") else ""
+        typer.echo(f"{key}\n    {row['description']}{choices}{default}")
