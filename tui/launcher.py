@@ -74,7 +74,7 @@ def launch_run(arguments: Sequence[str], runs_dir: Path, cwd: Path | None = None
     output = tempfile.TemporaryFile()  # noqa: SIM115 (read while the run starts)
     command = [*scope, *gputrain_command(), *arguments]
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-    began = time.time() - MTIME_TOLERANCE_SECONDS
+    launched_at = time.time() - MTIME_TOLERANCE_SECONDS
     try:
         process = subprocess.Popen(  # noqa: S603 (our own command)
             command,
@@ -88,7 +88,7 @@ def launch_run(arguments: Sequence[str], runs_dir: Path, cwd: Path | None = None
     except OSError as error:
         output.close()
         raise UsageError.one(command[0], f"cannot be started: {error.strerror}") from error
-    return LaunchedRun(process, output, runs_dir, warning, began)
+    return LaunchedRun(process, output, runs_dir, warning, launched_at)
 
 
 def gputrain_command() -> list[str]:
@@ -120,7 +120,7 @@ def _loginctl_enabled(name: str, *user: str) -> bool:
         return False
     command = [loginctl, "show-user", *user, f"--property={name}", "--value"]
     try:
-        done = subprocess.run(  # noqa: S603 (a fixed command)
+        result = subprocess.run(  # noqa: S603 (a fixed command)
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -130,4 +130,4 @@ def _loginctl_enabled(name: str, *user: str) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.stdout.strip() == "yes"
+    return result.stdout.strip() == "yes"

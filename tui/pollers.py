@@ -99,13 +99,13 @@ class GpuPoller(Poller):
         try:
             if self._monitor is None:
                 self._monitor = open_monitor(self._options)
-            news = self._monitor.read(min(self._options.period, 1.0))
+            snapshot = self._monitor.read(min(self._options.period, 1.0))
         except (UsageError, OSError, ValueError) as error:
             self.problem = str(error)
             self._stop_event.wait(5.0)
             return
         self.problem = None
-        latest = self._monitor.latest() if news is None else news
+        latest = self._monitor.latest() if snapshot is None else snapshot
         self.snapshot = latest
         if latest is not None and not latest.gpus:
             self.host_load = host_load()
@@ -133,14 +133,14 @@ def host_load() -> HostLoad:
 
 def _file_stamps(folder: RunFolder) -> list[tuple[int, int]]:
     """Return size and mtime of the files that determine the state of a run."""
-    found = []
+    stamps = []
     for path in (folder.journal, folder.owner, folder.config):
         try:
             status = path.stat()
-            found.append((status.st_size, status.st_mtime_ns))
+            stamps.append((status.st_size, status.st_mtime_ns))
         except OSError:
-            found.append((-1, 0))
-    return found
+            stamps.append((-1, 0))
+    return stamps
 
 
 class RunListPoller(Poller):
@@ -169,15 +169,15 @@ class RunListPoller(Poller):
 
     def _cached_row(self, watcher: RunWatcher) -> RunRow:
         """Return the row of a run; an ended run whose files have not changed is not read again."""
-        marks = _file_stamps(watcher.folder)
-        marked, row = self._row_cache.get(watcher.folder.path, (None, None))
-        if row is not None and not row.live and marked == marks:
+        stamps = _file_stamps(watcher.folder)
+        cached_stamps, row = self._row_cache.get(watcher.folder.path, (None, None))
+        if row is not None and not row.live and cached_stamps == stamps:
             return replace(row, age_seconds=run_age_seconds(watcher.folder))
         try:
             row = make_run_row(watcher)
         except Exception as error:
             row = unreadable_row(watcher.folder, f"cannot be read: {type(error).__name__}: {error}")
-        self._row_cache[watcher.folder.path] = (marks, row)
+        self._row_cache[watcher.folder.path] = (stamps, row)
         return row
 
 
@@ -224,13 +224,13 @@ class RunPoller(Poller):
 
     def _read_chunk(self, size: int) -> bool:
         """Read one chunk, publish the state and queue the events. Return whether more follow before byte `size`."""
-        before = self._reader.offset
+        start_offset = self._reader.offset
         events = list(self._reader.poll(READ_CHUNK_BYTES))
         try:
             for event in events:
                 self._history.add(event)
             # No progress means that the journal is gone or unreadable.
-            more = before < self._reader.offset < size
+            more = start_offset < self._reader.offset < size
             if not more:
                 self._ends = None
             self._poll_state()
@@ -277,16 +277,16 @@ class EvaluationPoller(Poller):
 
         try:
             status = self._path.stat()
-            mark = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if mark != self._file_stamp:
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if stamp != self._file_stamp:
                 self.latest, self.problem = read_evaluations(self._path), None
-                self._file_stamp = mark
+                self._file_stamp = stamp
         except FileNotFoundError:
             self.latest, self.problem, self._file_stamp = None, None, None
         except OSError as error:
             self.problem = f"{self._path.name} cannot be read: {error.strerror}"
         except ValueError as error:
-            self.problem, self._file_stamp = f"{self._path.name} cannot be read: {error}", mark
+            self.problem, self._file_stamp = f"{self._path.name} cannot be read: {error}", stamp
         self.has_polled = True
 
 
@@ -306,8 +306,8 @@ class LogTail:
                     start = max(size - MAX_LOG_BYTES, 0)
                     file.seek(start)
                     text = file.read().decode(errors="replace")
-                found = text.splitlines()[1 if start else 0 :]
-                self._size, self._lines = size, tuple(found[-MAX_LOG_LINES:])
+                lines = text.splitlines()[1 if start else 0 :]
+                self._size, self._lines = size, tuple(lines[-MAX_LOG_LINES:])
         except OSError:
             pass
         return self._lines

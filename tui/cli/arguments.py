@@ -39,8 +39,8 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
 
     overrides = [argument for argument in arguments or [] if is_override(argument)]
     files = [argument for argument in arguments or [] if not is_override(argument)]
-    if known := [file for file in files if file in dict(fields())]:
-        raise UsageError.one(known[0], f"is a config key and needs a value: {known[0]}=VALUE")
+    if bare_keys := [file for file in files if file in dict(fields())]:
+        raise UsageError.one(bare_keys[0], f"is a config key and needs a value: {bare_keys[0]}=VALUE")
     if len(files) > 1:
         raise UsageError.one(
             files[1], f"is a second CONFIG after {files[0]}; give only one, and set values as section.key=value"

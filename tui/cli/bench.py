@@ -76,12 +76,12 @@ def bench(
     from tui.launcher import gputrain_command
     from tui.text.bench import bench_lines, describe_bench_plan, describe_bench_run, print_chart
 
-    given = {
+    flag_values = {
         "gpus": gpus, "batch_size": batch_size, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
         "data_path": data_path, "epochs": None if epochs_each is None else str(epochs_each),
     }  # fmt: skip
     with exit_on_usage_error():
-        flags = flag_overrides(given)
+        flags = flag_overrides(flag_values)
         file, overrides = split_arguments(arguments)
         resolved = resolve_arguments([file or "digits", *overrides], flags)
         # A config trains for more epochs than a measurement needs.

@@ -69,38 +69,38 @@ def show_gpus(options: GpusOptions) -> None:
 
 def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: IO[str] | None) -> None:
     output = _SnapshotPrinter(options)
-    told: str | None = None
-    left = options.sample_count
+    reported_error: str | None = None
+    remaining = options.sample_count
     with output, _stdin_keys() as keys:
-        while left is None or left > 0:
+        while remaining is None or remaining > 0:
             snapshot = _next_snapshot(monitor, options, keys)
             if snapshot is None:
                 return
-            if snapshot.error is not None and snapshot.error != told:
+            if snapshot.error is not None and snapshot.error != reported_error:
                 from tui.text.gpus import no_driver_message
 
                 typer.echo(no_driver_message(snapshot), err=True)
-            told = snapshot.error
+            reported_error = snapshot.error
             if record is not None:
                 record.write(snapshot.to_line() + "\n")
                 record.flush()
             output.show(snapshot)
-            left = None if left is None else left - 1
+            remaining = None if remaining is None else remaining - 1
 
 
 def _next_snapshot(monitor: GpuMonitor, options: GpusOptions, keys_fd: int | None) -> Snapshot | None:
     """Return the next snapshot, the latest one again if the sampler does not answer, or None if `q` was pressed."""
-    patience = FIRST_SNAPSHOT_TIMEOUT_SECONDS if monitor.latest() is None else max(options.interval_s, 1.0) + 1.0
-    waited = 0.0
-    while waited < patience:
+    timeout_s = FIRST_SNAPSHOT_TIMEOUT_SECONDS if monitor.latest() is None else max(options.interval_s, 1.0) + 1.0
+    waited_s = 0.0
+    while waited_s < timeout_s:
         if (snapshot := monitor.read(KEY_POLL_SECONDS)) is not None:
             return snapshot
         if keys_fd is not None and select.select([keys_fd], [], [], 0)[0] and os.read(keys_fd, 1) in (b"q", b""):
             return None
-        waited += KEY_POLL_SECONDS
+        waited_s += KEY_POLL_SECONDS
     latest = monitor.latest()
     if latest is None:
-        raise UsageError.one("gpus", f"{socket.gethostname()}: no snapshot from the sampler within {patience:.0f} s")
+        raise UsageError.one("gpus", f"{socket.gethostname()}: no snapshot from the sampler within {timeout_s:.0f} s")
     return latest
 
 
@@ -135,8 +135,8 @@ class _SnapshotPrinter:
         if self._record_only:
             return
         if self._options.json:
-            whole = self._options.sample_count == 1
-            print(json.dumps(snapshot.to_dict(), indent=2) if whole else snapshot.to_line(), flush=True)
+            single = self._options.sample_count == 1
+            print(json.dumps(snapshot.to_dict(), indent=2) if single else snapshot.to_line(), flush=True)
             return
         lines = _snapshot_lines(snapshot, self._options, self._console.width)
         if self._live is None:
@@ -180,11 +180,11 @@ def _stdin_keys() -> Iterator[int | None]:
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
         yield None
         return
-    handle = sys.stdin.fileno()
-    before = termios.tcgetattr(handle)
+    fd = sys.stdin.fileno()
+    saved_mode = termios.tcgetattr(fd)
     try:
-        tty.setcbreak(handle)
-        yield handle
+        tty.setcbreak(fd)
+        yield fd
     finally:
         with suppress(termios.error):
-            termios.tcsetattr(handle, termios.TCSADRAIN, before)
+            termios.tcsetattr(fd, termios.TCSADRAIN, saved_mode)

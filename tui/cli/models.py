@@ -29,7 +29,7 @@ SourceName = Literal["builtin", "torchvision", "timm"]
     epilog=make_epilog(["gputrain models resnet", "gputrain models 'vit_*_224' --source timm --pretrained"]),
 )
 def models(
-    wanted: Annotated[
+    pattern: Annotated[
         str | None, typer.Argument(metavar="[FILTER]", help="Part of the name, or a pattern such as 'vit_*_224'.")
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="List only models with pretrained weights.")] = False,
@@ -47,17 +47,17 @@ def models(
     from tui.text.models import announce_parameter_count, list_models, no_match_message, print_models
 
     with exit_on_usage_error():
-        known = list_models(source)
-        found = [model for model in filter_models(known, wanted) if model.weights or not pretrained]
-    if not found:
-        typer.echo(no_match_message(known, wanted, pretrained=pretrained), err=True)
+        available = list_models(source)
+        matches = [model for model in filter_models(available, pattern) if model.weights or not pretrained]
+    if not matches:
+        typer.echo(no_match_message(available, pattern, pretrained=pretrained), err=True)
         raise typer.Exit(1)
-    counted = with_parameter_counts(found, announce_parameter_count)
+    with_counts = with_parameter_counts(matches, announce_parameter_count)
     if as_json:
-        listed = [model.to_dict() for model in counted]
-        typer.echo(json.dumps({"format": MODELS_FORMAT, "models": listed}, indent=2))
+        rows = [model.to_dict() for model in with_counts]
+        typer.echo(json.dumps({"format": MODELS_FORMAT, "models": rows}, indent=2))
     else:
-        print_models(found, counted)
+        print_models(matches, with_counts)
 
 
 @app.command(
@@ -94,18 +94,18 @@ def summary(
     """
     from tui.text.model_summary import feature_lines, layer_lines, total_lines
 
-    given = {"model": model, "dataset": dataset, "data_path": data_path}
+    flag_values = {"model": model, "dataset": dataset, "data_path": data_path}
     with exit_on_usage_error():
-        config = resolve_arguments(arguments, flag_overrides(given)).config
+        config = resolve_arguments(arguments, flag_overrides(flag_values)).config
         from engine.models.catalog import check_model_name
 
         check_model_name(config.model)
         # Imports torch, so only after the checks that need none.
         from engine.models.summary import summarize_model
 
-        found = summarize_model(config, images)
+        result = summarize_model(config, images)
     if as_json:
-        typer.echo(json.dumps({"format": SUMMARY_FORMAT, **found.to_dict()}, indent=2))
+        typer.echo(json.dumps({"format": SUMMARY_FORMAT, **result.to_dict()}, indent=2))
         return
-    for line in feature_lines(found) if features else [*layer_lines(found, depth), "", *total_lines(found)]:
+    for line in feature_lines(result) if features else [*layer_lines(result, depth), "", *total_lines(result)]:
         typer.echo(line)

@@ -171,7 +171,7 @@ class BackgroundPrinter:
 
     def __call__(self, event: Event) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._print_events, name="listener", daemon=True)
+            self._thread = threading.Thread(target=self._print_events, name="printer", daemon=True)
             self._thread.start()
         with suppress(queue.Full):
             self._queue.put_nowait(event)
@@ -187,9 +187,9 @@ class BackgroundPrinter:
             return
         with suppress(queue.Full):
             self._queue.put(None, timeout=DRAIN_TIMEOUT_SECONDS)
-        left = self._queue.qsize() + 1
-        while self._thread.is_alive() and self._queue.qsize() < left:
-            left = self._queue.qsize()
+        pending = self._queue.qsize() + 1
+        while self._thread.is_alive() and self._queue.qsize() < pending:
+            pending = self._queue.qsize()
             self._thread.join(DRAIN_TIMEOUT_SECONDS)
 
 

@@ -87,21 +87,21 @@ def run(
     """
     from engine.utils.errors import UsageError
 
-    given = {
+    flag_values = {
         "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
         "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
         "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
     }  # fmt: skip
     with exit_on_usage_error():
-        flags = flag_overrides(given)
-        for key, switched in (("resume", resume), ("wait", wait)):
-            if switched:
+        flags = flag_overrides(flag_values)
+        for key, enabled in (("resume", resume), ("wait", wait)):
+            if enabled:
                 flags[FLAG_TO_KEY[key]] = (f"--{key}", True)
         if ngpu is not None:
-            chosen = f"free:{ngpu}" if ngpu else "cpu"
-            if gpus is not None and gpus != chosen:
-                raise UsageError.one("--ngpu", f"means --gpus {chosen}, but --gpus {gpus} is given too; keep one")
-            flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", chosen)
+            selection = f"free:{ngpu}" if ngpu else "cpu"
+            if gpus is not None and gpus != selection:
+                raise UsageError.one("--ngpu", f"means --gpus {selection}, but --gpus {gpus} is given too; keep one")
+            flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", selection)
         file, _ = split_arguments(arguments)
         try:
             resolved = resolve_arguments(arguments, flags)
@@ -145,12 +145,12 @@ def run_headless(
 
     config = resolved.config
     default_name = sanitize_run_name(default_name or f"{config.data.dataset}-{config.model.name}")
-    order = RunRequest(config, runs_root(runs_dir), default_name, dry_run)
-    hear = BackgroundPrinter(make_printer(json=as_json, dry_run=dry_run))
+    request = RunRequest(config, runs_root(runs_dir), default_name, dry_run)
+    printer = BackgroundPrinter(make_printer(json=as_json, dry_run=dry_run))
     try:
-        code = launch(order, hear)
+        code = launch(request, printer)
     finally:
-        hear.close()
+        printer.close()
     # A regular exit takes a second with torch loaded and blocks on a pipe whose reader has stopped reading.
     os._exit(code)
 

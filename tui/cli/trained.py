@@ -60,7 +60,7 @@ def predict(
     images of the run. Files in folders that are not images are skipped with a message.
     """
     from engine.inference.predict import find_input_files
-    from engine.inference.predict import predict as answers_for
+    from engine.inference.predict import predict as predict_images
     from engine.inference.trained_model import load_trained_model
     from engine.runs.folder import find_run, runs_root
     from engine.utils.files import expand_user
@@ -69,52 +69,54 @@ def predict(
         folder = find_run(runs_root(runs_dir), run)
         files = list(find_input_files([expand_user(image) for image in images]))
         trained = load_trained_model(folder, checkpoint, device=device, raw=raw)
-    faults: list[Prediction] = []
-    answers = skip_unreadable(answers_for(trained, files, top), faults)
+    failed: list[Prediction] = []
+    predictions = skip_unreadable(predict_images(trained, files, top), failed)
     if as_json:
-        print_predictions_json(answers, folder, trained.checkpoint)
+        print_predictions_json(predictions, folder, trained.checkpoint)
     else:
-        paths = min(max((cell_width(str(given.path)) for given in files), default=0), MAX_PATH_COLUMNS)
-        names = min(max(map(cell_width, trained.checkpoint.classes)), MAX_NAME_COLUMNS)
-        for answer in answers:
-            typer.echo(prediction_line(answer, paths, names))
+        path_columns = min(max((cell_width(str(file.path)) for file in files), default=0), MAX_PATH_COLUMNS)
+        name_columns = min(max(map(cell_width, trained.checkpoint.classes)), MAX_NAME_COLUMNS)
+        for prediction in predictions:
+            typer.echo(prediction_line(prediction, path_columns, name_columns))
     if not files:
         typer.echo("error: no files in the given folders", err=True)
-    raise typer.Exit(1 if not files or any(fault.file.explicit for fault in faults) else 0)
+    raise typer.Exit(1 if not files or any(prediction.file.explicit for prediction in failed) else 0)
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
     """Yield the predictions of readable images; report the others on stderr and append them to `failed`."""
     from engine.utils.text import printable
 
-    for answer in predictions:
-        if answer.error is None:
-            yield answer
+    for prediction in predictions:
+        if prediction.error is None:
+            yield prediction
             continue
-        failed.append(answer)
-        kind = "error" if answer.file.explicit else "skipped"
-        typer.echo(f"{kind}: {printable(f'{answer.file.path} {answer.error}')}", err=True)
+        failed.append(prediction)
+        prefix = "error" if prediction.file.explicit else "skipped"
+        typer.echo(f"{prefix}: {printable(f'{prediction.file.path} {prediction.error}')}", err=True)
 
 
 def print_predictions_json(predictions: Iterator[Prediction], run: RunFolder, checkpoint: TrainedCheckpoint) -> None:
     """Stream one JSON object to stdout, one line per image as its prediction arrives."""
     from engine.inference.predict import finite_or_none
 
-    head = json.dumps({"format": 1, "run": run.name, "checkpoint": str(checkpoint.path)})
-    typer.echo(f'{head[:-1]}, "images": [', nl=False)
-    between = "\n"
-    for answer in predictions:
-        classes = [{"name": name, "probability": finite_or_none(share)} for name, share in answer.classes]
-        typer.echo(between + json.dumps({"path": str(answer.file.path), "classes": classes}), nl=False)
-        between = ",\n"
+    header = json.dumps({"format": 1, "run": run.name, "checkpoint": str(checkpoint.path)})
+    typer.echo(f'{header[:-1]}, "images": [', nl=False)
+    separator = "\n"
+    for prediction in predictions:
+        classes = [
+            {"name": name, "probability": finite_or_none(probability)} for name, probability in prediction.classes
+        ]
+        typer.echo(separator + json.dumps({"path": str(prediction.file.path), "classes": classes}), nl=False)
+        separator = ",\n"
     typer.echo("\n]}")
 
 
 def prediction_line(prediction: Prediction, path_columns: int, name_columns: int) -> str:
-    (best, share), *others = prediction.classes
-    rest = ", ".join(f"{pad_cells(other, 0)} {likely:.4f}" for other, likely in others)
+    (best_name, probability), *others = prediction.classes
+    runners_up = ", ".join(f"{pad_cells(other, 0)} {other_probability:.4f}" for other, other_probability in others)
     path = pad_cells(str(prediction.file.path), path_columns)
-    return f"{path}  {pad_cells(best, name_columns)}  {share:.4f}  {rest}".rstrip()
+    return f"{path}  {pad_cells(best_name, name_columns)}  {probability:.4f}  {runners_up}".rstrip()
 
 
 def pad_cells(text: str, width: int) -> str:
@@ -163,24 +165,24 @@ def evaluate(
         if part not in ("val", "train", "all"):
             raise UsageError.one("--part", f"{part} is not allowed: must be one of val, train, all")
         folder = find_run(runs_root(runs_dir), run)
-        saved = read_trained_checkpoint(folder, checkpoint, raw=raw)
-        measured = evaluate_checkpoint(saved, changes or [], part, device)  # type: ignore[arg-type]
-    if measured.unread:
+        trained = read_trained_checkpoint(folder, checkpoint, raw=raw)
+        result = evaluate_checkpoint(trained, changes or [], part, device)  # type: ignore[arg-type]
+    if result.unread:
         from engine.utils.text import pluralize, printable
 
-        for file in measured.unread:
+        for file in result.unread:
             typer.echo(f"skipped: {printable(file)}", err=True)
-        typer.echo(f"{pluralize(len(measured.unread), 'image')} could not be read", err=True)
+        typer.echo(f"{pluralize(len(result.unread), 'image')} could not be read", err=True)
     if as_json:
-        typer.echo(json.dumps(evaluation_json(measured, saved, folder, part), indent=2))
+        typer.echo(json.dumps(evaluation_json(result, trained, folder, part), indent=2))
     else:
-        typer.echo("\n".join(evaluation_lines(measured, saved, part)))
+        typer.echo("\n".join(evaluation_lines(result, trained, part)))
 
 
 def evaluation_json(
     result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, run: RunFolder, part: str
 ) -> dict[str, Any]:
-    found, data = result.evaluation, result.config.data
+    evaluation, data = result.evaluation, result.config.data
     return {
         "format": 1,
         "run": run.name,
@@ -188,16 +190,18 @@ def evaluation_json(
         "dataset": data.dataset,
         "path": data.path,
         "part": part,
-        "images": found.metrics.images,
+        "images": evaluation.metrics.images,
         "unread": len(result.unread),
-        "loss": found.metrics.loss if math.isfinite(found.metrics.loss) else None,
-        "top1": found.metrics.accuracy,
-        "top5": found.top5,
+        "loss": evaluation.metrics.loss if math.isfinite(evaluation.metrics.loss) else None,
+        "top1": evaluation.metrics.accuracy,
+        "top5": evaluation.top5,
         "classes": [
             {"name": name, "images": images, "accuracy": accuracy}
-            for name, images, accuracy in zip(checkpoint.classes, result.images_per_class, found.per_class, strict=True)
+            for name, images, accuracy in zip(
+                checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
+            )
         ],
-        "confusion": found.confusion,
+        "confusion": evaluation.confusion,
     }
 
 
@@ -205,21 +209,23 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
     from tui.text.confusion import matrix_lines
     from tui.text.tables import UNKNOWN
 
-    found, data = result.evaluation, result.config.data
-    where = data.dataset if data.path is None else f"{data.dataset} in {data.path}"
-    name = max(cell_width("class"), *(cell_width(one) for one in checkpoint.classes))
+    evaluation, metrics, data = result.evaluation, result.evaluation.metrics, result.config.data
+    source = data.dataset if data.path is None else f"{data.dataset} in {data.path}"
+    name_columns = max(cell_width("class"), *(cell_width(name) for name in checkpoint.classes))
     lines = [
-        f"{checkpoint.path.name} on {pad_cells(where, 0)}, {'all parts' if part == 'all' else f'part {part}'}",
-        f"{found.metrics.images:,} images  loss {found.metrics.loss:.4f}  top-1 {found.metrics.accuracy:.4f}"
-        f"  top-5 {found.top5:.4f}",
+        f"{checkpoint.path.name} on {pad_cells(source, 0)}, {'all parts' if part == 'all' else f'part {part}'}",
+        f"{metrics.images:,} images  loss {metrics.loss:.4f}  "
+        f"top-1 {metrics.accuracy:.4f}  top-5 {evaluation.top5:.4f}",
         "",
-        f"{'class':<{name}}  images  accuracy",
+        f"{'class':<{name_columns}}  images  accuracy",
     ]
-    for one, images, accuracy in zip(checkpoint.classes, result.images_per_class, found.per_class, strict=True):
-        lines.append(f"{pad_cells(one, name)}  {images:>6}  " + (UNKNOWN if accuracy is None else f"{accuracy:.4f}"))
+    for name, images, accuracy in zip(checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True):
+        lines.append(
+            f"{pad_cells(name, name_columns)}  {images:>6}  " + (UNKNOWN if accuracy is None else f"{accuracy:.4f}")
+        )
     if len(checkpoint.classes) <= MAX_MATRIX_CLASSES:
         lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
-        lines += matrix_lines([pad_cells(one, 0) for one in checkpoint.classes], found.confusion)
+        lines += matrix_lines([pad_cells(name, 0) for name in checkpoint.classes], evaluation.confusion)
     return lines
 
 
@@ -243,15 +249,15 @@ def export(
 
     Writes the weights to model.safetensors, and the classes and input transforms to model.json.
     """
-    from engine.inference.export import export_model as write
+    from engine.inference.export import export_model
     from engine.inference.trained_model import read_trained_checkpoint
     from engine.runs.folder import find_run, runs_root
     from engine.utils.files import expand_user
 
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run)
-        place = folder.path / "export" if output is None else expand_user(output)
-        paths = write(read_trained_checkpoint(folder, checkpoint, raw=raw), folder, place, force=force)
+        target = folder.path / "export" if output is None else expand_user(output)
+        paths = export_model(read_trained_checkpoint(folder, checkpoint, raw=raw), folder, target, force=force)
     if as_json:
         typer.echo(json.dumps({"format": 1, "run": folder.name, "files": list(map(str, paths))}, indent=2))
     else:

@@ -29,14 +29,14 @@ POINT_MARKER = "●"
 
 
 def describe_bench_plan(plan: BenchPlan) -> str:
-    data, each = plan.config.data, "in total" if plan.strong else "per rank"
-    *most, last = (str(count) for count in plan.rank_counts)
-    ranks = f"{', '.join(most)} and {last} ranks" if most else pluralize(plan.rank_counts[0], "rank")
+    data, scope = plan.config.data, "in total" if plan.strong else "per rank"
+    *others, last = (str(count) for count in plan.rank_counts)
+    ranks = f"{', '.join(others)} and {last} ranks" if others else pluralize(plan.rank_counts[0], "rank")
     device = "free GPUs" if plan.on_gpu else "the CPU"
     times = "" if plan.repeats == 1 else f", {plan.repeats} times, interleaved"
     limit = ", each also without the input pipeline" if plan.limit else ""
     return (
-        f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {each}, "
+        f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {scope}, "
         f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
     )
 

@@ -57,16 +57,16 @@ def read_evaluations(path: Path) -> RunEvaluations:
     """Read evaluation.json. Raises OSError, or ValueError if the content is invalid."""
     with open_regular_file(path) as file:
         try:
-            told = json.load(file)
+            values = json.load(file)
         except (ValueError, RecursionError) as error:
             raise ValueError("not JSON") from error
-    if not isinstance(told, dict) or told.get("format") != EVALUATION_FORMAT:
+    if not isinstance(values, dict) or values.get("format") != EVALUATION_FORMAT:
         raise ValueError(f"unsupported format; this gputrain reads format {EVALUATION_FORMAT}")
-    classes = told.get("classes")
+    classes = values.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
         raise ValueError("classes is not a list of names")
     return RunEvaluations(
-        tuple(classes), *(_parse_evaluation(told.get(which), which, len(classes)) for which in ("last", "best"))
+        tuple(classes), *(_parse_evaluation(values.get(which), which, len(classes)) for which in ("last", "best"))
     )
 
 
@@ -75,7 +75,7 @@ def _parse_evaluation(values: Any, which: str, num_classes: int) -> EpochEvaluat
         counts = np.array(values["confusion"] or np.zeros((0, 0)), np.int64)
         accuracies = [np.nan if share is None else share for share in values["per_class"]]
         loss = values["loss"]
-        found = EpochEvaluation(
+        evaluation = EpochEvaluation(
             epoch=int(values["epoch"]),
             loss=None if loss is None else float(loss),
             top1=float(values["top1"]),
@@ -87,23 +87,28 @@ def _parse_evaluation(values: Any, which: str, num_classes: int) -> EpochEvaluat
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{which} is not an evaluation") from error
     if (
-        found.per_class.shape != (num_classes,)
+        evaluation.per_class.shape != (num_classes,)
         or counts.shape not in ((num_classes, num_classes), (0, 0))
         or (counts < 0).any()
     ):
         raise ValueError(f"{which} does not match {num_classes} classes")
-    return found
+    return evaluation
 
 
 def mistakes(counts: ConfusionCounts, max_pairs: int = 500) -> list[Mistake]:
     """Return the off-diagonal entries of the confusion matrix, largest first."""
-    wrong = counts.copy()
-    np.fill_diagonal(wrong, 0)
-    true, taken = np.nonzero(wrong)
-    images, of_class = wrong[true, taken], counts.sum(1)
+    off_diagonal = counts.copy()
+    np.fill_diagonal(off_diagonal, 0)
+    true, predicted = np.nonzero(off_diagonal)
+    images, class_totals = off_diagonal[true, predicted], counts.sum(1)
     return [
-        Mistake(int(true[place]), int(taken[place]), int(images[place]), float(images[place] / of_class[true[place]]))
-        for place in np.argsort(-images, kind="stable")[:max_pairs]
+        Mistake(
+            int(true[index]),
+            int(predicted[index]),
+            int(images[index]),
+            float(images[index] / class_totals[true[index]]),
+        )
+        for index in np.argsort(-images, kind="stable")[:max_pairs]
     ]
 
 

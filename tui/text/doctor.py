@@ -28,20 +28,20 @@ MIN_TEXT_COLUMNS = 30
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
     """Print all checks and return whether there is no problem."""
-    told: list[Check] = []
+    done: list[Check] = []
     if as_json:
-        told = [check for area in areas for check in area]
-        typer.echo(json.dumps({"format": DOCTOR_FORMAT, "checks": [check.to_dict() for check in told]}, indent=2))
+        done = [check for area in areas for check in area]
+        typer.echo(json.dumps({"format": DOCTOR_FORMAT, "checks": [check.to_dict() for check in done]}, indent=2))
     else:
         plain = not sys.stdout.isatty()
         console = table_console()
         with nullcontext() if plain else console.status("checking"):
             for area in areas:
-                told += area
+                done += area
                 for line in area_lines(area, console.width):
                     console.print(line, soft_wrap=True)
-        typer.echo(summary_line(told), err=True)
-    return all(check.state != "problem" for check in told)
+        typer.echo(summary_line(done), err=True)
+    return all(check.state != "problem" for check in done)
 
 
 def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
@@ -56,32 +56,32 @@ def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
         for line in lines[1:]:
             yield Text(" " * TEXT_INDENT + line)
         advice = wrap(printable(check.advice), max(width - TEXT_INDENT - 2, MIN_TEXT_COLUMNS), break_on_hyphens=False)
-        for place, line in enumerate(advice):
-            yield Text(" " * TEXT_INDENT + ("  " if place else "→ ") + line, MUTED)
+        for index, line in enumerate(advice):
+            yield Text(" " * TEXT_INDENT + ("  " if index else "→ ") + line, MUTED)
     yield Text("")
 
 
 def merge_gpus(checks: Sequence[Check]) -> list[Check]:
     """Merge equal checks of several GPUs into one."""
-    found: dict[Check, list[int]] = {}
+    indices: dict[Check, list[int]] = {}
     for check in checks:
         if check.gpu is None:
-            found.setdefault(check, [])
+            indices.setdefault(check, [])
         else:
-            found.setdefault(replace(check, name="GPU", gpu=None), []).append(check.gpu)
-    return [replace(check, name=_name_with_indices(check.name, numbers)) for check, numbers in found.items()]
+            indices.setdefault(replace(check, name="GPU", gpu=None), []).append(check.gpu)
+    return [replace(check, name=_name_with_indices(check.name, gpus)) for check, gpus in indices.items()]
 
 
 def _name_with_indices(name: str, indices: Sequence[int]) -> str:
     """Return the name with index ranges: `GPU 0-3,7`."""
     ranges: list[list[int]] = []
-    for number in sorted(indices):
-        if ranges and ranges[-1][-1] == number - 1:
-            ranges[-1].append(number)
+    for index in sorted(indices):
+        if ranges and ranges[-1][-1] == index - 1:
+            ranges[-1].append(index)
         else:
-            ranges.append([number])
-    words = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
-    return f"{name} {','.join(words)}" if words else name
+            ranges.append([index])
+    parts = [str(pair[0]) if len(pair) == 1 else f"{pair[0]}-{pair[-1]}" for pair in ranges]
+    return f"{name} {','.join(parts)}" if parts else name
 
 
 def summary_line(checks: Sequence[Check]) -> str:

@@ -98,9 +98,9 @@ def _temperature_cell(gpu: Gpu) -> Cell:
 def user_cell(gpu: Gpu) -> Cell:
     """Return the runs on a GPU and the users of its other compute processes, else `in use`, `unknown` or `free`."""
     processes = gpu.processes.value or ()
-    runs = list(dict.fromkeys([*(one.run for one in processes if one.run), *gpu.runs]))
-    others = [one for one in processes if one.run is None and one.kind == "compute"]
-    names = dict.fromkeys(one.user.value or f"pid {one.pid}?" for one in others)
+    runs = list(dict.fromkeys([*(process.run for process in processes if process.run), *gpu.runs]))
+    others = [process for process in processes if process.run is None and process.kind == "compute"]
+    names = dict.fromkeys(process.user.value or f"pid {process.pid}?" for process in others)
     if runs or names:
         return Cell(printable(", ".join([*runs, *names])))
     if find_current_use(gpu) is not None:
@@ -110,13 +110,13 @@ def user_cell(gpu: Gpu) -> Cell:
 
 def _used_by_cell(gpu: Gpu) -> Cell:
     """Return throttle reasons, ECC errors and MIG instances of a GPU, then its runs and users."""
-    words = [word for word in gpu.value("throttle") or [] if word != "idle"]
+    notes = [note for note in gpu.value("throttle") or [] if note != "idle"]
     if gpu.value("ecc_uncorrected"):
-        words.append(f"{gpu.value('ecc_uncorrected')} ECC errors")
+        notes.append(f"{gpu.value('ecc_uncorrected')} ECC errors")
     if gpu.mig_enabled:
-        words.append(f"{len(gpu.instances)} MIG")
+        notes.append(f"{len(gpu.instances)} MIG")
     user = user_cell(gpu)
-    return Cell(", ".join([*words, user.text]), WARNING if words else user.style)
+    return Cell(", ".join([*notes, user.text]), WARNING if notes else user.style)
 
 
 GPU_COLUMN = Column("GPU", lambda gpu: Cell(str(gpu.index)))
@@ -224,27 +224,27 @@ def gpu_lines(snapshot: Snapshot, width: int, row_annotations: GpuAnnotations | 
 def _cells(gpu: Gpu, columns: Sequence[Column]) -> list[Cell]:
     if gpu.state == "ok":
         return [column.make_cell(gpu) for column in columns]
-    silent = f"stale, no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["busy"].reason)
-    told = columns.index(BUSY_COLUMN)
-    return [*(column.make_cell(gpu) for column in columns[:told]), Cell(printable(silent), BAD)]
+    reason = f"stale, no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["busy"].reason)
+    first_reading = columns.index(BUSY_COLUMN)
+    return [*(column.make_cell(gpu) for column in columns[:first_reading]), Cell(printable(reason), BAD)]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[list[Cell]], width: int, gap: str = GAP) -> list[Text]:
-    whole = [row for row in rows if len(row) == len(columns)]
+    complete = [row for row in rows if len(row) == len(columns)]
     titles = [Cell(column.title, STRONG) for column in columns]
-    widths = [max(cell_len(row[place].text) for row in [titles, *whole]) for place in range(len(columns))]
+    widths = [max(cell_len(row[column].text) for row in [titles, *complete]) for column in range(len(columns))]
     for row in rows:
-        known = range(len(row) - 1)
-        widths[: len(known)] = [max(widths[place], cell_len(row[place].text)) for place in known]
+        leading = range(len(row) - 1)
+        widths[: len(leading)] = [max(widths[column], cell_len(row[column].text)) for column in leading]
     return [_line(columns, row, widths, width, gap) for row in [titles, *rows]]
 
 
 def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: int, gap: str) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
-    for place, cell in enumerate(row):
-        last = place == len(row) - 1
-        room = 0 if last else widths[place] - cell_len(cell.text)
-        left, right = (room, 0) if columns[place].align_right and not last else (0, room)
+    for column, cell in enumerate(row):
+        last = column == len(row) - 1
+        padding = 0 if last else widths[column] - cell_len(cell.text)
+        left, right = (padding, 0) if columns[column].align_right and not last else (0, padding)
         line.append(" " * left)
         line.append(cell.text, cell.style)
         line.append(" " * right + ("" if last else gap))
@@ -254,32 +254,37 @@ def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: 
 
 def list_gpu_processes(snapshot: Snapshot) -> list[tuple[Gpu, GpuProcess | None]]:
     """Return (GPU, process) pairs, largest GPU memory first on each GPU; None if its processes are unknown."""
-    found: list[tuple[Gpu, GpuProcess | None]] = []
+    pairs: list[tuple[Gpu, GpuProcess | None]] = []
     for gpu in snapshot.gpus:
-        found += [(gpu, one) for one in sorted(gpu.processes.value or (), key=lambda one: -(one.gpu_memory.value or 0))]
+        pairs += [
+            (gpu, process)
+            for process in sorted(gpu.processes.value or (), key=lambda process: -(process.gpu_memory.value or 0))
+        ]
         if gpu.processes.value is None:
-            found.append((gpu, None))
-    return found
+            pairs.append((gpu, None))
+    return pairs
 
 
 def process_lines(processes: Sequence[tuple[Gpu, GpuProcess | None]], width: int) -> list[Text]:
     """Return a header and one line per process."""
     titles = ["GPU", "PID", "USER", "TYPE", "GPU MEM", "CPU", "HOST MEM", "COMMAND"]
-    kept = range(len(titles)) if width >= FULL_PROCESS_MIN_WIDTH else [0, 1, 2, 4, 5, 7]
+    shown = range(len(titles)) if width >= FULL_PROCESS_MIN_WIDTH else [0, 1, 2, 4, 5, 7]
     rows = [
-        [str(gpu.index), *[UNKNOWN] * 6, f"unknown: {gpu.processes.reason}"] if one is None else _process_row(gpu, one)
-        for gpu, one in processes
+        [str(gpu.index), *[UNKNOWN] * 6, f"unknown: {gpu.processes.reason}"]
+        if process is None
+        else _process_row(gpu, process)
+        for gpu, process in processes
     ]
     columns = [
-        Column(titles[place], lambda _: Cell(""), align_right=titles[place] not in ("USER", "TYPE", "COMMAND"))
-        for place in kept
+        Column(titles[column], lambda _: Cell(""), align_right=titles[column] not in ("USER", "TYPE", "COMMAND"))
+        for column in shown
     ]
-    return _table(columns, [[Cell(printable(row[place])) for place in kept] for row in rows], width)
+    return _table(columns, [[Cell(printable(row[column])) for column in shown] for row in rows], width)
 
 
 def _process_row(gpu: Gpu, process: GpuProcess) -> list[str]:
-    what = process.command.value or f"? {process.command.reason}"
-    ours = f"{process.run} rank {process.rank}: " if process.run is not None else ""
+    command = process.command.value or f"? {process.command.reason}"
+    run_prefix = f"{process.run} rank {process.rank}: " if process.run is not None else ""
     return [
         str(gpu.index) if process.instance is None else f"{gpu.index}:{process.instance}",
         str(process.pid),
@@ -288,7 +293,7 @@ def _process_row(gpu: Gpu, process: GpuProcess) -> list[str]:
         _format_size(process.gpu_memory),
         UNKNOWN if process.cpu.value is None else f"{process.cpu.value:.0f}%",
         _format_size(process.memory),
-        ours + what,
+        run_prefix + command,
     ]
 
 
@@ -300,7 +305,7 @@ def _format_size(reading: Reading[int]) -> str:
 
 def host_title(snapshot: Snapshot) -> str:
     """Return host name, driver version and CUDA version."""
-    driver, cuda = (one.value or UNKNOWN for one in (snapshot.driver, snapshot.cuda))
+    driver, cuda = (reading.value or UNKNOWN for reading in (snapshot.driver, snapshot.cuda))
     return printable(f"{snapshot.host}   driver {driver}   CUDA {cuda}")
 
 
@@ -317,7 +322,7 @@ def no_driver_message(snapshot: Snapshot) -> str:
     """Return why there are no GPUs to show, and what a run would use instead."""
     from engine.utils.host import available_cores
 
-    error, instead = printable(snapshot.error or ""), pluralize(available_cores(), "core")
+    error, cores = printable(snapshot.error or ""), pluralize(available_cores(), "core")
     if snapshot.pending:
         return f"{snapshot.host}: {error}. A run waits longer for the driver; try again."
-    return f"No NVIDIA driver on {snapshot.host} ({error}): training uses the CPU, {instead}."
+    return f"No NVIDIA driver on {snapshot.host} ({error}): training uses the CPU, {cores}."

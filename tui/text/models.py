@@ -28,15 +28,15 @@ MAX_SUGGESTIONS = 5
 
 def list_models(source: str | None) -> list[CatalogModel]:
     """Return the models of one source, or of all installed sources. Raises UsageError if `source` is not installed."""
-    found: list[CatalogModel] = []
-    for one in MODEL_SOURCES if source is None else (source,):
-        if one == "builtin":
-            found += builtin_models()
-        elif source is None and library_version(one) is None:
-            typer.echo(not_installed(one), err=True)
+    models: list[CatalogModel] = []
+    for name in MODEL_SOURCES if source is None else (source,):
+        if name == "builtin":
+            models += builtin_models()
+        elif source is None and library_version(name) is None:
+            typer.echo(not_installed(name), err=True)
         else:
-            found += library_models(one)
-    return found
+            models += library_models(name)
+    return models
 
 
 def announce_parameter_count(source: str, missing: int) -> None:
@@ -73,15 +73,17 @@ def format_weights(weights: Sequence[str]) -> str:
     return first if len(weights) == 1 else f"{first} (+{len(weights) - 1})"
 
 
-def no_match_message(known: Sequence[CatalogModel], pattern: str | None, *, pretrained: bool) -> str:
+def no_match_message(available: Sequence[CatalogModel], pattern: str | None, *, pretrained: bool) -> str:
     """Return why no model matches, with the nearest names."""
-    if pretrained and filter_models(known, pattern):
+    if pretrained and filter_models(available, pattern):
         return (
             f"no model with {pattern!r} in its name has pretrained weights"
             if pattern
             else "no model has pretrained weights"
         )
-    near = difflib.get_close_matches((pattern or "").lower(), [model.name for model in known], MAX_SUGGESTIONS, 0.4)
+    similar = difflib.get_close_matches(
+        (pattern or "").lower(), [model.name for model in available], MAX_SUGGESTIONS, 0.4
+    )
     # Two sources can have a model of the same name.
-    hint = f"; similar names: {', '.join(dict.fromkeys(near))}" if near else ""
+    hint = f"; similar names: {', '.join(dict.fromkeys(similar))}" if similar else ""
     return f"no model has {pattern!r} in its name{hint}"

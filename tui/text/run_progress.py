@@ -77,13 +77,13 @@ def device_lines(snapshot: RunSnapshot, width: int) -> tuple[str, list[Text]]:
     by_uuid = {sample.uuid: sample for sample in snapshot.gpus}
     on_cpu = started.backend == "gloo"
     lines = []
-    for one in started.ranks:
+    for rank in started.ranks:
         if on_cpu:
-            lines.append(_device_line(f"rank {one.rank}  CPU  pid {one.pid}  {one.host}", width))
+            lines.append(_device_line(f"rank {rank.rank}  CPU  pid {rank.pid}  {rank.host}", width))
         else:
             lines.append(
                 _device_line(
-                    f"rank {one.rank}  {one.device[:12]}  {_format_gpu_values(by_uuid.get(one.device))}", width
+                    f"rank {rank.rank}  {rank.device[:12]}  {_format_gpu_values(by_uuid.get(rank.device))}", width
                 )
             )
     lines += [Text(f"{len(started.devices)} devices; no rank info in the journal", MUTED)] if not started.ranks else []

@@ -63,8 +63,8 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
     """Build the row from the history; if it is `partial`, the rest comes from summary.json."""
     stored = RunSummary.from_dict((read_json(folder.summary) or {}) if partial else {})
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
-    known = (best.selection_accuracy if best else None, stored.best_val_accuracy)
-    bests = [float(value) for value in known if value is not None]
+    best_values = (best.selection_accuracy if best else None, stored.best_val_accuracy)
+    accuracies = [float(value) for value in best_values if value is not None]
     state = folder.state(history)
     # A partial history misses the samples that show since when a GPU is throttled.
     bottleneck = stored.verdict if partial else history.bottleneck
@@ -74,7 +74,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
         state=str(state),
         epoch=epoch.epoch if epoch else stored.epochs,
         epochs=started.epochs if started else None,
-        best_val_accuracy=max(bests, default=None),
+        best_val_accuracy=max(accuracies, default=None),
         age_seconds=run_age_seconds(folder),
         folder=str(folder.path),
         val_accuracy=epoch.val_accuracy if epoch else stored.val_accuracy,
@@ -110,13 +110,13 @@ def end_message(finished: RunFinished | None, state: RunState) -> str:
 
 
 def run_age_seconds(folder: RunFolder) -> float:
-    signs = []
+    mtimes = []
     for path in (folder.journal, folder.lock):
         try:
-            signs.append(path.stat().st_mtime)
+            mtimes.append(path.stat().st_mtime)
         except OSError:
             continue
-    return round(max(time.time() - max(signs, default=time.time()), 0.0), 1)
+    return round(max(time.time() - max(mtimes, default=time.time()), 0.0), 1)
 
 
 def row_cells(row: RunRow) -> tuple[str, ...]:
