@@ -54,7 +54,7 @@ class Poller:
         self._interval_s = interval_s
         self._stop_event = threading.Event()
         self.unexpected_error: str | None = None
-        """An unexpected exception of the latest poll, as text."""
+        """Message of an unexpected exception in the latest poll."""
         self._thread = threading.Thread(target=self._poll_loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class Poller:
                     self.unexpected_error = None
                 except Exception as error:
                     # An uncaught exception would end the thread and silently freeze the screen.
-                    self.unexpected_error = f"cannot be read: {type(error).__name__}: {error}"
+                    self.unexpected_error = f"unexpected error: {type(error).__name__}: {error}"
                     self._stop_event.wait(1.0)
                 self._stop_event.wait(self._interval_s)
         finally:

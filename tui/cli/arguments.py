@@ -73,7 +73,7 @@ def resolve_arguments(
 
 # `tui.cli.help` prints one line for each word of the metavar.
 CONFIG_HELP = "YAML file, or preset such as digits.\nConfig override, such as optim.lr=0.1."
-RUN_HELP = "Run name, unique prefix of it, run folder, or last."
+RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
 ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP)]
 RunsDirOption = Annotated[
     str | None, typer.Option("--runs-dir", metavar="DIR", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")

@@ -1,4 +1,4 @@
-"""`gputrain gpus`: the table, the JSON, the watch, and recordings of them."""
+"""`gputrain gpus`: table, JSON, --watch and recordings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from engine.gpus.snapshot import UNITS
 from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, eight_gpu_lines, gpu_line, parse_gpus_json
 from gputrain_command import GPUTRAIN, ROOT, Gputrain
 
-MADE_UP = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
-REPLAY = {"GPUTRAIN_NVML": f"replay:{MADE_UP}"}
+SYNTHETIC_RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
+REPLAY = {"GPUTRAIN_NVML": f"replay:{SYNTHETIC_RECORDING}"}
 
 
 def test_gpus_table_fits_80_columns_without_color(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -31,7 +31,7 @@ def test_gpus_table_fits_80_columns_without_color(gputrain: Gputrain, gpu_host: 
     assert "  93%  80%     40%   59.6/79.6  699/700  40°C  power cap, " in rows[3]
 
 
-def test_the_table_says_whether_a_gpu_is_free_in_use_or_unknown(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+def test_gpus_table_marks_gpu_free_in_use_or_unknown(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(
         [gpu_line(0, used=100), gpu_line(1, used=9000), gpu_line(2, used=100)],
         "fault 2 nvmlDeviceGetComputeRunningProcesses_v3 4",
@@ -85,21 +85,21 @@ def test_gpus_processes_measures_cpu_usage(gputrain: Gputrain, gpu_host: FakeGpu
 
 def test_gpus_watch_redraws_in_place_and_quits_on_q(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(eight_gpu_lines())
-    ours, theirs = pty.openpty()
+    master, slave = pty.openpty()
     environment = gputrain.environment | gpu_host.environment | {"TERM": "xterm-256color"}
-    process = gputrain.start("gpus", "--watch", stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    shown = ""
-    while shown.count("USED BY") < 2:
-        shown += os.read(ours, 65536).decode()
-    os.write(ours, b"q")
+    process = gputrain.start("gpus", "--watch", stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    output = ""
+    while output.count("USED BY") < 2:
+        output += os.read(master, 65536).decode()
+    os.write(master, b"q")
     with pytest.raises(OSError, match="Input/output"):
         while True:
-            shown += os.read(ours, 65536).decode()
+            output += os.read(master, 65536).decode()
     assert process.wait(10) == 0
-    os.close(ours)
-    assert "\x1b[1A" in shown
-    assert "Traceback" not in shown
+    os.close(master)
+    assert "\x1b[1A" in output
+    assert "Traceback" not in output
 
 
 def test_gpus_recording_replays_samples(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -153,11 +153,11 @@ def test_gpus_record_without_samples_leaves_no_file(gputrain: Gputrain) -> None:
 
 
 def test_gpus_table_escapes_control_characters(gputrain: Gputrain) -> None:
-    first = MADE_UP.read_text().splitlines()[0].replace("jupyter-lab", "\\u001b[31m[bold]x")
+    first = SYNTHETIC_RECORDING.read_text().splitlines()[0].replace("jupyter-lab", "\\u001b[31m[bold]x")
     (gputrain.folder / "evil.jsonl").write_text(first + "\n")
-    shown = gputrain("gpus", "--processes", GPUTRAIN_NVML="replay:evil.jsonl").stdout
-    assert "\x1b" not in shown
-    assert "\\x1b[31m[bold]x" in shown
+    output = gputrain("gpus", "--processes", GPUTRAIN_NVML="replay:evil.jsonl").stdout
+    assert "\x1b" not in output
+    assert "\\x1b[31m[bold]x" in output
 
 
 def test_gpus_watch_ends_when_pipe_closes(gputrain: Gputrain) -> None:

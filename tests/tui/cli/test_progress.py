@@ -1,4 +1,4 @@
-"""What a run says: to whoever listens, and to nobody."""
+"""Printers of headless runs: delivery order, closed streams, escaping."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from factories import make_epoch, make_run_started
 from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter
 
 
-def test_lasting_stream_ignores_closed_pipe() -> None:
+def test_disconnect_safe_stream_ignores_closed_pipe() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as stream:
-        for gone in (DisconnectSafeStream(stream), DisconnectSafeStream(None)):
-            gone.write("lost")
-            gone.flush()
-            assert gone.write("lost") == 4
+        for safe_stream in (DisconnectSafeStream(stream), DisconnectSafeStream(None)):
+            safe_stream.write("lost")
+            safe_stream.flush()
+            assert safe_stream.write("lost") == 4
         os.dup2(os.open(os.devnull, os.O_WRONLY), writing)
 
 
 def test_background_printer_delivers_events_in_order_before_close(tmp_path: Path) -> None:
-    heard: list[object] = []
+    printed: list[object] = []
 
-    class Ear(PlainPrinter):
+    class CollectingPrinter(PlainPrinter):
         def __call__(self, event: object) -> None:
-            heard.append(event)
+            printed.append(event)
 
     events = [make_run_started(), make_epoch(1), make_epoch(2), RunFinished(state="finished")]
-    hear = BackgroundPrinter(Ear())
+    printer = BackgroundPrinter(CollectingPrinter())
     for event in events:
-        hear(event)
-    hear.close()
-    assert heard == events
+        printer(event)
+    printer.close()
+    assert printed == events
 
 
-def test_line_of_escapes_control_characters() -> None:
-    line = event_line(WarningEvent(message="left out: \x1b[2J\nname\udcff"))
-    assert line == "warning: left out: \\x1b[2J\\nname\\udcff"
+def test_event_line_escapes_control_characters() -> None:
+    line = event_line(WarningEvent(message="skipped: \x1b[2J\nname\udcff"))
+    assert line == "warning: skipped: \\x1b[2J\\nname\\udcff"

@@ -1,4 +1,4 @@
-"""Where a user reads what limits a run: the run screen, the list of runs, the log, the summary."""
+"""The bottleneck message on the run screen, in the run list, the log and summary.json."""
 
 from __future__ import annotations
 
@@ -21,86 +21,86 @@ from tui.cli.progress import PlainPrinter
 from tui.text.run_progress import bottleneck_text
 from tui.text.runs import RunRow, make_run_row
 
-GPUS = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
-WAITS = make_timed_epoch(data_wait=0.34)
-ENDED = RunFinished(time=200.0, state="finished")
+GPU_RUN = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
+DATA_WAIT_EPOCH = make_timed_epoch(data_wait=0.34)
+FINISHED = RunFinished(time=200.0, state="finished")
 
 
 def row(root: Path, *events: Event) -> RunRow:
     return make_run_row(RunWatcher(make_run_folder(root, "a", *events)))
 
 
-def test_limit_line_fits_width(tmp_path: Path) -> None:
-    waits = row(tmp_path, GPUS, WAITS)
-    assert bottleneck_text(waits, 80).plain == (
+def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
+    run_row = row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH)
+    assert bottleneck_text(run_row, 80).plain == (
         " waiting for data 34% of the time; try data.workers=4   data wait 34%   MFU 6%"
     )
-    assert bottleneck_text(waits, 78).plain == " waiting for data 34% of the time; try data.workers=4"
-    assert bottleneck_text(waits, 30).plain == " waiting for data 34% of the…"
-    assert bottleneck_text(replace(waits, verdict=None), 80).plain == " data wait 34%   MFU 6%"
-    assert bottleneck_text(replace(waits, verdict=None, data_wait=None, mfu=None), 80).plain == ""
+    assert bottleneck_text(run_row, 78).plain == " waiting for data 34% of the time; try data.workers=4"
+    assert bottleneck_text(run_row, 30).plain == " waiting for data 34% of the…"
+    assert bottleneck_text(replace(run_row, verdict=None), 80).plain == " data wait 34%   MFU 6%"
+    assert bottleneck_text(replace(run_row, verdict=None, data_wait=None, mfu=None), 80).plain == ""
 
 
 def test_bottleneck_message_fits_80_columns_or_starts_with_advice() -> None:
     for events in (
-        [GPUS, make_timed_epoch()],
+        [GPU_RUN, make_timed_epoch()],
         [make_gpu_run_started(devices=["cpu"]), make_timed_epoch()],
-        [GPUS, WAITS],
-        [replace(GPUS, least_step=0.01), make_timed_epoch()],
+        [GPU_RUN, DATA_WAIT_EPOCH],
+        [replace(GPU_RUN, least_step=0.01), make_timed_epoch()],
     ):
-        verdict = history_from_events(events).bottleneck
-        assert verdict is not None
-        assert len(verdict.message) <= 78
-    limited = history_from_events([make_gpu_run_started(workers=8), WAITS]).bottleneck
-    assert limited is not None
-    assert "try smaller images" in limited.message[:78]
+        bottleneck = history_from_events(events).bottleneck
+        assert bottleneck is not None
+        assert len(bottleneck.message) <= 78
+    bottleneck = history_from_events([make_gpu_run_started(workers=8), DATA_WAIT_EPOCH]).bottleneck
+    assert bottleneck is not None
+    assert "try smaller images" in bottleneck.message[:78]
 
 
 def test_run_row_before_first_epoch_uses_data_wait_of_latest_steps(tmp_path: Path) -> None:
     step = StepEvent(time=1.0, step=5, epoch=1, losses=[1.0], lr=0.1, images_per_second=9.0, data_wait=0.2)
-    found = row(tmp_path, GPUS, step)
-    assert (found.data_wait, found.mfu, found.verdict) == (0.2, None, None)
+    run_row = row(tmp_path, GPU_RUN, step)
+    assert (run_row.data_wait, run_row.mfu, run_row.verdict) == (0.2, None, None)
 
 
 def test_run_row_json_has_bottleneck(tmp_path: Path) -> None:
-    values = row(tmp_path, GPUS, WAITS, ENDED).to_dict()
+    values = row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH, FINISHED).to_dict()
     assert (values["data_wait"], values["mfu"]) == (0.34, 0.0622)
     assert values["verdict"] == "waiting for data 34% of the time; try data.workers=4"
 
 
-def test_run_row_of_long_journal_takes_bottleneck_from_summary(tmp_path: Path) -> None:
+def test_run_row_of_long_journal_reads_bottleneck_from_summary(tmp_path: Path) -> None:
     steps = [
         StepEvent(time=2.0, step=number, epoch=1, losses=[0.5] * 40, lr=0.1, images_per_second=9.0, data_wait=0.2)
         for number in range(MAX_FULL_READ_BYTES // 200)
     ]
-    folder = make_run_folder(tmp_path, "a", GPUS, *steps, WAITS)
+    folder = make_run_folder(tmp_path, "a", GPU_RUN, *steps, DATA_WAIT_EPOCH)
     folder.summary.write_text(json.dumps({"verdict": {"kind": "slowed down", "message": "GPU-0 since 14:05"}}))
     assert make_run_row(RunWatcher(folder)).verdict == "GPU-0 since 14:05"
-    folder.summary.write_text(json.dumps({"verdict": ["of another shape"]}))
+    folder.summary.write_text(json.dumps({"verdict": ["not a bottleneck"]}))
     assert make_run_row(RunWatcher(folder)).verdict is None
 
 
-def test_recorder_ends_summary_and_log_with_bottleneck(tmp_path: Path) -> None:
+def test_recorder_writes_bottleneck_to_summary_and_log(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.path.mkdir()
     recorder = Recorder(folder, Config(), lambda _: None)
-    for event in (GPUS, WAITS, ENDED):
+    for event in (GPU_RUN, DATA_WAIT_EPOCH, FINISHED):
         recorder.record(event)
     recorder.close()
     summary = json.loads(folder.summary.read_text())
     message = "waiting for data 34% of the time; try data.workers=4"
     assert summary["verdict"] == {"kind": "waiting for data", "message": message}
     assert (summary["data_wait"], summary["mfu"]) == (0.34, 0.0622)
-    told = [line[21:] for line in folder.log.read_text().splitlines()]
-    assert told[-2:] == [f"{message} (data wait 34%, MFU 6%)", "finished"]
+    log_lines = [line[21:] for line in folder.log.read_text().splitlines()]
+    assert log_lines[-2:] == [f"{message} (data wait 34%, MFU 6%)", "finished"]
 
 
-def test_plain_lines_end_with_bottleneck(capsys: pytest.CaptureFixture[str]) -> None:
-    hear = PlainPrinter()
-    for event in (make_gpu_run_started(devices=["cpu"], flops=float("nan")), make_timed_epoch(), ENDED):
-        hear(event)
-    said = capsys.readouterr().err.splitlines()
-    assert said[-2:] == [
+def test_plain_printer_prints_bottleneck_before_end(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = PlainPrinter()
+    for event in (make_gpu_run_started(devices=["cpu"], flops=float("nan")), make_timed_epoch(), FINISHED):
+        printer(event)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2:] == [
         "CPU-bound: a GPU, more cores or a smaller model would help (data wait 1%)",
         "finished",
     ]
@@ -108,11 +108,11 @@ def test_plain_lines_end_with_bottleneck(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_lines_of_failed_run_omit_bottleneck() -> None:
     failed = RunFinished(time=200.0, state="failed", message="rank 1 failed")
-    assert event_lines(failed, history_from_events([GPUS, WAITS, failed])) == ["failed: rank 1 failed"]
+    assert event_lines(failed, history_from_events([GPU_RUN, DATA_WAIT_EPOCH, failed])) == ["failed: rank 1 failed"]
 
 
 def test_epoch_line_shows_data_wait_only_when_high() -> None:
-    assert "  data wait 34%" in str(event_line(WAITS))
+    assert "  data wait 34%" in str(event_line(DATA_WAIT_EPOCH))
     assert "wait" not in str(event_line(make_timed_epoch()))
-    read = json.loads(to_line(WAITS)) | {"data_wait": None}
-    assert "wait" not in str(event_line(replace(WAITS, data_wait=read["data_wait"])))
+    event = json.loads(to_line(DATA_WAIT_EPOCH)) | {"data_wait": None}
+    assert "wait" not in str(event_line(replace(DATA_WAIT_EPOCH, data_wait=event["data_wait"])))
