@@ -72,6 +72,8 @@ THEME = Theme(
 
 
 class GputrainApp(App[None]):
+    """The Textual application: screens, pollers, signal handlers, and starting runs."""
+
     TITLE = "gputrain"
     CSS_PATH = "app.tcss"
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {CommandProvider}
@@ -175,12 +177,14 @@ class GputrainApp(App[None]):
         return ()
 
     def open_run(self, folder: str) -> None:
+        """Open the screen of the run in `folder`."""
         from engine.runs.folder import RunFolder
         from tui.screens.run import RunScreen
 
         self.push_screen(RunScreen(self, RunFolder(Path(folder))))
 
     def show_launch(self, launched: LaunchedRun) -> None:
+        """Show the starting screen until the run has a journal."""
         from tui.screens.starting import StartingScreen
 
         self.pending_run = launched

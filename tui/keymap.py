@@ -130,6 +130,7 @@ STARTING_COMMANDS = (Command("s", "stop", "Stop the run before training begins."
 
 
 def make_bindings(commands: Sequence[Command]) -> list[Binding]:
+    """Return Textual bindings for the commands, hidden because the footer is our own widget."""
     return [Binding(command.key, command.action, command.title, show=False) for command in commands]
 
 

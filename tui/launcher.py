@@ -36,6 +36,7 @@ class LaunchedRun:
     """Unix seconds."""
 
     def output_lines(self) -> list[str]:
+        """Return what the supervisor has printed so far."""
         # pread, because a seek would move the file offset that the supervisor writes at.
         handle = self.output.fileno()
         return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace").splitlines()

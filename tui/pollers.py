@@ -78,6 +78,7 @@ class Poller:
             self.cleanup()
 
     def poll(self) -> None:
+        """Read once and publish the result; called in the thread."""
         raise NotImplementedError
 
     def cleanup(self) -> None:
@@ -125,6 +126,7 @@ class HostLoad:
 
 
 def host_load() -> HostLoad:
+    """Return the current load; CPU utilization is measured since the previous call."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -299,6 +301,7 @@ class LogTail:
         self._lines: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
+        """Return the last lines, reread only when the file size changed."""
         try:
             size = self._path.stat().st_size
             if size != self._size:

@@ -65,6 +65,7 @@ def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, str | 
 def resolve_arguments(
     arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None
 ) -> ResolvedConfig:
+    """Resolve CONFIG, overrides and flags to a config. Raises UsageError with every problem found."""
     from engine.config.loader import resolve_config
 
     file, overrides = split_arguments(arguments)

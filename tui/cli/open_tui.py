@@ -62,6 +62,7 @@ def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
 
 
 def require_terminal() -> None:
+    """Raise UsageError unless stdin and stdout are a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError.one(
             "the screen",

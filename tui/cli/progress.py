@@ -1,6 +1,6 @@
 """Printers of a headless run's events: a progress bar on a terminal, plain lines elsewhere, or JSON lines.
 
-`tui.cli.main` passes each event of `engine.launch` to one of them. Messages go to stderr, data to stdout.
+`tui.cli.train` passes each event of `engine.launch` to one of them. Messages go to stderr, data to stdout.
 """
 
 from __future__ import annotations

@@ -203,6 +203,7 @@ def config(
 
 
 def print_config_keys(*, as_json: bool) -> None:
+    """Print every config key with its description, choices and default."""
     from engine.config.schema import fields
     from tui.flags import format_value
     from tui.form.model import field_kind

@@ -113,6 +113,7 @@ def print_predictions_json(predictions: Iterator[Prediction], run: RunFolder, ch
 
 
 def prediction_line(prediction: Prediction, path_columns: int, name_columns: int) -> str:
+    """Format an image path with its best class, its probability and the runners-up."""
     (best_name, probability), *others = prediction.classes
     runners_up = ", ".join(f"{pad_cells(other, 0)} {other_probability:.4f}" for other, other_probability in others)
     path = pad_cells(str(prediction.file.path), path_columns)
@@ -127,6 +128,7 @@ def pad_cells(text: str, width: int) -> str:
 
 
 def cell_width(text: str) -> int:
+    """Return the width of the escaped text in terminal cells."""
     from rich.cells import cell_len
 
     from engine.utils.text import printable
@@ -182,6 +184,7 @@ def evaluate(
 def evaluation_json(
     result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, run: RunFolder, part: str
 ) -> dict[str, Any]:
+    """Return the output of `gputrain evaluate --json`."""
     evaluation, data = result.evaluation, result.config.data
     return {
         "format": 1,
@@ -206,6 +209,7 @@ def evaluation_json(
 
 
 def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, part: str) -> list[str]:
+    """Return the report of `gputrain evaluate`: totals, accuracy per class, confusion matrix."""
     from tui.text.confusion import matrix_lines
     from tui.text.tables import UNKNOWN
 

@@ -29,6 +29,7 @@ POINT_MARKER = "●"
 
 
 def describe_bench_plan(plan: BenchPlan) -> str:
+    """Describe what a bench will run, in one line."""
     data, scope = plan.config.data, "in total" if plan.strong else "per rank"
     *others, last = (str(count) for count in plan.rank_counts)
     ranks = f"{', '.join(others)} and {last} ranks" if others else pluralize(plan.rank_counts[0], "rank")
@@ -42,6 +43,7 @@ def describe_bench_plan(plan: BenchPlan) -> str:
 
 
 def describe_bench_run(run: BenchRun) -> str:
+    """Describe the result of one run: seconds per epoch and images/s, or its failure."""
     name = pluralize(run.ranks, "rank") + (", without the input pipeline" if run.limit else "")
     if run.message:
         return printable(f"{name}: failed: {run.message}")
@@ -50,6 +52,7 @@ def describe_bench_run(run: BenchRun) -> str:
 
 
 def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
+    """Yield the scaling table, the limit table if measured, and failures."""
     rows = [
         (
             str(speed.ranks),
@@ -117,6 +120,7 @@ def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
 
 
 def print_chart(speeds: Sequence[ScalingResult]) -> None:
+    """Print the speed-up chart to stdout."""
     console = Console(highlight=False, soft_wrap=True)
     for line in chart_lines(speeds, console.width if sys.stdout.isatty() else MAX_CHART_COLUMNS):
         console.print(line)

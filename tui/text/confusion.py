@@ -38,6 +38,8 @@ class EpochEvaluation:
 
 @dataclass(frozen=True)
 class RunEvaluations:
+    """Class names of a run, and the evaluations of its last and its best epoch."""
+
     classes: tuple[str, ...]
     last: EpochEvaluation
     best: EpochEvaluation
@@ -124,6 +126,7 @@ def row_shares(counts: ConfusionCounts) -> NDArray[np.float64]:
 
 
 def format_percent(share: float) -> str:
+    """Format a share as a whole percentage; only exact 0 and 1 become 0% and 100%."""
     if 0 < share < 0.005:
         return "<1%"
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
@@ -138,6 +141,7 @@ def shorten_names(names: Sequence[str], width: int) -> list[str]:
 
 
 def truncate_cells(text: str, width: int) -> str:
+    """Truncate to `width` terminal cells, with an ellipsis."""
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)).rstrip() + "…"
 
 

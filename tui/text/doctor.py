@@ -85,6 +85,7 @@ def _name_with_indices(name: str, indices: Sequence[int]) -> str:
 
 
 def summary_line(checks: Sequence[Check]) -> str:
+    """Return the number of problems and warnings as a sentence."""
     problems = sum(check.state == "problem" for check in checks)
     warnings = sum(check.state == "warning" for check in checks)
     words = [pluralize(problems, "problem")] if problems else ["No problem"]

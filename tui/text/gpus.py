@@ -30,12 +30,16 @@ BRAND_PREFIXES = ("NVIDIA ", "GeForce ", "Tesla ", "Quadro ")
 
 @dataclass(frozen=True)
 class Cell:
+    """Text of a table cell with its rich style."""
+
     text: str
     style: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
+    """A column of the GPU table and how it is filled."""
+
     title: str
     make_cell: Callable[[Gpu], Cell]
     align_right: bool = True

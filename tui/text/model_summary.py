@@ -35,12 +35,14 @@ def layer_lines(summary: ModelSummary, depth: int) -> Iterator[str]:
 
 
 def format_trainable(layer: LayerSummary) -> str:
+    """Return whether the parameters of a layer are trained: yes, partly or frozen."""
     if not layer.parameters:
         return ""
     return "yes" if layer.trainable == layer.parameters else "partly" if layer.trainable else "frozen"
 
 
 def total_lines(summary: ModelSummary) -> Iterator[str]:
+    """Yield totals: input, parameters, multiply-adds, weight and activation memory."""
     frozen = summary.parameters - summary.trainable
     rows = {
         "images": f"{format_shape(summary.images)}, {summary.classes} classes",
@@ -57,6 +59,7 @@ def total_lines(summary: ModelSummary) -> Iterator[str]:
 
 
 def feature_lines(summary: ModelSummary) -> Iterator[str]:
+    """Yield the table of feature maps with their stride relative to the input."""
     rows = [
         (feature.path, format_shape(feature.output), UNKNOWN if feature.stride is None else f"{feature.stride:.3g}")
         for feature in summary.features
@@ -65,6 +68,7 @@ def feature_lines(summary: ModelSummary) -> Iterator[str]:
 
 
 def format_shape(shape: Shape | None) -> str:
+    """Format a shape as 1x64x8x8."""
     return UNKNOWN if shape is None else "x".join(map(str, shape))
 
 

@@ -40,6 +40,7 @@ def list_models(source: str | None) -> list[CatalogModel]:
 
 
 def announce_parameter_count(source: str, missing: int) -> None:
+    """Print a notice before counting the parameters of many models."""
     if missing > MAX_SILENT_COUNT:
         typer.echo(
             f"Counting the parameters of {missing:,} {source} models, once per installed version. "

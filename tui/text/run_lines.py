@@ -26,6 +26,7 @@ MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 32
 
 
 def state_symbol(state: str) -> tuple[str, str]:
+    """Return the symbol and style of a run state."""
     return STATE_SYMBOLS[RunState(state)]
 
 
@@ -55,6 +56,7 @@ MIN_MESSAGE_COLUMNS = 20
 
 
 def table_header(name_width: int, width: int) -> Text:
+    """Return the header for `table_line`."""
     head = TABLE_HEADER_FORMAT.format(fit_cells("NAME", name_width))
     room = width - len(head) - 3
     return Text(f"{head}   MESSAGE" if room >= MIN_MESSAGE_COLUMNS else head, "bold", no_wrap=True, end="")

@@ -22,7 +22,7 @@ HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 class RunRow:
     """State and results of one run.
 
-    `age_seconds` counts from the last journal event or heartbeat. `eta_seconds` is the remaining time at the latest
+    `age_seconds` counts from the last journal event or start. `eta_seconds` is the remaining time at the latest
     throughput. `step` of `steps` is the global step. `verdict` is the bottleneck message, `data_wait` the share of the
     training time spent waiting for data, `mfu` the model FLOPs utilization.
     """
@@ -91,6 +91,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
 
 
 def unreadable_row(folder: RunFolder, message: str) -> RunRow:
+    """Return the row of a run whose files cannot be read."""
     return RunRow(
         name=folder.name,
         state=RunState.CRASHED,
@@ -104,12 +105,14 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
 
 
 def end_message(finished: RunFinished | None, state: RunState) -> str:
+    """Return why a run ended; empty while it is live."""
     if state is RunState.CRASHED:
         return "supervisor ended unexpectedly; `gputrain resume` continues from the last checkpoint"
     return finished.message if finished is not None and not state.live else ""
 
 
 def run_age_seconds(folder: RunFolder) -> float:
+    """Return seconds since the last journal event, or since the start of a run without events."""
     mtimes = []
     for path in (folder.journal, folder.lock):
         try:
@@ -130,6 +133,7 @@ def format_accuracy(accuracy: float | None) -> str:
 
 
 def format_runs_table(rows: Sequence[RunRow]) -> str:
+    """Return the table of `gputrain runs`."""
     lines = [HEADER, *(row_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
