@@ -196,7 +196,7 @@ class GputrainApp(App[None]):
         from tui.launcher import launch_run
 
         if self.demo_notice:
-            self.show_toast("demo mode: runs cannot be started", warning=True)
+            self.show_toast("Demo mode: runs cannot be started", warning=True)
             return
         try:
             self.show_launch(launch_run(arguments, runs_dir or self.runs_dir))
@@ -248,7 +248,7 @@ class GputrainApp(App[None]):
         from tui.screens.dialogs import TextDialog, help_lines
 
         commands: Sequence[Any] = getattr(self.screen, "COMMAND_TABLE", GLOBAL_COMMANDS)
-        self.push_screen(TextDialog("keys", help_lines(commands)))
+        self.push_screen(TextDialog("Keys", help_lines(commands)))
 
     async def action_quit(self) -> None:
         self.exit()

@@ -115,7 +115,7 @@ def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
         Curve("measured", measured, POINT_MARKER, BLUE_COLOR_CODE),
     ]
     drawn = plot(curves, PlotWindow(float(ranks[0]), float(ranks[-1])), min(width, MAX_CHART_COLUMNS), CHART_LINES)
-    legend = Text.assemble("speed-up by ranks   ", (f"{POINT_MARKER} measured", BLUE), "   ", ("⠒⠒ ideal", MUTED))
+    legend = Text.assemble("Speed-up by ranks   ", (f"{POINT_MARKER} measured", BLUE), "   ", ("⠒⠒ ideal", MUTED))
     return [Text(""), legend, *drawn.lines]
 
 

@@ -73,7 +73,7 @@ def device_lines(snapshot: RunSnapshot, width: int) -> tuple[str, list[Text]]:
     """Return a title and one line for each rank: its GPU readings, or its process if it trains on the CPU."""
     started = snapshot.started
     if started is None:
-        return "ranks", [Text("run is starting", MUTED)]
+        return "Ranks", [Text("The run is starting", MUTED)]
     by_uuid = {sample.uuid: sample for sample in snapshot.gpus}
     on_cpu = started.backend == "gloo"
     lines = []
@@ -89,7 +89,7 @@ def device_lines(snapshot: RunSnapshot, width: int) -> tuple[str, list[Text]]:
     lines += [Text(f"{len(started.devices)} devices; no rank info in the journal", MUTED)] if not started.ranks else []
     age = time.time() - snapshot.gpus_time
     stale = f", {format_duration(age)} ago" if snapshot.gpus and snapshot.row.live and age > GPU_STALE_SECONDS else ""
-    kind = "ranks of this run, on the CPU" if on_cpu else f"GPUs of this run{stale}"
+    kind = "Ranks of this run, on the CPU" if on_cpu else f"GPUs of this run{stale}"
     return kind, lines
 
 
