@@ -1,4 +1,7 @@
-"""What is made of the runs of a bench: what their journals say, and how their speeds compare."""
+"""Results of a benchmark: the measurements of one run, read from its journal, and the scaling over all runs.
+
+Called by `runner` and by the `gputrain bench` command.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from engine.runs.bottleneck import model_flops_utilization, valid_share
 from engine.runs.events import EpochEvent
 from engine.runs.history import History
 
-# The first epoch is told apart: in it caches are filled and algorithms are tried.
+# The first epoch is excluded as warmup: caches fill, and cuDNN and torch.compile select algorithms.
 MIN_EPOCHS = 2
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """One run. Where it failed `message` says why. `epochs` are pairs of seconds, with the evaluation, and the images
-    trained on in a second, over all ranks. `data_wait`, the share of the training time that its ranks waited for data,
-    and `mfu`, the model FLOPs utilization, are medians over all epochs but the first, None where they are not known.
-    `limit` says that its data lay on the device."""
+    """Measurements of one run.
+
+    `message` is the error of a failed run. `epochs` are pairs of duration in seconds, including evaluation, and
+    training throughput in images/s over all ranks. `data_wait` (share of the training time that ranks wait for data)
+    and `mfu` (model FLOPs utilization) are medians over all epochs except the first, None if unknown. `limit` marks a
+    run with the fixed pipeline, which repeats one batch on the device.
+    """
 
     ranks: int
     repeat: int
@@ -34,7 +40,7 @@ class BenchRun:
 
     @property
     def median_images_per_second(self) -> float:
-        """Median of the images a second, without the first epoch. Of a run that did not fail."""
+        """Median throughput in images/s over all epochs except the first. Only for runs that did not fail."""
         return statistics.median(rate for _, rate in self.epochs[1:])
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,11 +50,16 @@ class BenchRun:
 
 @dataclass(frozen=True)
 class ScalingResult:
-    """All runs of one number of ranks. Seconds and images a second are medians over all epochs but the first of each
-    run, `spread` is half the distance between the slowest and the fastest of these by their median. `speed_up` compares
-    images a second with those of the fewest ranks, `efficiency` is it by the number of ranks. Those that are not known
-    are None; `failures` says why. `limit_images_per_second` is that of the runs whose data lay on the device, and
-    `limit_share` what the others come to of it: the median of each run by the one beside it."""
+    """Results of all runs with the same number of ranks. Unknown values are None.
+
+    - `seconds_per_epoch`, `images_per_second`: medians over all epochs except the first of each run.
+    - `spread`: (fastest - slowest epoch) / 2, relative to the median throughput.
+    - `speed_up`: throughput relative to the smallest number of ranks, which counts as a speed-up of its rank count.
+    - `efficiency`: `speed_up` divided by the number of ranks.
+    - `limit_images_per_second`: median throughput of the runs with the fixed pipeline.
+    - `limit_share`: median ratio of each run's throughput to that of the paired run with the fixed pipeline.
+    - `failures`: messages of the runs that failed.
+    """
 
     ranks: int
     global_batch: int | None = None
@@ -70,13 +81,15 @@ class ScalingResult:
 
 
 def bench_run_from_history(history: History, ranks: int, repeat: int, launched_at: float) -> BenchRun:
-    """What a journal says; `launched_at` is when the run's process was started, in Unix seconds."""
+    """Build the measurements of a run from its journal. `launched_at` is the start of its process in Unix seconds."""
     started, epochs = (
         history.started,
         [pair for epoch in history.epochs if (pair := _seconds_and_rate(epoch)) is not None],
     )
     if started is None or len(epochs) < MIN_EPOCHS:
-        return BenchRun(ranks, repeat, "it was too short to measure: the first epoch does not count")
+        return BenchRun(
+            ranks, repeat, "too short to measure: needs 2 complete epochs, because the first is excluded as warmup"
+        )
     later = history.epochs[1:]
     return BenchRun(
         ranks=ranks,
@@ -91,19 +104,19 @@ def bench_run_from_history(history: History, ranks: int, repeat: int, launched_a
 
 
 def median_of_known(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
+    """Return the median of the values that are not None, or None."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def _seconds_and_rate(epoch: EpochEvent) -> tuple[float, float] | None:
-    """What was no number is None in a journal."""
+    """Return duration and throughput of an epoch, None if one of them is missing: NaN is null in a journal."""
     known: tuple[float | None, float | None] = (epoch.seconds, epoch.images_per_second)
     return None if known[0] is None or known[1] is None else (known[0], known[1])
 
 
 def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
-    """One for each number of ranks, the fewest first."""
+    """Aggregate runs by number of ranks, in ascending order."""
     speeds: list[ScalingResult] = []
     base: tuple[float, int] | None = None
     for ranks in sorted({run.ranks for run in runs}):
@@ -118,7 +131,7 @@ def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
         rates = [rate for _, rate in counted]
         rate = statistics.median(rates)
         base = base or (rate, ranks)
-        # Fewer ranks than these were not measured: they are taken to be as fast as they are many.
+        # Without a run on one rank, linear scaling up to the smallest number of ranks is assumed.
         speed_up = rate / base[0] * base[1]
         speeds.append(
             ScalingResult(

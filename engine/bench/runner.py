@@ -1,9 +1,10 @@
-"""How training speeds up with the number of ranks: the same work trained by real runs in a temporary folder, and
-what their journals say.
+"""Scaling benchmark: trains the same config on different numbers of ranks and measures the throughput.
 
-The data stays the same whatever the number of ranks, so an epoch is the same images. The batch of a rank stays the same
-too, or with `strong` that of all ranks together. With `limit` each run has one beside it that is given one batch again
-and again, which lies on the device already: so fast the rest of the machine is.
+Each measurement is a `gputrain run` in a temporary folder; `report` reads its journal. Called by `gputrain bench`.
+
+An epoch covers the same images for any number of ranks. Weak scaling (the default) keeps the batch size per rank
+constant, strong scaling (`strong`) the global batch size. With `limit`, each run is paired with a run of the fixed
+pipeline, which repeats one batch on the device: its throughput is the upper limit without an input pipeline.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from engine.utils.files import replace_file
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 from engine.utils.process import die_with_parent
 
-# A run that is to end is asked, asked again, and killed.
+# To end a run, it gets SIGINT, a second SIGINT, and SIGKILL.
 FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS = 1.0, 10.0
-NO_CHECKPOINT_EPOCHS = 10**9
-LR_FACTOR = 0.01
+NO_CHECKPOINT_EPOCHS = 10**9  # checkpoint.every_epochs beyond any benchmark
+LR_FACTOR = 0.01  # of optim.lr, see `bench_run_config`
 TEMP_FOLDER_PREFIX = "gputrain-bench-"
-# One batch needs no loader processes.
+# The fixed pipeline needs no loader workers, so their settings are reset to the defaults.
 FIXED_BATCH_DATA: dict[str, Any] = {
     "pipeline": "fixed",
     "workers": DataConfig().workers,
@@ -50,8 +51,7 @@ FIXED_BATCH_DATA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is to be measured. `named_gpus` names those to take in turn, where they were named; else any that are
-    free."""
+    """What to measure. `named_gpus` are the indices or UUIDs in `device.gpus`; if empty, runs use any free GPUs."""
 
     config: Config
     rank_counts: tuple[int, ...]
@@ -66,30 +66,38 @@ class BenchPlan:
 def plan_bench(
     config: Config, rank_counts: Sequence[int], epochs: int, repeats: int, *, strong: bool, limit: bool = False
 ) -> BenchPlan:
-    """What is measured here: on the GPUs of `device.gpus` that are free, else on the CPU; with no `rank_counts` on one,
-    two, four and so on up to all of them. Raises UsageError."""
+    """Plan a benchmark on the free GPUs of `device.gpus`, or on the CPU.
+
+    `rank_counts` defaults to powers of two up to the number of GPUs or cores, and that number. Raises UsageError if no
+    GPU is free, or if the config, rank counts or epochs cannot be measured.
+    """
     wanted = config.device.gpus
     allocation = allocate_devices(wanted, "bench", wait=config.device.wait, on_wait=lambda _: None)
-    # Each run takes its own.
+    # Each run of the benchmark reserves its own GPUs.
     allocation.reservation.release()
     named: tuple[str, ...] = ()
     if allocation.devices and wanted not in ("auto", "all") and not re.fullmatch(r"free:\d+", wanted):
         named = tuple(part.strip() for part in wanted.split(","))
     free = [device for device in allocation.devices if device.is_free]
     if named and len(free) < len(named):
-        raise UsageError.one("device.gpus", f"only free GPUs can be measured: {why_not_free(allocation.devices)}")
+        raise UsageError.one("device.gpus", f"bench uses only free GPUs: {why_not_free(allocation.devices)}")
     if allocation.devices and not free:
         raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(allocation.devices)}")
     most = len(free) or MAX_RANKS_PER_CORE * available_cores()
     if too_many := [count for count in rank_counts if not 1 <= count <= most]:
-        there = f"free GPUs here are {most}" if free else f"{available_cores()} cores take {most} at most"
+        there = (
+            f"must be 1 to {most}, one per free GPU" if free else f"must be 1 to {most} on {available_cores()} cores"
+        )
         raise UsageError.one("--ranks-list", f"{too_many[0]} ranks cannot be measured: {there}")
     chosen = tuple(sorted(set(rank_counts))) or default_rank_counts(len(free) or available_cores())
     if epochs < MIN_EPOCHS:
-        raise UsageError.one("run.epochs", f"{epochs} is too few: the first does not count; give 2 or more")
+        raise UsageError.one(
+            "run.epochs", f"{epochs} is too few: the first epoch is excluded as warmup; give 2 or more"
+        )
     if limit and config.data.pipeline == "fixed":
         raise UsageError.one(
-            "data.pipeline", "fixed is what --limit compares with; give another, or leave one of them out"
+            "data.pipeline",
+            "fixed cannot be combined with --limit, which compares with it; choose another, or omit --limit",
         )
     bench = BenchPlan(
         config=config,
@@ -107,32 +115,37 @@ def plan_bench(
 
 
 def default_rank_counts(max_ranks: int) -> tuple[int, ...]:
-    """1, 2, 4, … and `max_ranks`."""
+    """Return 1, 2, 4, … and `max_ranks`."""
     return tuple(sorted({max_ranks, *(2**power for power in range(max_ranks.bit_length()) if 2**power <= max_ranks)}))
 
 
 def batch_size_for(bench: BenchPlan, ranks: int) -> int | str:
-    """`data.batch_size` for so many ranks. Raises UsageError."""
+    """Return `data.batch_size`, the batch size per rank. Raises UsageError if `strong` cannot divide it."""
     batch = bench.config.data.batch_size
     if not bench.strong:
         return batch
     if batch == "auto":
-        raise UsageError.one("data.batch_size", "auto is no batch that --strong could divide; give a number")
+        raise UsageError.one("data.batch_size", "auto cannot be divided among ranks by --strong; give a number")
     if batch % ranks:
-        raise UsageError.one("data.batch_size", f"--strong divides it by {ranks}, and {batch} does not divide by that")
+        raise UsageError.one("data.batch_size", f"{batch} is not divisible by {ranks} ranks, as --strong requires")
     return batch // ranks
 
 
 def cpu_affinity_for(bench: BenchPlan, ranks: int) -> list[int]:
-    """The CPU cores of so many ranks. On the CPU each rank has the same share of them, however many there are: one
-    alone would take all, and leave nothing to gain."""
+    """Return the CPU cores to which a run of `ranks` ranks is pinned.
+
+    On the CPU every rank gets the same number of cores in all runs. A single rank would otherwise use all cores, and
+    more ranks could not be faster.
+    """
     allowed = sorted(os.sched_getaffinity(0))
     return allowed if bench.on_gpu else allowed[: ranks * max(1, available_cores() // max(bench.rank_counts))]
 
 
 def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = False) -> Config:
-    """The config of one run: the work as it is, and nothing besides. What it learns does not matter: the learning rate
-    stays so low that a few epochs without its schedule cannot make the loss infinite."""
+    """Return the config of one run: the same workload, without resuming, restarts, LR schedule and checkpoints.
+
+    The learning rate is scaled by LR_FACTOR, so that the loss stays finite without warmup and schedule.
+    """
     config = bench.config
     gpus = ",".join(bench.named_gpus[:ranks]) if bench.named_gpus else f"free:{ranks}"
     changes = {
@@ -140,7 +153,7 @@ def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = F
         "device": {"gpus": gpus if bench.on_gpu else "cpu", "ranks": ranks, "launcher": "spawn"},
         "data": {"batch_size": batch_size_for(bench, ranks)} | (FIXED_BATCH_DATA if limit else {}),
         "optim": {"lr": config.optim.lr * LR_FACTOR},
-        # The best and the last are saved all the same, outside of what is timed.
+        # The best and the last checkpoint are still saved, outside of the measured time.
         "checkpoint": {"keep": 1, "every_epochs": NO_CHECKPOINT_EPOCHS, "every_steps": 0, "every_minutes": 0.0},
     }
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
@@ -148,9 +161,12 @@ def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = F
 
 
 def run_bench(bench: BenchPlan, command: Sequence[str]) -> Iterator[BenchRun]:
-    """One run after the other, each count in turn and that again, because a machine is not equally fast all the time.
-    `command` is that of `gputrain`. What a run leaves is taken away when it is over, and the run with it where this
-    ends before."""
+    """Run the benchmark and yield the measurements of each run.
+
+    Repeats are interleaved (1, 2, 4, 1, 2, 4 ranks), so that slow changes in the speed of the host affect all rank
+    counts alike. `command` is the gputrain command line. Run folders are removed after each run, and the current run is
+    ended if the generator is closed.
+    """
     with (
         _signals_as_keyboard_interrupt(),
         tempfile.TemporaryDirectory(prefix=TEMP_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
@@ -201,7 +217,7 @@ def _run_once(
 
 @contextmanager
 def _signals_as_keyboard_interrupt() -> Iterator[None]:
-    """The end of the terminal, and SIGTERM, as Ctrl-C: by exception, so that nothing is left behind."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, so that the run and temporary files are cleaned up."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
@@ -212,7 +228,7 @@ def _signals_as_keyboard_interrupt() -> Iterator[None]:
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """End a run that has not ended: its second SIGINT kills its ranks; they die with it in any case."""
+    """End a run that is still alive. Its second SIGINT kills the ranks, and they also die with their parent."""
     for seconds in (FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS):
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -226,7 +242,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 
 
 def failure_message(history: History, output_lines: Sequence[str], exit_code: int) -> str:
-    """In one line, from the journal, else from what the run said."""
+    """Return why a run failed, in one line: from the journal, else from its output, else the exit code."""
     if history.finished is not None and history.finished.message:
         return history.finished.message
     lines = [line for line in output_lines if line.strip()]

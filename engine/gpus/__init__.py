@@ -1,5 +1,5 @@
-"""The GPUs of this host: what they do, who uses them, how they are named, and which of them a run gets.
+"""GPU metrics of this host, and the selection and reservation of GPUs for runs.
 
-The driver is asked in a process of its own (`sampler`), because a call to it can block for ever; everyone else reads
-what that process tells (`monitor`).
+NVML is queried in a separate process (`sampler`), because an NVML call can block forever. All other code reads the
+snapshots that the process prints (`monitor`).
 """

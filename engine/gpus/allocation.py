@@ -1,4 +1,7 @@
-"""From `device.gpus` to GPUs that this run has to itself: chosen, reserved, and waited for where that is wanted."""
+"""Allocation of GPUs to a run: resolves `device.gpus`, waits in the queue if requested, and reserves the devices.
+
+Called by `engine.launch` and `engine.bench`. Uses `monitor`, `visible_devices`, `selection` and `reservation`.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,17 @@ from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.visible_devices import visible_devices
 from engine.utils.errors import UsageError
 
-# The driver's own start can take long; a GPU that then says nothing is not waited for so long.
-FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0
-FIRST_GPU_TIMEOUT_SECONDS = 5.0
+FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
+FIRST_GPU_TIMEOUT_SECONDS = 5.0  # for the remaining GPUs once the driver has answered
 WAIT_POLL_SECONDS = 1.0
 
 
 @dataclass
 class GpuAllocation:
-    """The devices of a run, none for the CPU; `warnings` are for whoever asked. Release the reservation at the end."""
+    """The devices of a run, none for the CPU, and warnings for the user.
+
+    The caller releases the `reservation` when the run ends.
+    """
 
     devices: list[CudaDevice] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -43,31 +48,36 @@ class GpuAllocation:
 def allocate_devices(
     selection: str, run: str, *, wait: bool, on_wait: Callable[[str], None], ranks: int | None = None
 ) -> GpuAllocation:
-    """Take the devices that `selection` means, under CUDA_VISIBLE_DEVICES, for the run of this name. With `wait` until
-    they are free; `on_wait` hears each second for what. Where a launcher started `ranks` ranks on this host, auto means
-    as many, used or not. Raises UsageError."""
+    """Reserve the devices that `selection`, a value of `device.gpus`, selects within CUDA_VISIBLE_DEVICES.
+
+    `run` is the run name that other users see. With `wait`, block until the devices are free; `on_wait` receives the
+    reason once per second. `ranks` is the number of ranks that an external launcher started on this host: "auto" then
+    reserves that many devices, if necessary shared. Raises UsageError if the selection is invalid or not available.
+    """
     if selection == "cpu":
         return GpuAllocation()
     if recording_path() is not None:
         return _fall_back_to_cpu(
-            selection, "GPUTRAIN_NVML plays a recording, and nothing can be trained on recorded GPUs"
+            selection, "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
         )
     if not has_driver_library():
-        return _fall_back_to_cpu(selection, "no NVIDIA driver can be asked (its library is not found)", expected=True)
+        return _fall_back_to_cpu(
+            selection, "the NVIDIA driver is not available (libnvidia-ml.so.1 not found)", expected=True
+        )
     monitor = DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))
     try:
         snapshot = first_snapshot(monitor)
         if snapshot is None or snapshot.error is not None:
-            error = "it does not answer" if snapshot is None else snapshot.error
+            error = "no answer" if snapshot is None else snapshot.error
             silent = snapshot is None or snapshot.pending
-            return _fall_back_to_cpu(selection, f"no NVIDIA driver can be asked ({error})", expected=not silent)
+            return _fall_back_to_cpu(selection, f"the NVIDIA driver is not available ({error})", expected=not silent)
         return _Allocator(selection, run, wait, ranks).allocate(snapshot, monitor, on_wait)
     finally:
         monitor.close()
 
 
 def has_driver_library() -> bool:
-    """Whether there is one. To look costs nothing, where to start a sampler would take a quarter of a second."""
+    """Whether the NVML library is installed. Starting a sampler only to find out would take 0.25 s."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -76,8 +86,10 @@ def has_driver_library() -> bool:
 
 
 def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOUT_SECONDS) -> Snapshot | None:
-    """What is known once the driver and its GPUs have answered, or have been given time enough to: the driver so many
-    seconds."""
+    """Return the first snapshot in which all GPUs have answered, or the latest one after a timeout.
+
+    `timeout_s` is the timeout for the driver. Return None if there was no snapshot at all.
+    """
     began = time.monotonic()
     snapshot = monitor.read(timeout_s)
     while snapshot is not None and snapshot.pending:
@@ -90,12 +102,12 @@ def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOU
 def _fall_back_to_cpu(selection: str, reason: str, *, expected: bool = False) -> GpuAllocation:
     if selection == "auto":
         return GpuAllocation(warnings=[] if expected else [f"{reason}; training on the CPU"])
-    raise UsageError.one("device.gpus", f"{selection} cannot be had: {reason}; train on the CPU with --gpus cpu")
+    raise UsageError.one("device.gpus", f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu")
 
 
 @dataclass
 class _Allocator:
-    """One run's turn to choose; the fields are those of `allocate_devices`."""
+    """Parameters of `allocate_devices`, and the loop that retries until the devices are reserved."""
 
     selection: str
     run: str
@@ -106,7 +118,7 @@ class _Allocator:
         allocation = GpuAllocation()
         shown = [device.uuid for device in visible_devices(cuda_devices(snapshot), os.environ)]
         try:
-            # While it is waited the driver may go, and come back.
+            # The driver may become unavailable and return while the run waits.
             while (reason := snapshot.error or self._try_allocate(allocation, snapshot, shown)) is not None:
                 on_wait(reason)
                 snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
@@ -116,12 +128,12 @@ class _Allocator:
             raise
 
     def _try_allocate(self, allocation: GpuAllocation, snapshot: Snapshot, visible_uuids: Sequence[str]) -> str | None:
-        """Fill the allocation in, or join the queue and return what this run waits for."""
+        """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
         reservation = allocation.reservation
         with allocation_lock():
             devices = _current_devices(snapshot, visible_uuids, reservation)
             if self.wait and visible_uuids and not devices:
-                return "the driver shows no GPU now"
+                return "the driver currently reports no GPU"
             try:
                 chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks)
             except NotFreeError as error:
@@ -141,7 +153,7 @@ class _Allocator:
 def _current_devices(
     snapshot: Snapshot, visible_uuids: Sequence[str], own_reservation: Reservation
 ) -> list[CudaDevice]:
-    """The devices that this run may use, those taken that others hold, or wait for and came first."""
+    """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not free."""
     held = [one for one in read_reservations(remove_stale=True) if one.key != own_reservation.key]
     by_uuid = {device.uuid: device for device in cuda_devices(snapshot, held)}
     for one in held:
@@ -151,7 +163,7 @@ def _current_devices(
 
 
 def _mark_claimed_by_waiter(waiter: ReservationInfo, by_uuid: dict[str, CudaDevice]) -> None:
-    """Mark what a run that waits will take as soon as it can."""
+    """Mark the free devices that a run earlier in the queue would use as not free for this run."""
     free = [by_uuid[uuid] for uuid in waiter.visible if uuid in by_uuid and by_uuid[uuid].is_free]
     if match := re.fullmatch(r"free:(\d+)", waiter.selection):
         free = sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])]
@@ -160,12 +172,12 @@ def _mark_claimed_by_waiter(waiter: ReservationInfo, by_uuid: dict[str, CudaDevi
             free = select_named(waiter.selection, free)
         except UsageError:
             free = [device for device in free if str(device.index) in waiter.selection.split(",")]
-    queued = Unavailable(Obstacle.QUEUED, f"{waiter.run} of {waiter.user} waits for it and came first")
+    queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
     by_uuid |= {device.uuid: replace(device, unavailable=queued) for device in free}
 
 
 def _warnings(devices: Sequence[CudaDevice], chosen: Sequence[CudaDevice]) -> list[str]:
     if not chosen and devices:
-        return [f"no GPU is free, training on the CPU ({why_not_free(devices)}); --wait waits for one"]
+        return [f"no GPU is free, training on the CPU ({why_not_free(devices)}); wait for one with --wait"]
     shared = why_not_free(chosen)
-    return [f"sharing what is in use: {shared}"] if shared else []
+    return [f"sharing GPUs that are not free: {shared}"] if shared else []

@@ -1,4 +1,8 @@
-"""What everyone else sees of the GPUs: the snapshots that a sampler process tells, or that a recording holds."""
+"""Source of GPU snapshots for the rest of gputrain: the sampler process, or a recording.
+
+`open_monitor` chooses between them. `allocation`, `engine.launch.gpu_usage`, `engine.doctor` and the user interface
+read snapshots from here.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +18,40 @@ from engine.utils.files import expand_user
 from engine.utils.helper_process import HelperExitedError, HelperProcess, HelperTimeoutError
 
 REPLAY_PREFIX = "replay:"
-# A sampler that ended is started again after so long, and ever more rarely while there is no driver.
+# The restart delay of a sampler that exited doubles from the first to the second while there is no driver.
 RESTART_DELAY_SECONDS = 1.0
 MAX_RESTART_DELAY_SECONDS = 60.0
-# So long it may be silent before another takes its place.
-UNRESPONSIVE_SECONDS = 15.0
+UNRESPONSIVE_SECONDS = 15.0  # silence after which the sampler is killed and restarted
 KILL_WAIT_SECONDS = 0.2
 
 
 class GpuMonitor(Protocol):
-    """Snapshots, as they come."""
+    """A stream of GPU snapshots."""
 
     def read(self, timeout_s: float) -> Snapshot | None:
-        """The newest snapshot that came since the last call; waits at most so long for one."""
+        """Return the newest snapshot since the last call, waiting up to `timeout_s` for one. None if there is none."""
 
     def latest(self) -> Snapshot | None:
-        """The newest one of all as it looks now: what it tells may have become stale."""
+        """Return the last snapshot aged to now, so its GPUs may have become stale. None before the first snapshot."""
 
     def close(self) -> None:
-        """Waits for nothing."""
+        """Release all resources without waiting for the driver."""
 
 
 def recording_path() -> Path | None:
-    """Raises UsageError where $GPUTRAIN_NVML says what is not known."""
+    """Return the recording that $GPUTRAIN_NVML selects, or None. Raises UsageError if its value is invalid."""
     given = os.environ.get("GPUTRAIN_NVML", "")
     if not given:
         return None
     if not given.startswith(REPLAY_PREFIX) or given == REPLAY_PREFIX:
-        raise UsageError.one("GPUTRAIN_NVML", f"{given!r} is not known; give replay:FILE, or leave it out")
+        raise UsageError.one(
+            "GPUTRAIN_NVML", f"{given!r} is not allowed: must be replay:FILE; unset it to query the driver"
+        )
     return expand_user(given.removeprefix(REPLAY_PREFIX))
 
 
 class DriverMonitor:
-    """Starts the sampler, reads it, and starts another where it has ended: the driver may be back."""
+    """Reads snapshots from a sampler process, and restarts it when it exits, because the driver may be reloaded."""
 
     def __init__(self, options: SamplerOptions, process: HelperProcess | None = None) -> None:
         self._options = options
@@ -88,13 +93,13 @@ class DriverMonitor:
         return self._latest
 
     def _ended(self, code: int | None) -> Snapshot | None:
-        """The sampler has ended; where the driver killed it, that is what there is to say."""
+        """Return an error snapshot if the sampler crashed, None if it exited normally."""
         if not code:
             return None
         from engine.utils.exits import signal_name
 
-        how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        self._latest = _error_snapshot(f"the process that asks the NVIDIA driver {how}")
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        self._latest = _error_snapshot(f"the process that queries the NVIDIA driver {how}")
         return self._latest
 
     def _restart_if_needed(self) -> None:
@@ -106,7 +111,7 @@ class DriverMonitor:
                 self._restart_delay_s = min(2 * self._restart_delay_s, MAX_RESTART_DELAY_SECONDS)
                 self._start()
         elif now - self._last_received_at > UNRESPONSIVE_SECONDS + self._options.period:
-            # Killed, it may still hang inside the driver: another is started only when it is really gone.
+            # A killed process may still hang inside the driver. A new one starts only after it has exited.
             self._process.kill()
             if self._process.exit_code() is not None:
                 self._process = None
@@ -114,7 +119,7 @@ class DriverMonitor:
     def latest(self) -> Snapshot | None:
         if self._latest is None:
             return None
-        # By a clock that nobody sets.
+        # The monotonic clock is immune to changes of the system time.
         now = self._latest.time + time.monotonic() - self._last_received_at
         return self._latest.as_of(now, self._options.stale_after_s)
 
@@ -126,7 +131,10 @@ class DriverMonitor:
 
 
 def open_monitor(options: SamplerOptions) -> GpuMonitor:
-    """Of this host's driver, or of the recording that $GPUTRAIN_NVML names (`replay:FILE`). Raises UsageError."""
+    """Open a monitor of this host's GPUs, or of the recording that $GPUTRAIN_NVML names (`replay:FILE`).
+
+    Raises UsageError if $GPUTRAIN_NVML or the recording is invalid.
+    """
     path = recording_path()
     if path is not None:
         from engine.gpus.recording import RecordingMonitor
@@ -134,7 +142,7 @@ def open_monitor(options: SamplerOptions) -> GpuMonitor:
         return RecordingMonitor(path, options.stale_after_s)
     ahead = take_prestarted_sampler()
     if ahead is not None and options != SamplerOptions():
-        # It has perhaps answered already, and not to this.
+        # The prestarted sampler uses default options and may already have printed snapshots with them.
         ahead.close(KILL_WAIT_SECONDS)
         ahead = None
     return DriverMonitor(options, ahead)

@@ -1,7 +1,7 @@
-"""The one place where the driver is asked. A question that fails gives a reading with the reason, never an exception.
+"""NVML queries, called only by `sampler`. A failed query returns a reading with the reason instead of raising.
 
-NVML: https://docs.nvidia.com/deploy/nvml-api/. Units are those of `readings.UNITS`; each reading is nvidia-smi's of the
-same name (`nvidia-smi --help-query-gpu`).
+`snapshot.UNITS` defines each reading, its unit and its `nvidia-smi --query-gpu=` field. NVML reference:
+https://docs.nvidia.com/deploy/nvml-api/
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ GPM_METRICS = {
     "tensor_active": nv.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
     "dram_active": nv.NVML_GPM_METRIC_DRAM_BW_UTIL,
 }
-# NVML fills a field that it has no value for with ones.
+# NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
 VALUES_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
+# Bits of nvmlClocksThrottleReason*; nvidia-smi shows them as `clocks_throttle_reasons.*`.
 THROTTLE_REASONS = {
     0x1: "idle",
     0x2: "set clocks",
@@ -40,11 +41,11 @@ THROTTLE_REASONS = {
 
 
 class DriverUnavailableError(Exception):
-    """The driver library must be set up anew, in a process that has not loaded it yet; the text says why."""
+    """NVML is unusable in this process; only a new process can initialize it again. The message says why."""
 
 
 def unavailable_reason(error: Exception) -> str:
-    """Why there is no value. Raises DriverGoneError where nothing can be asked any more."""
+    """Map an NVML error to the reason of a missing value. Raises DriverUnavailableError if NVML became unusable."""
     code = getattr(error, "value", None)
     if code in (nv.NVML_ERROR_UNINITIALIZED, nv.NVML_ERROR_DRIVER_NOT_LOADED, nv.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
         raise DriverUnavailableError(error_message(error)) from error
@@ -60,40 +61,44 @@ def unavailable_reason(error: Exception) -> str:
 
 
 def error_message(error: Exception) -> str:
+    """Return the text of an NVML error, lowercase and without a period."""
     if getattr(error, "value", None) == nv.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return "the driver's library and its kernel module are of different versions; a reboot mends that"
+        return "driver/library version mismatch; reboot to load the kernel module that matches the driver library"
     return str(error).strip().rstrip(".").lower()
 
 
 def query(call: Callable[..., Any], *args: Any) -> Reading[Any]:
-    """The answer to one question. Raises DriverGoneError."""
+    """Call an NVML function and return its result as a reading. Raises DriverUnavailableError if NVML is unusable."""
     now = time.time()
     try:
         return Reading(call(*args), now)
     except ImplausibleValueError as error:
         return Reading(None, now, str(error))
-    # AttributeError: a binding older than the question.
+    # AttributeError: the installed nvidia-ml-py is too old to have the function.
     except (nv.NVMLError, nv.NVMLLibraryMismatchError, AttributeError) as error:
         return Reading(None, now, unavailable_reason(error))
 
 
 class ImplausibleValueError(Exception):
-    """What the driver answered cannot be."""
+    """NVML returned a placeholder for "not available", or a value outside of the possible range."""
 
 
 def require_available(value: float) -> float:
+    """Return `value`. Raises ImplausibleValueError if it is NVML's placeholder for "not available"."""
     if value in VALUES_NOT_AVAILABLE:
         raise ImplausibleValueError("not available")
     return value
 
 
 def checked_percent(value: float) -> float:
+    """Return `value`. Raises ImplausibleValueError if it is above 100."""
     if require_available(value) > 100:
-        raise ImplausibleValueError(f"the driver says {value} %, which cannot be")
+        raise ImplausibleValueError(f"implausible value from the driver: {value} %")
     return value
 
 
 def watts(milliwatts: int) -> float:
+    """Convert NVML's milliwatts to watts."""
     return round(require_available(milliwatts) / 1000, 3)
 
 
@@ -102,14 +107,14 @@ def decode(value: str | bytes) -> str:
 
 
 def throttle_reason_names(mask: int) -> list[str]:
-    """The reasons of a mask that hold the clocks down, idleness too."""
+    """Return the names of the throttle reasons in an NVML bit mask, including "idle"."""
     words = [word for bit, word in THROTTLE_REASONS.items() if mask & bit]
     rest = mask & ~sum(THROTTLE_REASONS)
     return [*words, f"unknown (0x{rest:x})"] if rest else words
 
 
 def first_supported(*calls: Callable[[], Any]) -> Any:
-    """The answer to the first question that driver and binding know: each is the one before by an older name."""
+    """Return the result of the first call that both the driver and nvidia-ml-py support, newest function name first."""
     for question in calls[:-1]:
         try:
             return question()
@@ -122,8 +127,11 @@ def first_supported(*calls: Callable[[], Any]) -> Any:
 
 
 def memory_info(handle: Any) -> tuple[int, int, int | None]:
-    """Used, total and reserved. The second version of the call does not count as used what the driver keeps for itself,
-    as nvidia-smi does not; where there is only the first, the reserved part is unknown."""
+    """Return used, total and reserved device memory in bytes (nvidia-smi `memory.used`, `.total` and `.reserved`).
+
+    ``nvmlDeviceGetMemoryInfo_v2`` reports reserved memory separately, as nvidia-smi does. Drivers without it count
+    reserved memory as used, and reserved is None.
+    """
     try:
         info = nv.nvmlDeviceGetMemoryInfo(handle, nv.nvmlMemory_v2)
         return int(info.used), int(require_available(info.total)), int(info.reserved)
@@ -133,19 +141,31 @@ def memory_info(handle: Any) -> tuple[int, int, int | None]:
 
 
 def utilization_rates(handle: Any) -> Any:
+    """Return percent of the sampling period with a kernel running (``.gpu``) and with memory accesses (``.memory``).
+
+    nvidia-smi `utilization.gpu` and `utilization.memory`; ``nvmlDeviceGetUtilizationRates``.
+    """
     return nv.nvmlDeviceGetUtilizationRates(handle)
 
 
 def mig_mode(handle: Any) -> str:
+    """Return "on" or "off" (nvidia-smi `mig.mode.current`, ``nvmlDeviceGetMigMode``)."""
     return "on" if nv.nvmlDeviceGetMigMode(handle)[0] == nv.NVML_DEVICE_MIG_ENABLE else "off"
 
 
 def ecc_errors(handle: Any, kind: int) -> int:
-    """Since the driver was loaded."""
+    """Return the number of ECC errors since the driver was loaded (nvidia-smi `ecc.errors.*.volatile.total`).
+
+    `kind` is ``NVML_MEMORY_ERROR_TYPE_CORRECTED`` or ``NVML_MEMORY_ERROR_TYPE_UNCORRECTED``.
+    """
     return int(nv.nvmlDeviceGetTotalEccErrors(handle, kind, nv.NVML_VOLATILE_ECC))
 
 
 def throttle_reasons(handle: Any) -> list[str]:
+    """Return the reasons that currently limit the clocks (nvidia-smi `clocks_throttle_reasons.active`).
+
+    ``nvmlDeviceGetCurrentClocksEventReasons``, or its older name ``nvmlDeviceGetCurrentClocksThrottleReasons``.
+    """
     return throttle_reason_names(
         first_supported(
             lambda: nv.nvmlDeviceGetCurrentClocksEventReasons(handle),
@@ -155,6 +175,7 @@ def throttle_reasons(handle: Any) -> list[str]:
 
 
 def temperature(handle: Any) -> int:
+    """Return the core temperature in °C (nvidia-smi `temperature.gpu`, ``nvmlDeviceGetTemperature``)."""
     return int(
         require_available(
             first_supported(
@@ -166,6 +187,7 @@ def temperature(handle: Any) -> int:
 
 
 def performance_state(handle: Any) -> str:
+    """Return P0 (highest performance) to P15 (nvidia-smi `pstate`, ``nvmlDeviceGetPerformanceState``)."""
     state = nv.nvmlDeviceGetPerformanceState(handle)
     if state == nv.NVML_PSTATE_UNKNOWN:
         raise ImplausibleValueError("not available")
@@ -174,12 +196,14 @@ def performance_state(handle: Any) -> str:
 
 Queries = Mapping[str, Callable[[Any], Any]]
 
+# Queried once per GPU.
 STATIC_QUERIES: Queries = {
     "name": lambda h: decode(nv.nvmlDeviceGetName(h)),
     "pci_bus_id": lambda h: decode(nv.nvmlDeviceGetPciInfo(h).busId),
     "max_sm_clock": lambda h: require_available(nv.nvmlDeviceGetMaxClockInfo(h, nv.NVML_CLOCK_SM)),
     "max_memory_clock": lambda h: require_available(nv.nvmlDeviceGetMaxClockInfo(h, nv.NVML_CLOCK_MEM)),
 }
+# Queried every `sampler.INFREQUENT_INTERVAL_SECONDS`.
 INFREQUENT_QUERIES: Queries = {
     "power_limit": lambda h: watts(nv.nvmlDeviceGetEnforcedPowerLimit(h)),
     "ecc_corrected": lambda h: ecc_errors(h, nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
@@ -188,6 +212,7 @@ INFREQUENT_QUERIES: Queries = {
     "pcie_width": lambda h: require_available(nv.nvmlDeviceGetCurrPcieLinkWidth(h)),
     "mig": mig_mode,
 }
+# Queried in every round.
 PERIODIC_QUERIES: Queries = {
     "temperature": temperature,
     "power": lambda h: watts(nv.nvmlDeviceGetPowerUsage(h)),
@@ -197,7 +222,7 @@ PERIODIC_QUERIES: Queries = {
     "performance_state": performance_state,
     "throttle": throttle_reasons,
 }
-# The driver measures these for 20 ms a call.
+# Queried only with `SamplerOptions.links`: each call blocks for 20 ms, the interval over which NVML measures.
 PCIE_QUERIES: Queries = {
     "pcie_sent": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_TX_BYTES)),
     "pcie_received": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_RX_BYTES)),
@@ -205,11 +230,12 @@ PCIE_QUERIES: Queries = {
 
 
 def query_all(queries: Queries, handle: Any) -> dict[str, Reading[Any]]:
+    """Run all queries on a GPU and return their readings by name."""
     return {name: query(question, handle) for name, question in queries.items()}
 
 
 def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
-    """What one call tells of several readings: how busy, and the memory."""
+    """Return the readings that share an NVML call: GPU and memory utilization, and memory use."""
     rates = query(utilization_rates, handle)
     held = query(memory_info, handle)
     answers = {
@@ -223,8 +249,10 @@ def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
 
 
 class GpmReader:
-    """What NVML's GPM tells of one GPU: how much of it really works, from the difference of two samples. Hopper and
-    later have it."""
+    """GPU Performance Monitoring (GPM) metrics of one GPU, computed from two samples. Requires Hopper or newer.
+
+    https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
+    """
 
     def __init__(self) -> None:
         self._previous_sample: Any = None
@@ -233,12 +261,12 @@ class GpmReader:
         self._request = nv.c_nvmlGpmMetricsGet_t()
 
     def start(self, handle: Any) -> None:
-        """Take a first sample, where there is none yet."""
+        """Take the first sample if there is none yet, so that the interval of `read` starts here."""
         if not self._sampled_at:
             query(self._take_first_sample, handle)
 
     def read(self, handle: Any) -> dict[str, Reading[Any]]:
-        """What it did since the last call, or since `start`, for at least 0.1 s."""
+        """Return the metrics since the last call or `start`. Blocks until the interval is at least 0.1 s long."""
         answer = query(self._read_metrics, handle)
         if answer.value is None:
             return dict.fromkeys(GPM_METRICS, answer)
@@ -277,7 +305,7 @@ class GpmReader:
 
 
 class NvmlProcess(NamedTuple):
-    """A process as the driver lists it."""
+    """A process as NVML lists it. `instance` is the MIG GPU instance ID, `gpu_memory` is in bytes."""
 
     pid: int
     kind: str
@@ -286,7 +314,7 @@ class NvmlProcess(NamedTuple):
 
 
 def running_processes(handle: Any) -> Reading[list[NvmlProcess]]:
-    """Who computes or draws on a GPU; a process that does both computes."""
+    """Return the compute and graphics processes on a GPU. A process that is both is listed as compute."""
     compute = query(lambda: nv.nvmlDeviceGetComputeRunningProcesses(handle))
     graphics = query(lambda: nv.nvmlDeviceGetGraphicsRunningProcesses(handle))
     if compute.value is None:
@@ -298,7 +326,7 @@ def running_processes(handle: Any) -> Reading[list[NvmlProcess]]:
             known = held is not None and held not in VALUES_NOT_AVAILABLE
             instance = None if process.gpuInstanceId in VALUES_NOT_AVAILABLE else int(process.gpuInstanceId)
             used: Reading[int] = Reading(
-                int(held) if known else None, listed.time, None if known else "the driver does not tell"
+                int(held) if known else None, listed.time, None if known else "not reported by the driver"
             )
             found.setdefault((process.pid, instance), NvmlProcess(int(process.pid), kind, instance, used))
     return Reading(list(found.values()), compute.time)
@@ -318,7 +346,7 @@ def _query_mig_instance(handle: Any, index: int) -> MigInstance:
 
 
 def mig_instances(handle: Any) -> tuple[MigInstance, ...]:
-    """The MIG instances of a divided GPU; not every place for one is taken."""
+    """Return the MIG devices of a GPU in MIG mode. Device indices without a device are skipped."""
     places = query(lambda: nv.nvmlDeviceGetMaxMigDeviceCount(handle)).value or 0
     found = [query(_query_mig_instance, handle, place).value for place in range(places)]
     return tuple(one for one in found if one is not None)
@@ -326,14 +354,14 @@ def mig_instances(handle: Any) -> tuple[MigInstance, ...]:
 
 @dataclass(frozen=True)
 class DriverVersions:
-    """The driver, set up in this process."""
+    """Versions of the driver, and of the newest CUDA that it supports (nvidia-smi `driver_version`, "CUDA Version")."""
 
     version: Reading[str]
     cuda: Reading[str]
 
 
 def initialize() -> DriverVersions:
-    """Raises DriverGoneError with one sentence where there is no driver to ask."""
+    """Initialize NVML in this process. Raises DriverUnavailableError, with a one-line reason, if it cannot be."""
     try:
         nv.nvmlInit()
     except nv.NVMLError as error:
@@ -342,13 +370,13 @@ def initialize() -> DriverVersions:
 
 
 def cuda_version() -> str:
-    """The newest CUDA that the driver can run."""
+    """Return the newest CUDA version that the driver supports, such as 12.4."""
     version = nv.nvmlSystemGetCudaDriverVersion_v2()
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def gpu_count() -> int:
-    """How many GPUs there are. Raises DriverGoneError."""
+    """Return the number of GPUs. Raises DriverUnavailableError."""
     try:
         return int(nv.nvmlDeviceGetCount())
     except nv.NVMLError as error:
@@ -356,7 +384,7 @@ def gpu_count() -> int:
 
 
 def open_gpu(index: int) -> Reading[tuple[Any, str]]:
-    """A handle to ask of, and the GPU's UUID."""
+    """Return the NVML handle and the UUID of a GPU. `index` is in PCI bus order."""
 
     def opened() -> tuple[Any, str]:
         handle = nv.nvmlDeviceGetHandleByIndex(index)

@@ -1,8 +1,8 @@
-"""How fast a GPU can be: the dense TFLOPS of its maker's datasheet, by the name that the driver gives it.
+"""Peak dense TFLOPS of GPUs by NVML product name, the denominator of model FLOPs utilization (MFU).
 
-Tensor cores accumulate in float32; where a datasheet gives figures with sparsity, half of them are the dense ones.
-Sources: NVIDIA's datasheets of HGX B200, H200, GH200, H100, A100, A30, A10, A40, RTX A6000, L4, L40, L40S, V100, V100S
-and T4, and its whitepapers on the GA102 and the Ada architecture for the GeForce cards.
+Called by `engine.training.warmup`. Tensor core figures are with float32 accumulation. Where a datasheet lists figures
+with sparsity, the dense figure is half of it. Sources: NVIDIA's datasheets of HGX B200, H200, GH200, H100, A100, A30,
+A10, A40, RTX A6000, L4, L40, L40S, V100, V100S and T4, and its GA102 and Ada architecture whitepapers for GeForce GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.config.training_sections import PrecisionConfig
 
 @dataclass(frozen=True)
 class PeakTflops:
-    """TFLOPS, dense; None where the GPU has no such tensor cores. `fp32` is without them."""
+    """Peak dense TFLOPS per precision. `fp32` is without tensor cores; None means that its tensor cores lack it."""
 
     fp32: float
     tf32: float | None
@@ -23,7 +23,8 @@ class PeakTflops:
     bf16: float | None
 
 
-# By the whole name, without "NVIDIA", "Tesla" and "GeForce". An instance of a GPU (MIG) is a part of it, and in no row.
+# Regular expressions for the whole product name without "NVIDIA", "Tesla" and "GeForce". MIG instances are not listed,
+# because they have only part of a GPU's SMs.
 PEAK_TFLOPS: dict[str, PeakTflops] = {
     r"B200": PeakTflops(75, 1100, 2250, 2250),
     r"H200|GH200 (480GB|144G HBM3e)|H100 80GB HBM3": PeakTflops(67, 494.7, 989.4, 989.4),
@@ -48,8 +49,10 @@ _AMP_DTYPES = {"bf16": "bf16", "fp16": "fp16", "O1": "fp16", "O2": "fp16", "O3":
 
 
 def peak_tflops(name: str, precision: PrecisionConfig) -> float | None:
-    """Of one GPU at what it computes with: tensor cores where they are used, which of float32 are TF32, in which
-    convolutions compute unless the config says otherwise. None where the GPU is not known."""
+    """Return the peak TFLOPS of one GPU at the precision that a run computes in, None if the GPU is unknown.
+
+    float32 counts as TF32 unless `precision.tf32` is "off", because cuDNN convolutions use TF32 by default.
+    """
     short = re.sub(r"^(NVIDIA )?((Tesla|GeForce) )?", "", name.strip())
     peak = next((peak for pattern, peak in PEAK_TFLOPS.items() if re.fullmatch(pattern, short)), None)
     if peak is None:

@@ -1,4 +1,7 @@
-"""Who the processes on a GPU are: what the host knows of a pid, and which are ranks of our own runs."""
+"""Processes on a GPU: user, command and host metrics of each NVML PID, and the run and rank it belongs to.
+
+Called by `sampler`; the ranks come from `reservation`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ MAX_COMMAND_CHARS = 400
 
 @dataclass(frozen=True)
 class _ProcessIdentity:
-    """A process whose name and owner were looked up once."""
+    """User and command of a process, looked up once."""
 
     process: psutil.Process
     user: Reading[str]
@@ -28,16 +31,17 @@ class _ProcessIdentity:
 
 
 class ProcessTable:
-    """Looks pids up on this host, and keeps what does not change."""
+    """Looks up PIDs on this host and caches user and command."""
 
     def __init__(self) -> None:
         self._identities: dict[int, _ProcessIdentity] = {}
 
     def describe(self, nvml_processes: Sequence[NvmlProcess], ranks: Sequence[ReservedRank]) -> tuple[GpuProcess, ...]:
-        """The processes on one GPU, on which these ranks of our own compute.
+        """Return the processes on one GPU, given those that NVML lists and the ranks that run on it.
 
-        A rank is found by its pid. In a container the driver may list the host's pids, or none: a rank that is not
-        found is then the one process that nobody knows, or one more that the driver keeps to itself.
+        Ranks are matched by PID. In a container NVML may list PIDs of the host's PID namespace, or no processes. So if
+        exactly one rank and one compute process remain unmatched, they are the same process. Any other unmatched rank
+        is added to the list, with unknown GPU memory.
         """
         shown = {tenant.pid for tenant in nvml_processes} | {rank.pid for rank in ranks}
         self._identities = {
@@ -76,7 +80,7 @@ class ProcessTable:
             person = self._identify(pid)
             user, command = person.user, person.command
             used = _read_if_permitted(person.process.cpu_percent)
-            cpu = Reading(None, now, "needs a second look") if fresh and used.reason is None else used
+            cpu = Reading(None, now, "needs a second sample") if fresh and used.reason is None else used
             memory = _read_if_permitted(lambda: person.process.memory_info().rss)
         kind: Any = nvml_process.kind
         run, number = (rank.run, rank.rank) if rank else (None, None)
@@ -94,7 +98,7 @@ class ProcessTable:
         )
 
     def _identify(self, pid: int) -> _ProcessIdentity:
-        """Raises psutil.NoSuchProcess."""
+        """Return the cached user and command of a PID. Raises psutil.NoSuchProcess."""
         if pid not in self._identities:
             process = psutil.Process(pid)
             self._identities[pid] = _ProcessIdentity(
@@ -104,12 +108,12 @@ class ProcessTable:
 
 
 def _command(process: psutil.Process) -> str:
-    # A kernel thread or a zombie has no command line.
+    # Kernel threads and zombies have an empty command line.
     return (" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS]
 
 
 def _read_if_permitted(call: Any) -> Reading[Any]:
-    """Raises psutil.NoSuchProcess."""
+    """Return the result as a reading, without a value if access is denied. Raises psutil.NoSuchProcess."""
     now = time.time()
     try:
         return Reading(call(), now)
@@ -118,5 +122,5 @@ def _read_if_permitted(call: Any) -> Reading[Any]:
 
 
 def ranks_on(uuids: Sequence[str], reservations: Sequence[ReservationInfo]) -> list[ReservedRank]:
-    """The ranks of these runs that said that CUDA gave them one of these devices."""
+    """Return the ranks in `reservations` whose CUDA device has one of these UUIDs."""
     return [rank for one in reservations for rank in one.ranks if rank.uuid in uuids]

@@ -1,4 +1,7 @@
-"""Recordings: snapshots, one JSON line each, written as they come and played back as if they came now."""
+"""Playback of GPU recordings: files with one JSON snapshot per line, as `gputrain gpus --record` writes them.
+
+`monitor` uses it for GPUTRAIN_NVML=replay:FILE, `tui.demo` for the demo.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ MIN_INTERVAL_SECONDS = 0.05
 
 
 def read_recording(path: Path) -> list[Snapshot]:
-    """Raises UsageError where there is none, or it is not one."""
+    """Read all snapshots of a recording. Raises UsageError if the file cannot be read or is not a recording."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -26,20 +29,20 @@ def read_recording(path: Path) -> list[Snapshot]:
             snapshot = Snapshot.from_line(line)
             snapshots.append(replace(snapshot, source=SnapshotSource("recording", snapshot.source.made_up)))
         except ValueError as error:
-            # What was being written when the recorder was killed.
+            # A partial last line is left when the recorder was killed.
             if number == len(lines) and snapshots:
                 break
-            raise UsageError.one(str(path), f"is no recording of GPUs: line {number}: {error}") from error
+            raise UsageError.one(str(path), f"is not a GPU recording: line {number}: {error}") from error
     if not snapshots:
-        raise UsageError.one(str(path), "is no recording of GPUs: it is empty")
+        raise UsageError.one(str(path), "is not a GPU recording: the file is empty")
     return snapshots
 
 
 class RecordingMonitor:
-    """Plays a recording at the pace at which it was made, over and over, with its times moved to now."""
+    """Plays a recording in a loop at its original pace, with its times shifted to now."""
 
     def __init__(self, path: Path, stale_after_s: float) -> None:
-        """Raises UsageError."""
+        """Raises UsageError if `path` is not a recording."""
         self._snapshots, self._stale_after_s = read_recording(path), stale_after_s
         gaps = [max(after.time - before.time, MIN_INTERVAL_SECONDS) for before, after in pairwise(self._snapshots)]
         self._intervals_s = [*gaps, gaps[-1] if gaps else 1.0]
@@ -64,11 +67,11 @@ class RecordingMonitor:
         return Snapshot.from_dict(shift_times(snapshot.to_dict(), shift)).as_of(time.time(), self._stale_after_s)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: a recording holds no resources."""
 
 
 def shift_times(values: Any, offset_s: float) -> Any:
-    """The same JSON with every `time` so much later."""
+    """Return a copy of the JSON `values` with `offset_s` added to every number under a key ``time``."""
     if isinstance(values, list):
         return [shift_times(value, offset_s) for value in values]
     if not isinstance(values, dict):

@@ -1,8 +1,11 @@
-"""Which runs of this host hold which GPUs, and which wait for some, so that two never take the same one.
+"""Reservations of GPUs by the runs of a host, and the queue of runs that wait for GPUs.
 
-Every run that trains on GPUs keeps a JSON file in `BASE/gputrain-UID/`, where BASE is $GPUTRAIN_RESERVATIONS or /tmp
-(containers that share GPUs can share a folder), and holds the lock beside it for as long as it lives: a run that dies
-in whatever way lets go of its GPUs with it. Who chooses holds `BASE/gputrain.lock` meanwhile.
+Every run that trains on GPUs keeps a JSON file and a lock file in `BASE/gputrain-UID/`. BASE is $GPUTRAIN_RESERVATIONS
+or /tmp; containers that share GPUs should share it. The run holds an flock on the lock file for its lifetime, so the
+kernel releases the reservation however the process ends. `BASE/gputrain.lock` is held while GPUs are selected, so that
+two runs never reserve the same GPU.
+
+`allocation` writes reservations. `sampler`, `engine.doctor` and the form read them.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from engine.utils.process import user_name
 
 RESERVATION_FORMAT = 1
 LOCK_TIMEOUT_SECONDS = 20.0
-# A file that nobody touches for days is taken away from /tmp on many systems.
+# By default systemd-tmpfiles deletes files from /tmp that have not been touched for 10 days.
 TOUCH_INTERVAL_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class ReservedRank:
-    """A rank of a run: its pid, and the device that CUDA gave it."""
+    """A rank of a run: its PID, and the UUID of its CUDA device."""
 
     run: str
     rank: int
@@ -41,7 +44,11 @@ class ReservedRank:
 
 @dataclass(frozen=True)
 class ReservationInfo:
-    """What a live run holds, or waits for where `gpus` is empty: `selection` is its `device.gpus`."""
+    """The reservation of a live run.
+
+    `gpus` are the UUIDs of its devices, empty while it waits. `selection` is its `device.gpus`, `visible` the UUIDs
+    that CUDA_VISIBLE_DEVICES leaves it. `since` is the Unix time at which it joined the queue.
+    """
 
     run: str
     user: str
@@ -58,16 +65,17 @@ class ReservationInfo:
 
     @property
     def key(self) -> tuple[int, float]:
-        """What tells one entry from another."""
+        """Unique key of the reservation: PID, and time of joining the queue."""
         return self.pid, self.since
 
 
 def reservations_root() -> Path:
+    """Return the folder in which all users of the host reserve GPUs: $GPUTRAIN_RESERVATIONS, or /tmp."""
     return Path(os.environ.get("GPUTRAIN_RESERVATIONS") or "/tmp")  # noqa: S108 (known to all users of the host)
 
 
 class Reservation:
-    """This process's entry. It is there for others to see from `enqueue` to `release`."""
+    """Reservation of this process, visible to other processes from `enqueue` to `release`."""
 
     def __init__(self) -> None:
         self._lock_path: Path | None = None
@@ -76,7 +84,10 @@ class Reservation:
         self._touched_at = 0.0
 
     def enqueue(self, selection: str, visible: Sequence[str], run: str) -> None:
-        """Queue for GPUs; call it with `allocation_lock` held. Raises UsageError where it cannot be written."""
+        """Join the queue for GPUs. The caller holds `allocation_lock`.
+
+        Does nothing if already queued. Raises UsageError if the reservation cannot be written.
+        """
         if self._lock_path is not None:
             return
         try:
@@ -100,21 +111,21 @@ class Reservation:
         self._write()
 
     def _create_lock(self) -> Path:
-        """Raises OSError, UsageError."""
+        """Create and open a lock file of a unique name. Raises OSError or UsageError."""
         for last in (False, False, True):
             try:
                 lock = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
                 self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
                 return lock
             except FileNotFoundError:
-                # A run that ended took the empty folder away in between.
+                # Another run of this user ended and removed the empty folder in the meantime.
                 if last:
                     raise
         raise FileNotFoundError
 
     @property
     def key(self) -> tuple[int, float] | None:
-        """As in `ReservationInfo`; None before `enqueue`."""
+        """Same as `ReservationInfo.key`; None before `enqueue`."""
         return None if self._lock_path is None else (self._values["pid"], self._values["since"])
 
     @property
@@ -122,21 +133,22 @@ class Reservation:
         return float(self._values["since"])
 
     def reserve(self, gpus: Sequence[str]) -> None:
-        """Call it with `allocation_lock` held."""
+        """Reserve devices by UUID. The caller holds `allocation_lock`. Raises UsageError if it cannot be written."""
         self._values["gpus"] = list(gpus)
         self._write()
 
     def set_run_name(self, run: str) -> None:
-        """The run has its name now."""
+        """Update the run name that other processes see."""
         self._values["run"] = run
         self._write_best_effort()
 
     def publish_ranks(self, ranks: Sequence[ReservedRank]) -> None:
+        """Publish the PIDs and devices of the ranks, so that the sampler can attribute GPU processes to this run."""
         self._values["ranks"] = [asdict(rank) for rank in ranks]
         self._write_best_effort()
 
     def touch(self) -> None:
-        """Show now and then that the files are in use."""
+        """Update the modification times once per TOUCH_INTERVAL_SECONDS, so that /tmp cleaners keep the files."""
         if self._lock_path is not None and time.monotonic() - self._touched_at > TOUCH_INTERVAL_SECONDS:
             self._touched_at = time.monotonic()
             with suppress(OSError):
@@ -144,7 +156,7 @@ class Reservation:
                 os.utime(self._lock_path.with_suffix(".json"))
 
     def release(self) -> None:
-        """Let go; nothing is left. May be called again."""
+        """Release the devices and remove all files. Idempotent."""
         if self._lock_path is None:
             return
         lock, self._lock_path = self._lock_path, None
@@ -152,12 +164,12 @@ class Reservation:
         os.close(self._lock_fd)
 
     def _write_best_effort(self) -> None:
-        """What others only like to know is no reason to end a run."""
+        """Write, ignoring errors: information for other users is not worth failing a run."""
         with suppress(UsageError):
             self._write()
 
     def _write(self) -> None:
-        """Raises UsageError."""
+        """Write the JSON file atomically. Raises UsageError if it cannot be written."""
         if self._lock_path is None:
             return
         self._touched_at = time.monotonic()
@@ -170,7 +182,10 @@ class Reservation:
 
 
 def _write_world_readable(file: BinaryIO, data: bytes) -> None:
-    """Before the file has its name: no other user may find it closed to them for an instant."""
+    """Write `data` to a file that all users can read.
+
+    The mode is set before `replace_file` renames the file, so other users never see an unreadable file.
+    """
     os.fchmod(file.fileno(), 0o644)
     file.write(data)
 
@@ -179,12 +194,12 @@ def _remove(lock: Path) -> None:
     with suppress(OSError):
         lock.with_suffix(".json").unlink(missing_ok=True)
         lock.unlink(missing_ok=True)
-        # The last one out takes the folder away.
+        # Fails unless this was the last reservation of the user.
         lock.parent.rmdir()
 
 
 def _user_folder() -> Path:
-    """Raises UsageError where it is not this user's alone to write to."""
+    """Create and return this user's folder. Raises UsageError if other users own it or can write to it."""
     folder = reservations_root() / f"gputrain-{os.getuid()}"
     try:
         folder.mkdir(mode=0o755, exist_ok=True)
@@ -192,8 +207,8 @@ def _user_folder() -> Path:
         if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
             raise UsageError.one(
                 "device.gpus",
-                f"{folder}, where GPUs are reserved, is not yours alone to write to; remove it, or name another folder "
-                "in GPUTRAIN_RESERVATIONS",
+                f"the GPU reservation folder {folder} must be owned by you and not be writable by others; remove it, "
+                "or set GPUTRAIN_RESERVATIONS to another folder",
             )
         folder.chmod(0o755)
     except FileNotFoundError:
@@ -208,35 +223,38 @@ def _user_folder() -> Path:
 def _unusable(path: Path, error: OSError) -> UsageError:
     return UsageError.one(
         "device.gpus",
-        f"GPUs cannot be reserved in {path}: {error.strerror}; name another folder in GPUTRAIN_RESERVATIONS, the same "
+        f"GPUs cannot be reserved in {path}: {error.strerror}; set GPUTRAIN_RESERVATIONS to another folder, the same "
         "for all users of this host",
     )
 
 
 @contextmanager
 def allocation_lock() -> Iterator[None]:
-    """One process of the host at a time. Raises UsageError where another does not make way."""
+    """Hold the host-wide lock for the selection of GPUs. Raises UsageError after LOCK_TIMEOUT_SECONDS."""
     path = reservations_root() / "gputrain.lock"
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     while (handle := _lock_shared_file(path)) is None:
         if time.monotonic() > deadline:
             raise UsageError.one(
-                "device.gpus", f"another process has held {path} for {LOCK_TIMEOUT_SECONDS:.0f} s; see `fuser {path}`"
+                "device.gpus",
+                f"another process has locked {path} for {LOCK_TIMEOUT_SECONDS:.0f} s; find it with `fuser {path}`",
             )
         time.sleep(0.05)
     try:
         yield
     finally:
-        # Gone before it is let go of: who waits for it sees that, and makes another. Only its maker can, in /tmp.
+        # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file. In /tmp,
+        # which is sticky, only the owner of the file can unlink it.
         with suppress(OSError):
             path.unlink()
         os.close(handle)
 
 
 def _lock_shared_file(path: Path) -> int | None:
-    """A handle that holds the lock on a file that any user may have made; None where another holds it."""
+    """Lock a file that any user may have created. Return its descriptor, None if another process holds the lock."""
     try:
-        # Made and opened apart: Linux refuses to open another user's file in /tmp with O_CREAT.
+        # Creating and opening are separate: with fs.protected_regular, open() with O_CREAT fails for files of other
+        # users in sticky folders such as /tmp.
         with suppress(FileExistsError):
             made = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             os.fchmod(made, 0o644)
@@ -257,16 +275,18 @@ def _lock_shared_file(path: Path) -> int | None:
 
 
 def read_reservations(*, remove_stale: bool = False) -> list[ReservationInfo]:
-    """What the live runs of all users hold or wait for, the first in line first. `remove_stale` also deletes what dead
-    runs of this user left; call it with `allocation_lock` held."""
+    """Return the reservations of the live runs of all users, in queue order.
+
+    With `remove_stale`, also delete files that dead runs of this user left. The caller then holds `allocation_lock`.
+    """
     found = []
     for folder in reservations_root().glob("gputrain-*"):
-        # A folder that belongs to another than its name says is nobody's word.
+        # Ignores folders whose owner is not the UID in their name: another user could have forged them.
         with suppress(OSError, ValueError):
             if folder.is_symlink() or folder.stat().st_uid != int(folder.name.removeprefix("gputrain-")):
                 continue
             for lock in folder.glob("*.lock"):
-                # One that goes meanwhile must not hide the others.
+                # A reservation that is released in the meantime must not hide the others.
                 with suppress(OSError):
                     if is_locked(lock):
                         held = _parse(read_json(lock.with_suffix(".json")) or {})
@@ -277,7 +297,7 @@ def read_reservations(*, remove_stale: bool = False) -> list[ReservationInfo]:
 
 
 def _parse(values: dict[str, Any]) -> ReservationInfo | None:
-    """None where it makes no sense."""
+    """Return the parsed reservation, None if it is malformed."""
     try:
         run = str(values["run"])
         ranks = tuple(

@@ -1,8 +1,10 @@
-"""The process that asks the driver: one thread a GPU, so that a call that never returns holds up no other GPU, and a
-process of its own, so that it holds up no one else either.
+"""Sampler process: queries NVML and prints one `Snapshot` per line, once per period.
 
-It prints one `Snapshot` a line, once a period. Its argument says what is wanted, a `SamplerOptions` in JSON; it ends
-when its standard input closes, or when the driver must be loaded anew.
+NVML calls can block forever. One thread per GPU keeps a blocked call from delaying the other GPUs, and the separate
+process keeps it from blocking gputrain.
+
+`start_sampler` starts the process and `monitor` reads it. The argument is a `SamplerOptions` in JSON. The process exits
+when its standard input closes, or when NVML needs to be initialized in a new process.
 """
 
 from __future__ import annotations
@@ -33,17 +35,18 @@ from engine.gpus.snapshot import (
 if TYPE_CHECKING:
     from engine.gpus.processes import ProcessTable
 
-INFREQUENT_INTERVAL_SECONDS = 5.0
-ENUMERATE_INTERVAL_SECONDS = 2.0
-# So long a snapshot waits for the GPUs to answer: the first one, and each later one as a share of the period.
-FIRST_ANSWER_TIMEOUT_SECONDS = 2.0
-ANSWER_TIMEOUT_PERIOD_SHARE = 0.4
+INFREQUENT_INTERVAL_SECONDS = 5.0  # between queries of `nvml.INFREQUENT_QUERIES`
+ENUMERATE_INTERVAL_SECONDS = 2.0  # between counts of the GPUs
+FIRST_ANSWER_TIMEOUT_SECONDS = 2.0  # how long the first snapshot waits for the GPUs to answer
+ANSWER_TIMEOUT_PERIOD_SHARE = 0.4  # the same for later snapshots, as a share of the sampling period
 
 
 @dataclass
 class SamplerState:
-    """What the threads of this process tell each other, under one lock: `round` counts the times that the GPUs were
-    asked for, `driver_error` says why the driver cannot be asked any more."""
+    """State shared by the threads of the sampler; `changed` is notified when it changes.
+
+    `round` is the number of the current sampling round. `driver_error` is why NVML became unusable.
+    """
 
     options: SamplerOptions
     reservations: list[ReservationInfo] = field(default_factory=list)
@@ -58,7 +61,11 @@ class SamplerState:
 
 
 class GpuThread(threading.Thread):
-    """Asks one GPU, again and again."""
+    """Queries one GPU once per round.
+
+    `excluded` is set if the GPU is not one of `SamplerOptions.gpus`, `retired` ends the thread, `reopen` makes it get a
+    new NVML handle.
+    """
 
     def __init__(self, index: int, state: SamplerState) -> None:
         super().__init__(name=f"gpu-{index}", daemon=True)
@@ -71,7 +78,7 @@ class GpuThread(threading.Thread):
         self._clear_cache()
 
     def _clear_cache(self) -> None:
-        """What is known of a GPU, when another may be in its place."""
+        """Discard cached data. Called when the index may refer to another GPU."""
         self._nvml_handle: Any = None
         self._uuid: str | None = None
         self._cached_readings: dict[str, Reading[Any]] = {}
@@ -91,7 +98,7 @@ class GpuThread(threading.Thread):
                 self._state.fail(str(error))
                 return
             except Exception as error:
-                # Not to be seen as a GPU that is silent for ever.
+                # An unexpected error must not look like a GPU that hangs.
                 self._state.fail(f"{type(error).__name__}: {error}")
                 return
             with self._state.changed:
@@ -100,12 +107,12 @@ class GpuThread(threading.Thread):
                 self._state.changed.wait_for(lambda: self.retired or self._state.round > self._round_started)
 
     def _poll(self) -> Gpu:
-        """Query the GPU once. Any call of the driver may block for ever, and then only this thread with it."""
+        """Query the GPU once. Any NVML call may block this thread forever."""
         wants, now = self._state.options, time.monotonic()
         if (reason := self._open(now)) is not None:
             return self._gpu_without_readings("lost", reason)
         handle = self._nvml_handle
-        # The GPM measures from here on, while the other queries run.
+        # Starts the GPM sampling interval, so that the other queries run within it.
         if wants.activity:
             self._gpm.start(handle)
         if self._infrequent_due(now):
@@ -137,7 +144,10 @@ class GpuThread(threading.Thread):
         return now - self._infrequent_at >= INFREQUENT_INTERVAL_SECONDS
 
     def _open(self, now: float) -> str | None:
-        """Get a handle, a new one now and then: another GPU may be in this one's place. Return why there is none."""
+        """Get an NVML handle if there is none, and renew it periodically, because the index may refer to another GPU.
+
+        Return the reason if there is no handle.
+        """
         if self.reopen:
             self.reopen, self._infrequent_at = False, float("-inf")
         if self._nvml_handle is not None and not self._infrequent_due(now):
@@ -154,7 +164,7 @@ class GpuThread(threading.Thread):
         return None
 
     def _query_infrequent(self, handle: Any, now: float) -> None:
-        """What hardly changes, and what never does where that is not known yet."""
+        """Query readings that rarely change, and static readings that are still missing."""
         missing = {
             name: question
             for name, question in nvml.STATIC_QUERIES.items()
@@ -165,7 +175,7 @@ class GpuThread(threading.Thread):
         self._infrequent_at = now
 
     def _query_processes(self, handle: Any, uuids: list[str]) -> Reading[tuple[GpuProcess, ...]]:
-        # Imported while the GPM measures.
+        # Imported here so that psutil's import runs during the GPM sampling interval.
         from engine.gpus.processes import ProcessTable, ranks_on
 
         self._process_table = self._process_table or ProcessTable()
@@ -198,7 +208,7 @@ class GpuThread(threading.Thread):
         )
 
     def _gpu_without_readings(self, state: GpuState, reason: str, age: float = 0.0) -> Gpu:
-        """The GPU as one of which only the lasting facts are known, if those."""
+        """Return the GPU with only its cached static readings."""
         now = time.time()
         nothing: Reading[Any] = Reading(None, now, reason)
         readings = {
@@ -207,7 +217,7 @@ class GpuThread(threading.Thread):
         return self._build_gpu(state, age, now if state == "lost" else None, readings, nothing)
 
     def has_pending_answer(self) -> bool:
-        """Whether an answer of this round can be hoped for: not from who is still busy with an earlier one."""
+        """Whether an answer in this round is outstanding. A thread blocked in an earlier round does not count."""
         late = self._round_completed < self._state.round and self._round_started in (
             0,
             self._round_completed,
@@ -219,7 +229,7 @@ class GpuThread(threading.Thread):
         return self._latest is not None
 
     def report(self) -> Gpu:
-        """What is known by now, marked as stale where it is old."""
+        """Return the latest answer, marked stale if it is too old."""
         if self._latest is None or self._answered_at is None:
             age = time.monotonic() - self._created_at
             return self._gpu_without_readings("stale", f"stale: no answer for {age:.0f} s", age)
@@ -229,7 +239,7 @@ class GpuThread(threading.Thread):
 
 
 class DriverThread(threading.Thread):
-    """Sets the driver up, looks now and then how many GPUs there are and who holds them; keeps a thread for each."""
+    """Initializes NVML, periodically counts the GPUs and reads their reservations, and runs a thread per GPU."""
 
     def __init__(self, state: SamplerState) -> None:
         super().__init__(name="driver", daemon=True)
@@ -252,7 +262,7 @@ class DriverThread(threading.Thread):
 
     def _update_gpu_threads(self, gpu_count: int) -> None:
         if gpu_count != len(self.gpu_threads):
-            # Others may have moved up.
+            # The indices of the other GPUs may have shifted.
             for watch in self.gpu_threads:
                 watch.reopen = True
         for watch in self.gpu_threads[gpu_count:]:
@@ -267,7 +277,7 @@ class DriverThread(threading.Thread):
 
 
 class GpuSampler:
-    """The main thread: asks nothing of the driver, so it always speaks in time."""
+    """The main thread. It makes no NVML call, so it always prints on time."""
 
     def __init__(self, options: SamplerOptions) -> None:
         self._state = SamplerState(options)
@@ -296,9 +306,9 @@ class GpuSampler:
             self._state.changed.wait_for(all_there, timeout_s)
 
     def _read_options(self, deadline: float) -> None:
-        """Wait until it is time for the next snapshot; leave when nobody wants one any more."""
+        """Wait until `deadline`, the time of the next snapshot. Exit the process when standard input closes."""
         while (left := deadline - time.monotonic()) > 0 and self._state.driver_error is None:
-            # Short, because that the driver is gone comes from another thread.
+            # A short timeout, because select() does not wake up when another thread sets driver_error.
             if select.select([0], [], [], min(left, 0.5))[0] and not os.read(0, 4096):
                 os._exit(0)
 
@@ -308,7 +318,7 @@ class GpuSampler:
         driver = self._driver_thread.driver
         if driver is None and error is None:
             error = f"the NVIDIA driver has not answered for {waits:.0f} s"
-        unknown: Reading[str] = Reading(None, now, error or "not known")
+        unknown: Reading[str] = Reading(None, now, error or "unknown")
         gpus = (
             []
             if self._state.driver_error
@@ -330,7 +340,7 @@ class GpuSampler:
 
 
 def main() -> None:
-    # The interpreter's own end would wait for no thread either, but may trip over one that is inside the driver.
+    # Interpreter shutdown may crash while a daemon thread is inside an NVML call; os._exit() skips it.
     code = 1
     try:
         GpuSampler(SamplerOptions.from_line(sys.argv[1])).run()

@@ -1,4 +1,7 @@
-"""Which devices a run gets: what `device.gpus` means among those that CUDA can be given. All are known by UUID."""
+"""Resolution of `device.gpus` to devices: which GPUs and MIG instances a run gets, and why others are not free.
+
+Works on a `snapshot` and the `reservation` entries. Called by `allocation`, `engine.doctor` and the form.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,36 @@ from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize
 
-# More than an idle driver context, less than any training: held by no process that is shown, someone else holds it.
+# Memory in use beyond that of the listed processes. More than an idle CUDA context takes, less than any training, so a
+# GPU above it is in use by a process that NVML does not list, for example in another container.
 MAX_UNATTRIBUTED_BYTES = 1 << 30
-WAIT_ADVICE = "--wait waits for them"
-NCCL_MIG_MESSAGE = "NCCL does not join MIG instances, and CUDA shows a process only one"
-MIG_ADVICE = "name one instance, or whole GPUs"
+WAIT_ADVICE = "wait for them with --wait, or request fewer"
+NCCL_MIG_MESSAGE = "NCCL cannot communicate between MIG instances, and CUDA exposes only one to a process"
+MIG_ADVICE = "select one instance, or whole GPUs"
 CPU_ADVICE = "train on the CPU with --gpus cpu"
 
 
 class NotFreeError(UsageError):
-    """What is wanted exists and is taken: waiting may help."""
+    """The requested GPUs exist but are not free; waiting for them may help."""
 
 
 class Obstacle(StrEnum):
-    """What keeps a device from being free."""
+    """Why a device is not free."""
 
     IN_USE = "in use"
     RESERVED = "reserved"
     QUEUED = "queued"
-    """A run that came first waits for it."""
+    """A run that is earlier in the queue is waiting for it."""
     UNKNOWN = "unknown"
-    """The driver does not tell who uses it."""
+    """NVML reports neither its processes nor its memory use."""
     STALE = "stale"
-    """It does not answer now."""
+    """It currently does not answer."""
     LOST = "lost"
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why a device is not free; the `message` names who has it."""
+    """Why a device is not free. The `message` names the run or process that uses it."""
 
     obstacle: Obstacle
     message: str
@@ -49,8 +53,11 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """What CUDA can be given: a GPU, or a MIG instance of one, which then has a `parent_uuid` and a `mig_ids` in it
-    (GPU and compute instance). `index` is the GPU's in PCI order. `unavailable` says why it is not free."""
+    """A device that CUDA can use: a GPU, or a MIG instance.
+
+    `index` is that of the GPU in PCI bus order. `memory_used` is in bytes. A MIG instance has the UUID of its GPU as
+    `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
+    """
 
     index: int
     uuid: str
@@ -71,7 +78,7 @@ class CudaDevice:
         return self.unavailable is None
 
     def usable(self, *, wait: bool) -> bool:
-        """Whether a run can have it, be it shared; with `wait` a device that does not answer now counts too."""
+        """Whether a run can use the device, if necessary shared. With `wait`, stale devices count too."""
         broken = (Obstacle.LOST,) if wait else (Obstacle.LOST, Obstacle.STALE)
         return self.unavailable is None or self.unavailable.obstacle not in broken
 
@@ -80,7 +87,7 @@ class CudaDevice:
 
 
 def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = ()) -> list[CudaDevice]:
-    """What CUDA can be given on this host, in PCI order, where these runs hold or wait for something."""
+    """Return the GPUs and MIG instances of a snapshot in PCI bus order, marked as unavailable if reserved or in use."""
     found: list[CudaDevice] = []
     for gpu in snapshot.gpus:
         if gpu.uuid is None:
@@ -115,7 +122,7 @@ def _gpu_name(gpu: Gpu) -> str:
 
 
 def _silent(gpu: Gpu) -> Unavailable | None:
-    """Why nothing can run on a GPU, nor on a part of it."""
+    """Return why a lost or stale GPU cannot be used, None if the GPU answers."""
     if gpu.state == "ok":
         return None
     obstacle = Obstacle.STALE if gpu.state == "stale" else Obstacle.LOST
@@ -126,26 +133,31 @@ def _reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavaila
     holder = next((one for one in reservations if uuid in one.gpus), None)
     if holder is None:
         return None
-    return Unavailable(Obstacle.RESERVED, f"{holder.run} of {holder.user} has it")
+    return Unavailable(Obstacle.RESERVED, f"reserved by run {holder.run} (user {holder.user})")
 
 
 def find_current_use(gpu: Gpu, instance: MigInstance | None = None) -> Unavailable | None:
-    """Who computes on a GPU or a part of it, as far as the driver tells; None where nobody does. What is not known is
-    not taken for nothing."""
+    """Return why a GPU, or one of its MIG instances, is in use according to NVML, None if it is not.
+
+    A GPU counts as in use if it has a compute process, or more than MAX_UNATTRIBUTED_BYTES of memory in use beyond that
+    of its listed processes. A GPU that reports neither processes nor memory use is not free.
+    """
     if gpu.processes.value is None and gpu["memory_used"].value is None:
-        return Unavailable(Obstacle.UNKNOWN, f"it is not known who uses it ({gpu.processes.reason})")
+        return Unavailable(
+            Obstacle.UNKNOWN, f"the driver reports neither its processes nor its memory use ({gpu.processes.reason})"
+        )
     part = None if instance is None else instance.gpu_instance
     here = [one for one in gpu.processes.value or () if instance is None or one.instance in (part, None)]
     computing = [one for one in here if one.kind == "compute"]
     if computing:
         first = computing[0]
-        who = f"{first.run or 'process ' + str(first.pid)} of {first.user.value or 'an unknown user'}"
-        return Unavailable(Obstacle.IN_USE, f"{who} computes on it")
+        who = f"{first.run or 'process ' + str(first.pid)} (user {first.user.value or 'unknown'})"
+        return Unavailable(Obstacle.IN_USE, f"in use by {who}")
     used = gpu["memory_used"] if instance is None else instance.memory_used
     shown = sum(one.gpu_memory.value or 0 for one in here)
     if used.value is not None and used.value - shown > MAX_UNATTRIBUTED_BYTES:
         gibibytes = f"{used.value / 2**30:.1f} GiB"
-        message = f"{gibibytes} of it are in use, by processes that the driver does not show here"
+        message = f"{gibibytes} of memory in use by processes that the driver does not list here"
         return Unavailable(Obstacle.IN_USE, message)
     return None
 
@@ -153,9 +165,12 @@ def find_current_use(gpu: Gpu, instance: MigInstance | None = None) -> Unavailab
 def select(
     selection: str, devices: Sequence[CudaDevice], *, only_free: bool = False, ranks: int | None = None
 ) -> list[CudaDevice]:
-    """The devices that `device.gpus` means; none means the CPU. `only_free` is for who waits: it holds also for those
-    that are named, and one that does not answer may do so again. A launcher that started `ranks` ranks has counted on
-    as many for auto: free ones first, then others. Raises UsageError, NotFreeError where waiting may help."""
+    """Return the devices that `selection`, a value of `device.gpus`, selects. An empty list means the CPU.
+
+    With `only_free`, for runs that wait, devices selected by index or UUID must be free too, and stale devices count as
+    not free instead of unusable. `ranks` is the number of ranks that an external launcher started on this host: "auto"
+    then selects that many devices, free ones first. Raises NotFreeError if waiting may help, else UsageError.
+    """
     if selection == "cpu":
         return []
     if selection == "auto" and ranks is not None and devices:
@@ -165,7 +180,7 @@ def select(
         return _select_auto(_usable(devices, only_free), devices, only_free)
     if selection == "all":
         if not devices:
-            raise UsageError.one("device.gpus", "all, but there is no GPU here", CPU_ADVICE)
+            raise UsageError.one("device.gpus", "all: no GPU is visible here", CPU_ADVICE)
         whole = [device for device in devices if device.mig_ids is None]
         return _validate(whole or list(devices), only_free)
     if match := re.fullmatch(r"free:(\d+)", selection):
@@ -178,7 +193,7 @@ def _usable(devices: Sequence[CudaDevice], wait: bool) -> list[CudaDevice]:
 
 
 def _select_auto(usable: Sequence[CudaDevice], devices: Sequence[CudaDevice], only_free: bool) -> list[CudaDevice]:
-    """Every whole GPU that is free, else one instance that is."""
+    """Return all free GPUs, or one free MIG instance if no GPU is free."""
     free = [device for device in usable if device.is_free]
     chosen = [device for device in free if device.mig_ids is None] or free[:1]
     if not chosen and usable and only_free:
@@ -187,25 +202,28 @@ def _select_auto(usable: Sequence[CudaDevice], devices: Sequence[CudaDevice], on
 
 
 def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[CudaDevice]:
-    """The least used that are free, whole ones first."""
+    """Return the `count` free devices with the least memory in use, GPUs before MIG instances."""
     if count == 0:
-        raise UsageError.one("device.gpus", "free:0 asks for no GPU", CPU_ADVICE)
+        raise UsageError.one("device.gpus", "free:0 requests no GPU", CPU_ADVICE)
     fit = [device for device in _usable(devices, wait) if device.mig_ids is None or count == 1]
     if count > len(fit):
-        reason = f"{pluralize(count, 'free GPU')} wanted, and no more than {len(fit)} can be had"
+        reason = f"{pluralize(count, 'free GPU')} requested, but only {len(fit)} can be used"
         instances = any(device.mig_ids is not None for device in devices)
         advice = [_describe_devices(devices), *([NCCL_MIG_MESSAGE, MIG_ADVICE] if instances else [])]
         raise UsageError.one("device.gpus", reason, "; ".join(advice))
     free = [device for device in fit if device.is_free]
     if count > len(free):
-        reason = f"{pluralize(count, 'free GPU')} wanted, {len(free)} there: {why_not_free(devices)}"
+        reason = f"{pluralize(count, 'free GPU')} requested, {len(free)} available: {why_not_free(devices)}"
         raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE)
     free.sort(key=lambda device: (device.mig_ids is not None, device.memory_used or 0, device.index))
     return sorted(free[:count], key=lambda device: device.index)
 
 
 def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:
-    """The devices of a list of indices, UUIDs and beginnings of those. Raises UsageError."""
+    """Return the devices of a comma-separated list of indices, UUIDs and unique UUID prefixes.
+
+    Raises UsageError if an entry matches no device or several devices, or if a device is listed twice.
+    """
     chosen: list[CudaDevice] = []
     for part in (part.strip() for part in selection.split(",")):
         found = [device for device in devices if part == str(device.index) or _is_uuid_prefix(part, device.uuid)]
@@ -217,7 +235,7 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
         ]
         if divided:
             there = ", ".join(device.uuid for device in divided)
-            raise UsageError.one("device.gpus", f"GPU {part!r} is divided into MIG instances", f"name one: {there}")
+            raise UsageError.one("device.gpus", f"GPU {part!r} is in MIG mode", f"select one of its instances: {there}")
         if not found:
             raise UsageError.one(
                 "device.gpus",
@@ -225,9 +243,9 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
                 f"{_describe_devices(devices)}; give auto, all, cpu, free:N, indices or UUIDs",
             )
         if len(found) > 1:
-            raise UsageError.one("device.gpus", f"{part!r} could be several GPUs", _describe_devices(devices))
+            raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", _describe_devices(devices))
         if found[0] in chosen:
-            raise UsageError.one("device.gpus", f"GPU {found[0]} is named twice in {selection!r}")
+            raise UsageError.one("device.gpus", f"GPU {found[0]} is listed twice in {selection!r}")
         chosen += found
     return chosen
 
@@ -241,19 +259,19 @@ def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
         if device.unavailable is not None and not device.usable(wait=only_free):
             raise UsageError.one("device.gpus", f"GPU {device} cannot be used: {device.unavailable.message}")
     if len(chosen) > 1 and any(device.mig_ids is not None for device in chosen):
-        reason = f"{len(chosen)} devices with MIG instances among them: {NCCL_MIG_MESSAGE}"
+        reason = f"{len(chosen)} devices selected, including MIG instances: {NCCL_MIG_MESSAGE}"
         raise UsageError.one("device.gpus", reason, MIG_ADVICE)
     if only_free and any(not device.is_free for device in chosen):
-        raise NotFreeError.one("device.gpus", f"not all of these are free: {why_not_free(chosen)}")
+        raise NotFreeError.one("device.gpus", f"not all selected GPUs are free: {why_not_free(chosen)}")
     return chosen
 
 
 def _describe_devices(devices: Sequence[CudaDevice]) -> str:
-    return f"there are {', '.join(map(str, devices))}" if devices else "there is no GPU here"
+    return f"visible GPUs: {', '.join(map(str, devices))}" if devices else "no GPU is visible here"
 
 
 def why_not_free(devices: Sequence[CudaDevice]) -> str:
-    """Each reason with the GPUs that it keeps from being free."""
+    """Return why devices are not free, grouped by reason: "GPU 0, 1: reserved by run a (user b); GPU 2: lost"."""
     reasons: dict[str, list[str]] = {}
     for one in devices:
         if one.unavailable is not None:

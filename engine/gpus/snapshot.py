@@ -1,7 +1,8 @@
-"""What is known of a host's GPUs at one moment: typed records, and the one JSON format in which the sampler tells them,
-`gputrain gpus --json` prints them, and a recording keeps them.
+"""Snapshot of a host's GPUs: typed records and their JSON format.
 
-A reading is a value with its unit and time, or the reason that there is none. Unknown is never 0.
+`sampler` prints this format, `monitor` parses it, `gputrain gpus --json` prints it to users, and recordings store it.
+
+A reading is a value with its unit and time, or the reason there is none. An unknown value is never 0.
 """
 
 from __future__ import annotations
@@ -17,60 +18,86 @@ SNAPSHOT_FORMAT = 1
 T = TypeVar("T")
 GpuState = Literal["ok", "stale", "lost"]
 
-# Every reading of a GPU and its unit.
+# Every reading of a GPU and its unit. In backticks the field of `nvidia-smi --query-gpu=` with the same meaning;
+# `engine.gpus.nvml` has the NVML calls.
 UNITS = {
+    # Product name (`name`).
     "name": "",
+    # domain:bus:device.function (`pci.bus_id`).
     "pci_bus_id": "",
+    # Percent of the sampling period with at least one kernel running (`utilization.gpu`). NVML's sampling period is
+    # 1/6 s to 1 s, depending on the product.
     "busy": "%",
+    # Percent of the sampling period in which device memory was read or written (`utilization.memory`).
     "memory_busy": "%",
+    # Percent of SMs that were busy, averaged over the sampling interval (GPM metric 2).
     "sm_active": "%",
+    # Percent of time that the SMs executed tensor core operations of any type (GPM metric 5).
     "tensor_active": "%",
+    # Percent of the theoretical DRAM bandwidth in use (GPM metric 10).
     "dram_active": "%",
+    # Allocated device memory, without `memory_reserved` (`memory.used`).
     "memory_used": "B",
+    # Physical device memory (`memory.total`).
     "memory_total": "B",
+    # Device memory reserved by the driver and firmware (`memory.reserved`).
     "memory_reserved": "B",
+    # Core temperature (`temperature.gpu`).
     "temperature": "°C",
+    # Power draw of the GPU and its memory (`power.draw`).
     "power": "W",
+    # Power limit in force, the lowest of all that apply (`enforced.power.limit`).
     "power_limit": "W",
+    # Current SM clock (`clocks.sm`).
     "sm_clock": "MHz",
+    # Current memory clock (`clocks.mem`).
     "memory_clock": "MHz",
+    # Highest possible SM clock (`clocks.max.sm`).
     "max_sm_clock": "MHz",
+    # Highest possible memory clock (`clocks.max.mem`).
     "max_memory_clock": "MHz",
+    # Intended fan speed, in percent of the maximum; not measured (`fan.speed`).
     "fan": "%",
+    # P0 (highest performance) to P15 (`pstate`).
     "performance_state": "",
+    # List of the active throttle reasons, as named in `nvml.THROTTLE_REASONS` (`clocks_throttle_reasons.active`).
     "throttle": "",
+    # ECC errors since the driver was loaded (`ecc.errors.corrected.volatile.total`, and `uncorrected`).
     "ecc_corrected": "errors",
     "ecc_uncorrected": "errors",
+    # Current PCIe link (`pcie.link.gen.current` and `pcie.link.width.current`); it drops when the GPU is idle.
     "pcie_generation": "",
     "pcie_width": "lanes",
+    # PCIe throughput from and to the GPU over 20 ms (`txpci` and `rxpci` of `nvidia-smi dmon -s t`).
     "pcie_sent": "KB/s",
     "pcie_received": "KB/s",
+    # Current MIG mode, "on" or "off" (`mig.mode.current`).
     "mig": "",
 }
-# What does not change with the load: still true of a GPU that does not answer.
+# Independent of the load, so still valid for a GPU that does not answer.
 STATIC_READINGS = {"name", "pci_bus_id", "max_sm_clock", "max_memory_clock"}
 
 
 class Missing(StrEnum):
-    """Reasons for which there is no value; others are the driver's own words."""
+    """Fixed reasons for a missing value. Other reasons are NVML error messages, or contain details such as an age."""
 
     LOST = "lost"
     NO_PERMISSION = "no permission"
-    NOT_ASKED = "not asked for"
+    NOT_ASKED = "not requested"
     NOT_SUPPORTED = "not supported"
     NOT_SUPPORTED_BY_DRIVER = "not supported by this driver"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """A value, or None and the `reason`. `time` is when the driver was asked, in Unix seconds."""
+    """A value, or None and the `reason`. `time` is the time of the query in Unix seconds."""
 
     value: T | None
     time: float
     reason: str | None = None
 
     def to_dict(self, unit: str = "") -> dict[str, Any]:
-        """The reading as JSON; the reason only where there is no value."""
+        """Return the reading as JSON, with ``reason`` only if there is no value."""
         values: dict[str, Any] = {"value": self.value, "unit": unit, "time": round(self.time, 3)}
         return values if self.reason is None else values | {"reason": self.reason}
 
@@ -79,15 +106,18 @@ class Reading(Generic[T]):
         return cls(values["value"], values["time"], values.get("reason"))
 
     def without_value(self, reason: str) -> Reading[T]:
-        """The same reading without its value."""
+        """Return a copy with the value replaced by `reason`."""
         return Reading(None, self.time, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a GPU. `pid` is the driver's, which in a container may be the host's; `run` and `rank` name a rank
-    of one of our own runs; `instance` is the id of the MIG GPU instance. `memory` is the host's; both in bytes. `cpu`
-    is in percent of one core."""
+    """A process that uses a GPU, as `nvidia-smi --query-compute-apps` lists it, with its host metrics.
+
+    `pid` is NVML's, which inside a container may be the PID on the host. `instance` is the MIG GPU instance ID.
+    `gpu_memory` and `memory` (resident set size in host memory) are in bytes, `cpu` is in percent of one core.
+    `run` and `rank` are set if the process is a rank of a gputrain run.
+    """
 
     pid: int
     kind: Literal["compute", "graphics"]
@@ -125,7 +155,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A MIG instance: a part of a GPU that CUDA takes for a device. Ids are those of the GPU and compute instance."""
+    """A MIG device: a compute instance within a GPU instance, which CUDA exposes as a device of its own."""
 
     uuid: str
     gpu_instance: int
@@ -152,8 +182,11 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `index` is its place in PCI order; `uuid` is None where the driver does not even tell that. `time` is
-    when it last answered, None where it never did; `age` are the seconds since then, or since it was first asked."""
+    """Readings and processes of one GPU.
+
+    `index` is the position in PCI bus order. `uuid` is None if NVML never reported it. `time` is the Unix time of the
+    last answer, None if there was none. `age` is the number of seconds since the last answer, or since the first query.
+    """
 
     index: int
     uuid: str | None
@@ -164,16 +197,18 @@ class Gpu:
     processes: Reading[tuple[GpuProcess, ...]]
     instances: tuple[MigInstance, ...] = ()
     runs: tuple[str, ...] = ()
-    """Runs that have reserved this GPU."""
+    """Names of the runs that have reserved this GPU or one of its MIG instances."""
 
     def __getitem__(self, name: str) -> Reading[Any]:
         return self.readings[name]
 
     def value(self, name: str) -> Any:
+        """Return the value of a reading by its name in `UNITS`, None if unknown."""
         return self.readings[name].value
 
     @property
     def mig_enabled(self) -> bool:
+        """Whether the GPU is in MIG mode."""
         return bool(self.value("mig") == "on")
 
     def to_dict(self) -> dict[str, Any]:
@@ -215,7 +250,7 @@ class Gpu:
         return replace(self, age=age)
 
     def as_stale(self, age: float) -> Gpu:
-        """The GPU as one that has not answered for so long."""
+        """Return a copy marked stale after `age` seconds without an answer: only static readings keep their values."""
         reason = f"stale: no answer for {age:.0f} s"
         kept = {
             name: value if name in STATIC_READINGS else value.without_value(reason)
@@ -241,22 +276,25 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
-    """Where a snapshot comes from: the driver, or a recording, which may be made up."""
+    """Origin of a snapshot: the driver, or a recording. `made_up` marks a recording of GPUs that do not exist."""
 
     kind: Literal["driver", "recording"] = "driver"
     made_up: bool = False
 
     @property
     def notice(self) -> str | None:
-        """What must be said wherever the snapshot is shown; None for the driver's own."""
+        """Notice to show next to the snapshot, None if it comes from the driver."""
         if self.kind == "driver":
             return None
-        return "MADE UP: no such GPUs exist" if self.made_up else "a recording: not what the GPUs do now"
+        return "MADE UP: no such GPUs exist" if self.made_up else "recording: not the current state of the GPUs"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All GPUs of a host, in PCI order. `error` is one sentence where the driver cannot be asked at all."""
+    """All GPUs of a host, in PCI bus order. `error` is one sentence if the driver cannot be queried at all.
+
+    `driver` is the driver version, `cuda` the newest CUDA version that the driver supports.
+    """
 
     time: float
     host: str
@@ -266,7 +304,7 @@ class Snapshot:
     error: str | None = None
     source: SnapshotSource = field(default_factory=SnapshotSource)
     pending: bool = False
-    """Not everything was asked once yet: the driver, or a GPU, is still to answer for the first time."""
+    """True until the driver and every GPU have answered once."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -282,20 +320,20 @@ class Snapshot:
         }
 
     def to_line(self) -> str:
-        """One line of JSON, without the line's end."""
+        """Return the snapshot as one line of JSON without a newline."""
         return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> Snapshot:
-        """Raises ValueError where the line is no snapshot of this format."""
+        """Parse a line of JSON. Raises ValueError if it is not a snapshot of the supported format."""
         return cls.from_dict(json.loads(line))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Snapshot:
-        """Raises ValueError where these are no snapshot's values."""
+        """Build a snapshot from parsed JSON. Raises ValueError if it is not a snapshot of the supported format."""
         try:
             if values["format"] != SNAPSHOT_FORMAT:
-                raise ValueError(f"format {values['format']} is not known here, {SNAPSHOT_FORMAT} is")
+                raise ValueError(f"format {values['format']} is not supported, expected {SNAPSHOT_FORMAT}")
             return cls(
                 time=values["time"],
                 host=values["host"],
@@ -307,10 +345,10 @@ class Snapshot:
                 pending=bool(values.get("pending")),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError("not a snapshot of GPUs") from error
+            raise ValueError("not a GPU snapshot") from error
 
     def as_of(self, now: float, stale_after_s: float) -> Snapshot:
-        """The snapshot as it looks `now` (Unix seconds); GPUs older than `stale_after_s` seconds are stale."""
+        """Return the snapshot aged to `now` (Unix seconds). GPUs older than `stale_after_s` seconds become stale."""
         since = max(now - self.time, 0.0)
         gpus = tuple(
             gpu.as_stale(gpu.age + since) if gpu.age + since > stale_after_s else gpu.with_age(gpu.age + since)
@@ -325,7 +363,11 @@ MIN_STALE_AFTER_SECONDS = 2.0
 
 @dataclass
 class SamplerOptions:
-    """What is to be asked, and how often in seconds. `gpus` are UUIDs; None means all."""
+    """What the sampler queries, and how often. Passed to its process as one line of JSON.
+
+    `period` is in seconds. `activity` adds the GPM metrics, `links` the PCIe throughput, `processes` the processes.
+    `gpus` limits sampling to these UUIDs; None means all GPUs.
+    """
 
     period: float = 1.0
     activity: bool = True
@@ -335,7 +377,7 @@ class SamplerOptions:
 
     @property
     def stale_after_s(self) -> float:
-        """Seconds after which a GPU that has not answered is stale."""
+        """Seconds without an answer after which a GPU is stale."""
         return max(MIN_STALE_AFTER_SECONDS, 2.5 * self.period)
 
     def to_line(self) -> str:

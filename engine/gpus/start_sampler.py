@@ -1,5 +1,8 @@
-"""Starts the process that asks the driver. It takes longest of all that showing the GPUs takes, so this module imports
-next to nothing: the process can be started first of all."""
+"""Starts the sampler process for `monitor`.
+
+The sampler's start dominates the time until GPUs are shown. This module imports almost nothing, so that `tui` can start
+the process before its own imports.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,23 @@ _prestarted: list[HelperProcess] = []
 
 
 def start_sampler(options_line: str) -> HelperProcess:
-    """`options_line` is a line of `SamplerOptions`. The process ends when its standard input closes. It does not die
-    with the thread that starts it, as those of `start_helper` do: a monitor passes from thread to thread."""
+    """Start the sampler. `options_line` is a `SamplerOptions` in JSON.
+
+    The process exits when its standard input closes. Unlike processes of `start_helper` it survives the thread that
+    started it, because a monitor moves between threads.
+    """
     return HelperProcess(PROGRAM, options_line, keep_stderr=False)
 
 
 def prestart_sampler() -> None:
-    """Start one before it is known what will be wanted, for what mostly is: it answers while a command line is imported
-    and read."""
+    """Start a sampler with default options, so that it answers while the command line is imported and parsed.
+
+    Does nothing if $GPUTRAIN_NVML is set.
+    """
     if not os.environ.get("GPUTRAIN_NVML"):
         _prestarted.append(start_sampler("{}"))
 
 
 def take_prestarted_sampler() -> HelperProcess | None:
-    """The one that was started so, once."""
+    """Return the prestarted sampler on the first call, else None."""
     return _prestarted.pop() if _prestarted else None

@@ -1,4 +1,4 @@
-"""What an inherited CUDA_VISIBLE_DEVICES leaves of a host's GPUs.
+"""Devices that remain visible under an inherited CUDA_VISIBLE_DEVICES. Called by `allocation` and `engine.doctor`.
 
 The rules are CUDA's: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
 """
@@ -22,10 +22,12 @@ def visible_devices(
     environ: Mapping[str, str],
     query_cuda: Callable[[Mapping[str, str]], list[str]] | None = None,
 ) -> list[CudaDevice]:
-    """The devices that CUDA would show, in its order: by UUID, a unique beginning of one, or index; what follows the
-    first entry that names nothing is left out. CUDA's indices are PCI's where CUDA_DEVICE_ORDER says so or all cards
-    are alike; else CUDA is asked (`query_cuda`), in a helper process. Raises UsageError where it does not
-    answer."""
+    """Return the devices that CUDA would enumerate under CUDA_VISIBLE_DEVICES, in its order.
+
+    Entries are UUIDs, unique prefixes of UUIDs, or indices. As in CUDA, the first invalid entry hides itself and all
+    entries after it. Indices follow the PCI bus order if CUDA_DEVICE_ORDER=PCI_BUS_ID or all GPUs are of one model.
+    Otherwise CUDA sorts by speed, and `query_cuda` gets its order from a helper process. Raises UsageError if it fails.
+    """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
         return list(devices)
@@ -40,7 +42,7 @@ def visible_devices(
     left: list[CudaDevice] = []
     for part in parts:
         found = _match(part, devices)
-        # Of a divided GPU CUDA takes the first instance.
+        # For a GPU in MIG mode, CUDA selects its first instance.
         if not found or len({device.index for device in found}) > 1 or found[0] in left:
             break
         left.append(found[0])
@@ -50,7 +52,7 @@ def visible_devices(
 def _match(part: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:
     if part.isdigit():
         return [device for device in devices if int(part) == device.index]
-    # An older name of an instance: MIG-GPU-<uuid>/<GPU instance>/<compute instance>.
+    # Drivers before R470 name MIG instances MIG-GPU-<uuid>/<GPU instance ID>/<compute instance ID>.
     old = [device for device in devices if device.parent_uuid and part == f"MIG-{device.parent_uuid}/{device.mig_ids}"]
     begun = [
         device
@@ -62,8 +64,10 @@ def _match(part: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:
 
 
 def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:
-    """The UUIDs of what CUDA shows under these variables, in its order. In a child process, because setting CUDA up
-    cannot be undone. Raises UsageError."""
+    """Return the UUIDs of the devices that CUDA enumerates under `environ`, in CUDA's order.
+
+    Runs in a child process, because cuInit() cannot be undone. Raises UsageError if CUDA cannot be queried.
+    """
     try:
         return [
             str(one) for one in ask_helper("engine.gpus.visible_devices", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ)
@@ -71,18 +75,19 @@ def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:
     except (OSError, HelperError) as error:
         raise UsageError.one(
             "CUDA_VISIBLE_DEVICES",
-            f"{environ.get('CUDA_VISIBLE_DEVICES')!r} names GPUs by CUDA's order, which the driver does not tell",
-            "name them by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            f"{environ.get('CUDA_VISIBLE_DEVICES')!r} contains CUDA device indices, and CUDA could not be queried for "
+            "their order",
+            "use UUIDs, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
         ) from error
 
 
 def cuda_uuids() -> list[str]:
-    """Asks CUDA itself, in this process. Raises OSError."""
+    """Return the UUIDs of all CUDA devices, through the CUDA driver API in this process. Raises OSError."""
     cuda = ctypes.CDLL("libcuda.so.1")
 
     def ask(name: str, *arguments: object) -> None:
         if code := getattr(cuda, name)(*arguments):
-            raise OSError(f"{name} gave error {code}")
+            raise OSError(f"{name} failed with CUDA error {code}")
 
     ask("cuInit", 0)
     count = ctypes.c_int()
@@ -97,5 +102,5 @@ def cuda_uuids() -> list[str]:
 
 
 def main(parent: ParentPipe) -> None:
-    """The helper process of `query_cuda_uuids`."""
+    """Entry point of the helper process of `query_cuda_uuids`."""
     parent.send(cuda_uuids())

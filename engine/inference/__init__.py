@@ -1,1 +1,1 @@
-"""Uses a trained model: predict, evaluate, export."""
+"""Inference with trained models: the predict, evaluate and export commands."""

@@ -1,4 +1,7 @@
-"""A trained run, measured again: on the data that it was evaluated on, or on another's."""
+"""Evaluation of a trained model on its own validation set or on other data. Called by `gputrain evaluate`.
+
+Uses `trained_model` for the model, and the data sources, loader, loss and metrics of training.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,17 @@ from engine.training.metrics import Evaluation, EvaluationAccumulator
 from engine.utils.errors import Problem, UsageError, did_you_mean
 
 EvaluationPart = Literal["val", "train", "all"]
-# Keys of data that say how images reach the model, which it was trained with and keeps.
+# Keys of data that define the model's input format, which is fixed by the checkpoint.
 CHECKPOINT_DATA_KEYS = ("image_size", "channels", "mean", "std")
 MAX_LISTED_CLASSES = 10
 
 
 @dataclass(frozen=True)
 class CheckpointEvaluation:
-    """`images_per_class` is how many there are of each of the model's classes."""
+    """Result of an evaluation.
+
+    `images_per_class` has the number of images of each of the model's classes, `unread` the paths of unreadable images.
+    """
 
     config: Config
     evaluation: Evaluation
@@ -42,17 +48,20 @@ class CheckpointEvaluation:
 def evaluate_checkpoint(
     checkpoint: TrainedCheckpoint, overrides: Sequence[str] = (), part: EvaluationPart = "val", device: str = "auto"
 ) -> CheckpointEvaluation:
-    """Each image of a part of the data once, without augmentation. `overrides` are `data.key=value`. Raises
-    UsageError."""
+    """Evaluate a checkpoint on every image of a part of the data once, without augmentation.
+
+    `overrides` are `data.key=value`. Raises UsageError for invalid overrides, for data that cannot be read or does not
+    match the model's classes, and if the device runs out of memory.
+    """
     config = evaluation_config(checkpoint, overrides)
     source = open_source(config)
     places = class_indices(source.classes, checkpoint.classes)
     labels = {one: places[source.get_labels(one)] for one in expand_parts("all")}
     images = np.bincount(np.concatenate([labels[one] for one in expand_parts(part)]), minlength=len(checkpoint.classes))
     if not images.any():
-        raise UsageError.one("--part", f"{part} holds no image of {config.data.dataset}; give another")
+        raise UsageError.one("--part", f"{part} has no images in {config.data.dataset}; choose another")
 
-    # Loader processes are forked before this process touches CUDA or starts threads.
+    # Loader workers are forked, so they must start before this process initializes CUDA or starts threads.
     workers: int = 0 if source.in_memory else auto_workers(1, config.data.numeric_batch_size)
     if config.data.workers != "auto":
         workers = config.data.workers
@@ -72,42 +81,46 @@ def evaluate_checkpoint(
                 logits, wanted = trained.logits(batch.images), table[batch.labels].to(trained.device)
                 tally.add(criterion(logits, wanted), logits, wanted)
     except UnreadableImageError as error:
-        raise UsageError.one("data.path", f"{error}; data.on_bad=skip leaves such images out") from error
+        raise UsageError.one("data.path", f"{error}; skip unreadable images with data.on_bad=skip") from error
     except torch.OutOfMemoryError as error:
-        what = f"{config.data.numeric_batch_size} images at once do not fit into the memory of {trained.device}"
-        raise UsageError.one("data.batch_size", f"{what}; give fewer, or --device cpu") from error
+        what = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"
+        raise UsageError.one("data.batch_size", f"{what}; give a smaller number, or --device cpu") from error
     except RuntimeError as error:
         try:
             batches.raise_if_worker_died()
         except LoaderProcessError as death:
-            raise UsageError.one("data.workers", f"{death}; data.workers=0 loads in this process") from error
+            raise UsageError.one(
+                "data.workers", f"{death}; load images in the main process with data.workers=0"
+            ) from error
         raise
     return CheckpointEvaluation(config, tally.local_evaluation(), images.tolist(), tuple(unread))
 
 
 def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Config:
-    """The config of a checkpoint on other data, whose images are brought to the form that its model knows. Raises
-    UsageError with every problem found."""
+    """Return the config of a checkpoint with `overrides` of its data section, and the model's own input format.
+
+    Raises UsageError with all problems at once.
+    """
     values = as_dict(checkpoint.config)
     data: dict[str, Any] = values["data"]
-    # Each image comes once.
+    # The only pipeline that yields each image exactly once.
     data |= {"pipeline": "stream"}
     if any(change.partition("=")[0].strip() in ("data.dataset", "data.path") for change in overrides):
-        # What it says of the data that it was trained on need not hold of another's.
+        # The number of classes of the training data need not match the new data.
         data |= {"num_classes": None}
     problems: list[Problem] = []
     for change in overrides:
         key, given, value = change.partition("=")
         section, _, name = key.strip().partition(".")
         if not given:
-            problems.append(Problem(change, "give values as data.key=value"))
+            problems.append(Problem(change, "is not of the form data.key=value"))
         elif section != "data":
-            problems.append(Problem(key, "is of training; only keys of data can be given here"))
+            problems.append(Problem(key, "cannot be changed for an evaluation; only keys of data can"))
         elif name not in DataConfig.model_fields:
             known = [f"data.{one}" for one in DataConfig.model_fields if one not in CHECKPOINT_DATA_KEYS]
             problems.append(Problem(key, f"there is no such key{did_you_mean(key, known)}"))
         elif name in CHECKPOINT_DATA_KEYS:
-            problems.append(Problem(key, "is what the model was trained with, and stays so; leave it out"))
+            problems.append(Problem(key, "is fixed by the checkpoint; omit it"))
         else:
             try:
                 data[name] = parse_value(key.strip(), value)
@@ -121,14 +134,17 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
 
 
 def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> NDArray[np.int64]:
-    """The model's number of each of the data's classes, by name. Raises UsageError where it does not know one."""
+    """Map the classes of the data to class indices of the model, by name.
+
+    Returns an int64 array with one index per class of the data. Raises UsageError for classes that the model lacks.
+    """
     numbers = {name: number for number, name in enumerate(model_classes)}
     strange = [name for name in data_classes if name not in numbers]
     if strange:
         raise UsageError.one(
             "data.path",
             (
-                f"the model does not know {_format_class_list(strange)}; its classes are "
+                f"the model has no class {_format_class_list(strange)}; its classes are "
                 f"{_format_class_list(model_classes)}"
             ),
         )
@@ -141,10 +157,12 @@ def _format_class_list(names: Sequence[str]) -> str:
 
 
 def expand_parts(parts: EvaluationPart) -> tuple[Part, ...]:
+    """Return the parts of the data set that "all", "train" or "val" stands for."""
     return ("train", "val") if parts == "all" else (parts,)
 
 
 def batch_requests(source: ImageSource, parts: EvaluationPart, batch_size: int) -> Iterator[BatchRequest]:
+    """Yield requests for all images of the parts, in order. The last batch of a part may be smaller."""
     for part in expand_parts(parts):
         for start in range(0, source.num_images(part), batch_size):
             yield BatchRequest(part, 0, np.arange(start, min(start + batch_size, source.num_images(part))))

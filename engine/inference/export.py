@@ -1,4 +1,7 @@
-"""A trained model for other programs: its weights as safetensors, and a JSON file of all that is needed to use them."""
+"""Export of a trained model: weights as safetensors, and a JSON description of the model and its preprocessing.
+
+Called by `gputrain export`. `engine.models.transfer` loads exported weights as pretrained weights.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,22 @@ WEIGHTS_FILE, DESCRIPTION_FILE = "model.safetensors", "model.json"
 
 
 def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *, force: bool = False) -> list[Path]:
-    """Write the weights and what they are into `folder`. Each file is whole or absent. Files of anything else but this
-    run's export are overwritten only with `force`. Raises UsageError."""
+    """Write model.safetensors and model.json to `folder` and return their paths. Each file is written atomically.
+
+    Without `force`, only files of an earlier export of the same run are overwritten. Raises UsageError if `folder`
+    contains other files of these names or cannot be written to.
+    """
     paths = [folder / WEIGHTS_FILE, folder / DESCRIPTION_FILE]
     foreign = [path for path in paths if path.exists()]
     before = read_json(folder / DESCRIPTION_FILE) or {}
     if foreign and not force and (before.get("gputrain") is None or before.get("run") != run.name):
-        raise UsageError.one(str(foreign[0]), f"is not of {run.name}; give another --output, or overwrite with --force")
-    # Weights that do not fit their model are of use to no one.
+        raise UsageError.one(
+            str(foreign[0]), f"was not exported from {run.name}; choose another --output, or overwrite with --force"
+        )
+    # Building the model checks that the weights match it before anything is written.
     weights = standalone_state_dict(build_trained_model(checkpoint, "cpu").model.state_dict())
     description = model_description(checkpoint, run)
-    # Of another network with as many classes it must be known that they are others, see `engine.models.transfer`.
+    # engine.models.transfer compares the class names, because another data set may have the same number of classes.
     metadata = {"format": "pt", "classes": json.dumps(list(checkpoint.classes))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +53,10 @@ def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *,
 
 
 def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor on the CPU, contiguous, in memory of its own: safetensors knows no two names for the same."""
+    """Copy each tensor to contiguous CPU memory of its own, floating-point tensors as float32.
+
+    safetensors cannot save tensors that share memory.
+    """
     return {
         name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).contiguous().clone()
         for name, value in state.items()
@@ -53,6 +64,7 @@ def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def model_description(checkpoint: TrainedCheckpoint, run: RunFolder) -> dict[str, Any]:
+    """Return the content of model.json: origin, architecture, classes, preprocessing and output activation."""
     model, images = checkpoint.config.model, checkpoint.image_format
     epoch = find_epoch(checkpoint, run)
     accuracy = None if epoch is None else epoch.ema_val_accuracy if checkpoint.ema else epoch.val_accuracy
@@ -79,8 +91,10 @@ def model_description(checkpoint: TrainedCheckpoint, run: RunFolder) -> dict[str
 
 
 def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
-    """What is done to an image file before the model sees it, in this order. `central_square` is the largest square in
-    the image's middle, which is cut out and then resized."""
+    """Return the preprocessing steps from image file to model input, in order.
+
+    The box `central_square` is the largest centered square of the image, which is cropped before resizing.
+    """
     return [
         {"name": "exif_transpose"},
         {"name": "convert", "mode": "L" if image_format.channels == 1 else "RGB"},
@@ -97,5 +111,5 @@ def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
 
 
 def find_epoch(checkpoint: TrainedCheckpoint, run: RunFolder) -> EpochEvent | None:
-    """The epoch that ended with this checkpoint; None for one that was saved between."""
+    """Return the epoch at whose end the checkpoint was saved, None for a checkpoint saved within an epoch."""
     return next((epoch for epoch in run.history().epochs if epoch.step == checkpoint.step), None)

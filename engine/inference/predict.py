@@ -1,4 +1,4 @@
-"""Images that nobody has labelled, and what a trained model takes them for."""
+"""Classification of image files with a trained model. Called by `gputrain predict`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to be looked at; `explicit` says that it was asked for itself, and not found in a folder."""
+    """A file to classify. `explicit` is True if it was named itself, False if it was found in a folder."""
 
     path: Path
     explicit: bool
@@ -33,7 +33,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of an image, the first one first; or why it could not be read."""
+    """Top-k classes of an image with their probabilities, most likely first, or the error if it could not be read."""
 
     file: InputFile
     classes: tuple[tuple[str, float], ...] = ()
@@ -41,8 +41,7 @@ class Prediction:
 
 
 def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
-    """The files that these stand for: those in a folder at any depth, in the order of their names, without hidden
-    ones."""
+    """Yield the given files, and the files in the given folders: recursive, sorted by name, without hidden files."""
     for path in paths:
         if path.is_dir():
             yield from (InputFile(file, explicit=False) for file in sorted(walk_files(path)))
@@ -51,7 +50,7 @@ def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
 
 
 def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iterator[Prediction]:
-    """An answer for each file, in their order, a batch at a time."""
+    """Classify image files in batches of BATCH_SIZE. Yields one prediction per file, in order."""
     image_format, names = model.checkpoint.image_format, model.checkpoint.classes
     waiting = iter(files)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -67,7 +66,7 @@ def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iter
 
 
 def _read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:
-    """The image, or why it cannot be read."""
+    """Return the decoded and resized image, or the reason why it cannot be read."""
     if not is_file(path):
         return "is not a file" if path.exists() else "does not exist"
     try:
@@ -80,7 +79,7 @@ def _read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:
 
 
 def _top_k_classes(model: TrainedModel, images: Sequence[Images], top_k: int) -> list[list[tuple[int, float]]]:
-    """For each image the numbers of its likeliest classes with their probabilities."""
+    """Return the indices and probabilities of the top-k classes of each image, most likely first."""
     probabilities = model.probabilities(torch.from_numpy(np.stack(images)))
     best = probabilities.topk(min(top_k, probabilities.shape[1]), 1)
     return [
@@ -90,5 +89,5 @@ def _top_k_classes(model: TrainedModel, images: Sequence[Images], top_k: int) ->
 
 
 def finite_or_none(probability: float) -> float | None:
-    """JSON has no NaN, which is what a model gives whose weights are not finite."""
+    """Replace NaN with None, because JSON has no NaN. A model with non-finite weights outputs NaN."""
     return probability if math.isfinite(probability) else None

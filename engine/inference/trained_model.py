@@ -1,4 +1,7 @@
-"""A trained run, taken up again from one of its checkpoints: its classes, its images' format and its model."""
+"""Loading of trained models from checkpoints: weights, classes and input format.
+
+Called by `predict`, `evaluate`, `export` and their commands.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from engine.utils.files import expand_user, is_file
 
 @dataclass(frozen=True)
 class TrainedCheckpoint:
-    """What a checkpoint tells of a training; `weights` are the averaged ones where `ema` says so."""
+    """The parts of a checkpoint that inference needs. `weights` are the EMA weights if `ema` is True."""
 
     path: Path
     config: Config
@@ -37,7 +40,7 @@ class TrainedCheckpoint:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The model of a checkpoint in float32, in evaluation mode, on a device."""
+    """The model of a checkpoint in float32 and evaluation mode, on a device."""
 
     checkpoint: TrainedCheckpoint
     model: nn.Module
@@ -45,7 +48,10 @@ class TrainedModel:
 
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
-        """N x classes, on the model's device; `images` are N x C x H x W, uint8, of any size."""
+        """Return logits of shape (N, classes) in float32 on the model's device.
+
+        `images` are uint8 of shape (N, C, H, W) and any size; they are resized and normalized here.
+        """
         images = convert_to_format(images, self.checkpoint.image_format).to(self.device)
         shape = (1, self.checkpoint.image_format.channels, 1, 1)
         mean = torch.tensor(self.checkpoint.image_format.mean, device=self.device).view(shape)
@@ -54,7 +60,10 @@ class TrainedModel:
         return found.float()
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """N x classes, on the model's device: they sum up to 1, but where the loss took each class for itself."""
+        """Return probabilities of shape (N, classes) on the model's device.
+
+        Softmax, or sigmoid for models trained with `bce`, whose probabilities do not sum to 1.
+        """
         logits = self.logits(images)
         return logits.sigmoid() if self.checkpoint.config.loss.name == "bce" else logits.softmax(1)
 
@@ -62,18 +71,27 @@ class TrainedModel:
 def load_trained_model(
     folder: RunFolder, which: str = "best", *, device: str = "auto", raw: bool = False
 ) -> TrainedModel:
-    """Raises UsageError."""
+    """Load a model from a run folder. See `read_trained_checkpoint` and `resolve_device` for the arguments.
+
+    Raises UsageError.
+    """
     return build_trained_model(read_trained_checkpoint(folder, which, raw=raw), device)
 
 
 def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool = False) -> TrainedCheckpoint:
-    """`which` is best (the last where no epoch was evaluated yet), last, or a file; `raw` takes the weights themselves
-    where there are averaged ones as well. No thread is started and no GPU touched. Raises UsageError."""
+    """Read a checkpoint of a run.
+
+    `which` is "best" (or the last one before the first evaluation), "last", or a file. `raw` selects the model weights
+    even if there are EMA weights. Starts no thread and does not initialize CUDA, so the caller can still fork. Raises
+    UsageError if the checkpoint is missing or damaged.
+    """
     path = find_checkpoint(folder, which)
     try:
         state = load_checkpoint(path)
     except DamagedCheckpointError as error:
-        raise UsageError.one(str(path), f"{error}; give another with --checkpoint last, or a file") from error
+        raise UsageError.one(
+            str(path), f"{error}; choose another with --checkpoint last, or --checkpoint FILE"
+        ) from error
     images, ema = state["image_format"], state["ema"] is not None and not raw
     return TrainedCheckpoint(
         path=path,
@@ -87,21 +105,21 @@ def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool
 
 
 def find_checkpoint(folder: RunFolder, which: str) -> Path:
-    """Raises UsageError."""
+    """Return the path of the checkpoint `which`. Raises UsageError if there is none."""
     names = {"best": ("best.pt", "last.pt"), "last": ("last.pt",)}
     if which not in names:
         path = expand_user(which)
         if not is_file(path):
-            raise UsageError.one("--checkpoint", f"{which} is no file; give best, last or a file")
+            raise UsageError.one("--checkpoint", f"{which} is not a file; give best, last or a file")
         return path
     for name in names[which]:
         if is_file(folder.checkpoints / name):
             return folder.checkpoints / name
-    raise UsageError.one(folder.name, "has no checkpoint yet; it saves one at the end of an epoch")
+    raise UsageError.one(folder.name, "has no checkpoint yet; the first is saved at the end of an epoch")
 
 
 def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
-    """The config that a checkpoint was made with, but for keys that there are no longer. Raises UsageError."""
+    """Return the config in a checkpoint without keys that no longer exist. Raises UsageError if it is invalid."""
     known = sections()
     kept = {
         section: {key: value for key, value in keys.items() if key in known[section].model_fields}
@@ -112,19 +130,19 @@ def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
 
 
 def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> TrainedModel:
-    """Raises UsageError."""
+    """Build the model of a checkpoint on `device`, with its weights. Raises UsageError if they do not match."""
     place = resolve_device(device)
     model = build_architecture(checkpoint)
     try:
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
         name = checkpoint.config.model.name
-        raise UsageError.one(str(checkpoint.path), f"its weights do not fit the model {name}: {error}") from error
+        raise UsageError.one(str(checkpoint.path), f"its weights do not match the model {name}: {error}") from error
     return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(place), place)
 
 
 def build_architecture(checkpoint: TrainedCheckpoint) -> nn.Module:
-    """The model of a checkpoint before its weights are put in; those that it began with are not fetched again."""
+    """Build the architecture of a checkpoint without its weights. Pretrained weights are not downloaded again."""
     config = checkpoint.config.model_copy(
         update={"model": checkpoint.config.model.model_copy(update={"weights": None})}
     )
@@ -132,7 +150,7 @@ def build_architecture(checkpoint: TrainedCheckpoint) -> nn.Module:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one that works, else the CPU. Raises UsageError."""
+    """Return the device of a --device value. "auto" is the first GPU if it works, else the CPU. Raises UsageError."""
     if name == "auto":
         gpu = torch.device("cuda", 0)
         return gpu if torch.cuda.is_available() and _device_fault(gpu) is None else torch.device("cpu")
@@ -141,17 +159,17 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise UsageError.one("--device", f"{name} is not known; give auto, cpu, cuda or cuda:N")
+        raise UsageError.one("--device", f"{name} is not allowed: must be auto, cpu, cuda or cuda:N")
     if (fault := _device_fault(device)) is not None:
         raise UsageError.one("--device", f"{name} cannot be used: {fault}; give auto or cpu")
     return device
 
 
 def _device_fault(device: torch.device) -> str | None:
-    """Why nothing can be computed there, None where it can."""
+    """Return why a computation on the device fails, None if it succeeds."""
     try:
         torch.zeros(1, device=device).add(1).cpu()
     except (RuntimeError, AssertionError) as error:
-        # torch without CUDA asserts that it has it.
+        # A CPU-only build of torch raises AssertionError for CUDA devices.
         return str(error).partition("\n")[0]
     return None

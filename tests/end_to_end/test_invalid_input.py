@@ -35,7 +35,7 @@ REFUSED = {
     "unknown model": (["--model", "resnet18-smal"], "no model is named 'resnet18-smal'"),
     "data path missing": (["--dataset", "folder", "--data-path", "/nowhere"], "/nowhere does not exist"),
     "image set missing": (["--dataset", "cifar10", "--data-path", "."], "is missing; give the folder that holds"),
-    "no GPU": (["--gpus", "0"], "device.gpus: 0 cannot be had"),
+    "no GPU": (["--gpus", "0"], "device.gpus: 0 cannot be used"),
     "no GPU at all": (["--gpus", "all"], "train on the CPU with --gpus cpu"),
     "too many ranks": (["--ranks", "4000"], "4000 ranks are too many for"),
     "batch too large": (["--batch-size", "1439"], "there are 1438 for training; give a smaller batch"),

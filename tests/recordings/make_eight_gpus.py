@@ -49,7 +49,7 @@ def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Rea
         "mig": "off",
     }
     plain |= changes
-    nothing = {"fan": "not supported", "pcie_sent": "not asked for", "pcie_received": "not asked for"}
+    nothing = {"fan": "not supported", "pcie_sent": "not requested", "pcie_received": "not requested"}
     return {
         name: known(plain[name], now)
         if plain.get(name) is not None

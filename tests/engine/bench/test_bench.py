@@ -1,4 +1,4 @@
-"""How training speeds up with the number of ranks: what is run, what is made of the journals, what is left."""
+"""Scaling benchmark: its plan, the config of its runs, the results from their journals, and the cleanup."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tui.text.bench import bench_lines, chart_lines, describe_bench_plan, descri
 
 
 def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:
-    """Of a run whose epochs took so many seconds at so many images a second."""
+    """Journal of a run with these epochs, as pairs of seconds and images/s."""
     return history_from_events(events_of_journal(*epochs, started=started))
 
 
@@ -61,7 +61,7 @@ def events_of_journal(*epochs: tuple[float, float], started: float = 105.0) -> l
 
 
 def run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
-    """A first epoch of 9 s, then one for each rate."""
+    """A run with a first epoch of 9 s, then one epoch per throughput in `rates`."""
     return BenchRun(
         ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates))
     )
@@ -91,7 +91,7 @@ def test_measured_reads_epochs_and_startup_time_from_journal() -> None:
 def test_measured_rejects_journal_with_single_epoch() -> None:
     assert "too short" in bench_run_from_history(journal_of((9.0, 40.0)), 2, 1, 100.0).message
     assert "too short" in bench_run_from_history(History(), 2, 1, 100.0).message
-    # What was no number is null in a journal.
+    # NaN is null in a journal.
     nothing: Any = None
     assert "too short" in bench_run_from_history(journal_of((9.0, 40.0), (4.0, nothing)), 2, 1, 100.0).message
 
@@ -126,8 +126,8 @@ def test_speeds_compare_each_run_with_its_limit_run() -> None:
     [speed] = scaling_results([*runs, run(1, 50, repeat=3), beside(1, 100, repeat=3)])
     assert speed.images_per_second == 50
     assert speed.limit_images_per_second == 100
-    assert speed.limit_share == pytest.approx(0.75), "of 0.9, 0.75 and 0.5"
-    assert speed.spread == pytest.approx((90 - 30) / 2 / 50), "the runs beside them are no part of it"
+    assert speed.limit_share == pytest.approx(0.75), "median of 0.9, 0.75 and 0.5"
+    assert speed.spread == pytest.approx((90 - 30) / 2 / 50), "the limit runs do not count"
 
 
 def test_speeds_without_paired_limit_run_have_no_limit_share() -> None:
@@ -166,7 +166,7 @@ def test_config_for_limit_run_differs_only_in_data_section() -> None:
     ours, limit = (bench_run_config(work(config=config), 2, "x", limit=limit) for limit in (False, True))
     assert (ours.data.pipeline, ours.data.workers) == ("auto", 3)
     assert limit.model_copy(update={"data": ours.data}) == ours
-    assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no loader processes"
+    assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no loader workers"
     assert validate_config(as_dict(limit)) == limit
 
 
@@ -228,12 +228,12 @@ def test_batch_of_keeps_rank_batch_or_global_batch_with_strong() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"rank_counts": [1, 5], "strong": True}, r"data.batch_size: --strong divides it by 5, and 64 does not"),
+        ({"rank_counts": [1, 5], "strong": True}, r"data.batch_size: 64 is not divisible by 5 ranks, as --strong"),
         ({"rank_counts": [1], "epochs": 1}, r"run.epochs: 1 is too few"),
         ({"rank_counts": [0]}, r"--ranks-list: 0 ranks cannot be measured"),
         (
             {"rank_counts": [1, 4 * available_cores() + 1]},
-            rf"--ranks-list: {4 * available_cores() + 1} ranks cannot.*take {4 * available_cores()} at most",
+            rf"--ranks-list: {4 * available_cores() + 1} ranks cannot.*must be 1 to {4 * available_cores()} on",
         ),
     ],
     ids=str,
@@ -242,7 +242,7 @@ def test_plan_bench_rejects_unmeasurable_counts(keys: dict[str, Any], says: str)
     config = Config(device=DeviceConfig(gpus="cpu"))
     with pytest.raises(UsageError, match=says):
         plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False} | keys)
-    with pytest.raises(UsageError, match="auto is no batch that --strong could divide"):
+    with pytest.raises(UsageError, match="auto cannot be divided among ranks by --strong"):
         plan_bench(config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True)
 
 
@@ -256,7 +256,7 @@ def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, strong=False)
     assert (planned.rank_counts, planned.on_gpu) == ((1, 2, 3), True)
     assert bench_run_config(planned, 2, "x").device.gpus == "free:2"
-    with pytest.raises(UsageError, match="4 ranks cannot be measured: free GPUs here are 3"):
+    with pytest.raises(UsageError, match="4 ranks cannot be measured: must be 1 to 3, one per free GPU"):
         plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, strong=False)
 
 
@@ -265,7 +265,7 @@ def test_plan_bench_keeps_order_of_named_gpus(monkeypatch: pytest.MonkeyPatch) -
     planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
     assert [bench_run_config(planned, ranks, "x").device.gpus for ranks in planned.rank_counts] == ["5", "5,2"]
     on_gpus(monkeypatch, gpu(5), gpu(2, taken="someone computes on it"))
-    with pytest.raises(UsageError, match="only free GPUs can be measured: GPU 2: someone computes on it"):
+    with pytest.raises(UsageError, match="bench uses only free GPUs: GPU 2: someone computes on it"):
         plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
 
 
@@ -280,7 +280,7 @@ def test_config_for_resets_settings_unrelated_to_workload() -> None:
     assert (ours.device.gpus, ours.device.ranks, ours.device.launcher) == ("cpu", 2, "spawn")
     assert (ours.data.batch_size, ours.schedule) == (32, ScheduleConfig())
     assert (ours.checkpoint.every_minutes, ours.checkpoint.every_steps) == (0, 0)
-    assert validate_config(as_dict(ours)) == ours, "as it is written for the run, it is a config without a fault"
+    assert validate_config(as_dict(ours)) == ours, "the config that is written for the run is valid"
 
 
 def test_cores_for_gives_each_cpu_rank_equal_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_bench_chart_plots_each_rank_count_below_ideal_line() -> None:
     points = [(row, column) for row, line in enumerate(body) for column, sign in enumerate(line) if sign == "●"]
     assert len(points) == 3
     assert max(map(len, lines)) <= 80
-    # The ideal line ends at the top, the last point lies half-way up.
+    # The ideal line ends at the top; the last point is halfway up.
     top = next(row for row, line in enumerate(body) if line.split("┤")[-1].split("│")[-1].strip())
     assert min(row for row, _ in points) > top + 3
     assert chart_lines(scaling_results([run(1, 100)]), 80) == []

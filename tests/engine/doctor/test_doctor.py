@@ -271,12 +271,13 @@ def test_device_check_resolves_selection() -> None:
     check, chosen = device_check(config("device.gpus=all"), TWO)
     assert (check.state, chosen) == ("warning", TWO)
     check, chosen = device_check(config("device.gpus=free:2"), TWO)
-    assert (check.state, check.found) == ("problem", "2 free GPUs wanted, 1 there: GPU 1: process 7 of alice is on it")
+    found = "2 free GPUs requested, 1 available: GPU 1: process 7 of alice is on it"
+    assert (check.state, check.found) == ("problem", found)
     check, chosen = device_check(config("device.gpus=all"), [])
-    assert (check.found, check.advice) == ("all, but there is no GPU here", "train on the CPU with --gpus cpu")
+    assert (check.found, check.advice) == ("all: no GPU is visible here", "train on the CPU with --gpus cpu")
     check, chosen = device_check(config("device.gpus=7"), TWO)
     assert check.found == "there is no GPU '7'"
-    assert check.advice.startswith("there are 0 (Fake H100")
+    assert check.advice.startswith("visible GPUs: 0 (Fake H100")
     check, chosen = device_check(config("device.gpus=cpu", "device.backend=nccl"), [])
     assert (check.found, check.advice) == ("nccl joins GPUs, and this run is on the CPU", "give gloo or auto")
     check, chosen = device_check(config("device.gpus=auto"), TWO[1:])

@@ -1,5 +1,7 @@
-"""Whatever the driver does, who looks at the GPUs sees what is known and why the rest is not: no traceback, unknown
-never shown as 0, and the healthy GPUs as they are."""
+"""Driver faults (hangs, lost GPUs, missing functions, implausible values) as `gputrain gpus` reports them.
+
+There is never a traceback, an unknown value is never shown as 0, and healthy GPUs are not affected.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def test_fake_driver_is_c_library(fake_driver: dict[str, str]) -> None:
 
 
 def test_gpu_thread_keeps_its_handle_apart_from_that_of_threading() -> None:
-    """Since Python 3.13 the state of a thread is in Thread._handle."""
+    """Python 3.13 stores the thread state in Thread._handle, so a subclass must not use that name."""
     assert "_handle" not in vars(GpuThread(0, SamplerState(SamplerOptions()))).keys() - vars(threading.Thread()).keys()
 
 
@@ -94,7 +96,7 @@ def test_gpus_command_with_driver_not_loaded(gputrain: Gputrain, gpu_host: FakeG
 
 def test_gpus_command_with_driver_library_version_mismatch(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0), "fault * nvmlInitWithFlags 18")
-    assert "are of different versions; a reboot mends that" in look(gputrain, gpu_host).stderr
+    assert "driver/library version mismatch; reboot to load" in look(gputrain, gpu_host).stderr
 
 
 def test_gpu_lost_before_first_sample(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -235,7 +237,7 @@ def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host:
 def test_gpu_utilization_above_100_percent_is_rejected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, busy=137), gpu_line(1, busy=60))
     seen = look_json(gputrain, gpu_host)
-    assert seen[0]["busy"] == {**seen[0]["busy"], "value": None, "reason": "the driver says 137 %, which cannot be"}
+    assert seen[0]["busy"] == {**seen[0]["busy"], "value": None, "reason": "implausible value from the driver: 137 %"}
     assert_healthy(seen[1], 60)
 
 
@@ -258,19 +260,19 @@ def test_sampler_process_crash_is_reported_and_restarted(gputrain: Gputrain, gpu
         [sampler] = [one for one in gputrain.processes() if "engine.gpus.sampler" in " ".join(one.cmdline())]
         os.kill(sampler.pid, signal.SIGSEGV)
         watch.until(lambda gpus: gpus == [])
-        assert watch.snapshot["error"] == "the process that asks the NVIDIA driver was ended by SIGSEGV"
+        assert watch.snapshot["error"] == "the process that queries the NVIDIA driver was killed by SIGSEGV"
         assert_healthy(watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["state"] == "ok")[0], 50)
 
 
 class Watch:
-    """`gputrain gpus --watch --json`, read as it goes."""
+    """Reads the snapshots of a running `gputrain gpus --watch --json`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.snapshot: dict[str, Any] = {}
 
     def until(self, true: Any) -> list[dict[str, Any]]:
-        """The GPUs of the first snapshot of which it is true; the time-out of the test ends the wait."""
+        """Return the GPUs of the first snapshot that satisfies the predicate. Only the test's timeout ends the wait."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.snapshot = json.loads(line)

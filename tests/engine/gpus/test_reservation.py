@@ -1,5 +1,4 @@
-"""Runs of one host never take the same GPU: what one holds is not free for another, who waits takes in turn, and what a
-dead one held is free again."""
+"""Reservations of GPUs between processes: exclusive, served in queue order, and released when a process dies."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import pytest
 from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, parse_gpus_json
 from gputrain_command import Gputrain
 
-# Takes GPUs as a run does, says which, and keeps them until its standard input closes.
+# Reserves GPUs as a run does, prints them as JSON, and holds them until its standard input closes.
 HOLDER = """
 import json, sys
 from engine.gpus.allocation import allocate_devices
@@ -38,7 +37,7 @@ else:
 
 
 class Holder:
-    """A process that wants GPUs."""
+    """A process that requests GPUs."""
 
     def __init__(self, gputrain: Gputrain, host: FakeGpuHost, selection: str, run: str = "run", **options: Any) -> None:
         wanted = json.dumps([selection, run, options.get("wait", False), options.get("ranks", [])])
@@ -52,7 +51,7 @@ class Holder:
         return said
 
     def takes(self) -> list[int]:
-        """What it has in the end, after any wait."""
+        """Return the indices of the reserved GPUs, after any wait."""
         while "took" not in (said := self.says()):
             assert "waits" in said, said
         took: list[int] = said["took"]
@@ -79,9 +78,9 @@ def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: Fa
     taken = [index for one in said for index in one.get("took", [])]
     assert sorted(taken) == [0, 1, 2, 3]
     [refused] = [one["refused"] for one in said if "refused" in one]
-    assert "2 free GPUs wanted, 0 there: GPU " in refused
-    assert "has it; GPU " in refused
-    assert refused.endswith("--wait waits for them")
+    assert "2 free GPUs requested, 0 available: GPU " in refused
+    assert ": reserved by run run-" in refused
+    assert refused.endswith("wait for them with --wait, or request fewer")
     for holder in holders:
         holder.lets_go()
     assert left_in(four_gpus) == []
@@ -102,15 +101,15 @@ def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four
     first, second = Holder(gputrain, four_gpus, "0,1,2", "first"), Holder(gputrain, four_gpus, "free:1", "second")
     assert (first.takes(), second.takes()) == ([0, 1, 2], [3])
     big = Holder(gputrain, four_gpus, "free:2", "big", wait=True)
-    assert "2 free GPUs wanted, 0 there: GPU 0, 1, 2: first of " in big.says()["waits"]
+    assert "2 free GPUs requested, 0 available: GPU 0, 1, 2: reserved by run first (user " in big.says()["waits"]
     small = Holder(gputrain, four_gpus, "free:1", "small", wait=True)
     assert "waits" in small.says()
     second.lets_go()
-    # One is free now, and the one that came first needs two.
-    assert "2 free GPUs wanted, 1 there" in big.says()["waits"]
-    assert "big of " in small.says()["waits"]
+    # One GPU is free now, but the first run in the queue needs two.
+    assert "2 free GPUs requested, 1 available" in big.says()["waits"]
+    assert "run big (user " in small.says()["waits"]
     late = Holder(gputrain, four_gpus, "free:1", "late")
-    assert "big of " in late.says()["refused"]
+    assert "run big (user " in late.says()["refused"]
     first.lets_go()
     pair, single = big.takes(), small.takes()
     assert (len(pair), len(single)) == (2, 1)
@@ -146,10 +145,10 @@ def test_reservation_shares_named_gpus_with_warning_or_waits(gputrain: Gputrain,
     sharing = Holder(gputrain, four_gpus, "0")
     said = sharing.says()
     assert said["took"] == [0]
-    assert said["warnings"][0].startswith("sharing what is in use: GPU 0: first of ")
+    assert said["warnings"][0].startswith("sharing GPUs that are not free: GPU 0: reserved by run first (user ")
     sharing.lets_go()
     waiting = Holder(gputrain, four_gpus, "0", wait=True)
-    assert waiting.says()["waits"].startswith("not all of these are free: GPU 0: first of ")
+    assert waiting.says()["waits"].startswith("not all selected GPUs are free: GPU 0: reserved by run first (user ")
     first.lets_go()
     assert waiting.takes() == [0]
 
@@ -158,7 +157,7 @@ def test_reservation_wait_respects_cuda_visible_devices(gputrain: Gputrain, four
     holder = Holder(gputrain, four_gpus, "auto", visible="3")
     assert holder.takes() == [3]
     waiting = Holder(gputrain, four_gpus, "auto", wait=True, visible=gpu_uuid(3))
-    assert "no GPU is free: GPU 3: run of " in waiting.says()["waits"]
+    assert "no GPU is free: GPU 3: reserved by run run (user " in waiting.says()["waits"]
     elsewhere = Holder(gputrain, four_gpus, "free:3")
     assert elsewhere.takes() == [0, 1, 2]
 
@@ -172,7 +171,7 @@ def test_reservation_rejects_world_writable_folder(gputrain: Gputrain, four_gpus
     holder.lets_go()
     folder.mkdir()
     folder.chmod(0o777)
-    assert "is not yours alone to write to" in Holder(gputrain, four_gpus, "0").says()["refused"]
+    assert "must be owned by you and not be writable by others" in Holder(gputrain, four_gpus, "0").says()["refused"]
 
 
 def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
@@ -181,7 +180,8 @@ def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, fou
     environment = gputrain.environment | four_gpus.environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--wait", env=environment)
     assert run.stderr is not None
-    assert run.stderr.readline().startswith("waiting: 1 free GPU wanted, 0 there: GPU 0, 1, 2, 3: run of ")
+    waiting = "waiting: 1 free GPU requested, 0 available: GPU 0, 1, 2, 3: reserved by run run (user "
+    assert run.stderr.readline().startswith(waiting)
     run.send_signal(signal.SIGTERM)
     assert run.wait(20) == 1
     assert "Traceback" not in run.stderr.read()
@@ -203,7 +203,7 @@ def test_gpus_command_attributes_processes_to_reserved_ranks(gputrain: Gputrain,
     seen = parse_gpus_json(gputrain("gpus", "--json", **four_gpus.environment).stdout)
     assert [gpu["runs"] for gpu in seen] == [["mine"]] * 3 + [[]]
     [found], [phantom], [unlisted] = (gpu["processes"]["value"] for gpu in seen[:3])
-    # As the driver lists it; as the host's pid that nobody here knows; and where the driver lists nothing.
+    # The PID is listed by NVML, listed as an unknown PID of the host's namespace, and not listed at all.
     assert (found["pid"], found["run"], found["rank"]) == (this, "mine", 0)
     assert (phantom["pid"], phantom["run"], phantom["rank"]) == (UNKNOWN_PID, "mine", 1)
     assert phantom["gpu_memory"]["value"] == 800 << 20

@@ -1,4 +1,4 @@
-"""Which GPUs a run gets: what `device.gpus` and an inherited CUDA_VISIBLE_DEVICES mean, and what CUDA must confirm."""
+"""Selection of GPUs by `device.gpus` and CUDA_VISIBLE_DEVICES, and the check that CUDA gave each rank its GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIG = ["MIG-11aa", "MIG-22bb"]
 GPUS = [
     CudaDevice(0, FREE, "Fake H100", 5 << 20),
     CudaDevice(
-        1, BUSY, "Fake H100", 900 << 20, unavailable=Unavailable(Obstacle.IN_USE, "process 77 of alice computes on it")
+        1, BUSY, "Fake H100", 900 << 20, unavailable=Unavailable(Obstacle.IN_USE, "in use by process 77 (user alice)")
     ),
     CudaDevice(2, LIGHT, "Fake H100", 1 << 20),
 ]
@@ -56,17 +56,17 @@ def test_select_resolves_selection(selection: str, uuids: list[str]) -> None:
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ("4", "there is no GPU '4'; there are 0 (Fake H100"),
-        ("0,0", f"GPU 0 (Fake H100, {FREE}) is named twice"),
-        ("0,GPU-aaaa", f"GPU 0 (Fake H100, {FREE}) is named twice"),
-        ("GPU-bbbb", "'GPU-bbbb' could be several GPUs"),
-        ("free:4", "4 free GPUs wanted, and no more than 3 can be had"),
+        ("4", "there is no GPU '4'; visible GPUs: 0 (Fake H100"),
+        ("0,0", f"GPU 0 (Fake H100, {FREE}) is listed twice"),
+        ("0,GPU-aaaa", f"GPU 0 (Fake H100, {FREE}) is listed twice"),
+        ("GPU-bbbb", "'GPU-bbbb' matches several GPUs"),
+        ("free:4", "4 free GPUs requested, but only 3 can be used"),
         ("free:0", "train on the CPU with --gpus cpu"),
         ("gpu0", "there is no GPU 'gpu0'"),
-        ("3", f"GPU '3' is divided into MIG instances; name one: {', '.join(MIG)}"),
-        ("GPU-cccc", f"GPU 'GPU-cccc' is divided into MIG instances; name one: {', '.join(MIG)}"),
-        (",".join(MIG), "2 devices with MIG instances among them: NCCL does not join MIG instances"),
-        (f"0,{MIG[0]}", "NCCL does not join MIG instances"),
+        ("3", f"GPU '3' is in MIG mode; select one of its instances: {', '.join(MIG)}"),
+        ("GPU-cccc", f"GPU 'GPU-cccc' is in MIG mode; select one of its instances: {', '.join(MIG)}"),
+        (",".join(MIG), "2 devices selected, including MIG instances: NCCL cannot communicate between MIG instances"),
+        (f"0,{MIG[0]}", "NCCL cannot communicate between MIG instances"),
     ],
 )
 def test_select_rejects_unavailable_selection(selection: str, message: str) -> None:
@@ -77,9 +77,9 @@ def test_select_rejects_unavailable_selection(selection: str, message: str) -> N
 
 
 def test_select_distinguishes_busy_gpus_from_lost_ones() -> None:
-    with pytest.raises(NotFreeError, match="3 free GPUs wanted, 2 there: GPU 1: process 77 of alice computes"):
+    with pytest.raises(NotFreeError, match=r"3 free GPUs requested, 2 available: GPU 1: in use by process 77 \(user"):
         select("free:3", GPUS)
-    with pytest.raises(NotFreeError, match="not all of these are free: GPU 1: process 77 of alice"):
+    with pytest.raises(NotFreeError, match=r"not all selected GPUs are free: GPU 1: in use by process 77 \(user"):
         select("0,1", GPUS, only_free=True)
     with pytest.raises(UsageError, match=r"GPU 3 .* cannot be used: lost") as caught:
         select("3", [*GPUS, LOST])
@@ -110,7 +110,7 @@ def test_select_auto_uses_one_mig_instance_and_all_rejects_several() -> None:
     assert select("free:1", INSTANCES) == INSTANCES[:1]
     with pytest.raises(UsageError, match="NCCL"):
         select("all", INSTANCES)
-    with pytest.raises(UsageError, match=r"no more than 0 can be had.*NCCL"):
+    with pytest.raises(UsageError, match=r"only 0 can be used.*NCCL"):
         select("free:2", INSTANCES)
 
 
@@ -193,10 +193,10 @@ def test_devices_of_detects_free_gpus_by_processes_and_memory(gputrain: Gputrain
     )
     assert [device.unavailable for device in cuda_devices(snapshot_of(gputrain, gpu_host))] == [
         None,
-        Unavailable(Obstacle.IN_USE, f"process {UNKNOWN_PID} of an unknown user computes on it"),
-        Unavailable(Obstacle.IN_USE, "8.8 GiB of it are in use, by processes that the driver does not show here"),
+        Unavailable(Obstacle.IN_USE, f"in use by process {UNKNOWN_PID} (user unknown)"),
+        Unavailable(Obstacle.IN_USE, "8.8 GiB of memory in use by processes that the driver does not list here"),
         None,
-        Unavailable(Obstacle.UNKNOWN, "it is not known who uses it (no permission)"),
+        Unavailable(Obstacle.UNKNOWN, "the driver reports neither its processes nor its memory use (no permission)"),
     ]
 
 
@@ -219,7 +219,7 @@ def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host
     gpu_host.set_scene(gpu_line(0), gpu_line(1))
     done = gputrain("run", "--headless", "digits", "--gpus", "0,4", **gpu_host.environment, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 2
-    assert f"device.gpus: there is no GPU '4'; there are 0 (Fake H100 80GB, {gpu_uuid(0)});" in done.stderr
+    assert f"device.gpus: there is no GPU '4'; visible GPUs: 0 (Fake H100 80GB, {gpu_uuid(0)});" in done.stderr
     assert not gputrain.runs.exists()
 
 
@@ -228,7 +228,7 @@ def test_run_without_free_gpu_warns_and_trains_on_cpu(gputrain: Gputrain, gpu_ho
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
     done = gputrain("run", "digits", "--dry-run", "--ranks", "1", "--model", "linear", **environment)
     assert done.returncode == 0
-    assert f"warning: no GPU is free, training on the CPU (GPU 0: process {os.getpid()} of " in done.stderr
+    assert f"warning: no GPU is free, training on the CPU (GPU 0: in use by process {os.getpid()} (" in done.stderr
     assert list((gpu_host.folder / "reservations").iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""A trained run that each test may change."""
+"""Fixture for the inference tests: a trained run that a test may modify."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from gputrain_command import FinishedRun
 
 @pytest.fixture
 def run(short_run: FinishedRun, tmp_path: Path) -> RunFolder:
-    """A trained run of the test's own."""
+    """A copy of the trained run, which the test may modify."""
     return RunFolder(Path(shutil.copytree(short_run.path, tmp_path / "runs" / "short")))

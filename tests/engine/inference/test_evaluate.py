@@ -1,4 +1,4 @@
-"""Evaluate: what a trained run is worth on a part of a data set."""
+"""Evaluation of a trained run on its validation set and on other data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_evaluate_counts_each_image_once_for_any_number_of_workers(run: RunFolde
 
 
 def digits_folder(folder: Path, names: Callable[[int], str], wanted: set[int]) -> Path:
-    """The digits' validation images as files, one folder a class."""
+    """Write the validation images of digits with the `wanted` labels to one folder per class."""
     pixels, labels = (source := open_source(DIGITS)).load("val", np.arange(source.num_images("val")))
     for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
         if label in wanted:
@@ -99,17 +99,17 @@ def test_evaluate_command_rejects_unknown_classes(run: RunFolder, tmp_path: Path
     folder = digits_folder(tmp_path / "named", lambda label: f"digit {label}", {1, 2})
     done = call("evaluate", run.path, "data.dataset=folder", f"data.path={folder}")
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: data.path: the model does not know digit 1, digit 2; its classes are 0, 1, 2")
+    assert done.stderr.startswith("error: data.path: the model has no class digit 1, digit 2; its classes are 0, 1, 2")
 
 
 def test_evaluate_command_reports_all_invalid_arguments_at_once(run: RunFolder) -> None:
     done = call("evaluate", run.path, "data.image_size=16", "optim.lr=1", "data.bathc_size=3", "much")
     assert done.exit_code == 2
     assert done.stderr.splitlines() == [
-        "error: data.image_size: is what the model was trained with, and stays so; leave it out",
-        "error: optim.lr: is of training; only keys of data can be given here",
+        "error: data.image_size: is fixed by the checkpoint; omit it",
+        "error: optim.lr: cannot be changed for an evaluation; only keys of data can",
         "error: data.bathc_size: there is no such key; did you mean data.batch_size?",
-        "error: much: give values as data.key=value",
+        "error: much: is not of the form data.key=value",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Export: the weights of a trained run, and the description that others need to use them."""
+"""Export of a trained run as weights and a JSON description for other programs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
     (place / "model.json").write_text('{"of": "another"}')
     done = call("export", run.path, "--output", place)
     assert done.exit_code == 2
-    assert "model.json: is not of short; give another --output, or overwrite with --force" in done.stderr
+    assert "model.json: was not exported from short; choose another --output, or overwrite with --force" in done.stderr
     assert [path.name for path in place.iterdir()] == ["model.json"]
     assert call("export", run.path, "--output", place, "--force").exit_code == 0
     assert json.loads((place / "model.json").read_text())["run"] == "short"

@@ -1,4 +1,4 @@
-"""Predict: the classes of image files, by a trained run."""
+"""Classification of image files with a trained run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from trained_run import DIGITS, call, saved_run
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Twelve of the digits' validation images six times as large, their labels at the end of their names, some of them
-    in a folder below; with a text file, a hidden one and a broken image."""
+    """Twelve validation images of digits, enlarged six times, some in a subfolder.
+
+    The file names end with the label. There are also a text file, a hidden file and a truncated image.
+    """
     source, folder = open_source(DIGITS), tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     pixels, labels = source.load("val", np.arange(12))
@@ -117,7 +119,7 @@ def test_predict_command_reports_empty_folder(run: RunFolder, tmp_path: Path) ->
 
 
 def photo_folder(folder: Path) -> Path:
-    """Photos of two classes, of many sizes and kinds, one of them turned by its EXIF data."""
+    """Write images of two classes in several sizes, modes and file formats, some rotated by EXIF orientation."""
     draw = np.random.default_rng(0)
     kinds = [("RGB", "jpg", (40, 30)), ("L", "png", (20, 31)), ("RGBA", "png", (16, 16)), ("P", "png", (50, 17))]
     for part in ("train", "val"):

@@ -1,4 +1,4 @@
-"""A trained run's checkpoint: which one is read, and the model and the device that come of it."""
+"""Choice of the checkpoint of a trained run, and of the model and device for inference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_read_saved_prefers_best_then_last_checkpoint(run: RunFolder) -> None:
     assert read_trained_checkpoint(run, str(file)).path == file
 
 
-@pytest.mark.parametrize(("which", "told"), [("bset", "best, last or a file"), ("/nowhere.pt", "is no file")])
+@pytest.mark.parametrize(("which", "told"), [("bset", "best, last or a file"), ("/nowhere.pt", "is not a file")])
 def test_read_saved_reports_missing_checkpoint(tmp_path: Path, which: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         read_trained_checkpoint(saved_run(tmp_path / "a"), which)
@@ -83,7 +83,7 @@ def test_load_trained_converts_half_weights_and_freezes_model(tmp_path: Path) ->
 
 def test_load_trained_rejects_weights_of_another_model(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "a", {"model": {"weight": torch.zeros(1)}})
-    with pytest.raises(UsageError, match="do not fit the model linear"):
+    with pytest.raises(UsageError, match="do not match the model linear"):
         load_trained_model(run)
 
 

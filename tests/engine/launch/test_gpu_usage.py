@@ -125,5 +125,5 @@ def test_choose_on_host_gives_ranks_same_gpus_and_one_reservation(loaded_gpu_hos
 
 def test_choose_on_host_gives_every_rank_the_error(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
     loaded_gpu_host.set_scene(gpu_line(0))
-    with pytest.raises(UsageError, match="2 free GPUs wanted, and no more than 1 can be had"):
+    with pytest.raises(UsageError, match="2 free GPUs requested, but only 1 can be used"):
         choose_in_threads(tmp_path, 2, gpus="free:2")

@@ -58,7 +58,7 @@ def test_gpus_json_has_unit_time_and_reason_for_every_reading(gputrain: Gputrain
     assert seen["memory_used"]["value"] == 500 << 20
     assert seen["memory_reserved"]["value"] == 600 << 20
     assert seen["ecc_corrected"]["value"] == 3
-    assert seen["processes"]["value"][0]["gpu_memory"]["reason"] == "the driver does not tell"
+    assert seen["processes"]["value"][0]["gpu_memory"]["reason"] == "not reported by the driver"
 
 
 def test_gpus_links_measures_pcie_throughput(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -115,7 +115,7 @@ def test_gpus_recording_replays_samples(gputrain: Gputrain, gpu_host: FakeGpuHos
     assert played["source"] == {"kind": "recording", "made_up": False}
     assert [one["busy"]["value"] for one in played["gpus"]] == list(range(90, 98))
     assert time.time() - played["gpus"][0]["busy"]["time"] < 20
-    assert "a recording: not what the GPUs do now" in gputrain("gpus", **replay).stdout
+    assert "recording: not the current state of the GPUs" in gputrain("gpus", **replay).stdout
 
 
 def test_gpus_replay_marks_synthetic_data(gputrain: Gputrain) -> None:
@@ -126,16 +126,16 @@ def test_gpus_replay_marks_synthetic_data(gputrain: Gputrain) -> None:
 def test_run_rejects_recorded_gpus(gputrain: Gputrain) -> None:
     done = gputrain("run", "--headless", "digits", "--gpus", "all", **REPLAY)
     assert done.returncode == 2
-    assert "nothing can be trained on recorded GPUs; train on the CPU with --gpus cpu" in done.stderr
+    assert "(unset it to use the GPUs of this host); train on the CPU with --gpus cpu" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("record:x", "GPUTRAIN_NVML: 'record:x' is not known; give replay:FILE"),
+        ("record:x", "GPUTRAIN_NVML: 'record:x' is not allowed: must be replay:FILE"),
         ("replay:none", "none: cannot be read: No such file"),
-        ("replay:text", "text: is no recording of GPUs: line 1"),
-        ("replay:empty", "empty: is no recording of GPUs: it is empty"),
+        ("replay:text", "text: is not a GPU recording: line 1"),
+        ("replay:empty", "empty: is not a GPU recording: the file is empty"),
     ],
 )
 def test_gpus_replay_rejects_invalid_recording(gputrain: Gputrain, value: str, message: str) -> None:
