@@ -90,7 +90,7 @@ def bench_run_from_history(history: History, ranks: int, repeat: int, launched_a
         return BenchRun(
             ranks, repeat, "too short to measure: needs 2 complete epochs, because the first is excluded as warmup"
         )
-    later = history.epochs[1:]
+    measured_epochs = history.epochs[1:]
     return BenchRun(
         ranks=ranks,
         repeat=repeat,
@@ -98,59 +98,59 @@ def bench_run_from_history(history: History, ranks: int, repeat: int, launched_a
         global_batch=started.global_batch,
         startup_seconds=round(started.time - launched_at, 3),
         epochs=tuple(epochs),
-        data_wait=median_of_known([valid_share(epoch.data_wait) for epoch in later]),
-        mfu=median_of_known([model_flops_utilization(started, epoch) for epoch in later]),
+        data_wait=median_of_known([valid_share(epoch.data_wait) for epoch in measured_epochs]),
+        mfu=median_of_known([model_flops_utilization(started, epoch) for epoch in measured_epochs]),
     )
 
 
 def median_of_known(values: Sequence[float | None]) -> float | None:
     """Return the median of the values that are not None, or None."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return statistics.median(known_values) if known_values else None
 
 
 def _seconds_and_rate(epoch: EpochEvent) -> tuple[float, float] | None:
     """Return duration and throughput of an epoch, None if one of them is missing: NaN is null in a journal."""
-    known: tuple[float | None, float | None] = (epoch.seconds, epoch.images_per_second)
-    return None if known[0] is None or known[1] is None else (known[0], known[1])
+    values: tuple[float | None, float | None] = (epoch.seconds, epoch.images_per_second)
+    return None if values[0] is None or values[1] is None else (values[0], values[1])
 
 
 def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
     """Aggregate runs by number of ranks, in ascending order."""
-    speeds: list[ScalingResult] = []
+    results: list[ScalingResult] = []
     base: tuple[float, int] | None = None
     for ranks in sorted({run.ranks for run in runs}):
-        ours = [run for run in runs if run.ranks == ranks]
-        failures = [f"{'on a fixed batch: ' if run.limit else ''}{run.message}" for run in ours if run.message]
-        good = [run for run in ours if not run.message and not run.limit]
-        limits = {run.repeat: run.median_images_per_second for run in ours if not run.message and run.limit}
-        if not good:
-            speeds.append(ScalingResult(ranks, failures=failures))
+        same_ranks = [run for run in runs if run.ranks == ranks]
+        failures = [f"{'on a fixed batch: ' if run.limit else ''}{run.message}" for run in same_ranks if run.message]
+        successful = [run for run in same_ranks if not run.message and not run.limit]
+        limits = {run.repeat: run.median_images_per_second for run in same_ranks if not run.message and run.limit}
+        if not successful:
+            results.append(ScalingResult(ranks, failures=failures))
             continue
-        counted = [epoch for run in good for epoch in run.epochs[1:]]
-        rates = [rate for _, rate in counted]
+        measured_epochs = [epoch for run in successful for epoch in run.epochs[1:]]
+        rates = [rate for _, rate in measured_epochs]
         rate = statistics.median(rates)
         base = base or (rate, ranks)
         # Without a run on one rank, linear scaling up to the smallest number of ranks is assumed.
         speed_up = rate / base[0] * base[1]
-        speeds.append(
+        results.append(
             ScalingResult(
                 ranks=ranks,
-                global_batch=good[0].global_batch,
-                seconds_per_epoch=statistics.median(seconds for seconds, _ in counted),
+                global_batch=successful[0].global_batch,
+                seconds_per_epoch=statistics.median(seconds for seconds, _ in measured_epochs),
                 images_per_second=rate,
                 spread=(max(rates) - min(rates)) / 2 / rate if len(rates) > 1 else None,
                 speed_up=speed_up,
                 efficiency=speed_up / ranks,
-                first_epoch_seconds=statistics.median(run.epochs[0][0] for run in good),
-                startup_seconds=statistics.median(run.startup_seconds or 0.0 for run in good),
+                first_epoch_seconds=statistics.median(run.epochs[0][0] for run in successful),
+                startup_seconds=statistics.median(run.startup_seconds or 0.0 for run in successful),
                 failures=failures,
-                data_wait=median_of_known([run.data_wait for run in good]),
-                mfu=median_of_known([run.mfu for run in good]),
+                data_wait=median_of_known([run.data_wait for run in successful]),
+                mfu=median_of_known([run.mfu for run in successful]),
                 limit_images_per_second=median_of_known(list(limits.values())),
                 limit_share=median_of_known(
-                    [run.median_images_per_second / limits[run.repeat] for run in good if limits.get(run.repeat)]
+                    [run.median_images_per_second / limits[run.repeat] for run in successful if limits.get(run.repeat)]
                 ),
             )
         )
-    return speeds
+    return results

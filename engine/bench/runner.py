@@ -71,24 +71,23 @@ def plan_bench(
     `rank_counts` defaults to powers of two up to the number of GPUs or cores, and that number. Raises UsageError if no
     GPU is free, or if the config, rank counts or epochs cannot be measured.
     """
-    wanted = config.device.gpus
-    allocation = allocate_devices(wanted, "bench", wait=config.device.wait, on_wait=lambda _: None)
+    selection = config.device.gpus
+    allocation = allocate_devices(selection, "bench", wait=config.device.wait, on_wait=lambda _: None)
     # Each run of the benchmark reserves its own GPUs.
     allocation.reservation.release()
     named: tuple[str, ...] = ()
-    if allocation.devices and wanted not in ("auto", "all") and not re.fullmatch(r"free:\d+", wanted):
-        named = tuple(part.strip() for part in wanted.split(","))
+    if allocation.devices and selection not in ("auto", "all") and not re.fullmatch(r"free:\d+", selection):
+        named = tuple(part.strip() for part in selection.split(","))
     free = [device for device in allocation.devices if device.is_free]
     if named and len(free) < len(named):
         raise UsageError.one("device.gpus", f"bench uses only free GPUs: {why_not_free(allocation.devices)}")
     if allocation.devices and not free:
         raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(allocation.devices)}")
-    most = len(free) or MAX_RANKS_PER_CORE * available_cores()
-    if too_many := [count for count in rank_counts if not 1 <= count <= most]:
-        there = (
-            f"must be 1 to {most}, one per free GPU" if free else f"must be 1 to {most} on {available_cores()} cores"
-        )
-        raise UsageError.one("--ranks-list", f"{too_many[0]} ranks cannot be measured: {there}")
+    max_ranks = len(free) or MAX_RANKS_PER_CORE * available_cores()
+    if rejected := [count for count in rank_counts if not 1 <= count <= max_ranks]:
+        limited_by = ", one per free GPU" if free else f" on {available_cores()} cores"
+        reason = f"{rejected[0]} ranks cannot be measured: must be 1 to {max_ranks}{limited_by}"
+        raise UsageError.one("--ranks-list", reason)
     chosen = tuple(sorted(set(rank_counts))) or default_rank_counts(len(free) or available_cores())
     if epochs < MIN_EPOCHS:
         raise UsageError.one(
@@ -182,18 +181,19 @@ def _run_once(
     bench: BenchPlan, ranks: int, repeat: int, folder: Path, command: Sequence[str], *, limit: bool = False
 ) -> BenchRun:
     name = f"{'limit' if limit else 'ranks'}-{ranks}-{repeat}"
-    file = folder / f"{name}.yaml"
+    config_file = folder / f"{name}.yaml"
     text = to_yaml(as_dict(bench_run_config(bench, ranks, name, limit=limit)))
-    replace_file(file, lambda opened: opened.write(text.encode()))
-    run, here, allowed, began = RunFolder(folder / name), os.getpid(), cpu_affinity_for(bench, ranks), time.time()
+    replace_file(config_file, lambda file: file.write(text.encode()))
+    run_folder, parent_pid, cores = RunFolder(folder / name), os.getpid(), cpu_affinity_for(bench, ranks)
+    launched_at = time.time()
 
     def prepare() -> None:
-        die_with_parent(here)
-        os.sched_setaffinity(0, allowed)
+        die_with_parent(parent_pid)
+        os.sched_setaffinity(0, cores)
 
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(  # noqa: S603 (our own command)
-            [*command, "run", "--headless", str(file), "--runs-dir", str(folder)],
+            [*command, "run", "--headless", str(config_file), "--runs-dir", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -201,17 +201,17 @@ def _run_once(
             preexec_fn=prepare,
         )
         try:
-            code = process.wait()
+            exit_code = process.wait()
         finally:
             _terminate(process)
         output.seek(0)
-        said = output.read().decode(errors="replace").splitlines()
-    history = run.history()
-    shutil.rmtree(run.path, ignore_errors=True)
+        output_lines = output.read().decode(errors="replace").splitlines()
+    history = run_folder.history()
+    shutil.rmtree(run_folder.path, ignore_errors=True)
     return (
-        BenchRun(ranks, repeat, failure_message(history, said, code))
-        if code
-        else bench_run_from_history(history, ranks, repeat, began)
+        BenchRun(ranks, repeat, failure_message(history, output_lines, exit_code))
+        if exit_code
+        else bench_run_from_history(history, ranks, repeat, launched_at)
     )
 
 
@@ -219,11 +219,11 @@ def _run_once(
 def _signals_as_keyboard_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, so that the run and temporary files are cleaned up."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    previous_handlers = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, previous_handlers, strict=True):
             signal.signal(number, handler)
 
 

@@ -69,8 +69,10 @@ def allocate_devices(
         snapshot = first_snapshot(monitor)
         if snapshot is None or snapshot.error is not None:
             error = "no answer" if snapshot is None else snapshot.error
-            silent = snapshot is None or snapshot.pending
-            return _fall_back_to_cpu(selection, f"the NVIDIA driver is not available ({error})", expected=not silent)
+            unresponsive = snapshot is None or snapshot.pending
+            return _fall_back_to_cpu(
+                selection, f"the NVIDIA driver is not available ({error})", expected=not unresponsive
+            )
         return _Allocator(selection, run, wait, ranks).allocate(snapshot, monitor, on_wait)
     finally:
         monitor.close()
@@ -116,10 +118,10 @@ class _Allocator:
 
     def allocate(self, snapshot: Snapshot, monitor: DriverMonitor, on_wait: Callable[[str], None]) -> GpuAllocation:
         allocation = GpuAllocation()
-        shown = [device.uuid for device in visible_devices(cuda_devices(snapshot), os.environ)]
+        visible_uuids = [device.uuid for device in visible_devices(cuda_devices(snapshot), os.environ)]
         try:
             # The driver may become unavailable and return while the run waits.
-            while (reason := snapshot.error or self._try_allocate(allocation, snapshot, shown)) is not None:
+            while (reason := snapshot.error or self._try_allocate(allocation, snapshot, visible_uuids)) is not None:
                 on_wait(reason)
                 snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
             return allocation
@@ -154,11 +156,13 @@ def _current_devices(
     snapshot: Snapshot, visible_uuids: Sequence[str], own_reservation: Reservation
 ) -> list[CudaDevice]:
     """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not free."""
-    held = [one for one in read_reservations(remove_stale=True) if one.key != own_reservation.key]
-    by_uuid = {device.uuid: device for device in cuda_devices(snapshot, held)}
-    for one in held:
-        if one.is_waiting and (own_reservation.key is None or one.since < own_reservation.since):
-            _mark_claimed_by_waiter(one, by_uuid)
+    reservations = [
+        reservation for reservation in read_reservations(remove_stale=True) if reservation.key != own_reservation.key
+    ]
+    by_uuid = {device.uuid: device for device in cuda_devices(snapshot, reservations)}
+    for reservation in reservations:
+        if reservation.is_waiting and (own_reservation.key is None or reservation.since < own_reservation.since):
+            _mark_claimed_by_waiter(reservation, by_uuid)
     return [by_uuid[uuid] for uuid in visible_uuids if uuid in by_uuid]
 
 

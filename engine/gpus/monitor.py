@@ -40,14 +40,14 @@ class GpuMonitor(Protocol):
 
 def recording_path() -> Path | None:
     """Return the recording that $GPUTRAIN_NVML selects, or None. Raises UsageError if its value is invalid."""
-    given = os.environ.get("GPUTRAIN_NVML", "")
-    if not given:
+    value = os.environ.get("GPUTRAIN_NVML", "")
+    if not value:
         return None
-    if not given.startswith(REPLAY_PREFIX) or given == REPLAY_PREFIX:
+    if not value.startswith(REPLAY_PREFIX) or value == REPLAY_PREFIX:
         raise UsageError.one(
-            "GPUTRAIN_NVML", f"{given!r} is not allowed: must be replay:FILE; unset it to query the driver"
+            "GPUTRAIN_NVML", f"{value!r} is not allowed: must be replay:FILE; unset it to query the driver"
         )
-    return expand_user(given.removeprefix(REPLAY_PREFIX))
+    return expand_user(value.removeprefix(REPLAY_PREFIX))
 
 
 class DriverMonitor:
@@ -68,11 +68,11 @@ class DriverMonitor:
     def read(self, timeout_s: float) -> Snapshot | None:
         deadline = time.monotonic() + timeout_s
         while True:
-            news = self._receive(max(deadline - time.monotonic(), 0.0))
-            if news is None:
+            snapshot = self._receive(max(deadline - time.monotonic(), 0.0))
+            if snapshot is None:
                 self._restart_if_needed()
-            if news is not None or time.monotonic() >= deadline:
-                return news
+            if snapshot is not None or time.monotonic() >= deadline:
+                return snapshot
 
     def _receive(self, timeout_s: float) -> Snapshot | None:
         if self._process is None:
@@ -98,8 +98,8 @@ class DriverMonitor:
             return None
         from engine.utils.exits import signal_name
 
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        self._latest = _error_snapshot(f"the process that queries the NVIDIA driver {how}")
+        ending = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        self._latest = _error_snapshot(f"the process that queries the NVIDIA driver {ending}")
         return self._latest
 
     def _restart_if_needed(self) -> None:
@@ -140,12 +140,12 @@ def open_monitor(options: SamplerOptions) -> GpuMonitor:
         from engine.gpus.recording import RecordingMonitor
 
         return RecordingMonitor(path, options.stale_after_s)
-    ahead = take_prestarted_sampler()
-    if ahead is not None and options != SamplerOptions():
+    prestarted = take_prestarted_sampler()
+    if prestarted is not None and options != SamplerOptions():
         # The prestarted sampler uses default options and may already have printed snapshots with them.
-        ahead.close(KILL_WAIT_SECONDS)
-        ahead = None
-    return DriverMonitor(options, ahead)
+        prestarted.close(KILL_WAIT_SECONDS)
+        prestarted = None
+    return DriverMonitor(options, prestarted)
 
 
 def _error_snapshot(error: str) -> Snapshot:

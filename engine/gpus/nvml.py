@@ -108,16 +108,16 @@ def decode(value: str | bytes) -> str:
 
 def throttle_reason_names(mask: int) -> list[str]:
     """Return the names of the throttle reasons in an NVML bit mask, including "idle"."""
-    words = [word for bit, word in THROTTLE_REASONS.items() if mask & bit]
-    rest = mask & ~sum(THROTTLE_REASONS)
-    return [*words, f"unknown (0x{rest:x})"] if rest else words
+    names = [name for bit, name in THROTTLE_REASONS.items() if mask & bit]
+    unknown_bits = mask & ~sum(THROTTLE_REASONS)
+    return [*names, f"unknown (0x{unknown_bits:x})"] if unknown_bits else names
 
 
 def first_supported(*calls: Callable[[], Any]) -> Any:
     """Return the result of the first call that both the driver and nvidia-ml-py support, newest function name first."""
-    for question in calls[:-1]:
+    for call in calls[:-1]:
         try:
-            return question()
+            return call()
         except AttributeError:
             continue
         except nv.NVMLError as error:
@@ -231,20 +231,22 @@ PCIE_QUERIES: Queries = {
 
 def query_all(queries: Queries, handle: Any) -> dict[str, Reading[Any]]:
     """Run all queries on a GPU and return their readings by name."""
-    return {name: query(question, handle) for name, question in queries.items()}
+    return {name: query(call, handle) for name, call in queries.items()}
 
 
 def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
     """Return the readings that share an NVML call: GPU and memory utilization, and memory use."""
     rates = query(utilization_rates, handle)
-    held = query(memory_info, handle)
+    memory = query(memory_info, handle)
     answers = {
-        name: rates if rates.value is None else query(checked_percent, getattr(rates.value, part))
-        for name, part in (("busy", "gpu"), ("memory_busy", "memory"))
+        name: rates if rates.value is None else query(checked_percent, getattr(rates.value, field))
+        for name, field in (("busy", "gpu"), ("memory_busy", "memory"))
     }
-    for place, name in enumerate(("memory_used", "memory_total", "memory_reserved")):
-        value = None if held.value is None else held.value[place]
-        answers[name] = Reading(value, held.time, held.reason or (None if value is not None else Missing.NOT_SUPPORTED))
+    for index, name in enumerate(("memory_used", "memory_total", "memory_reserved")):
+        value = None if memory.value is None else memory.value[index]
+        answers[name] = Reading(
+            value, memory.time, memory.reason or (None if value is not None else Missing.NOT_SUPPORTED)
+        )
     return answers
 
 
@@ -292,8 +294,8 @@ class GpmReader:
         request = self._request
         request.version, request.numMetrics = nv.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
         request.sample1, request.sample2 = self._previous_sample, self._next_sample
-        for place, metric in enumerate(GPM_METRICS.values()):
-            request.metrics[place].metricId = metric
+        for index, metric in enumerate(GPM_METRICS.values()):
+            request.metrics[index].metricId = metric
         nv.nvmlGpmMetricsGet(request)
         self._previous_sample, self._next_sample = self._next_sample, self._previous_sample
         return {
@@ -319,37 +321,39 @@ def running_processes(handle: Any) -> Reading[list[NvmlProcess]]:
     graphics = query(lambda: nv.nvmlDeviceGetGraphicsRunningProcesses(handle))
     if compute.value is None:
         return compute
-    found: dict[tuple[int, int | None], NvmlProcess] = {}
-    for kind, listed in (("compute", compute), ("graphics", graphics)):
-        for process in listed.value or []:
-            held = process.usedGpuMemory
-            known = held is not None and held not in VALUES_NOT_AVAILABLE
+    by_pid_and_instance: dict[tuple[int, int | None], NvmlProcess] = {}
+    for kind, reading in (("compute", compute), ("graphics", graphics)):
+        for process in reading.value or []:
+            used_bytes = process.usedGpuMemory
+            is_known = used_bytes is not None and used_bytes not in VALUES_NOT_AVAILABLE
             instance = None if process.gpuInstanceId in VALUES_NOT_AVAILABLE else int(process.gpuInstanceId)
-            used: Reading[int] = Reading(
-                int(held) if known else None, listed.time, None if known else "not reported by the driver"
+            gpu_memory: Reading[int] = Reading(
+                int(used_bytes) if is_known else None, reading.time, None if is_known else "not reported by the driver"
             )
-            found.setdefault((process.pid, instance), NvmlProcess(int(process.pid), kind, instance, used))
-    return Reading(list(found.values()), compute.time)
+            by_pid_and_instance.setdefault(
+                (process.pid, instance), NvmlProcess(int(process.pid), kind, instance, gpu_memory)
+            )
+    return Reading(list(by_pid_and_instance.values()), compute.time)
 
 
 def _query_mig_instance(handle: Any, index: int) -> MigInstance:
-    part = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-    load = query_utilization_and_memory(part)
+    mig_handle = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+    readings = query_utilization_and_memory(mig_handle)
     return MigInstance(
-        decode(nv.nvmlDeviceGetUUID(part)),
-        nv.nvmlDeviceGetGpuInstanceId(part),
-        nv.nvmlDeviceGetComputeInstanceId(part),
-        query(lambda: decode(nv.nvmlDeviceGetName(part))),
-        load["memory_used"],
-        load["memory_total"],
+        decode(nv.nvmlDeviceGetUUID(mig_handle)),
+        nv.nvmlDeviceGetGpuInstanceId(mig_handle),
+        nv.nvmlDeviceGetComputeInstanceId(mig_handle),
+        query(lambda: decode(nv.nvmlDeviceGetName(mig_handle))),
+        readings["memory_used"],
+        readings["memory_total"],
     )
 
 
 def mig_instances(handle: Any) -> tuple[MigInstance, ...]:
     """Return the MIG devices of a GPU in MIG mode. Device indices without a device are skipped."""
-    places = query(lambda: nv.nvmlDeviceGetMaxMigDeviceCount(handle)).value or 0
-    found = [query(_query_mig_instance, handle, place).value for place in range(places)]
-    return tuple(one for one in found if one is not None)
+    max_count = query(lambda: nv.nvmlDeviceGetMaxMigDeviceCount(handle)).value or 0
+    instances = [query(_query_mig_instance, handle, index).value for index in range(max_count)]
+    return tuple(instance for instance in instances if instance is not None)
 
 
 @dataclass(frozen=True)
@@ -386,8 +390,8 @@ def gpu_count() -> int:
 def open_gpu(index: int) -> Reading[tuple[Any, str]]:
     """Return the NVML handle and the UUID of a GPU. `index` is in PCI bus order."""
 
-    def opened() -> tuple[Any, str]:
+    def open_handle() -> tuple[Any, str]:
         handle = nv.nvmlDeviceGetHandleByIndex(index)
         return handle, decode(nv.nvmlDeviceGetUUID(handle))
 
-    return query(opened)
+    return query(open_handle)

@@ -43,31 +43,34 @@ class ProcessTable:
         exactly one rank and one compute process remain unmatched, they are the same process. Any other unmatched rank
         is added to the list, with unknown GPU memory.
         """
-        shown = {tenant.pid for tenant in nvml_processes} | {rank.pid for rank in ranks}
+        pids = {process.pid for process in nvml_processes} | {rank.pid for rank in ranks}
         self._identities = {
-            pid: one for pid, one in self._identities.items() if pid in shown and one.process.is_running()
+            pid: identity for pid, identity in self._identities.items() if pid in pids and identity.process.is_running()
         }
         by_pid = {rank.pid: rank for rank in ranks}
-        found = [self._describe_process(tenant.pid, tenant, by_pid.get(tenant.pid)) for tenant in nvml_processes]
-        listed = {tenant.pid for tenant in nvml_processes}
-        missing = [rank for rank in ranks if rank.pid not in listed and psutil.pid_exists(rank.pid)]
-        phantoms = [
-            place
-            for place, one in enumerate(nvml_processes)
-            if one.pid not in self._identities and one.kind == "compute"
+        described = [
+            self._describe_process(process.pid, process, by_pid.get(process.pid)) for process in nvml_processes
         ]
-        if len(missing) == 1 and len(phantoms) == 1:
-            place = phantoms[0]
-            found[place] = replace(
-                self._describe_process(missing[0].pid, nvml_processes[place], missing[0]), pid=nvml_processes[place].pid
+        listed_pids = {process.pid for process in nvml_processes}
+        unlisted_ranks = [rank for rank in ranks if rank.pid not in listed_pids and psutil.pid_exists(rank.pid)]
+        unknown_positions = [
+            position
+            for position, process in enumerate(nvml_processes)
+            if process.pid not in self._identities and process.kind == "compute"
+        ]
+        if len(unlisted_ranks) == 1 and len(unknown_positions) == 1:
+            position = unknown_positions[0]
+            described[position] = replace(
+                self._describe_process(unlisted_ranks[0].pid, nvml_processes[position], unlisted_ranks[0]),
+                pid=nvml_processes[position].pid,
             )
         else:
-            unlisted: Reading[int] = Reading(None, time.time(), "the driver does not list this process")
-            found += [
-                self._describe_process(rank.pid, NvmlProcess(rank.pid, "compute", None, unlisted), rank)
-                for rank in missing
+            unlisted_memory: Reading[int] = Reading(None, time.time(), "the driver does not list this process")
+            described += [
+                self._describe_process(rank.pid, NvmlProcess(rank.pid, "compute", None, unlisted_memory), rank)
+                for rank in unlisted_ranks
             ]
-        return tuple(found)
+        return tuple(described)
 
     def _describe_process(self, pid: int, nvml_process: NvmlProcess, rank: ReservedRank | None) -> GpuProcess:
         now = time.time()
@@ -76,14 +79,14 @@ class ProcessTable:
         cpu: Reading[float] = Reading(None, now, UNKNOWN_PID_REASON)
         memory: Reading[int] = Reading(None, now, UNKNOWN_PID_REASON)
         with suppress(psutil.NoSuchProcess):
-            fresh = pid not in self._identities
-            person = self._identify(pid)
-            user, command = person.user, person.command
-            used = _read_if_permitted(person.process.cpu_percent)
-            cpu = Reading(None, now, "needs a second sample") if fresh and used.reason is None else used
-            memory = _read_if_permitted(lambda: person.process.memory_info().rss)
+            is_new = pid not in self._identities
+            identity = self._identify(pid)
+            user, command = identity.user, identity.command
+            cpu_percent = _read_if_permitted(identity.process.cpu_percent)
+            cpu = Reading(None, now, "needs a second sample") if is_new and cpu_percent.reason is None else cpu_percent
+            memory = _read_if_permitted(lambda: identity.process.memory_info().rss)
         kind: Any = nvml_process.kind
-        run, number = (rank.run, rank.rank) if rank else (None, None)
+        run, rank_number = (rank.run, rank.rank) if rank else (None, None)
         return GpuProcess(
             pid=pid,
             kind=kind,
@@ -94,7 +97,7 @@ class ProcessTable:
             cpu=cpu,
             memory=memory,
             run=run,
-            rank=number,
+            rank=rank_number,
         )
 
     def _identify(self, pid: int) -> _ProcessIdentity:
@@ -123,4 +126,4 @@ def _read_if_permitted(call: Any) -> Reading[Any]:
 
 def ranks_on(uuids: Sequence[str], reservations: Sequence[ReservationInfo]) -> list[ReservedRank]:
     """Return the ranks in `reservations` whose CUDA device has one of these UUIDs."""
-    return [rank for one in reservations for rank in one.ranks if rank.uuid in uuids]
+    return [rank for reservation in reservations for rank in reservation.ranks if rank.uuid in uuids]

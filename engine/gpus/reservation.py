@@ -112,14 +112,14 @@ class Reservation:
 
     def _create_lock(self) -> Path:
         """Create and open a lock file of a unique name. Raises OSError or UsageError."""
-        for last in (False, False, True):
+        for is_last_attempt in (False, False, True):
             try:
                 lock = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
                 self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
                 return lock
             except FileNotFoundError:
                 # Another run of this user ended and removed the empty folder in the meantime.
-                if last:
+                if is_last_attempt:
                     raise
         raise FileNotFoundError
 
@@ -233,7 +233,7 @@ def allocation_lock() -> Iterator[None]:
     """Hold the host-wide lock for the selection of GPUs. Raises UsageError after LOCK_TIMEOUT_SECONDS."""
     path = reservations_root() / "gputrain.lock"
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
-    while (handle := _lock_shared_file(path)) is None:
+    while (lock_fd := _lock_shared_file(path)) is None:
         if time.monotonic() > deadline:
             raise UsageError.one(
                 "device.gpus",
@@ -247,7 +247,7 @@ def allocation_lock() -> Iterator[None]:
         # which is sticky, only the owner of the file can unlink it.
         with suppress(OSError):
             path.unlink()
-        os.close(handle)
+        os.close(lock_fd)
 
 
 def _lock_shared_file(path: Path) -> int | None:
@@ -256,21 +256,21 @@ def _lock_shared_file(path: Path) -> int | None:
         # Creating and opening are separate: with fs.protected_regular, open() with O_CREAT fails for files of other
         # users in sticky folders such as /tmp.
         with suppress(FileExistsError):
-            made = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            os.fchmod(made, 0o644)
-            os.close(made)
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            created_fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            os.fchmod(created_fd, 0o644)
+            os.close(created_fd)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unusable(path, error) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_ino == path.stat().st_ino:
-            return handle
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_ino == path.stat().st_ino:
+            return fd
     except (BlockingIOError, FileNotFoundError):
         pass
-    os.close(handle)
+    os.close(fd)
     return None
 
 
@@ -279,7 +279,7 @@ def read_reservations(*, remove_stale: bool = False) -> list[ReservationInfo]:
 
     With `remove_stale`, also delete files that dead runs of this user left. The caller then holds `allocation_lock`.
     """
-    found = []
+    reservations = []
     for folder in reservations_root().glob("gputrain-*"):
         # Ignores folders whose owner is not the UID in their name: another user could have forged them.
         with suppress(OSError, ValueError):
@@ -289,11 +289,11 @@ def read_reservations(*, remove_stale: bool = False) -> list[ReservationInfo]:
                 # A reservation that is released in the meantime must not hide the others.
                 with suppress(OSError):
                     if is_locked(lock):
-                        held = _parse(read_json(lock.with_suffix(".json")) or {})
-                        found += [held] if held is not None else []
+                        reservation = _parse(read_json(lock.with_suffix(".json")) or {})
+                        reservations += [reservation] if reservation is not None else []
                     elif remove_stale and folder.stat().st_uid == os.getuid():
                         _remove(lock)
-    return sorted(found, key=lambda held: held.since)
+    return sorted(reservations, key=lambda reservation: reservation.since)
 
 
 def _parse(values: dict[str, Any]) -> ReservationInfo | None:

@@ -86,7 +86,7 @@ class GpuThread(threading.Thread):
         self._infrequent_at = float("-inf")
         self._gpm = nvml.GpmReader()
         self._process_table: ProcessTable | None = None
-        self._processes: Reading[tuple[GpuProcess, ...]] = Reading(None, time.time(), Missing.NOT_ASKED)
+        self._processes: Reading[tuple[GpuProcess, ...]] = Reading(None, time.time(), Missing.NOT_REQUESTED)
         self._processes_at = float("-inf")
 
     def run(self) -> None:
@@ -108,19 +108,19 @@ class GpuThread(threading.Thread):
 
     def _poll(self) -> Gpu:
         """Query the GPU once. Any NVML call may block this thread forever."""
-        wants, now = self._state.options, time.monotonic()
+        options, now = self._state.options, time.monotonic()
         if (reason := self._open(now)) is not None:
             return self._gpu_without_readings("lost", reason)
         handle = self._nvml_handle
         # Starts the GPM sampling interval, so that the other queries run within it.
-        if wants.activity:
+        if options.activity:
             self._gpm.start(handle)
         if self._infrequent_due(now):
             self._query_infrequent(handle, now)
         if self._cached_readings["mig"].value == "on":
             self._mig_instances = nvml.mig_instances(handle)
         uuids = [self._uuid or "", *(instance.uuid for instance in self._mig_instances)]
-        if wants.gpus is not None and not set(uuids) & set(wants.gpus):
+        if options.gpus is not None and not set(uuids) & set(options.gpus):
             self.excluded = self.retired = True
 
         answers = (
@@ -128,15 +128,15 @@ class GpuThread(threading.Thread):
             | nvml.query_utilization_and_memory(handle)
             | nvml.query_all(nvml.PERIODIC_QUERIES, handle)
         )
-        if wants.links:
+        if options.links:
             answers |= nvml.query_all(nvml.PCIE_QUERIES, handle)
-        if wants.processes and now - self._processes_at >= min(wants.period, 1.0):
+        if options.processes and now - self._processes_at >= min(options.period, 1.0):
             self._processes_at = now
             self._processes = self._query_processes(handle, uuids)
-        if wants.activity:
+        if options.activity:
             answers |= self._gpm.read(handle)
-        not_asked: Reading[Any] = Reading(None, time.time(), Missing.NOT_ASKED)
-        readings = {name: answers.get(name, not_asked) for name in UNITS}
+        not_requested: Reading[Any] = Reading(None, time.time(), Missing.NOT_REQUESTED)
+        readings = {name: answers.get(name, not_requested) for name in UNITS}
         lost = Missing.LOST in (readings["busy"].reason, readings["memory_used"].reason)
         return self._build_gpu("lost" if lost else "ok", 0.0, time.time(), readings, self._processes)
 
@@ -152,11 +152,11 @@ class GpuThread(threading.Thread):
             self.reopen, self._infrequent_at = False, float("-inf")
         if self._nvml_handle is not None and not self._infrequent_due(now):
             return None
-        opened = nvml.open_gpu(self.index)
-        if opened.value is None:
+        reading = nvml.open_gpu(self.index)
+        if reading.value is None:
             self._nvml_handle = None
-            return opened.reason or Missing.LOST
-        handle, uuid = opened.value
+            return reading.reason or Missing.LOST
+        handle, uuid = reading.value
         if uuid != self._uuid:
             self._clear_cache()
             self._uuid = uuid
@@ -166,8 +166,8 @@ class GpuThread(threading.Thread):
     def _query_infrequent(self, handle: Any, now: float) -> None:
         """Query readings that rarely change, and static readings that are still missing."""
         missing = {
-            name: question
-            for name, question in nvml.STATIC_QUERIES.items()
+            name: call
+            for name, call in nvml.STATIC_QUERIES.items()
             if name not in self._cached_readings or self._cached_readings[name].reason == Missing.LOST
         }
         self._cached_readings |= nvml.query_all(missing, handle)
@@ -179,11 +179,11 @@ class GpuThread(threading.Thread):
         from engine.gpus.processes import ProcessTable, ranks_on
 
         self._process_table = self._process_table or ProcessTable()
-        listed = nvml.running_processes(handle)
+        nvml_processes = nvml.running_processes(handle)
         ranks = ranks_on(uuids, self._state.reservations)
-        if listed.value is None and not ranks:
-            return Reading(None, listed.time, listed.reason)
-        return Reading(self._process_table.describe(listed.value or [], ranks), listed.time)
+        if nvml_processes.value is None and not ranks:
+            return Reading(None, nvml_processes.time, nvml_processes.reason)
+        return Reading(self._process_table.describe(nvml_processes.value or [], ranks), nvml_processes.time)
 
     def _build_gpu(
         self,
@@ -194,7 +194,7 @@ class GpuThread(threading.Thread):
         processes: Reading[tuple[GpuProcess, ...]],
     ) -> Gpu:
         uuids = {self._uuid, *(instance.uuid for instance in self._mig_instances)}
-        runs = tuple(held.run for held in self._state.reservations if uuids & set(held.gpus))
+        runs = tuple(reservation.run for reservation in self._state.reservations if uuids & set(reservation.gpus))
         return Gpu(
             index=self.index,
             uuid=self._uuid,
@@ -210,20 +210,20 @@ class GpuThread(threading.Thread):
     def _gpu_without_readings(self, state: GpuState, reason: str, age: float = 0.0) -> Gpu:
         """Return the GPU with only its cached static readings."""
         now = time.time()
-        nothing: Reading[Any] = Reading(None, now, reason)
+        missing: Reading[Any] = Reading(None, now, reason)
         readings = {
-            name: self._cached_readings.get(name, nothing) if name in STATIC_READINGS else nothing for name in UNITS
+            name: self._cached_readings.get(name, missing) if name in STATIC_READINGS else missing for name in UNITS
         }
-        return self._build_gpu(state, age, now if state == "lost" else None, readings, nothing)
+        return self._build_gpu(state, age, now if state == "lost" else None, readings, missing)
 
     def has_pending_answer(self) -> bool:
         """Whether an answer in this round is outstanding. A thread blocked in an earlier round does not count."""
-        late = self._round_completed < self._state.round and self._round_started in (
+        not_completed = self._round_completed < self._state.round and self._round_started in (
             0,
             self._round_completed,
             self._state.round,
         )
-        return late and not self.retired
+        return not_completed and not self.retired
 
     def has_answered(self) -> bool:
         return self._latest is not None
@@ -263,14 +263,14 @@ class DriverThread(threading.Thread):
     def _update_gpu_threads(self, gpu_count: int) -> None:
         if gpu_count != len(self.gpu_threads):
             # The indices of the other GPUs may have shifted.
-            for watch in self.gpu_threads:
-                watch.reopen = True
-        for watch in self.gpu_threads[gpu_count:]:
-            watch.retired = True
+            for thread in self.gpu_threads:
+                thread.reopen = True
+        for thread in self.gpu_threads[gpu_count:]:
+            thread.retired = True
         added = [GpuThread(index, self._state) for index in range(len(self.gpu_threads), gpu_count)]
         self.gpu_threads = self.gpu_threads[:gpu_count] + added
-        for watch in added:
-            watch.start()
+        for thread in added:
+            thread.start()
         with self._state.changed:
             self.enumerated = True
             self._state.changed.notify_all()
@@ -298,12 +298,12 @@ class GpuSampler:
         self._emit(self._snapshot(self._state.driver_error))
 
     def _await_answers(self, timeout_s: float) -> None:
-        def all_there() -> bool:
-            outstanding = any(watch.has_pending_answer() for watch in self._driver_thread.gpu_threads)
+        def all_answered() -> bool:
+            outstanding = any(thread.has_pending_answer() for thread in self._driver_thread.gpu_threads)
             return self._state.driver_error is not None or (self._driver_thread.enumerated and not outstanding)
 
         with self._state.changed:
-            self._state.changed.wait_for(all_there, timeout_s)
+            self._state.changed.wait_for(all_answered, timeout_s)
 
     def _read_options(self, deadline: float) -> None:
         """Wait until `deadline`, the time of the next snapshot. Exit the process when standard input closes."""
@@ -314,19 +314,21 @@ class GpuSampler:
 
     def _snapshot(self, error: str | None) -> Snapshot:
         now = time.time()
-        waits = time.monotonic() - self._started_at
+        waited_s = time.monotonic() - self._started_at
         driver = self._driver_thread.driver
         if driver is None and error is None:
-            error = f"the NVIDIA driver has not answered for {waits:.0f} s"
+            error = f"the NVIDIA driver has not answered for {waited_s:.0f} s"
         unknown: Reading[str] = Reading(None, now, error or "unknown")
         gpus = (
             []
             if self._state.driver_error
-            else [one.report() for one in self._driver_thread.gpu_threads if not one.excluded]
+            else [thread.report() for thread in self._driver_thread.gpu_threads if not thread.excluded]
         )
         versions = (driver.version, driver.cuda) if driver and not self._state.driver_error else (unknown, unknown)
-        asked = self._driver_thread.enumerated and all(one.has_answered() for one in self._driver_thread.gpu_threads)
-        pending = self._state.driver_error is None and not asked
+        all_answered = self._driver_thread.enumerated and all(
+            thread.has_answered() for thread in self._driver_thread.gpu_threads
+        )
+        pending = self._state.driver_error is None and not all_answered
         return Snapshot(now, os.uname().nodename, *versions, tuple(gpus), error, pending=pending)
 
     @staticmethod

@@ -69,8 +69,8 @@ class CudaDevice:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
-        why = values["unavailable"]
-        unavailable = None if why is None else Unavailable(Obstacle(why["obstacle"]), why["message"])
+        stored = values["unavailable"]
+        unavailable = None if stored is None else Unavailable(Obstacle(stored["obstacle"]), stored["message"])
         return cls(**values | {"unavailable": unavailable})
 
     @property
@@ -88,23 +88,23 @@ class CudaDevice:
 
 def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = ()) -> list[CudaDevice]:
     """Return the GPUs and MIG instances of a snapshot in PCI bus order, marked as unavailable if reserved or in use."""
-    found: list[CudaDevice] = []
+    devices: list[CudaDevice] = []
     for gpu in snapshot.gpus:
         if gpu.uuid is None:
             continue
         if gpu.mig_enabled and gpu.instances:
-            found += [_mig_device(gpu, one, reservations) for one in gpu.instances]
+            devices += [_mig_device(gpu, instance, reservations) for instance in gpu.instances]
         else:
-            unavailable = _silent(gpu) or _reserved_by(gpu.uuid, reservations) or find_current_use(gpu)
-            found.append(
+            unavailable = _unresponsive(gpu) or _reserved_by(gpu.uuid, reservations) or find_current_use(gpu)
+            devices.append(
                 CudaDevice(gpu.index, gpu.uuid, _gpu_name(gpu), gpu.value("memory_used"), unavailable=unavailable)
             )
-    return found
+    return devices
 
 
 def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[ReservationInfo]) -> CudaDevice:
-    unavailable = _silent(gpu) or _reserved_by(instance.uuid, reservations) or find_current_use(gpu, instance)
-    place = f"{instance.gpu_instance}/{instance.compute_instance}"
+    unavailable = _unresponsive(gpu) or _reserved_by(instance.uuid, reservations) or find_current_use(gpu, instance)
+    mig_ids = f"{instance.gpu_instance}/{instance.compute_instance}"
     name = instance.name.value or f"MIG of {_gpu_name(gpu)}"
     return CudaDevice(
         index=gpu.index,
@@ -112,7 +112,7 @@ def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[Reservat
         name=name,
         memory_used=instance.memory_used.value,
         parent_uuid=gpu.uuid,
-        mig_ids=place,
+        mig_ids=mig_ids,
         unavailable=unavailable,
     )
 
@@ -121,7 +121,7 @@ def _gpu_name(gpu: Gpu) -> str:
     return gpu.value("name") or "GPU of unknown name"
 
 
-def _silent(gpu: Gpu) -> Unavailable | None:
+def _unresponsive(gpu: Gpu) -> Unavailable | None:
     """Return why a lost or stale GPU cannot be used, None if the GPU answers."""
     if gpu.state == "ok":
         return None
@@ -130,7 +130,7 @@ def _silent(gpu: Gpu) -> Unavailable | None:
 
 
 def _reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavailable | None:
-    holder = next((one for one in reservations if uuid in one.gpus), None)
+    holder = next((reservation for reservation in reservations if uuid in reservation.gpus), None)
     if holder is None:
         return None
     return Unavailable(Obstacle.RESERVED, f"reserved by run {holder.run} (user {holder.user})")
@@ -146,17 +146,19 @@ def find_current_use(gpu: Gpu, instance: MigInstance | None = None) -> Unavailab
         return Unavailable(
             Obstacle.UNKNOWN, f"the driver reports neither its processes nor its memory use ({gpu.processes.reason})"
         )
-    part = None if instance is None else instance.gpu_instance
-    here = [one for one in gpu.processes.value or () if instance is None or one.instance in (part, None)]
-    computing = [one for one in here if one.kind == "compute"]
-    if computing:
-        first = computing[0]
+    gpu_instance = None if instance is None else instance.gpu_instance
+    processes = [
+        process for process in gpu.processes.value or () if instance is None or process.instance in (gpu_instance, None)
+    ]
+    compute_processes = [process for process in processes if process.kind == "compute"]
+    if compute_processes:
+        first = compute_processes[0]
         who = f"{first.run or 'process ' + str(first.pid)} (user {first.user.value or 'unknown'})"
         return Unavailable(Obstacle.IN_USE, f"in use by {who}")
-    used = gpu["memory_used"] if instance is None else instance.memory_used
-    shown = sum(one.gpu_memory.value or 0 for one in here)
-    if used.value is not None and used.value - shown > MAX_UNATTRIBUTED_BYTES:
-        gibibytes = f"{used.value / 2**30:.1f} GiB"
+    memory_used = gpu["memory_used"] if instance is None else instance.memory_used
+    attributed_bytes = sum(process.gpu_memory.value or 0 for process in processes)
+    if memory_used.value is not None and memory_used.value - attributed_bytes > MAX_UNATTRIBUTED_BYTES:
+        gibibytes = f"{memory_used.value / 2**30:.1f} GiB"
         message = f"{gibibytes} of memory in use by processes that the driver does not list here"
         return Unavailable(Obstacle.IN_USE, message)
     return None
@@ -205,13 +207,13 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
     """Return the `count` free devices with the least memory in use, GPUs before MIG instances."""
     if count == 0:
         raise UsageError.one("device.gpus", "free:0 requests no GPU", CPU_ADVICE)
-    fit = [device for device in _usable(devices, wait) if device.mig_ids is None or count == 1]
-    if count > len(fit):
-        reason = f"{pluralize(count, 'free GPU')} requested, but only {len(fit)} can be used"
+    usable = [device for device in _usable(devices, wait) if device.mig_ids is None or count == 1]
+    if count > len(usable):
+        reason = f"{pluralize(count, 'free GPU')} requested, but only {len(usable)} can be used"
         instances = any(device.mig_ids is not None for device in devices)
         advice = [_describe_devices(devices), *([NCCL_MIG_MESSAGE, MIG_ADVICE] if instances else [])]
         raise UsageError.one("device.gpus", reason, "; ".join(advice))
-    free = [device for device in fit if device.is_free]
+    free = [device for device in usable if device.is_free]
     if count > len(free):
         reason = f"{pluralize(count, 'free GPU')} requested, {len(free)} available: {why_not_free(devices)}"
         raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE)
@@ -226,27 +228,27 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
     """
     chosen: list[CudaDevice] = []
     for part in (part.strip() for part in selection.split(",")):
-        found = [device for device in devices if part == str(device.index) or _is_uuid_prefix(part, device.uuid)]
+        matches = [device for device in devices if part == str(device.index) or _is_uuid_prefix(part, device.uuid)]
         parents = {
             device.parent_uuid for device in devices if device.parent_uuid and _is_uuid_prefix(part, device.parent_uuid)
         }
-        divided = [device for device in devices if device.parent_uuid in parents] or [
-            device for device in found if device.mig_ids is not None and part.isdigit()
+        mig_instances = [device for device in devices if device.parent_uuid in parents] or [
+            device for device in matches if device.mig_ids is not None and part.isdigit()
         ]
-        if divided:
-            there = ", ".join(device.uuid for device in divided)
-            raise UsageError.one("device.gpus", f"GPU {part!r} is in MIG mode", f"select one of its instances: {there}")
-        if not found:
+        if mig_instances:
+            uuids = ", ".join(device.uuid for device in mig_instances)
+            raise UsageError.one("device.gpus", f"GPU {part!r} is in MIG mode", f"select one of its instances: {uuids}")
+        if not matches:
             raise UsageError.one(
                 "device.gpus",
                 f"there is no GPU {part!r}",
                 f"{_describe_devices(devices)}; give auto, all, cpu, free:N, indices or UUIDs",
             )
-        if len(found) > 1:
+        if len(matches) > 1:
             raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", _describe_devices(devices))
-        if found[0] in chosen:
-            raise UsageError.one("device.gpus", f"GPU {found[0]} is listed twice in {selection!r}")
-        chosen += found
+        if matches[0] in chosen:
+            raise UsageError.one("device.gpus", f"GPU {matches[0]} is listed twice in {selection!r}")
+        chosen += matches
     return chosen
 
 
@@ -273,7 +275,7 @@ def _describe_devices(devices: Sequence[CudaDevice]) -> str:
 def why_not_free(devices: Sequence[CudaDevice]) -> str:
     """Return why devices are not free, grouped by reason: "GPU 0, 1: reserved by run a (user b); GPU 2: lost"."""
     reasons: dict[str, list[str]] = {}
-    for one in devices:
-        if one.unavailable is not None:
-            reasons.setdefault(one.unavailable.message, []).append(str(one.index))
+    for device in devices:
+        if device.unavailable is not None:
+            reasons.setdefault(device.unavailable.message, []).append(str(device.index))
     return "; ".join(f"GPU {', '.join(indices)}: {reason}" for reason, indices in reasons.items())

@@ -83,7 +83,7 @@ class Missing(StrEnum):
 
     LOST = "lost"
     NO_PERMISSION = "no permission"
-    NOT_ASKED = "not requested"
+    NOT_REQUESTED = "not requested"
     NOT_SUPPORTED = "not supported"
     NOT_SUPPORTED_BY_DRIVER = "not supported by this driver"
 
@@ -146,11 +146,11 @@ class GpuProcess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GpuProcess:
-        read: dict[str, Any] = {
+        readings: dict[str, Any] = {
             key: Reading.from_dict(values[key]) for key in ("user", "command", "gpu_memory", "cpu", "memory")
         }
-        plain = {key: values[key] for key in ("pid", "kind", "instance", "run", "rank")}
-        return cls(**plain, **read)
+        scalars = {key: values[key] for key in ("pid", "kind", "instance", "run", "rank")}
+        return cls(**scalars, **readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,10 @@ class MigInstance:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MigInstance:
-        read: dict[str, Any] = {key: Reading.from_dict(values[key]) for key in ("name", "memory_used", "memory_total")}
-        return cls(values["uuid"], values["gpu_instance"], values["compute_instance"], **read)
+        readings: dict[str, Any] = {
+            key: Reading.from_dict(values[key]) for key in ("name", "memory_used", "memory_total")
+        }
+        return cls(values["uuid"], values["gpu_instance"], values["compute_instance"], **readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,18 +231,18 @@ class Gpu:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Gpu:
-        unknown = {"value": None, "time": values["time"] or 0.0, "reason": "not in this recording"}
+        not_recorded = {"value": None, "time": values["time"] or 0.0, "reason": "not in this recording"}
         processes: Reading[tuple[GpuProcess, ...]] = Reading.from_dict(values["processes"])
         if processes.value is not None:
-            listed = tuple(GpuProcess.from_dict(process) for process in values["processes"]["value"])
-            processes = replace(processes, value=listed)
+            parsed = tuple(GpuProcess.from_dict(process) for process in values["processes"]["value"])
+            processes = replace(processes, value=parsed)
         return cls(
             index=values["index"],
             uuid=values["uuid"],
             state=values["state"],
             age=values["age"],
             time=values["time"],
-            readings={name: Reading.from_dict(values.get(name, unknown)) for name in UNITS},
+            readings={name: Reading.from_dict(values.get(name, not_recorded)) for name in UNITS},
             processes=processes,
             instances=tuple(MigInstance.from_dict(instance) for instance in values["instances"]),
             runs=tuple(values["runs"]),
@@ -252,23 +254,23 @@ class Gpu:
     def as_stale(self, age: float) -> Gpu:
         """Return a copy marked stale after `age` seconds without an answer: only static readings keep their values."""
         reason = f"stale: no answer for {age:.0f} s"
-        kept = {
-            name: value if name in STATIC_READINGS else value.without_value(reason)
-            for name, value in self.readings.items()
+        readings = {
+            name: reading if name in STATIC_READINGS else reading.without_value(reason)
+            for name, reading in self.readings.items()
         }
         instances = tuple(
             replace(
-                one,
-                memory_used=one.memory_used.without_value(reason),
-                memory_total=one.memory_total.without_value(reason),
+                instance,
+                memory_used=instance.memory_used.without_value(reason),
+                memory_total=instance.memory_total.without_value(reason),
             )
-            for one in self.instances
+            for instance in self.instances
         )
         return replace(
             self,
             state="stale",
             age=age,
-            readings=kept,
+            readings=readings,
             processes=self.processes.without_value(reason),
             instances=instances,
         )
@@ -349,9 +351,11 @@ class Snapshot:
 
     def as_of(self, now: float, stale_after_s: float) -> Snapshot:
         """Return the snapshot aged to `now` (Unix seconds). GPUs older than `stale_after_s` seconds become stale."""
-        since = max(now - self.time, 0.0)
+        elapsed_s = max(now - self.time, 0.0)
         gpus = tuple(
-            gpu.as_stale(gpu.age + since) if gpu.age + since > stale_after_s else gpu.with_age(gpu.age + since)
+            gpu.as_stale(gpu.age + elapsed_s)
+            if gpu.age + elapsed_s > stale_after_s
+            else gpu.with_age(gpu.age + elapsed_s)
             for gpu in self.gpus
         )
         return replace(self, gpus=gpus)
@@ -385,5 +389,5 @@ class SamplerOptions:
 
     @classmethod
     def from_line(cls, line: str) -> SamplerOptions:
-        known = {part.name for part in fields(cls)}
-        return cls(**{key: value for key, value in json.loads(line).items() if key in known})
+        names = {option.name for option in fields(cls)}
+        return cls(**{key: value for key, value in json.loads(line).items() if key in names})

@@ -34,33 +34,36 @@ def visible_devices(
     parts = [part.strip() for part in variable.split(",")]
     in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) < 2
     if not in_pci_order and any(part.isdigit() for part in parts):
-        shown = (query_cuda or query_cuda_uuids)(environ)
+        cuda_uuids_in_order = (query_cuda or query_cuda_uuids)(environ)
         by_cuda = (
-            next((device for device in devices if one in (device.uuid, device.parent_uuid)), None) for one in shown
+            next((device for device in devices if cuda_uuid in (device.uuid, device.parent_uuid)), None)
+            for cuda_uuid in cuda_uuids_in_order
         )
         return [device for device in by_cuda if device is not None]
-    left: list[CudaDevice] = []
+    visible: list[CudaDevice] = []
     for part in parts:
-        found = _match(part, devices)
+        matches = _match(part, devices)
         # For a GPU in MIG mode, CUDA selects its first instance.
-        if not found or len({device.index for device in found}) > 1 or found[0] in left:
+        if not matches or len({device.index for device in matches}) > 1 or matches[0] in visible:
             break
-        left.append(found[0])
-    return left
+        visible.append(matches[0])
+    return visible
 
 
 def _match(part: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:
     if part.isdigit():
         return [device for device in devices if int(part) == device.index]
     # Drivers before R470 name MIG instances MIG-GPU-<uuid>/<GPU instance ID>/<compute instance ID>.
-    old = [device for device in devices if device.parent_uuid and part == f"MIG-{device.parent_uuid}/{device.mig_ids}"]
-    begun = [
+    legacy_matches = [
+        device for device in devices if device.parent_uuid and part == f"MIG-{device.parent_uuid}/{device.mig_ids}"
+    ]
+    prefix_matches = [
         device
         for device in devices
         if part.startswith(("GPU-", "MIG-"))
         and (device.uuid.startswith(part) or (device.parent_uuid or "").startswith(part))
     ]
-    return old or begun
+    return legacy_matches or prefix_matches
 
 
 def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:
@@ -70,7 +73,8 @@ def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:
     """
     try:
         return [
-            str(one) for one in ask_helper("engine.gpus.visible_devices", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ)
+            str(cuda_uuid)
+            for cuda_uuid in ask_helper("engine.gpus.visible_devices", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ)
         ]
     except (OSError, HelperError) as error:
         raise UsageError.one(
@@ -85,20 +89,20 @@ def cuda_uuids() -> list[str]:
     """Return the UUIDs of all CUDA devices, through the CUDA driver API in this process. Raises OSError."""
     cuda = ctypes.CDLL("libcuda.so.1")
 
-    def ask(name: str, *arguments: object) -> None:
+    def call(name: str, *arguments: object) -> None:
         if code := getattr(cuda, name)(*arguments):
             raise OSError(f"{name} failed with CUDA error {code}")
 
-    ask("cuInit", 0)
+    call("cuInit", 0)
     count = ctypes.c_int()
-    ask("cuDeviceGetCount", ctypes.byref(count))
-    found = []
+    call("cuDeviceGetCount", ctypes.byref(count))
+    uuids = []
     for ordinal in range(count.value):
         device, raw = ctypes.c_int(), (ctypes.c_ubyte * UUID_BYTES)()
-        ask("cuDeviceGet", ctypes.byref(device), ordinal)
-        ask("cuDeviceGetUuid", ctypes.byref(raw), device)
-        found.append(f"GPU-{uuid.UUID(bytes=bytes(raw))}")
-    return found
+        call("cuDeviceGet", ctypes.byref(device), ordinal)
+        call("cuDeviceGetUuid", ctypes.byref(raw), device)
+        uuids.append(f"GPU-{uuid.UUID(bytes=bytes(raw))}")
+    return uuids
 
 
 def main(parent: ParentPipe) -> None:

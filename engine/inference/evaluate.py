@@ -55,10 +55,12 @@ def evaluate_checkpoint(
     """
     config = evaluation_config(checkpoint, overrides)
     source = open_source(config)
-    places = class_indices(source.classes, checkpoint.classes)
-    labels = {one: places[source.get_labels(one)] for one in expand_parts("all")}
-    images = np.bincount(np.concatenate([labels[one] for one in expand_parts(part)]), minlength=len(checkpoint.classes))
-    if not images.any():
+    class_map = class_indices(source.classes, checkpoint.classes)
+    labels = {name: class_map[source.get_labels(name)] for name in expand_parts("all")}
+    images_per_class = np.bincount(
+        np.concatenate([labels[name] for name in expand_parts(part)]), minlength=len(checkpoint.classes)
+    )
+    if not images_per_class.any():
         raise UsageError.one("--part", f"{part} has no images in {config.data.dataset}; choose another")
 
     # Loader workers are forked, so they must start before this process initializes CUDA or starts threads.
@@ -71,29 +73,29 @@ def evaluate_checkpoint(
     trained = build_trained_model(checkpoint, device)
     counts = np.bincount(labels["train"], minlength=len(checkpoint.classes))
     criterion = build_loss(config, len(checkpoint.classes), lambda: counts, trained.device)
-    tally = EvaluationAccumulator(trained.device, len(checkpoint.classes))
-    unread: list[str] = []
-    table = torch.from_numpy(places)
+    accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes))
+    unread_files: list[str] = []
+    class_table = torch.from_numpy(class_map)
     try:
         for batch in batches:
-            unread += batch.unread
+            unread_files += batch.unread
             if batch.loss_weight > 0:
-                logits, wanted = trained.logits(batch.images), table[batch.labels].to(trained.device)
-                tally.add(criterion(logits, wanted), logits, wanted)
+                logits, targets = trained.logits(batch.images), class_table[batch.labels].to(trained.device)
+                accumulator.add(criterion(logits, targets), logits, targets)
     except UnreadableImageError as error:
         raise UsageError.one("data.path", f"{error}; skip unreadable images with data.on_bad=skip") from error
     except torch.OutOfMemoryError as error:
-        what = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"
-        raise UsageError.one("data.batch_size", f"{what}; give a smaller number, or --device cpu") from error
+        reason = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"
+        raise UsageError.one("data.batch_size", f"{reason}; give a smaller number, or --device cpu") from error
     except RuntimeError as error:
         try:
             batches.raise_if_worker_died()
-        except LoaderProcessError as death:
+        except LoaderProcessError as worker_error:
             raise UsageError.one(
-                "data.workers", f"{death}; load images in the main process with data.workers=0"
+                "data.workers", f"{worker_error}; load images in the main process with data.workers=0"
             ) from error
         raise
-    return CheckpointEvaluation(config, tally.local_evaluation(), images.tolist(), tuple(unread))
+    return CheckpointEvaluation(config, accumulator.local_evaluation(), images_per_class.tolist(), tuple(unread_files))
 
 
 def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Config:
@@ -105,20 +107,20 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     data: dict[str, Any] = values["data"]
     # The only pipeline that yields each image exactly once.
     data |= {"pipeline": "stream"}
-    if any(change.partition("=")[0].strip() in ("data.dataset", "data.path") for change in overrides):
+    if any(override.partition("=")[0].strip() in ("data.dataset", "data.path") for override in overrides):
         # The number of classes of the training data need not match the new data.
         data |= {"num_classes": None}
     problems: list[Problem] = []
-    for change in overrides:
-        key, given, value = change.partition("=")
+    for override in overrides:
+        key, separator, value = override.partition("=")
         section, _, name = key.strip().partition(".")
-        if not given:
-            problems.append(Problem(change, "is not of the form data.key=value"))
+        if not separator:
+            problems.append(Problem(override, "is not of the form data.key=value"))
         elif section != "data":
             problems.append(Problem(key, "cannot be changed for an evaluation; only keys of data can"))
         elif name not in DataConfig.model_fields:
-            known = [f"data.{one}" for one in DataConfig.model_fields if one not in CHECKPOINT_DATA_KEYS]
-            problems.append(Problem(key, f"there is no such key{did_you_mean(key, known)}"))
+            allowed = [f"data.{field}" for field in DataConfig.model_fields if field not in CHECKPOINT_DATA_KEYS]
+            problems.append(Problem(key, f"there is no such key{did_you_mean(key, allowed)}"))
         elif name in CHECKPOINT_DATA_KEYS:
             problems.append(Problem(key, "is fixed by the checkpoint; omit it"))
         else:
@@ -138,17 +140,17 @@ def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> 
 
     Returns an int64 array with one index per class of the data. Raises UsageError for classes that the model lacks.
     """
-    numbers = {name: number for number, name in enumerate(model_classes)}
-    strange = [name for name in data_classes if name not in numbers]
-    if strange:
+    index_by_name = {name: index for index, name in enumerate(model_classes)}
+    unknown_names = [name for name in data_classes if name not in index_by_name]
+    if unknown_names:
         raise UsageError.one(
             "data.path",
             (
-                f"the model has no class {_format_class_list(strange)}; its classes are "
+                f"the model has no class {_format_class_list(unknown_names)}; its classes are "
                 f"{_format_class_list(model_classes)}"
             ),
         )
-    return np.array([numbers[name] for name in data_classes], np.int64)
+    return np.array([index_by_name[name] for name in data_classes], np.int64)
 
 
 def _format_class_list(names: Sequence[str]) -> str:

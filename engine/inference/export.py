@@ -32,11 +32,11 @@ def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *,
     contains other files of these names or cannot be written to.
     """
     paths = [folder / WEIGHTS_FILE, folder / DESCRIPTION_FILE]
-    foreign = [path for path in paths if path.exists()]
-    before = read_json(folder / DESCRIPTION_FILE) or {}
-    if foreign and not force and (before.get("gputrain") is None or before.get("run") != run.name):
+    existing = [path for path in paths if path.exists()]
+    previous = read_json(folder / DESCRIPTION_FILE) or {}
+    if existing and not force and (previous.get("gputrain") is None or previous.get("run") != run.name):
         raise UsageError.one(
-            str(foreign[0]), f"was not exported from {run.name}; choose another --output, or overwrite with --force"
+            str(existing[0]), f"was not exported from {run.name}; choose another --output, or overwrite with --force"
         )
     # Building the model checks that the weights match it before anything is written.
     weights = standalone_state_dict(build_trained_model(checkpoint, "cpu").model.state_dict())

@@ -52,17 +52,19 @@ def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
 def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iterator[Prediction]:
     """Classify image files in batches of BATCH_SIZE. Yields one prediction per file, in order."""
     image_format, names = model.checkpoint.image_format, model.checkpoint.classes
-    waiting = iter(files)
+    remaining = iter(files)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        while batch := list(islice(waiting, BATCH_SIZE)):
-            read = list(pool.map(lambda given: _read_image_or_error(given.path, image_format), batch))
-            images = [one for one in read if not isinstance(one, str)]
-            found = iter(_top_k_classes(model, images, top_k) if images else ())
-            for given, one in zip(batch, read, strict=True):
-                if isinstance(one, str):
-                    yield Prediction(given, error=one)
+        while batch := list(islice(remaining, BATCH_SIZE)):
+            results = list(pool.map(lambda file: _read_image_or_error(file.path, image_format), batch))
+            images = [result for result in results if not isinstance(result, str)]
+            predictions = iter(_top_k_classes(model, images, top_k) if images else ())
+            for file, result in zip(batch, results, strict=True):
+                if isinstance(result, str):
+                    yield Prediction(file, error=result)
                 else:
-                    yield Prediction(given, tuple((names[index], share) for index, share in next(found)))
+                    yield Prediction(
+                        file, tuple((names[index], probability) for index, probability in next(predictions))
+                    )
 
 
 def _read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:

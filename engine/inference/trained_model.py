@@ -56,8 +56,8 @@ class TrainedModel:
         shape = (1, self.checkpoint.image_format.channels, 1, 1)
         mean = torch.tensor(self.checkpoint.image_format.mean, device=self.device).view(shape)
         std = torch.tensor(self.checkpoint.image_format.std, device=self.device).view(shape)
-        found: Tensor = self.model(normalize(images, mean, std))
-        return found.float()
+        outputs: Tensor = self.model(normalize(images, mean, std))
+        return outputs.float()
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return probabilities of shape (N, classes) on the model's device.
@@ -120,25 +120,25 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
 
 def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
     """Return the config in a checkpoint without keys that no longer exist. Raises UsageError if it is invalid."""
-    known = sections()
-    kept = {
-        section: {key: value for key, value in keys.items() if key in known[section].model_fields}
+    known_sections = sections()
+    known_values = {
+        section: {key: value for key, value in keys.items() if key in known_sections[section].model_fields}
         for section, keys in values.items()
-        if section in known
+        if section in known_sections
     }
-    return validate_config(kept)
+    return validate_config(known_values)
 
 
 def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> TrainedModel:
     """Build the model of a checkpoint on `device`, with its weights. Raises UsageError if they do not match."""
-    place = resolve_device(device)
+    target = resolve_device(device)
     model = build_architecture(checkpoint)
     try:
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
         name = checkpoint.config.model.name
         raise UsageError.one(str(checkpoint.path), f"its weights do not match the model {name}: {error}") from error
-    return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(place), place)
+    return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(target), target)
 
 
 def build_architecture(checkpoint: TrainedCheckpoint) -> nn.Module:
