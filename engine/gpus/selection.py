@@ -153,8 +153,8 @@ def find_current_use(gpu: Gpu, instance: MigInstance | None = None) -> Unavailab
     compute_processes = [process for process in processes if process.kind == "compute"]
     if compute_processes:
         first = compute_processes[0]
-        who = f"{first.run or 'process ' + str(first.pid)} (user {first.user.value or 'unknown'})"
-        return Unavailable(Obstacle.IN_USE, f"in use by {who}")
+        holder = f"process {first.pid}" if first.run is None else f"run {first.run}"
+        return Unavailable(Obstacle.IN_USE, f"in use by {holder} (user {first.user.value or 'unknown'})")
     memory_used = gpu["memory_used"] if instance is None else instance.memory_used
     attributed_bytes = sum(process.gpu_memory.value or 0 for process in processes)
     if memory_used.value is not None and memory_used.value - attributed_bytes > MAX_UNATTRIBUTED_BYTES:
