@@ -41,131 +41,140 @@ from tui.cli.bench import app
 from tui.text.bench import bench_lines, chart_lines, describe_bench_plan, describe_bench_run
 
 
-def journal_of(*epochs: tuple[float, float], started: float = 105.0) -> History:
+def make_history(*epochs: tuple[float, float], started: float = 105.0) -> History:
     """Journal of a run with these epochs, as pairs of seconds and images/s."""
-    return history_from_events(events_of_journal(*epochs, started=started))
+    return history_from_events(make_events(*epochs, started=started))
 
 
-def events_of_journal(*epochs: tuple[float, float], started: float = 105.0) -> list[RunStarted | EpochEvent]:
-    begun = RunStarted(
+def make_events(*epochs: tuple[float, float], started: float = 105.0) -> list[RunStarted | EpochEvent]:
+    started_event = RunStarted(
         time=started, name="a", host="h", world_size=2, devices=["cpu"] * 2, backend="gloo", epochs=len(epochs),
         global_batch=64, steps_per_epoch=5, train_images=320, val_images=80, classes=10, parameters=7, workers=0,
         versions={},
     )  # fmt: skip
     rest = {"train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.5, "lr": 0.1}
-    told = [
+    epoch_events = [
         EpochEvent(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **rest)  # type: ignore[arg-type]
         for number, (seconds, rate) in enumerate(epochs, 1)
     ]
-    return [begun, *told]
+    return [started_event, *epoch_events]
 
 
-def run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
+def make_run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
     """A run with a first epoch of 9 s, then one epoch per throughput in `rates`."""
     return BenchRun(
         ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates))
     )
 
 
-def work(**keys: Any) -> BenchPlan:
+def make_plan(**keys: Any) -> BenchPlan:
     options: dict[str, Any] = {"config": Config(), "rank_counts": (1, 2), "epochs": 3, "repeats": 1, "strong": False}
     return BenchPlan(**options | {"on_gpu": False} | keys)
 
 
-def gpu(index: int, taken: str | None = None) -> Gpu:
-    unavailable = None if taken is None else Unavailable(Obstacle.IN_USE, taken)
+def make_gpu(index: int, in_use_by: str | None = None) -> Gpu:
+    unavailable = None if in_use_by is None else Unavailable(Obstacle.IN_USE, in_use_by)
     return Gpu(index, f"GPU-{index}", "H100", 0, unavailable=unavailable)
 
 
-def on_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
+def allocate_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
     monkeypatch.setattr(runner, "allocate_devices", lambda *_, **__: GpuAllocation(list(gpus)))
 
 
-def test_measured_reads_epochs_and_startup_time_from_journal() -> None:
-    found = bench_run_from_history(
-        journal_of((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)), ranks=2, repeat=1, launched_at=100.5
+def test_bench_run_reads_epochs_and_startup_time_from_journal() -> None:
+    bench_run = bench_run_from_history(
+        make_history((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)), ranks=2, repeat=1, launched_at=100.5
     )
-    assert found == BenchRun(2, 1, "", 64, 4.5, ((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)))
+    assert bench_run == BenchRun(2, 1, "", 64, 4.5, ((9.0, 40.0), (4.0, 80.0), (3.0, 100.0)))
 
 
-def test_measured_rejects_journal_with_single_epoch() -> None:
-    assert "too short" in bench_run_from_history(journal_of((9.0, 40.0)), 2, 1, 100.0).message
+def test_bench_run_rejects_journal_with_single_epoch() -> None:
+    assert "too short" in bench_run_from_history(make_history((9.0, 40.0)), 2, 1, 100.0).message
     assert "too short" in bench_run_from_history(History(), 2, 1, 100.0).message
     # NaN is null in a journal.
     nothing: Any = None
-    assert "too short" in bench_run_from_history(journal_of((9.0, 40.0), (4.0, nothing)), 2, 1, 100.0).message
+    assert "too short" in bench_run_from_history(make_history((9.0, 40.0), (4.0, nothing)), 2, 1, 100.0).message
 
 
-def test_speeds_exclude_first_epoch() -> None:
-    (speed,) = scaling_results([run(1, 100, 200, 400)])
+def test_scaling_excludes_first_epoch() -> None:
+    (speed,) = scaling_results([make_run(1, 100, 200, 400)])
     assert (speed.images_per_second, speed.seconds_per_epoch) == (200, 5.0)
     assert (speed.first_epoch_seconds, speed.startup_seconds) == (9.0, 5.0)
     assert speed.spread == (400 - 100) / 2 / 200
 
 
-def test_speeds_compute_speedup_and_efficiency_from_throughput() -> None:
-    speeds = scaling_results([run(4, 300), run(1, 100), run(2, 180)])
+def test_scaling_computes_speed_up_and_efficiency_from_throughput() -> None:
+    speeds = scaling_results([make_run(4, 300), make_run(1, 100), make_run(2, 180)])
     assert [speed.ranks for speed in speeds] == [1, 2, 4]
     assert [speed.speed_up for speed in speeds] == [1, 1.8, 3]
     assert [speed.efficiency for speed in speeds] == [1, 0.9, 0.75]
     assert [speed.global_batch for speed in speeds] == [32, 64, 128]
 
 
-def test_speeds_combine_repeats() -> None:
-    speeds = scaling_results([run(1, 100, 110), run(2, 200), run(1, 120, 130, repeat=2), run(2, 240, repeat=2)])
+def test_scaling_combines_repeats() -> None:
+    speeds = scaling_results(
+        [make_run(1, 100, 110), make_run(2, 200), make_run(1, 120, 130, repeat=2), make_run(2, 240, repeat=2)]
+    )
     assert [speed.images_per_second for speed in speeds] == [115, 220]
     assert speeds[1].spread == pytest.approx(20 / 220)
 
 
-def beside(ranks: int, *rates: float, repeat: int = 1) -> BenchRun:
-    return replace(run(ranks, *rates, repeat=repeat), limit=True)
+def make_limit_run(ranks: int, *rates: float, repeat: int = 1) -> BenchRun:
+    return replace(make_run(ranks, *rates, repeat=repeat), limit=True)
 
 
-def test_speeds_compare_each_run_with_its_limit_run() -> None:
-    runs = [run(1, 90, repeat=1), beside(1, 100, repeat=1), run(1, 30, repeat=2), beside(1, 40, repeat=2)]
-    [speed] = scaling_results([*runs, run(1, 50, repeat=3), beside(1, 100, repeat=3)])
+def test_scaling_compares_each_run_with_its_limit_run() -> None:
+    runs = [
+        make_run(1, 90, repeat=1),
+        make_limit_run(1, 100, repeat=1),
+        make_run(1, 30, repeat=2),
+        make_limit_run(1, 40, repeat=2),
+    ]
+    [speed] = scaling_results([*runs, make_run(1, 50, repeat=3), make_limit_run(1, 100, repeat=3)])
     assert speed.images_per_second == 50
     assert speed.limit_images_per_second == 100
     assert speed.limit_share == pytest.approx(0.75), "median of 0.9, 0.75 and 0.5"
     assert speed.spread == pytest.approx((90 - 30) / 2 / 50), "the limit runs do not count"
 
 
-def test_speeds_without_paired_limit_run_have_no_limit_share() -> None:
-    one, two = scaling_results(
-        [run(1, 90), beside(2, 100), run(2, 80, repeat=2), BenchRun(2, 1, "no memory", limit=True)]
+def test_scaling_without_paired_limit_run_has_no_limit_share() -> None:
+    one_rank, two_ranks = scaling_results(
+        [make_run(1, 90), make_limit_run(2, 100), make_run(2, 80, repeat=2), BenchRun(2, 1, "no memory", limit=True)]
     )
-    assert (one.limit_images_per_second, one.limit_share) == (None, None)
-    assert (two.limit_images_per_second, two.limit_share) == (100, None)
-    assert two.failures == ["on a fixed batch: no memory"]
+    assert (one_rank.limit_images_per_second, one_rank.limit_share) == (None, None)
+    assert (two_ranks.limit_images_per_second, two_ranks.limit_share) == (100, None)
+    assert two_ranks.failures == ["on a fixed batch: no memory"]
 
 
-def test_measured_averages_data_wait_and_mfu_without_first_epoch() -> None:
-    begun, *epochs = [
+def test_bench_run_averages_data_wait_and_mfu_without_first_epoch() -> None:
+    started_event, *epochs = [
         replace(event, flops=1e9, peak_tflops=1.0) if isinstance(event, RunStarted) else event
-        for event in events_of_journal((9.0, 40.0), (4.0, 100.0), (3.0, 300.0))
+        for event in make_events((9.0, 40.0), (4.0, 100.0), (3.0, 300.0))
     ]
     waits = [replace(epoch, data_wait=wait) for epoch, wait in zip(epochs, (0.9, 0.2, 0.4), strict=True)]  # type: ignore[call-arg]
-    found = bench_run_from_history(history_from_events([begun, *waits]), 2, 1, 100.0)
-    assert (found.data_wait, found.mfu) == (pytest.approx(0.3), pytest.approx(0.2))
-    assert (run(1, 100).data_wait, run(1, 100).mfu) == (None, None)
+    bench_run = bench_run_from_history(history_from_events([started_event, *waits]), 2, 1, 100.0)
+    assert (bench_run.data_wait, bench_run.mfu) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (make_run(1, 100).data_wait, make_run(1, 100).mfu) == (None, None)
 
 
 def test_bench_table_shows_limit_columns() -> None:
-    one = replace(run(1, 2510), data_wait=0.34, mfu=0.123)
-    lines = list(bench_lines(scaling_results([one, beside(1, 5020), run(2, 3000), beside(2, 6000)])))
+    bench_run = replace(make_run(1, 2510), data_wait=0.34, mfu=0.123)
+    lines = list(
+        bench_lines(scaling_results([bench_run, make_limit_run(1, 5020), make_run(2, 3000), make_limit_run(2, 6000)]))
+    )
     assert [line.split() for line in lines[-3:]] == [
         ["RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA", "WAIT", "MFU"],
         ["1", "2,510", "5,020", "50%", "34%", "12%"],
         ["2", "3,000", "6,000", "50%", "–", "–"],
     ]
-    assert not any("LIMIT" in line for line in bench_lines(scaling_results([one])))
+    assert not any("LIMIT" in line for line in bench_lines(scaling_results([bench_run])))
 
 
-def test_config_for_limit_run_differs_only_in_data_section() -> None:
+def test_bench_run_config_with_limit_differs_only_in_data_section() -> None:
     config = Config(data=DataConfig(workers=3, prefetch=9, batch_size=48))
-    ours, limit = (bench_run_config(work(config=config), 2, "x", limit=limit) for limit in (False, True))
-    assert (ours.data.pipeline, ours.data.workers) == ("auto", 3)
-    assert limit.model_copy(update={"data": ours.data}) == ours
+    normal, limit = (bench_run_config(make_plan(config=config), 2, "x", limit=limit) for limit in (False, True))
+    assert (normal.data.pipeline, normal.data.workers) == ("auto", 3)
+    assert limit.model_copy(update={"data": normal.data}) == normal
     assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no loader workers"
     assert validate_config(as_dict(limit)) == limit
 
@@ -175,7 +184,7 @@ def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) ->
 
     def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any, limit: bool = False) -> BenchRun:
         turns.append((ranks, repeat, limit))
-        return run(ranks, 200.0 if limit else 150.0, repeat=repeat)
+        return make_run(ranks, 200.0 if limit else 150.0, repeat=repeat)
 
     monkeypatch.setattr(runner, "_run_once", fake)
     arguments = ["digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--limit"]
@@ -184,19 +193,21 @@ def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) ->
     values = json.loads(result.stdout)
     assert values["limit"] is True
     assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
-    assert [one["limit"] for one in values["runs"]] == [False, True, False, True]
+    assert [values_of_run["limit"] for values_of_run in values["runs"]] == [False, True, False, True]
     assert "4/4  1 rank, without the input pipeline: 5.00 s per epoch, 200 images/s" in result.stderr
     assert "SHARE" in CliRunner().invoke(app, arguments).stdout
 
 
-def test_speeds_without_single_rank_use_fewest_ranks_as_baseline() -> None:
-    speeds = scaling_results([run(2, 200), run(4, 300)])
+def test_scaling_without_single_rank_uses_fewest_ranks_as_baseline() -> None:
+    speeds = scaling_results([make_run(2, 200), make_run(4, 300)])
     assert [speed.speed_up for speed in speeds] == [2, 3]
     assert "1 rank was not measured; the speed-up of 2 ranks is assumed to be 2." in list(bench_lines(speeds))
 
 
-def test_speeds_keep_successful_runs_when_others_fail() -> None:
-    speeds = scaling_results([run(1, 100), BenchRun(2, 1, "out of memory"), run(4, 380), BenchRun(4, 2, "out of luck")])
+def test_scaling_keeps_successful_runs_when_others_fail() -> None:
+    speeds = scaling_results(
+        [make_run(1, 100), BenchRun(2, 1, "out of memory"), make_run(4, 380), BenchRun(4, 2, "out of luck")]
+    )
     assert [speed.speed_up for speed in speeds] == [1, None, 3.8]
     assert [speed.failures for speed in speeds] == [[], ["out of memory"], ["out of luck"]]
     lines = list(bench_lines(speeds))
@@ -204,29 +215,29 @@ def test_speeds_keep_successful_runs_when_others_fail() -> None:
     assert lines[-2:] == ["2 ranks failed: out of memory", "4 ranks failed: out of luck"]
 
 
-def test_why_failed_uses_journal_message_or_stderr() -> None:
+def test_failure_message_uses_journal_or_stderr() -> None:
     failed = history_from_events([RunFinished(state="failed", message="rank 1 (cpu) failed: no memory")])
     assert failure_message(failed, ["noise"], 1) == "rank 1 (cpu) failed: no memory"
-    said = ["error: data.path: is no folder", "error: optim.lr: is too high", ""]
-    assert failure_message(History(), said, 2) == "data.path: is no folder; optim.lr: is too high"
+    output_lines = ["error: data.path: is no folder", "error: optim.lr: is too high", ""]
+    assert failure_message(History(), output_lines, 2) == "data.path: is no folder; optim.lr: is too high"
     assert failure_message(History(), ["Traceback", "ImportError: no libgomp", " "], 1) == "ImportError: no libgomp"
     assert failure_message(History(), [], -9) == "it ended with exit code -9"
 
 
-@pytest.mark.parametrize(("most", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
-def test_doubling_counts_up_to_maximum(most: int, counts: tuple[int, ...]) -> None:
-    assert default_rank_counts(most) == counts
+@pytest.mark.parametrize(("max_ranks", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
+def test_default_rank_counts_double_up_to_maximum(max_ranks: int, counts: tuple[int, ...]) -> None:
+    assert default_rank_counts(max_ranks) == counts
 
 
-def test_batch_of_keeps_rank_batch_or_global_batch_with_strong() -> None:
+def test_batch_size_for_keeps_batch_size_per_rank_or_global_with_strong() -> None:
     config = Config(data=DataConfig(batch_size=48))
-    assert [batch_size_for(work(config=config), ranks) for ranks in (1, 2, 4)] == [48, 48, 48]
-    assert [batch_size_for(work(config=config, strong=True), ranks) for ranks in (1, 2, 4)] == [48, 24, 12]
-    assert batch_size_for(work(config=Config(data=DataConfig(batch_size="auto"))), 2) == "auto"
+    assert [batch_size_for(make_plan(config=config), ranks) for ranks in (1, 2, 4)] == [48, 48, 48]
+    assert [batch_size_for(make_plan(config=config, strong=True), ranks) for ranks in (1, 2, 4)] == [48, 24, 12]
+    assert batch_size_for(make_plan(config=Config(data=DataConfig(batch_size="auto"))), 2) == "auto"
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     [
         ({"rank_counts": [1, 5], "strong": True}, r"data.batch_size: 64 is not divisible by 5 ranks, as --strong"),
         ({"rank_counts": [1], "epochs": 1}, r"run.epochs: 1 is too few"),
@@ -238,9 +249,9 @@ def test_batch_of_keeps_rank_batch_or_global_batch_with_strong() -> None:
     ],
     ids=str,
 )
-def test_plan_bench_rejects_unmeasurable_counts(keys: dict[str, Any], says: str) -> None:
+def test_plan_bench_rejects_unmeasurable_counts(keys: dict[str, Any], message: str) -> None:
     config = Config(device=DeviceConfig(gpus="cpu"))
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False} | keys)
     with pytest.raises(UsageError, match="auto cannot be divided among ranks by --strong"):
         plan_bench(config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True)
@@ -252,7 +263,7 @@ def test_plan_bench_on_cpu_counts_up_to_all_cores() -> None:
 
 
 def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_gpus(monkeypatch, gpu(0), gpu(1, taken="someone computes on it"), gpu(2), gpu(3))
+    allocate_gpus(monkeypatch, make_gpu(0), make_gpu(1, in_use_by="someone computes on it"), make_gpu(2), make_gpu(3))
     planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, strong=False)
     assert (planned.rank_counts, planned.on_gpu) == ((1, 2, 3), True)
     assert bench_run_config(planned, 2, "x").device.gpus == "free:2"
@@ -261,39 +272,44 @@ def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_plan_bench_keeps_order_of_named_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_gpus(monkeypatch, gpu(5), gpu(2))
+    allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2))
     planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
     assert [bench_run_config(planned, ranks, "x").device.gpus for ranks in planned.rank_counts] == ["5", "5,2"]
-    on_gpus(monkeypatch, gpu(5), gpu(2, taken="someone computes on it"))
+    allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2, in_use_by="someone computes on it"))
     with pytest.raises(UsageError, match="bench uses only free GPUs: GPU 2: someone computes on it"):
         plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
 
 
-def test_config_for_resets_settings_unrelated_to_workload() -> None:
+def test_bench_run_config_resets_settings_unrelated_to_workload() -> None:
     config = Config(
         run=RunSection(name="mine", epochs=90, resume=True, requeue=True, max_restarts=3),
         device=DeviceConfig(launcher="slurm", ranks=7),
         schedule=ScheduleConfig(name="multistep", milestones=(30, 60), warmup_epochs=5),
     )
-    ours = bench_run_config(work(config=config, strong=True), 2, "ranks-2-1")
-    assert (ours.run.name, ours.run.epochs, ours.run.resume, ours.run.requeue) == ("ranks-2-1", 3, False, False)
-    assert (ours.device.gpus, ours.device.ranks, ours.device.launcher) == ("cpu", 2, "spawn")
-    assert (ours.data.batch_size, ours.schedule) == (32, ScheduleConfig())
-    assert (ours.checkpoint.every_minutes, ours.checkpoint.every_steps) == (0, 0)
-    assert validate_config(as_dict(ours)) == ours, "the config that is written for the run is valid"
+    bench_config = bench_run_config(make_plan(config=config, strong=True), 2, "ranks-2-1")
+    assert (bench_config.run.name, bench_config.run.epochs, bench_config.run.resume, bench_config.run.requeue) == (
+        "ranks-2-1",
+        3,
+        False,
+        False,
+    )
+    assert (bench_config.device.gpus, bench_config.device.ranks, bench_config.device.launcher) == ("cpu", 2, "spawn")
+    assert (bench_config.data.batch_size, bench_config.schedule) == (32, ScheduleConfig())
+    assert (bench_config.checkpoint.every_minutes, bench_config.checkpoint.every_steps) == (0, 0)
+    assert validate_config(as_dict(bench_config)) == bench_config, "the config that is written for the run is valid"
 
 
-def test_cores_for_gives_each_cpu_rank_equal_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_affinity_gives_each_rank_equal_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(100, 108)))
     monkeypatch.setattr(runner, "available_cores", lambda: 8)
-    shares = {ranks: cpu_affinity_for(work(rank_counts=(1, 2, 4)), ranks) for ranks in (1, 2, 4)}
+    shares = {ranks: cpu_affinity_for(make_plan(rank_counts=(1, 2, 4)), ranks) for ranks in (1, 2, 4)}
     assert shares == {1: [100, 101], 2: [100, 101, 102, 103], 4: list(range(100, 108))}
-    assert [len(cpu_affinity_for(work(rank_counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
-    assert len(cpu_affinity_for(work(rank_counts=(1, 2, 4), on_gpu=True), 1)) == 8
+    assert [len(cpu_affinity_for(make_plan(rank_counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
+    assert len(cpu_affinity_for(make_plan(rank_counts=(1, 2, 4), on_gpu=True), 1)) == 8
 
 
 def test_bench_table_fits_80_columns() -> None:
-    speeds = scaling_results([run(1, 2510, images=50_000), run(64, 123_456, 120_000, images=50_000)])
+    speeds = scaling_results([make_run(1, 2510, images=50_000), make_run(64, 123_456, 120_000, images=50_000)])
     lines = list(bench_lines(speeds))
     assert lines[0].split() == [
         *("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
@@ -304,7 +320,9 @@ def test_bench_table_fits_80_columns() -> None:
 
 
 def test_bench_chart_plots_each_rank_count_below_ideal_line() -> None:
-    lines = [line.plain for line in chart_lines(scaling_results([run(1, 100), run(2, 150), run(4, 200)]), 80)]
+    lines = [
+        line.plain for line in chart_lines(scaling_results([make_run(1, 100), make_run(2, 150), make_run(4, 200)]), 80)
+    ]
     body = lines[2:-2]
     points = [(row, column) for row, line in enumerate(body) for column, sign in enumerate(line) if sign == "●"]
     assert len(points) == 3
@@ -312,13 +330,13 @@ def test_bench_chart_plots_each_rank_count_below_ideal_line() -> None:
     # The ideal line ends at the top; the last point is halfway up.
     top = next(row for row, line in enumerate(body) if line.split("┤")[-1].split("│")[-1].strip())
     assert min(row for row, _ in points) > top + 3
-    assert chart_lines(scaling_results([run(1, 100)]), 80) == []
+    assert chart_lines(scaling_results([make_run(1, 100)]), 80) == []
 
 
 def test_bench_messages_describe_plan_and_runs() -> None:
-    words = describe_bench_plan(work(rank_counts=(1, 2, 4), repeats=2))
-    assert words == "cnn on digits, batch 64 per rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times, interleaved"
-    assert describe_bench_run(run(2, 100, 200, 400)) == "2 ranks: 5.00 s per epoch, 200 images/s"
+    description = describe_bench_plan(make_plan(rank_counts=(1, 2, 4), repeats=2))
+    assert description == "cnn on digits, batch 64 per rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times, interleaved"
+    assert describe_bench_run(make_run(2, 100, 200, 400)) == "2 ranks: 5.00 s per epoch, 200 images/s"
     assert describe_bench_run(BenchRun(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
 
 
@@ -328,7 +346,9 @@ def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.
     def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any) -> BenchRun:
         turns.append((ranks, repeat))
         return (
-            BenchRun(2, repeat, "no memory") if (ranks, repeat) == (2, 2) else run(ranks, 100.0 * ranks, repeat=repeat)
+            BenchRun(2, repeat, "no memory")
+            if (ranks, repeat) == (2, 2)
+            else make_run(ranks, 100.0 * ranks, repeat=repeat)
         )
 
     monkeypatch.setattr(runner, "_run_once", fake)
@@ -345,7 +365,7 @@ def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.
 TINY = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=16", "data.batch_size=16", "--model", "linear")
 
 
-def left_of(gputrain: Gputrain) -> list[Path]:
+def temporary_folders(gputrain: Gputrain) -> list[Path]:
     return list((gputrain.folder / "tmp").glob(f"{runner.TEMP_FOLDER_PREFIX}*"))
 
 
@@ -360,7 +380,7 @@ def test_bench_command_trains_and_removes_temporary_files(gputrain: Gputrain) ->
     limit = next(line.split() for line in reversed(done.stdout.splitlines()) if line.split()[:1] == ["1"])
     assert float(limit[2].replace(",", "")) > 0
     assert limit[3].endswith("%")
-    assert left_of(gputrain) == []
+    assert temporary_folders(gputrain) == []
     assert not gputrain.runs.exists()
 
 
@@ -379,9 +399,9 @@ def test_bench_command_compares_one_rank_with_two(gputrain: Gputrain) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_bench_command_on_signal_stops_its_run(gputrain: Gputrain, number: signal.Signals) -> None:
     process = gputrain.start("bench", *TINY, "--epochs", "100000", "--ranks-list", "2")
-    wait_for(lambda: any(folder.glob("ranks-*/events.jsonl") for folder in left_of(gputrain)), "the run")
+    wait_for(lambda: any(folder.glob("ranks-*/events.jsonl") for folder in temporary_folders(gputrain)), "the run")
     time.sleep(1)
     process.send_signal(number)
     assert process.wait(30) == 1
     assert gputrain.processes() == []
-    assert left_of(gputrain) == []
+    assert temporary_folders(gputrain) == []

@@ -35,21 +35,21 @@ from gputrain_command import Gputrain
 DYNAMIC = ("busy", "memory_used", "power", "temperature", "sm_clock", "throttle")
 
 
-def look(gputrain: Gputrain, host: FakeGpuHost, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_gpus(gputrain: Gputrain, host: FakeGpuHost, *arguments: str) -> subprocess.CompletedProcess[str]:
     done = gputrain("gpus", *arguments, **host.environment)
     assert "Traceback" not in done.stderr + done.stdout
     assert done.returncode == 0
     return done
 
 
-def look_json(gputrain: Gputrain, host: FakeGpuHost) -> list[dict[str, Any]]:
-    return parse_gpus_json(look(gputrain, host, "--json").stdout)
+def gpus_json(gputrain: Gputrain, host: FakeGpuHost) -> list[dict[str, Any]]:
+    return parse_gpus_json(run_gpus(gputrain, host, "--json").stdout)
 
 
-def assert_healthy(seen: dict[str, Any], busy: int) -> None:
-    assert (seen["state"], seen["busy"]["value"]) == ("ok", busy)
-    assert seen["age"] <= 2.0
-    assert time.time() - seen["busy"]["time"] < 10.0
+def assert_healthy(gpu: dict[str, Any], busy: int) -> None:
+    assert (gpu["state"], gpu["busy"]["value"]) == ("ok", busy)
+    assert gpu["age"] <= 2.0
+    assert time.time() - gpu["busy"]["time"] < 10.0
 
 
 def row(output: str, index: int) -> str:
@@ -62,7 +62,7 @@ def test_fake_driver_is_c_library(fake_driver: dict[str, str]) -> None:
     assert library.nvmlDeviceGetCount_v2(ctypes.byref(ctypes.c_uint())) == 1  # NVML_ERROR_UNINITIALIZED
 
 
-def test_gpu_thread_keeps_its_handle_apart_from_that_of_threading() -> None:
+def test_gpu_thread_does_not_override_threading_handle() -> None:
     """Python 3.13 stores the thread state in Thread._handle, so a subclass must not use that name."""
     assert "_handle" not in vars(GpuThread(0, SamplerState(SamplerOptions()))).keys() - vars(threading.Thread()).keys()
 
@@ -70,7 +70,7 @@ def test_gpu_thread_keeps_its_handle_apart_from_that_of_threading() -> None:
 def test_gpus_command_without_driver_library(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     (gputrain.folder / "libnvidia-ml.so.1").write_text("")
     gpu_host.driver = {"LD_LIBRARY_PATH": str(gputrain.folder)}
-    done = look(gputrain, gpu_host)
+    done = run_gpus(gputrain, gpu_host)
     assert done.stdout == ""
     assert "No NVIDIA driver on" in done.stderr
     assert "nvml shared library not found" in done.stderr
@@ -79,7 +79,7 @@ def test_gpus_command_without_driver_library(gputrain: Gputrain, gpu_host: FakeG
 
 
 def test_gpus_command_without_driver_as_json(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    done = look(gputrain, gpu_host, "--json")
+    done = run_gpus(gputrain, gpu_host, "--json")
     snapshot = json.loads(done.stdout)
     assert (snapshot["format"], snapshot["gpus"], snapshot["error"]) == (1, [], "driver not loaded")
     assert snapshot["driver"] == {
@@ -91,31 +91,31 @@ def test_gpus_command_without_driver_as_json(gputrain: Gputrain, gpu_host: FakeG
 
 
 def test_gpus_command_with_driver_not_loaded(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    assert "(driver not loaded): training uses the CPU" in look(gputrain, gpu_host).stderr
+    assert "(driver not loaded): training uses the CPU" in run_gpus(gputrain, gpu_host).stderr
 
 
 def test_gpus_command_with_driver_library_version_mismatch(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0), "fault * nvmlInitWithFlags 18")
-    assert "driver/library version mismatch; reboot to load" in look(gputrain, gpu_host).stderr
+    assert "driver/library version mismatch; reboot to load" in run_gpus(gputrain, gpu_host).stderr
 
 
 def test_gpu_lost_before_first_sample(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(
         gpu_line(0, busy=50), gpu_line(1), gpu_line(2, busy=70), "fault 1 nvmlDeviceGetHandleByIndex_v2 15"
     )
-    seen = look_json(gputrain, gpu_host)
-    assert [one["state"] for one in seen] == ["ok", "lost", "ok"]
-    assert all(seen[1][name] == {**seen[1][name], "value": None, "reason": "lost"} for name in DYNAMIC)
-    assert seen[1]["uuid"] is None
-    assert_healthy(seen[0], 50)
-    assert_healthy(seen[2], 70)
-    assert row(look(gputrain, gpu_host).stdout, 1).split() == ["1", "–", "lost"]
+    gpus = gpus_json(gputrain, gpu_host)
+    assert [gpu["state"] for gpu in gpus] == ["ok", "lost", "ok"]
+    assert all(gpus[1][name] == {**gpus[1][name], "value": None, "reason": "lost"} for name in DYNAMIC)
+    assert gpus[1]["uuid"] is None
+    assert_healthy(gpus[0], 50)
+    assert_healthy(gpus[2], 70)
+    assert row(run_gpus(gputrain, gpu_host).stdout, 1).split() == ["1", "–", "lost"]
 
 
 def test_gpu_lost_while_watched_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     healthy = [gpu_line(0, busy=50), gpu_line(1, busy=60)]
     gpu_host.set_scene(healthy)
-    with watching(gputrain, gpu_host) as watch:
+    with start_watch(gputrain, gpu_host) as watch:
         assert watch.until(lambda gpus: gpus[1]["busy"]["value"] == 60)
         gpu_host.set_scene(healthy, "fault 1 * 15")
         lost = watch.until(lambda gpus: gpus[1]["state"] == "lost")
@@ -130,19 +130,19 @@ def test_gpu_lost_while_watched_recovers(gputrain: Gputrain, gpu_host: FakeGpuHo
 def test_gpu_call_hanging_from_start_is_stale(gputrain: Gputrain, gpu_host: FakeGpuHost, function: str) -> None:
     gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1), f"fault 1 {function} hang")
     began = time.monotonic()
-    seen = look_json(gputrain, gpu_host)
+    gpus = gpus_json(gputrain, gpu_host)
     assert time.monotonic() - began < 10.0
-    assert seen[1]["state"] == "stale"
-    assert all(seen[1][name]["value"] is None for name in DYNAMIC)
-    assert seen[1]["busy"]["reason"].startswith("stale: no answer for ")
-    assert_healthy(seen[0], 50)
-    assert "stale, no answer for " in row(look(gputrain, gpu_host).stdout, 1)
+    assert gpus[1]["state"] == "stale"
+    assert all(gpus[1][name]["value"] is None for name in DYNAMIC)
+    assert gpus[1]["busy"]["reason"].startswith("stale: no answer for ")
+    assert_healthy(gpus[0], 50)
+    assert "stale, no answer for " in row(run_gpus(gputrain, gpu_host).stdout, 1)
 
 
 def test_gpu_call_hanging_later_is_stale_and_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     healthy = [gpu_line(0, busy=50), gpu_line(1, busy=60)]
     gpu_host.set_scene(healthy)
-    with watching(gputrain, gpu_host) as watch:
+    with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: gpus[1]["state"] == "ok")
         gpu_host.set_scene(healthy, "fault 1 nvmlDeviceGetTemperature hang")
         stale = watch.until(lambda gpus: gpus[1]["state"] == "stale")
@@ -157,13 +157,13 @@ def test_gpu_call_hanging_later_is_stale_and_recovers(gputrain: Gputrain, gpu_ho
 
 def test_driver_initialization_hang_is_reported(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0), "fault * nvmlInitWithFlags hang")
-    assert "the NVIDIA driver has not answered for 2 s" in look(gputrain, gpu_host).stderr
+    assert "the NVIDIA driver has not answered for 2 s" in run_gpus(gputrain, gpu_host).stderr
 
 
 def test_gpus_watch_with_hanging_driver_exits_on_ctrl_c(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0), gpu_line(1), "fault * * hang")
-    with watching(gputrain, gpu_host) as watch:
-        watch.until(lambda gpus: all(one["state"] == "stale" for one in gpus))
+    with start_watch(gputrain, gpu_host) as watch:
+        watch.until(lambda gpus: all(gpu["state"] == "stale" for gpu in gpus))
         began = time.monotonic()
         watch.process.send_signal(signal.SIGINT)
         assert watch.process.wait(10) == 0
@@ -172,8 +172,8 @@ def test_gpus_watch_with_hanging_driver_exits_on_ctrl_c(gputrain: Gputrain, gpu_
 
 def test_slow_gpu_call_does_not_delay_other_gpus(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60), "fault 1 nvmlDeviceGetPowerUsage slow=1500")
-    with watching(gputrain, gpu_host) as watch:
-        watch.until(lambda gpus: all(one["state"] == "ok" for one in gpus))
+    with start_watch(gputrain, gpu_host) as watch:
+        watch.until(lambda gpus: all(gpu["state"] == "ok" for gpu in gpus))
         assert_healthy(watch.until(lambda gpus: gpus[0]["time"] - gpus[1]["time"] > 0.5)[0], 50)
         slow_at = watch.until(lambda gpus: gpus[1]["state"] == "ok")[1]["time"]
         assert_healthy(watch.until(lambda gpus: gpus[1]["time"] > slow_at)[1], 60)
@@ -181,51 +181,51 @@ def test_slow_gpu_call_does_not_delay_other_gpus(gputrain: Gputrain, gpu_host: F
 
 def test_gpu_without_supported_readings(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1), "fault 1 * 3")
-    seen = look_json(gputrain, gpu_host)
-    assert all(seen[1][name] == {**seen[1][name], "value": None, "reason": "not supported"} for name in DYNAMIC)
-    assert seen[1]["processes"]["value"] is None
-    assert_healthy(seen[0], 50)
-    shown = row(look(gputrain, gpu_host).stdout, 1)
-    assert "0%" not in shown
-    assert "0.0" not in shown
-    assert "free" not in shown
+    gpus = gpus_json(gputrain, gpu_host)
+    assert all(gpus[1][name] == {**gpus[1][name], "value": None, "reason": "not supported"} for name in DYNAMIC)
+    assert gpus[1]["processes"]["value"] is None
+    assert_healthy(gpus[0], 50)
+    line = row(run_gpus(gputrain, gpu_host).stdout, 1)
+    assert "0%" not in line
+    assert "0.0" not in line
+    assert "free" not in line
 
 
 def test_gpu_without_permission(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    closed = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlGpmSampleGet")
-    gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60), [f"fault 1 {function} 4" for function in closed])
-    seen = look_json(gputrain, gpu_host)
-    assert seen[1]["processes"]["reason"] == "no permission"
-    assert seen[1]["sm_active"]["reason"] == "no permission"
-    assert_healthy(seen[1], 60)
+    functions = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlGpmSampleGet")
+    gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60), [f"fault 1 {function} 4" for function in functions])
+    gpus = gpus_json(gputrain, gpu_host)
+    assert gpus[1]["processes"]["reason"] == "no permission"
+    assert gpus[1]["sm_active"]["reason"] == "no permission"
+    assert_healthy(gpus[1], 60)
 
 
 def test_driver_with_missing_functions(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.driver = build_fake_driver(gputrain.folder, "-DOLD_DRIVER")
     gpu_host.set_scene(gpu_line(0, busy=50, used=500, reserved=600, throttle=4))
-    [seen] = look_json(gputrain, gpu_host)
-    assert seen["memory_used"]["value"] == 1100 << 20
-    assert seen["memory_reserved"]["reason"] == "not supported"
-    assert seen["sm_active"]["reason"] == "not supported by this driver"
-    assert seen["mig"]["reason"] == "not supported by this driver"
-    assert seen["throttle"]["value"] == ["power cap"]
-    assert_healthy(seen, 50)
+    [gpu] = gpus_json(gputrain, gpu_host)
+    assert gpu["memory_used"]["value"] == 1100 << 20
+    assert gpu["memory_reserved"]["reason"] == "not supported"
+    assert gpu["sm_active"]["reason"] == "not supported by this driver"
+    assert gpu["mig"]["reason"] == "not supported by this driver"
+    assert gpu["throttle"]["value"] == ["power cap"]
+    assert_healthy(gpu, 50)
 
 
 def test_gpu_process_with_unknown_pid(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {UNKNOWN_PID} 1500 compute")
-    [process] = look_json(gputrain, gpu_host)[0]["processes"]["value"]
+    [process] = gpus_json(gputrain, gpu_host)[0]["processes"]["value"]
     assert process["pid"] == UNKNOWN_PID
     assert process["user"]["value"] is None
     assert process["user"]["reason"].startswith("no such process here")
-    shown = look(gputrain, gpu_host, "--processes").stdout
-    assert f"pid {UNKNOWN_PID}?" in row(shown, 0)
-    assert "? no such process here; it may be in another container" in shown
+    table = run_gpus(gputrain, gpu_host, "--processes").stdout
+    assert f"pid {UNKNOWN_PID}?" in row(table, 0)
+    assert "? no such process here; it may be in another container" in table
 
 
 def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, busy=50))
-    with watching(gputrain, gpu_host) as watch:
+    with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
         gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60))
         assert_healthy(watch.until(lambda gpus: len(gpus) == 2 and gpus[1]["state"] == "ok")[1], 60)
@@ -236,15 +236,15 @@ def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host:
 
 def test_gpu_utilization_above_100_percent_is_rejected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, busy=137), gpu_line(1, busy=60))
-    seen = look_json(gputrain, gpu_host)
-    assert seen[0]["busy"] == {**seen[0]["busy"], "value": None, "reason": "implausible value from the driver: 137 %"}
-    assert_healthy(seen[1], 60)
+    gpus = gpus_json(gputrain, gpu_host)
+    assert gpus[0]["busy"] == {**gpus[0]["busy"], "value": None, "reason": "implausible value from the driver: 137 %"}
+    assert_healthy(gpus[1], 60)
 
 
 def test_driver_reload_is_detected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     healthy = [gpu_line(0, busy=50)]
     gpu_host.set_scene(healthy)
-    with watching(gputrain, gpu_host) as watch:
+    with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
         gpu_host.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
         assert watch.until(lambda gpus: gpus == []) == []
@@ -255,9 +255,11 @@ def test_driver_reload_is_detected(gputrain: Gputrain, gpu_host: FakeGpuHost) ->
 
 def test_sampler_process_crash_is_reported_and_restarted(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, busy=50))
-    with watching(gputrain, gpu_host) as watch:
+    with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
-        [sampler] = [one for one in gputrain.processes() if "engine.gpus.sampler" in " ".join(one.cmdline())]
+        [sampler] = [
+            process for process in gputrain.processes() if "engine.gpus.sampler" in " ".join(process.cmdline())
+        ]
         os.kill(sampler.pid, signal.SIGSEGV)
         watch.until(lambda gpus: gpus == [])
         assert watch.snapshot["error"] == "the process that queries the NVIDIA driver was killed by SIGSEGV"
@@ -271,13 +273,13 @@ class Watch:
         self.process = process
         self.snapshot: dict[str, Any] = {}
 
-    def until(self, true: Any) -> list[dict[str, Any]]:
+    def until(self, predicate: Any) -> list[dict[str, Any]]:
         """Return the GPUs of the first snapshot that satisfies the predicate. Only the test's timeout ends the wait."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.snapshot = json.loads(line)
             gpus: list[dict[str, Any]] = self.snapshot["gpus"]
-            if true(gpus):
+            if predicate(gpus):
                 return gpus
         raise AssertionError(f"the watch ended: {self.process.stderr and self.process.stderr.read()}")
 
@@ -291,6 +293,6 @@ class Watch:
         assert "Traceback" not in self.process.stderr.read()
 
 
-def watching(gputrain: Gputrain, host: FakeGpuHost) -> Watch:
+def start_watch(gputrain: Gputrain, host: FakeGpuHost) -> Watch:
     environment = gputrain.environment | host.environment
     return Watch(gputrain.start("gpus", "--watch", "--json", "--interval", "0.25", env=environment))

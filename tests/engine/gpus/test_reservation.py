@@ -23,14 +23,14 @@ from engine.gpus.allocation import allocate_devices
 from engine.gpus.reservation import ReservedRank
 from engine.utils.errors import UsageError
 selection, run, wait, ranks = json.loads(sys.argv[1])
-tell = lambda **values: print(json.dumps(values), flush=True)
+emit = lambda **values: print(json.dumps(values), flush=True)
 try:
-    choice = allocate_devices(selection, run, wait=wait, on_wait=lambda reason: tell(waits=reason))
+    choice = allocate_devices(selection, run, wait=wait, on_wait=lambda reason: emit(waits=reason))
 except UsageError as error:
-    tell(refused=str(error))
+    emit(refused=str(error))
 else:
     choice.reservation.publish_ranks([ReservedRank(run, *rank) for rank in ranks])
-    tell(took=[device.index for device in choice.devices], warnings=choice.warnings)
+    emit(took=[device.index for device in choice.devices], warnings=choice.warnings)
     sys.stdin.read()
     choice.reservation.release()
 """
@@ -40,24 +40,24 @@ class Holder:
     """A process that requests GPUs."""
 
     def __init__(self, gputrain: Gputrain, host: FakeGpuHost, selection: str, run: str = "run", **options: Any) -> None:
-        wanted = json.dumps([selection, run, options.get("wait", False), options.get("ranks", [])])
+        arguments = json.dumps([selection, run, options.get("wait", False), options.get("ranks", [])])
         environment = gputrain.environment | host.environment
         environment["CUDA_VISIBLE_DEVICES"] = options.get("visible", "0,1,2,3")
-        self.process = gputrain.start(sys.executable, "-c", HOLDER, wanted, env=environment, stdin=subprocess.PIPE)
+        self.process = gputrain.start(sys.executable, "-c", HOLDER, arguments, env=environment, stdin=subprocess.PIPE)
 
-    def says(self) -> dict[str, Any]:
+    def read_message(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        said: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return said
+        message: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return message
 
-    def takes(self) -> list[int]:
+    def wait_for_gpus(self) -> list[int]:
         """Return the indices of the reserved GPUs, after any wait."""
-        while "took" not in (said := self.says()):
-            assert "waits" in said, said
-        took: list[int] = said["took"]
-        return took
+        while "took" not in (message := self.read_message()):
+            assert "waits" in message, message
+        indices: list[int] = message["took"]
+        return indices
 
-    def lets_go(self) -> None:
+    def release(self) -> None:
         self.process.communicate(timeout=20)
         assert self.process.returncode == 0
 
@@ -68,115 +68,122 @@ def four_gpus(gpu_host: FakeGpuHost) -> FakeGpuHost:
     return gpu_host
 
 
-def left_in(host: FakeGpuHost) -> list[Path]:
+def reservation_files(host: FakeGpuHost) -> list[Path]:
     return list((host.folder / "reservations").iterdir())
 
 
 def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     holders = [Holder(gputrain, four_gpus, "free:2", f"run-{number}") for number in range(3)]
-    said = [holder.says() for holder in holders]
-    taken = [index for one in said for index in one.get("took", [])]
-    assert sorted(taken) == [0, 1, 2, 3]
-    [refused] = [one["refused"] for one in said if "refused" in one]
+    messages = [holder.read_message() for holder in holders]
+    reserved = [index for message in messages for index in message.get("took", [])]
+    assert sorted(reserved) == [0, 1, 2, 3]
+    [refused] = [message["refused"] for message in messages if "refused" in message]
     assert "2 free GPUs requested, 0 available: GPU " in refused
     assert ": reserved by run run-" in refused
     assert refused.endswith("wait for them with --wait, or request fewer")
     for holder in holders:
-        holder.lets_go()
-    assert left_in(four_gpus) == []
+        holder.release()
+    assert reservation_files(four_gpus) == []
 
 
 def test_reservation_of_killed_run_is_released(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     killed = Holder(gputrain, four_gpus, "all")
-    assert killed.takes() == [0, 1, 2, 3]
+    assert killed.wait_for_gpus() == [0, 1, 2, 3]
     killed.process.kill()
     killed.process.wait()
     after = Holder(gputrain, four_gpus, "free:4")
-    assert after.takes() == [0, 1, 2, 3]
-    after.lets_go()
-    assert left_in(four_gpus) == []
+    assert after.wait_for_gpus() == [0, 1, 2, 3]
+    after.release()
+    assert reservation_files(four_gpus) == []
 
 
 def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     first, second = Holder(gputrain, four_gpus, "0,1,2", "first"), Holder(gputrain, four_gpus, "free:1", "second")
-    assert (first.takes(), second.takes()) == ([0, 1, 2], [3])
+    assert (first.wait_for_gpus(), second.wait_for_gpus()) == ([0, 1, 2], [3])
     big = Holder(gputrain, four_gpus, "free:2", "big", wait=True)
-    assert "2 free GPUs requested, 0 available: GPU 0, 1, 2: reserved by run first (user " in big.says()["waits"]
+    assert (
+        "2 free GPUs requested, 0 available: GPU 0, 1, 2: reserved by run first (user " in big.read_message()["waits"]
+    )
     small = Holder(gputrain, four_gpus, "free:1", "small", wait=True)
-    assert "waits" in small.says()
-    second.lets_go()
+    assert "waits" in small.read_message()
+    second.release()
     # One GPU is free now, but the first run in the queue needs two.
-    assert "2 free GPUs requested, 1 available" in big.says()["waits"]
-    assert "run big (user " in small.says()["waits"]
+    assert "2 free GPUs requested, 1 available" in big.read_message()["waits"]
+    assert "run big (user " in small.read_message()["waits"]
     late = Holder(gputrain, four_gpus, "free:1", "late")
-    assert "run big (user " in late.says()["refused"]
-    first.lets_go()
-    pair, single = big.takes(), small.takes()
+    assert "run big (user " in late.read_message()["refused"]
+    first.release()
+    pair, single = big.wait_for_gpus(), small.wait_for_gpus()
     assert (len(pair), len(single)) == (2, 1)
     assert not set(pair) & set(single)
     for holder in (big, small):
-        holder.lets_go()
-    assert left_in(four_gpus) == []
+        holder.release()
+    assert reservation_files(four_gpus) == []
 
 
 def test_reservation_waits_for_slow_driver(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     four_gpus.set_scene([gpu_line(index) for index in range(2)], "fault * nvmlInitWithFlags slow=3000")
     holder = Holder(gputrain, four_gpus, "auto")
-    assert holder.takes() == [0, 1]
+    assert holder.wait_for_gpus() == [0, 1]
 
 
 def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     first = Holder(gputrain, four_gpus, "all", "first")
-    first.takes()
+    first.wait_for_gpus()
     waiting = Holder(gputrain, four_gpus, "auto", wait=True)
-    assert "no GPU is free" in waiting.says()["waits"]
+    assert "no GPU is free" in waiting.read_message()["waits"]
     healthy = [gpu_line(index) for index in range(4)]
     four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
-    while (said := waiting.says()["waits"]) != "uninitialized":
-        assert "no GPU is free" in said
+    while (reason := waiting.read_message()["waits"]) != "uninitialized":
+        assert "no GPU is free" in reason
     four_gpus.set_scene(healthy)
-    first.lets_go()
-    assert waiting.takes() == [0, 1, 2, 3]
+    first.release()
+    assert waiting.wait_for_gpus() == [0, 1, 2, 3]
 
 
 def test_reservation_shares_named_gpus_with_warning_or_waits(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     first = Holder(gputrain, four_gpus, "0", "first")
-    assert first.takes() == [0]
+    assert first.wait_for_gpus() == [0]
     sharing = Holder(gputrain, four_gpus, "0")
-    said = sharing.says()
-    assert said["took"] == [0]
-    assert said["warnings"][0].startswith("sharing GPUs that are not free: GPU 0: reserved by run first (user ")
-    sharing.lets_go()
+    message = sharing.read_message()
+    assert message["took"] == [0]
+    assert message["warnings"][0].startswith("sharing GPUs that are not free: GPU 0: reserved by run first (user ")
+    sharing.release()
     waiting = Holder(gputrain, four_gpus, "0", wait=True)
-    assert waiting.says()["waits"].startswith("not all selected GPUs are free: GPU 0: reserved by run first (user ")
-    first.lets_go()
-    assert waiting.takes() == [0]
+    assert waiting.read_message()["waits"].startswith(
+        "not all selected GPUs are free: GPU 0: reserved by run first (user "
+    )
+    first.release()
+    assert waiting.wait_for_gpus() == [0]
 
 
 def test_reservation_wait_respects_cuda_visible_devices(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     holder = Holder(gputrain, four_gpus, "auto", visible="3")
-    assert holder.takes() == [3]
+    assert holder.wait_for_gpus() == [3]
     waiting = Holder(gputrain, four_gpus, "auto", wait=True, visible=gpu_uuid(3))
-    assert "no GPU is free: GPU 3: reserved by run run (user " in waiting.says()["waits"]
+    assert "no GPU is free: GPU 3: reserved by run run (user " in waiting.read_message()["waits"]
     elsewhere = Holder(gputrain, four_gpus, "free:3")
-    assert elsewhere.takes() == [0, 1, 2]
+    assert elsewhere.wait_for_gpus() == [0, 1, 2]
 
 
 def test_reservation_rejects_world_writable_folder(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     holder = Holder(gputrain, four_gpus, "0")
-    holder.takes()
-    [folder] = [path for path in left_in(four_gpus) if path.is_dir()]
+    holder.wait_for_gpus()
+    [folder] = [path for path in reservation_files(four_gpus) if path.is_dir()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
-    holder.lets_go()
+    holder.release()
     folder.mkdir()
     folder.chmod(0o777)
-    assert "must be owned by you and not be writable by others" in Holder(gputrain, four_gpus, "0").says()["refused"]
+    assert (
+        "must be owned by you and not be writable by others"
+        in Holder(gputrain, four_gpus, "0").read_message()["refused"]
+    )
 
 
 def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     holder = Holder(gputrain, four_gpus, "all")
-    holder.takes()
+    holder.wait_for_gpus()
     environment = gputrain.environment | four_gpus.environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--wait", env=environment)
     assert run.stderr is not None
@@ -186,30 +193,30 @@ def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, fou
     assert run.wait(20) == 1
     assert "Traceback" not in run.stderr.read()
     assert not gputrain.runs.exists()
-    holder.lets_go()
-    assert left_in(four_gpus) == []
+    holder.release()
+    assert reservation_files(four_gpus) == []
 
 
 def test_gpus_command_attributes_processes_to_reserved_ranks(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    this = os.getpid()
+    pid = os.getpid()
     four_gpus.set_scene(
         [gpu_line(index) for index in range(4)],
-        f"process 0 {this} 700 compute",
+        f"process 0 {pid} 700 compute",
         f"process 1 {UNKNOWN_PID} 800 compute",
     )
-    ranks = [[number, this, gpu_uuid(number)] for number in range(3)]
+    ranks = [[number, pid, gpu_uuid(number)] for number in range(3)]
     holder = Holder(gputrain, four_gpus, "0,1,2", "mine", ranks=ranks)
-    holder.takes()
-    seen = parse_gpus_json(gputrain("gpus", "--json", **four_gpus.environment).stdout)
-    assert [gpu["runs"] for gpu in seen] == [["mine"]] * 3 + [[]]
-    [found], [phantom], [unlisted] = (gpu["processes"]["value"] for gpu in seen[:3])
+    holder.wait_for_gpus()
+    gpus = parse_gpus_json(gputrain("gpus", "--json", **four_gpus.environment).stdout)
+    assert [gpu["runs"] for gpu in gpus] == [["mine"]] * 3 + [[]]
+    [listed], [unknown_pid], [unlisted] = (gpu["processes"]["value"] for gpu in gpus[:3])
     # The PID is listed by NVML, listed as an unknown PID of the host's namespace, and not listed at all.
-    assert (found["pid"], found["run"], found["rank"]) == (this, "mine", 0)
-    assert (phantom["pid"], phantom["run"], phantom["rank"]) == (UNKNOWN_PID, "mine", 1)
-    assert phantom["gpu_memory"]["value"] == 800 << 20
-    assert phantom["command"]["value"] == found["command"]["value"]
-    assert (unlisted["pid"], unlisted["run"], unlisted["rank"]) == (this, "mine", 2)
+    assert (listed["pid"], listed["run"], listed["rank"]) == (pid, "mine", 0)
+    assert (unknown_pid["pid"], unknown_pid["run"], unknown_pid["rank"]) == (UNKNOWN_PID, "mine", 1)
+    assert unknown_pid["gpu_memory"]["value"] == 800 << 20
+    assert unknown_pid["command"]["value"] == listed["command"]["value"]
+    assert (unlisted["pid"], unlisted["run"], unlisted["rank"]) == (pid, "mine", 2)
     assert unlisted["gpu_memory"]["reason"] == "the driver does not list this process"
-    assert seen[3]["processes"]["value"] == []
+    assert gpus[3]["processes"]["value"] == []
     table = gputrain("gpus", "--processes", **four_gpus.environment).stdout
     assert "mine rank 1: " in table

@@ -88,7 +88,7 @@ def test_select_distinguishes_busy_gpus_from_lost_ones() -> None:
 
 
 @pytest.mark.parametrize("selection", ["auto", "all", "free:2", "3"])
-def test_a_gpu_that_does_not_answer_is_waited_for_and_never_taken(selection: str) -> None:
+def test_select_waits_for_stale_gpus_and_never_selects_them(selection: str) -> None:
     stale = replace(LOST, unavailable=Unavailable(Obstacle.STALE, "stale: no answer for 9 s"))
     with pytest.raises(NotFreeError, match=r"GPU 3.*: stale: no answer for 9 s"):
         select(selection, [stale, replace(stale, index=2, uuid=LIGHT)], only_free=True)
@@ -100,7 +100,7 @@ def test_a_gpu_that_does_not_answer_is_waited_for_and_never_taken(selection: str
     assert not isinstance(caught.value, NotFreeError)
 
 
-def test_a_device_goes_through_json_with_its_obstacle() -> None:
+def test_cuda_device_survives_json_round_trip() -> None:
     for device in (*GPUS, LOST, *INSTANCES):
         assert CudaDevice.from_dict(json.loads(json.dumps(asdict(device)))) == device
 
@@ -133,12 +133,12 @@ def test_select_for_launcher_prefers_free_gpus() -> None:
         ("MIG-GPU-cccc4444/2/0", [MIG[1]]),
     ],
 )
-def test_visible_applies_cuda_visible_devices(variable: str | None, uuids: list[str]) -> None:
+def test_visible_devices_applies_cuda_visible_devices(variable: str | None, uuids: list[str]) -> None:
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if variable is None else {"CUDA_VISIBLE_DEVICES": variable})
     assert [device.uuid for device in visible_devices(GPUS + INSTANCES, environment)] == uuids
 
 
-def test_visible_asks_cuda_for_indices_of_mixed_gpus() -> None:
+def test_visible_devices_queries_cuda_for_indices_of_mixed_gpus() -> None:
     mixed = [GPUS[0], replace(GPUS[1], name="Fake A100"), GPUS[2]]
     environment = {"CUDA_VISIBLE_DEVICES": "0"}
     assert visible_devices(GPUS, environment, query_cuda=lambda _: []) == [GPUS[0]]
@@ -159,15 +159,15 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device ? 0xb
 
 
 @pytest.mark.skipif(COMPILER is None, reason=NO_COMPILER)
-def test_ask_cuda_uses_child_process(tmp_path: Path) -> None:
+def test_query_cuda_uuids_uses_child_process(tmp_path: Path) -> None:
     (tmp_path / "cuda.c").write_text(CUDA)
     library = str(tmp_path / "libcuda.so.1")
     subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
-    shown = query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
-    assert shown == ["GPU-bbbbbbbb-bbbb-bbbb-bbbb-bbbbbbbbbbbb", "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"]
+    uuids = query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert uuids == ["GPU-bbbbbbbb-bbbb-bbbb-bbbb-bbbbbbbbbbbb", "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"]
 
 
-def test_ask_cuda_failure_suggests_device_order(tmp_path: Path) -> None:
+def test_query_cuda_uuids_failure_suggests_device_order(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("")
     with pytest.raises(UsageError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"})
@@ -177,7 +177,7 @@ def snapshot_of(gputrain: Gputrain, host: FakeGpuHost) -> Snapshot:
     return Snapshot.from_line(gputrain("gpus", "--json", **host.environment).stdout)
 
 
-def test_devices_of_detects_free_gpus_by_processes_and_memory(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+def test_cuda_devices_detects_free_gpus_by_processes_and_memory(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(
         [
             gpu_line(0, used=100),
@@ -200,7 +200,7 @@ def test_devices_of_detects_free_gpus_by_processes_and_memory(gputrain: Gputrain
     ]
 
 
-def test_devices_of_lists_mig_instances(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+def test_cuda_devices_lists_mig_instances(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(
         gpu_line(0, mig=1),
         "instance 0 uuid=MIG-11aa gi=1 ci=0 total=9728 used=20",
@@ -208,7 +208,7 @@ def test_devices_of_lists_mig_instances(gputrain: Gputrain, gpu_host: FakeGpuHos
         f"process 0 {UNKNOWN_PID} 1900 compute 2",
     )
     devices = cuda_devices(snapshot_of(gputrain, gpu_host))
-    assert [(one.uuid, one.parent_uuid, one.mig_ids, one.is_free) for one in devices] == [
+    assert [(device.uuid, device.parent_uuid, device.mig_ids, device.is_free) for device in devices] == [
         ("MIG-11aa", gpu_uuid(0), "1/0", True),
         ("MIG-22bb", gpu_uuid(0), "2/0", False),
     ]
@@ -249,7 +249,7 @@ def test_check_device_rejects_wrong_gpu() -> None:
         check_device("GPU-aa-11", None, "cc-33")
 
 
-def test_refuse_shared_devices_allows_shared_cpu_only() -> None:
+def test_check_devices_unique_allows_shared_cpu_only() -> None:
     check_devices_unique([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
     check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
     with pytest.raises(UsageError, match="ranks 0 and 1 on a both have"):

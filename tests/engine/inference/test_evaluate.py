@@ -23,29 +23,33 @@ from trained_run import DIGITS, call
 def test_evaluate_command_reproduces_best_epoch(gputrain: Gputrain, short_run: FinishedRun) -> None:
     done = gputrain("evaluate", str(short_run.path), "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     epochs = [event for event in read_events(short_run.path) if event["type"] == "epoch"]
     best = max(epochs, key=lambda epoch: epoch["val_accuracy"])
-    assert told["top1"] == best["val_accuracy"]
-    assert told["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
-    assert told["images"] == sum(one["images"] for one in told["classes"]) == np.sum(told["confusion"])
-    right = sum(row[number] for number, row in enumerate(told["confusion"]))
-    assert told["top1"] == right / told["images"]
+    assert result["top1"] == best["val_accuracy"]
+    assert result["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
+    assert (
+        result["images"]
+        == sum(class_result["images"] for class_result in result["classes"])
+        == np.sum(result["confusion"])
+    )
+    correct = sum(row[index] for index, row in enumerate(result["confusion"]))
+    assert result["top1"] == correct / result["images"]
 
 
 def test_evaluate_matches_plain_pytorch_loop(run: RunFolder) -> None:
     source, saved = open_source(DIGITS), read_trained_checkpoint(run)
-    found = evaluate_checkpoint(saved, device="cpu").evaluation
-    trained, own = load_trained_model(run, device="cpu"), saved.image_format
+    evaluation = evaluate_checkpoint(saved, device="cpu").evaluation
+    trained, image_format = load_trained_model(run, device="cpu"), saved.image_format
     pixels, labels = source.load("val", np.arange(source.num_images("val")))
-    images = (torch.from_numpy(pixels).float() / 255 - own.mean[0]) / own.std[0]
+    images = (torch.from_numpy(pixels).float() / 255 - image_format.mean[0]) / image_format.std[0]
     hits = in_top5 = 0
-    for batch, wanted in DataLoader(TensorDataset(images, torch.from_numpy(labels)), 50):
+    for batch, targets in DataLoader(TensorDataset(images, torch.from_numpy(labels)), 50):
         order = trained.model(batch).argsort(1, descending=True)
-        hits += int((order[:, 0] == wanted).sum())
-        in_top5 += int((order[:, :5] == wanted[:, None]).sum())
-    assert found.metrics.accuracy == hits / len(labels)
-    assert found.top5 == in_top5 / len(labels)
+        hits += int((order[:, 0] == targets).sum())
+        in_top5 += int((order[:, :5] == targets[:, None]).sum())
+    assert evaluation.metrics.accuracy == hits / len(labels)
+    assert evaluation.top5 == in_top5 / len(labels)
 
 
 def test_evaluate_command_prints_classes_and_confusion_matrix(run: RunFolder) -> None:
@@ -63,36 +67,36 @@ def test_evaluate_command_prints_classes_and_confusion_matrix(run: RunFolder) ->
 
 def test_evaluate_counts_each_image_once_for_any_number_of_workers(run: RunFolder) -> None:
     saved = read_trained_checkpoint(run)
-    found = [
+    evaluations = [
         evaluate_checkpoint(saved, [f"data.workers={n}", "data.batch_size=100"], "all", "cpu").evaluation
         for n in (0, 2)
     ]
-    assert np.sum(found[0].confusion) == 1797
-    assert found[0].confusion == found[1].confusion
+    assert np.sum(evaluations[0].confusion) == 1797
+    assert evaluations[0].confusion == evaluations[1].confusion
 
 
-def digits_folder(folder: Path, names: Callable[[int], str], wanted: set[int]) -> Path:
-    """Write the validation images of digits with the `wanted` labels to one folder per class."""
+def digits_folder(folder: Path, names: Callable[[int], str], included: set[int]) -> Path:
+    """Write the validation images of digits with the `included` labels to one folder per class."""
     pixels, labels = (source := open_source(DIGITS)).load("val", np.arange(source.num_images("val")))
     for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
-        if label in wanted:
-            place = folder / names(label)
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image[0]).save(place / f"{number}.png")
+        if label in included:
+            class_folder = folder / names(label)
+            class_folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(class_folder / f"{number}.png")
     return folder
 
 
 def test_evaluate_matches_classes_by_name(run: RunFolder, tmp_path: Path) -> None:
     folder = digits_folder(tmp_path / "some", str, {7, 3})
     saved = read_trained_checkpoint(run)
-    before, found = (
+    original, renamed_data = (
         evaluate_checkpoint(saved, changes, part, "cpu")
         for changes, part in (([], "val"), (["data.dataset=folder", f"data.path={folder}"], "all"))
     )
-    assert found.images_per_class == [before.images_per_class[n] if n in (3, 7) else 0 for n in range(10)]
-    assert found.evaluation.per_class[3] == before.evaluation.per_class[3]
-    assert found.evaluation.confusion[7] == before.evaluation.confusion[7]
-    assert found.evaluation.per_class[0] is None
+    assert renamed_data.images_per_class == [original.images_per_class[n] if n in (3, 7) else 0 for n in range(10)]
+    assert renamed_data.evaluation.per_class[3] == original.evaluation.per_class[3]
+    assert renamed_data.evaluation.confusion[7] == original.evaluation.confusion[7]
+    assert renamed_data.evaluation.per_class[0] is None
 
 
 def test_evaluate_command_rejects_unknown_classes(run: RunFolder, tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_inference_on_gpu_matches_cpu(run: RunFolder) -> None:
     on_gpu, on_cpu = (load_trained_model(run, device=name) for name in ("auto", "cpu"))
     assert on_gpu.device.type == "cuda"
     assert torch.allclose(on_gpu.probabilities(images).cpu(), on_cpu.probabilities(images), atol=1e-2)
-    measured = [
+    evaluations = [
         evaluate_checkpoint(on_cpu.checkpoint, ["data.workers=2"], "val", name).evaluation for name in ("cuda", "cpu")
     ]
-    assert measured[0].metrics.accuracy == pytest.approx(measured[1].metrics.accuracy, abs=0.01)
+    assert evaluations[0].metrics.accuracy == pytest.approx(evaluations[1].metrics.accuracy, abs=0.01)

@@ -26,9 +26,9 @@ def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: 
     done = call("export", short_run.path, "--output", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines() == [str(tmp_path / "out" / name) for name in ("model.safetensors", "model.json")]
-    told = json.loads((tmp_path / "out" / "model.json").read_text())
-    config, image = validate_config({"model": told["model"]}), told["image"]
-    model = build_model(config, image["channels"], len(told["classes"]), image["size"]).eval()
+    description = json.loads((tmp_path / "out" / "model.json").read_text())
+    config, image = validate_config({"model": description["model"]}), description["image"]
+    model = build_model(config, image["channels"], len(description["classes"]), image["size"]).eval()
     model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
     trained = load_trained_model(RunFolder(short_run.path), device="cpu")
     images = torch.randint(256, (16, 1, 8, 8), dtype=torch.uint8)
@@ -36,10 +36,11 @@ def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: 
     with torch.no_grad():
         assert torch.equal(model(normalize(images, mean, std)), trained.logits(images))
     best = max(
-        (one for one in read_events(short_run.path) if one["type"] == "epoch"), key=lambda one: one["val_accuracy"]
+        (event for event in read_events(short_run.path) if event["type"] == "epoch"),
+        key=lambda event: event["val_accuracy"],
     )
-    assert (told["epoch"], told["val_accuracy"]) == (best["epoch"], best["val_accuracy"])
-    assert told["classes"] == list("0123456789")
+    assert (description["epoch"], description["val_accuracy"]) == (best["epoch"], best["val_accuracy"])
+    assert description["classes"] == list("0123456789")
 
 
 def test_export_can_initialize_another_run(run: RunFolder, tmp_path: Path) -> None:
@@ -58,18 +59,18 @@ def test_export_describes_preprocessing_completely(run: RunFolder, tmp_path: Pat
     export_model(read_trained_checkpoint(run), run, tmp_path / "out")
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 100, 3), np.uint8))
     image.save(tmp_path / "one.png")
-    steps = {one["name"]: one for one in json.loads((tmp_path / "out" / "model.json").read_text())["transforms"]}
+    steps = {step["name"]: step for step in json.loads((tmp_path / "out" / "model.json").read_text())["transforms"]}
     assert list(steps) == ["exif_transpose", "convert", "resize", "divide", "normalize"]
-    grey, size = image.convert(steps["convert"]["mode"]), steps["resize"]["size"]
+    gray, size = image.convert(steps["convert"]["mode"]), steps["resize"]["size"]
     assert steps["resize"]["box"] == "central_square"
-    small = grey.crop((18, 0, 82, 64)).resize(size, Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.asarray(small).copy())[None, None].float() / steps["divide"]["by"]
+    resized = gray.crop((18, 0, 82, 64)).resize(size, Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.asarray(resized).copy())[None, None].float() / steps["divide"]["by"]
     pixels = (pixels - steps["normalize"]["mean"][0]) / steps["normalize"]["std"][0]
     trained = load_trained_model(run, device="cpu")
-    shares = trained.model(pixels).softmax(1)[0]
-    answer = next(predict(trained, list(find_input_files([tmp_path / "one.png"])), 10))
-    for name, share in answer.classes:
-        assert share == shares[int(name)].item()
+    probabilities = trained.model(pixels).softmax(1)[0]
+    prediction = next(predict(trained, list(find_input_files([tmp_path / "one.png"])), 10))
+    for name, probability in prediction.classes:
+        assert probability == probabilities[int(name)].item()
 
 
 def test_export_command_defaults_to_run_folder_and_replaces_own_files(run: RunFolder) -> None:
@@ -79,15 +80,15 @@ def test_export_command_defaults_to_run_folder_and_replaces_own_files(run: RunFo
 
 
 def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder, tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    place.mkdir()
-    (place / "model.json").write_text('{"of": "another"}')
-    done = call("export", run.path, "--output", place)
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "model.json").write_text('{"of": "another"}')
+    done = call("export", run.path, "--output", output)
     assert done.exit_code == 2
     assert "model.json: was not exported from short; choose another --output, or overwrite with --force" in done.stderr
-    assert [path.name for path in place.iterdir()] == ["model.json"]
-    assert call("export", run.path, "--output", place, "--force").exit_code == 0
-    assert json.loads((place / "model.json").read_text())["run"] == "short"
+    assert [path.name for path in output.iterdir()] == ["model.json"]
+    assert call("export", run.path, "--output", output, "--force").exit_code == 0
+    assert json.loads((output / "model.json").read_text())["run"] == "short"
 
 
 def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path) -> None:
@@ -98,9 +99,9 @@ def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path
 
 
 def test_export_writes_shared_and_half_tensors_as_separate_float32(tmp_path: Path) -> None:
-    tied = torch.arange(6.0).view(2, 3)
-    state = standalone_state_dict({"a": tied, "b": tied.t(), "half": tied.half(), "count": torch.tensor(3)})
+    shared = torch.arange(6.0).view(2, 3)
+    state = standalone_state_dict({"a": shared, "b": shared.t(), "half": shared.half(), "count": torch.tensor(3)})
     assert len({value.data_ptr() for value in state.values()}) == 4
     assert all(value.is_contiguous() for value in state.values())
-    assert torch.equal(state["b"], tied.t())
+    assert torch.equal(state["b"], shared.t())
     assert (state["half"].dtype, state["count"].dtype) == (torch.float32, torch.int64)

@@ -30,8 +30,8 @@ def photos(tmp_path: Path) -> Path:
     (folder / "more").mkdir(parents=True)
     pixels, labels = source.load("val", np.arange(12))
     for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-        place = folder / "more" if number >= 8 else folder
-        Image.fromarray(np.kron(image[0], np.ones((6, 6), np.uint8))).save(place / f"{number:02d}-{label}.png")
+        parent = folder / "more" if number >= 8 else folder
+        Image.fromarray(np.kron(image[0], np.ones((6, 6), np.uint8))).save(parent / f"{number:02d}-{label}.png")
     (folder / "notes.txt").write_text("no image")
     (folder / ".hidden.png").write_text("not for others")
     (folder / "broken.png").write_bytes((folder / f"00-{labels[0]}.png").read_bytes()[:60])
@@ -45,17 +45,17 @@ def test_predict_command_names_classes_of_files_and_folders(
         "predict", str(short_run.path), str(photos), str(photos / "notes.txt"), "gone.png", "--json", "--top", "3"
     )
     assert done.returncode == 1
-    told = json.loads(done.stdout)
-    assert (told["format"], told["run"], Path(told["checkpoint"]).name) == (1, "short", "best.pt")
-    names = [Path(image["path"]).relative_to(photos).as_posix() for image in told["images"]]
+    result = json.loads(done.stdout)
+    assert (result["format"], result["run"], Path(result["checkpoint"]).name) == (1, "short", "best.pt")
+    names = [Path(image["path"]).relative_to(photos).as_posix() for image in result["images"]]
     assert names == sorted(names)
     assert len(names) == 12
-    right = sum(image["classes"][0]["name"] == Path(image["path"]).stem[-1] for image in told["images"])
-    assert right >= 10
-    for image in told["images"]:
-        shares = [one["probability"] for one in image["classes"]]
-        assert len(shares) == 3
-        assert shares == sorted(shares, reverse=True)
+    correct = sum(image["classes"][0]["name"] == Path(image["path"]).stem[-1] for image in result["images"])
+    assert correct >= 10
+    for image in result["images"]:
+        probabilities = [predicted["probability"] for predicted in image["classes"]]
+        assert len(probabilities) == 3
+        assert probabilities == sorted(probabilities, reverse=True)
     assert done.stderr.splitlines() == [
         f"skipped: {photos}/broken.png cannot be read: image file is truncated",
         f"skipped: {photos}/notes.txt is not an image",
@@ -70,17 +70,17 @@ def test_predict_command_prints_line_per_image(run: RunFolder, photos: Path) -> 
     lines = done.stdout.splitlines()
     assert [Path(line.split()[0]).parent for line in lines] == [photos / "more"] * 4
     for line in lines:
-        _, best, share, other, less = line.split()
-        assert {best, other} < set("0123456789")
-        assert float(share) > float(less)
+        _, best, probability, second, second_probability = line.split()
+        assert {best, second} < set("0123456789")
+        assert float(probability) > float(second_probability)
 
 
 def test_probabilities_use_softmax_or_sigmoid_for_bce(tmp_path: Path) -> None:
     images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     for loss, function in (("cross_entropy", lambda logits: logits.softmax(1)), ("bce", torch.sigmoid)):
         trained = load_trained_model(saved_run(tmp_path / loss, loss={"name": loss}), device="cpu")
-        own = trained.checkpoint.image_format
-        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (own.mean, own.std))
+        image_format = trained.checkpoint.image_format
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (image_format.mean, image_format.std))
         logits = trained.model(normalize(images, mean, std))
         assert torch.equal(trained.probabilities(images), function(logits))
 
@@ -120,16 +120,16 @@ def test_predict_command_reports_empty_folder(run: RunFolder, tmp_path: Path) ->
 
 def photo_folder(folder: Path) -> Path:
     """Write images of two classes in several sizes, modes and file formats, some rotated by EXIF orientation."""
-    draw = np.random.default_rng(0)
-    kinds = [("RGB", "jpg", (40, 30)), ("L", "png", (20, 31)), ("RGBA", "png", (16, 16)), ("P", "png", (50, 17))]
+    rng = np.random.default_rng(0)
+    formats = [("RGB", "jpg", (40, 30)), ("L", "png", (20, 31)), ("RGBA", "png", (16, 16)), ("P", "png", (50, 17))]
     for part in ("train", "val"):
         for label in ("left", "right"):
             (folder / part / label).mkdir(parents=True)
-            for number, (mode, ending, (width, height)) in enumerate(kinds * 2):
-                image = Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
+            for number, (mode, suffix, (width, height)) in enumerate(formats * 2):
+                image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
                 exif = Image.Exif()
-                exif[0x0112] = 6 if ending == "jpg" and number else 1
-                image.save(folder / part / label / f"{number}.{ending}", exif=exif)
+                exif[0x0112] = 6 if suffix == "jpg" and number else 1
+                image.save(folder / part / label / f"{number}.{suffix}", exif=exif)
     return folder
 
 
@@ -141,6 +141,8 @@ def test_predict_preprocesses_images_like_validation(tmp_path: Path) -> None:
     assert len(answers) == 16
     confusion = [[0, 0], [0, 0]]
     for answer in answers:
-        true, taken = (("left", "right").index(name) for name in (answer.file.path.parent.name, answer.classes[0][0]))
-        confusion[true][taken] += 1
+        true, predicted = (
+            ("left", "right").index(name) for name in (answer.file.path.parent.name, answer.classes[0][0])
+        )
+        confusion[true][predicted] += 1
     assert evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion == confusion

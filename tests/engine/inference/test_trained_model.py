@@ -21,7 +21,7 @@ from engine.utils.errors import UsageError
 from trained_run import saved_run
 
 
-def test_read_saved_prefers_best_then_last_checkpoint(run: RunFolder) -> None:
+def test_read_checkpoint_prefers_best_then_last(run: RunFolder) -> None:
     assert read_trained_checkpoint(run).path.name == "best.pt"
     assert read_trained_checkpoint(run, "last").path.name == "last.pt"
     (run.checkpoints / "best.pt").unlink()
@@ -30,18 +30,18 @@ def test_read_saved_prefers_best_then_last_checkpoint(run: RunFolder) -> None:
     assert read_trained_checkpoint(run, str(file)).path == file
 
 
-@pytest.mark.parametrize(("which", "told"), [("bset", "best, last or a file"), ("/nowhere.pt", "is not a file")])
-def test_read_saved_reports_missing_checkpoint(tmp_path: Path, which: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("which", "message"), [("bset", "best, last or a file"), ("/nowhere.pt", "is not a file")])
+def test_read_checkpoint_reports_missing_file(tmp_path: Path, which: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read_trained_checkpoint(saved_run(tmp_path / "a"), which)
 
 
-def test_read_saved_reports_run_without_checkpoint(tmp_path: Path) -> None:
+def test_read_checkpoint_reports_run_without_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         read_trained_checkpoint(RunFolder(tmp_path))
 
 
-def test_read_saved_reports_damaged_checkpoint_in_one_sentence(run: RunFolder) -> None:
+def test_read_checkpoint_reports_damaged_file_in_one_sentence(run: RunFolder) -> None:
     best = run.checkpoints / "best.pt"
     content = best.read_bytes()
     best.unlink()
@@ -50,7 +50,7 @@ def test_read_saved_reports_damaged_checkpoint_in_one_sentence(run: RunFolder) -
         read_trained_checkpoint(run)
 
 
-def test_config_of_ignores_removed_keys() -> None:
+def test_config_from_checkpoint_ignores_removed_keys() -> None:
     values = as_dict(validate_config({"model": {"name": "linear"}}))
     values["model"]["of_old"] = 3
     values["gone"] = {"key": 1}
@@ -58,13 +58,13 @@ def test_config_of_ignores_removed_keys() -> None:
 
 
 def test_load_trained_uses_ema_unless_raw(tmp_path: Path) -> None:
-    own = read_trained_checkpoint(saved_run(tmp_path / "a")).weights
-    averaged = {name: value + 1 for name, value in own.items()}
-    run = saved_run(tmp_path / "b", {"model": own, "ema": averaged})
-    for raw, wanted in ((False, averaged), (True, own)):
+    weights = read_trained_checkpoint(saved_run(tmp_path / "a")).weights
+    averaged = {name: value + 1 for name, value in weights.items()}
+    run = saved_run(tmp_path / "b", {"model": weights, "ema": averaged})
+    for raw, expected in ((False, averaged), (True, weights)):
         trained = load_trained_model(run, device="cpu", raw=raw)
         assert trained.checkpoint.ema is not raw
-        assert all(torch.equal(value, wanted[name]) for name, value in trained.model.state_dict().items())
+        assert all(torch.equal(value, expected[name]) for name, value in trained.model.state_dict().items())
 
 
 def test_load_trained_ignores_initial_weights(tmp_path: Path) -> None:
@@ -74,8 +74,10 @@ def test_load_trained_ignores_initial_weights(tmp_path: Path) -> None:
 
 
 def test_load_trained_converts_half_weights_and_freezes_model(tmp_path: Path) -> None:
-    own = read_trained_checkpoint(saved_run(tmp_path / "a")).weights
-    trained = load_trained_model(saved_run(tmp_path / "b", {"model": {name: one.half() for name, one in own.items()}}))
+    weights = read_trained_checkpoint(saved_run(tmp_path / "a")).weights
+    trained = load_trained_model(
+        saved_run(tmp_path / "b", {"model": {name: value.half() for name, value in weights.items()}})
+    )
     assert {value.dtype for value in trained.model.parameters()} == {torch.float32}
     assert not trained.model.training
     assert not any(value.requires_grad for value in trained.model.parameters())
@@ -87,17 +89,17 @@ def test_load_trained_rejects_weights_of_another_model(tmp_path: Path) -> None:
         load_trained_model(run)
 
 
-def test_read_saved_takes_image_format_of_checkpoint(tmp_path: Path) -> None:
-    told = {"size": 8, "channels": 3, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    saved = read_trained_checkpoint(saved_run(tmp_path / "a", {"image_format": told}))
+def test_read_checkpoint_restores_image_format(tmp_path: Path) -> None:
+    stored = {"size": 8, "channels": 3, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    saved = read_trained_checkpoint(saved_run(tmp_path / "a", {"image_format": stored}))
     assert saved.image_format == ImageFormat(8, 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "meta", "cuda:99"])
-def test_find_device_rejects_unavailable_device(name: str) -> None:
+def test_resolve_device_rejects_unavailable_device(name: str) -> None:
     with pytest.raises(UsageError, match="--device"):
         resolve_device(name)
 
 
-def test_find_device_auto_falls_back_to_cpu() -> None:
+def test_resolve_device_auto_falls_back_to_cpu() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
