@@ -245,7 +245,8 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
                 f"{_describe_devices(devices)}; give auto, all, cpu, free:N, indices or UUIDs",
             )
         if len(matches) > 1:
-            raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", _describe_devices(devices))
+            advice = f"{_describe_devices(devices)}; give more of the UUID"
+            raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", advice)
         if matches[0] in chosen:
             raise UsageError.one("device.gpus", f"GPU {matches[0]} is listed twice in {selection!r}")
         chosen += matches
@@ -259,7 +260,8 @@ def _is_uuid_prefix(part: str, uuid: str) -> bool:
 def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
     for device in chosen:
         if device.unavailable is not None and not device.usable(wait=only_free):
-            raise UsageError.one("device.gpus", f"GPU {device} cannot be used: {device.unavailable.message}")
+            reason = f"GPU {device} cannot be used: {device.unavailable.message}"
+            raise UsageError.one("device.gpus", reason, "choose other GPUs with --gpus")
     if len(chosen) > 1 and any(device.mig_ids is not None for device in chosen):
         reason = f"{len(chosen)} devices selected, including MIG instances: {NCCL_MIG_MESSAGE}"
         raise UsageError.one("device.gpus", reason, MIG_ADVICE)
