@@ -334,8 +334,8 @@ def test_bench_chart_plots_each_rank_count_below_ideal_line() -> None:
 
 
 def test_bench_messages_describe_plan_and_runs() -> None:
-    description = describe_bench_plan(make_plan(rank_counts=(1, 2, 4), repeats=2))
-    assert description == "cnn on digits, batch 64 per rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times, interleaved"
+    text = describe_bench_plan(make_plan(rank_counts=(1, 2, 4), repeats=2))
+    assert text == "cnn on digits, batch 64 per rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times, interleaved"
     assert describe_bench_run(make_run(2, 100, 200, 400)) == "2 ranks: 5.00 s per epoch, 200 images/s"
     assert describe_bench_run(BenchRun(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
 
