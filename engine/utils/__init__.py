@@ -1,1 +1,1 @@
-"""Files, processes and text: what has no home in another package."""
+"""Files, processes, host resources, errors and text, used by every other package."""

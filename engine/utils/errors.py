@@ -1,4 +1,7 @@
-"""What is wrong with what a person asked for, said so that they can put it right."""
+"""Errors that a user can fix: a list of problems, each with the key, the reason and the advice.
+
+The CLI, the form and the log print them; the exit code is 2.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `location` is a config key, a flag or a file; `source` is the file that sets the key.
-    `advice` says what to do where a caller shows it apart from the `reason`. `others` are the keys whose values rule
-    this one out."""
+    """One problem in what the user requested."""
 
     location: str
+    """Config key, flag or file; "" if none."""
     reason: str
+    """What is wrong, and what to do about it unless `advice` says that."""
     advice: str = ""
+    """What to do, for callers that show it apart from the reason."""
     source: str = ""
+    """Config file that sets the key; "" for the command line."""
     others: tuple[str, ...] = ()
+    """Config keys whose values conflict with this one."""
 
     @property
     def message(self) -> str:
-        """The reason, with the advice."""
+        """Reason and advice as one sentence."""
         return f"{self.reason}; {self.advice}" if self.advice else self.reason
 
     @property
     def label(self) -> str:
-        """The key, with the file that sets it."""
+        """Location, with the config file that sets it."""
         return f"{self.location} (in {self.source})" if self.source else self.location
 
     def __str__(self) -> str:
@@ -35,7 +41,7 @@ class Problem:
 
 
 class UsageError(Exception):
-    """Something that was asked for cannot be done; holds every problem that was found. Ends in exit code 2."""
+    """The request of the user is invalid or impossible. Contains all problems; leads to exit code 2."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -43,12 +49,13 @@ class UsageError(Exception):
 
     @classmethod
     def one(cls, location: str, reason: str, advice: str = "") -> UsageError:
+        """Return an error with a single problem."""
         return cls([Problem(location, reason, advice)])
 
 
 @contextmanager
 def collect_problems(problems: list[Problem]) -> Iterator[None]:
-    """What is found wrong within is added to `problems`, and not raised."""
+    """Context manager that adds the problems of a UsageError to `problems` instead of raising it."""
     try:
         yield
     except UsageError as error:
@@ -56,10 +63,11 @@ def collect_problems(problems: list[Problem]) -> Iterator[None]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the known word that is most like this one, or nothing."""
+    """Return `; did you mean X?` with the known word closest to a misspelled one, or ""."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 def not_installed(library: str) -> str:
+    """Return the message for a missing optional library."""
     return f"{library} is not installed: pip install {library}"

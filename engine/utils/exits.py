@@ -1,4 +1,7 @@
-"""Exit codes and signals of processes as text."""
+"""Describe how a process ended, from its exit code or signal.
+
+`engine.launch.supervisor` uses it for ranks, `engine.data` for DataLoader workers.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ import re
 import signal
 from pathlib import Path
 
-REDUCE_MEMORY_ADVICE = "give fewer data.workers, a smaller data.prefetch or data.batch_size"
+REDUCE_MEMORY_ADVICE = "reduce data.workers, data.prefetch or data.batch_size"
 
 
 SHM_FULL_MESSAGE = (
-    f"the shared memory (/dev/shm) is too small for the batches of the loader processes: {REDUCE_MEMORY_ADVICE}, or "
-    "the container more of it (docker run --shm-size)"
+    f"the shared memory (/dev/shm) is too small for the batches of the DataLoader workers: {REDUCE_MEMORY_ADVICE}, or "
+    "give the container more shared memory (docker run --shm-size)"
 )
 
 
 def signal_name(number: int) -> str:
+    """Return the name of a signal, like SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -23,28 +27,30 @@ def signal_name(number: int) -> str:
 
 
 def describe_exit(code: int, *, oom_killed: bool | None = None) -> str:
-    """How a process ended that told nothing itself; a negative code is a signal's number. `oom_killed` says whether
-    the kernel ended a process for want of memory meanwhile, None where it does not tell."""
+    """Describe how a process ended that reported no error itself. A negative code is a signal number.
+
+    `oom_killed` tells whether the kernel's OOM killer killed a process meanwhile; None if that is unknown.
+    """
     if code >= 0:
-        return f"it ended with exit code {code} and left no message but what the log holds"
+        return f"it ended with exit code {code} and reported no error; the log may tell more"
     name = signal_name(-code)
     if name != "SIGKILL" or oom_killed is False:
         return f"it was killed by {name}"
     if oom_killed:
-        return f"it was killed by {name}: the machine ran out of memory; {REDUCE_MEMORY_ADVICE}"
-    return f"it was killed by {name}; if nobody did that, the machine ran out of memory"
+        return f"it was killed by {name}: the host ran out of memory; {REDUCE_MEMORY_ADVICE}"
+    return f"it was killed by {name}; if no user did that, the host ran out of memory"
 
 
 def describe_loader_exit(code: int, oom_killed: bool | None) -> str:
-    """Of a loader process, which the kernel ends by SIGBUS where the shared memory is full."""
+    """Describe how a DataLoader worker ended. The kernel kills it with SIGBUS when the shared memory is full."""
     if code == -signal.SIGBUS:
         return f"it was killed by SIGBUS: {SHM_FULL_MESSAGE}"
     return describe_exit(code, oom_killed=oom_killed)
 
 
 def oom_kill_count() -> int | None:
-    """Processes that the kernel has ended for want of memory since the machine started, from /proc/vmstat; None where
-    it does not tell."""
+    """Return the number of processes that the OOM killer has killed since boot (`oom_kill` in /proc/vmstat); None if
+    unknown."""
     try:
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
     except OSError:

@@ -1,4 +1,4 @@
-"""Paths as people write them, and files that are whole or absent, whatever happens while they are written."""
+"""User paths, atomic file replacement, file locks and JSON files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from engine.utils.errors import UsageError
 
 
 def expand_user(path: str) -> Path:
-    """The path with `~` and `~user` written out. Raises UsageError where there is no such user."""
+    """Expand `~` and `~user`. Raises UsageError if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UsageError.one(path, "there is no such user; write the folder out") from error
+        raise UsageError.one(path, "there is no such user; use the full path") from error
 
 
 def is_file(path: Path) -> bool:
-    """False also where the path cannot be looked at, or cannot be one."""
+    """Whether the path is a file. False also if it is inaccessible or invalid."""
     try:
         return path.is_file()
     except OSError:
@@ -31,23 +31,25 @@ def is_file(path: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where this user keeps what can be found out again: $XDG_CACHE_HOME/gputrain."""
+    """Return the folder for this user's cached data: $XDG_CACHE_HOME/gputrain."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gputrain"
 
 
 def config_folder() -> Path:
-    """Where this user's own settings are kept: $XDG_CONFIG_HOME/gputrain."""
+    """Return the folder for this user's settings: $XDG_CONFIG_HOME/gputrain."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gputrain"
 
 
 def state_folder() -> Path:
-    """Where is kept what this user did last: $XDG_STATE_HOME/gputrain."""
+    """Return the folder for state that outlives a session, like the last choices: $XDG_STATE_HOME/gputrain."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gputrain"
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
-    """Write `path` through a temporary file beside it and a rename. With `durable` it is on the disk on return
-    (fsync of the file, then of the folder). Raises OSError and leaves the old content as it was."""
+    """Replace `path` atomically: write a temporary file beside it, then rename.
+
+    With `durable`, the file and then its folder are flushed to disk (fsync). On OSError the old content remains.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -64,6 +66,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
 
 
 def fsync_folder(folder: Path) -> None:
+    """Flush a folder to disk, so that a rename in it survives a power failure."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -72,7 +75,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give `source` a second name, replacing what bore it; a copy where the file system has no hard links."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no hard links. Replaces `target`."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -85,7 +88,7 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on this file (`flock`). Raises OSError where it cannot be opened."""
+    """Whether a process holds an exclusive `flock` on the file. Raises OSError if the file cannot be opened."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -97,12 +100,13 @@ def is_locked(path: Path) -> bool:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace `path` atomically by a JSON object. Raises OSError."""
     text = json.dumps(dict(values), indent=2, allow_nan=False) + "\n"
     replace_file(path, lambda file: file.write(text.encode()))
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Raises OSError also where it is no regular file: of a pipe, reading would wait for a writer."""
+    """Open a regular file for reading. Raises OSError for anything else: reading a named pipe would block."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -111,7 +115,7 @@ def open_regular_file(path: Path) -> BinaryIO:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None where the file is not there, not readable or not a JSON object."""
+    """Return the JSON object in a file; None if it is missing, unreadable or not a JSON object."""
     try:
         with open_regular_file(path) as file:
             values = json.load(file)

@@ -1,8 +1,8 @@
-"""Python child processes that do what this process must not do itself: import torch or the user's code, ask a driver.
+"""Python child processes for work that this process must not do itself: importing torch or user code, calling NVML.
 
-`HelperProcess` is the parent's side: it starts the child, and reads its lines without ever blocking on it.
-`start_helper` starts a module whose ``main(parent)`` answers JSON requests with JSON, one value a line, through the
-child's side, `ParentPipe`.
+`HelperProcess` is the parent's side: it starts the child and reads its output with timeouts. `start_helper` starts a
+module whose ``main(parent)`` answers requests through the child's side, `ParentPipe`. Requests and answers are JSON,
+one value a line.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-# What the sampler of the GPUs, which starts first of all, does not need is imported further down: typing and json take
-# 5 ms.
+# typing and json take 5 ms to import, so they are imported where they are used: the GPU sampler starts before
+# everything else and needs neither.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
 
-# A killed process that is stuck in a driver or on a dead disk does not end; nobody waits longer for it.
+# A killed process that is blocked in a driver or on a dead disk does not end. close() waits no longer for it.
 END_SECONDS = 1.0
-# Importing torch from a busy network file system takes minutes.
+# Importing torch from a busy network file system can take minutes.
 DEFAULT_TIMEOUT_SECONDS = 300.0
 READ_BYTES = 1 << 16
 STDERR_TAIL_BYTES = 1 << 16
 
 
 class HelperError(Exception):
-    """The helper process gave no answer; the text says why."""
+    """The helper process gave no answer. The message says why."""
 
 
 class HelperTimeoutError(HelperError):
-    """No answer within the time limit. It may still come."""
+    """No answer arrived within the timeout. It may still arrive later."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"no answer within {timeout_s:.0f} s")
 
 
 class HelperExitedError(HelperError):
-    """The process ended, or closed its output. A negative `exit_code` is a signal's number, None says that the process
-    has not ended; `last_line` is the last line of its stderr, empty where there is none."""
+    """The process ended or closed its output.
+
+    `exit_code` is negative for a signal and None if the process is still running; `last_line` is the last line of its
+    stderr, "" if there is none.
+    """
 
     def __init__(self, exit_code: int | None, last_line: str) -> None:
         from engine.utils.exits import signal_name
 
         self.exit_code, self.last_line = exit_code, last_line
         if exit_code is None:
-            reason = "it closed its output and did not end"
+            reason = "it closed its output but is still running"
         elif exit_code < 0:
             reason = f"it was killed by {signal_name(-exit_code)}"
         elif exit_code > 0 and last_line:
@@ -65,17 +68,17 @@ class HelperExitedError(HelperError):
 class HelperProcess:
     """A Python child that runs `program` with pipes for stdin and stdout.
 
-    It leads a session of its own: Ctrl-C and the end of the terminal do not reach it, and `kill` ends what it started
-    too. Without `keep_stderr` its stderr is discarded.
+    It runs in its own session: Ctrl-C and SIGHUP of the terminal do not reach it, and `kill` also kills its children.
+    Without `keep_stderr` its stderr is discarded.
     """
 
     def __init__(
         self, program: str, *arguments: str, env: Mapping[str, str] | None = None, keep_stderr: bool = True
     ) -> None:
-        # In memory, because a machine without a usable temporary folder must still be diagnosed.
+        # In memory, because `gputrain doctor` must also work on a host without a usable temporary folder.
         self._stderr = os.fdopen(os.memfd_create("stderr"), "rb") if keep_stderr else None
         self._process = subprocess.Popen(  # noqa: S603 (our own program)
-            # -P: nothing in the working folder is imported in place of a library.
+            # -P: a file in the working folder must not shadow a library.
             [sys.executable, "-P", "-c", program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -93,7 +96,7 @@ class HelperProcess:
         self._at_eof = False
 
     def send(self, request: object) -> None:
-        """Send a JSON value. Never blocks: what does not fit into the pipe is sent while answers are awaited."""
+        """Send a JSON value. Never blocks: what does not fit into the pipe is sent while waiting for an answer."""
         import json
 
         self._unsent += json.dumps(request).encode() + b"\n"
@@ -106,12 +109,12 @@ class HelperProcess:
         except BlockingIOError:
             return
         except OSError:
-            # It has ended; the next read says how.
+            # The process has ended; the next read raises HelperExitedError.
             self._unsent = b""
 
     def receive(self, timeout_s: float = math.inf) -> Any:
-        """Return the next JSON value; lines that are not JSON are skipped. Without a limit it waits as long as the
-        process lives. Raises as `read_lines` does."""
+        """Return the next JSON value; lines that are not JSON are skipped. Without a timeout it waits until the process
+        ends. Raises the same errors as `read_lines`."""
         import json
 
         deadline = time.monotonic() + timeout_s
@@ -127,7 +130,7 @@ class HelperProcess:
         """Return all complete lines that have arrived, at least one.
 
         Raises:
-            HelperTimeoutError: none arrived in time. The beginning of one is kept for the next call.
+            HelperTimeoutError: no complete line arrived in time. An incomplete one is kept for the next call.
             HelperExitedError: the process ended, and all its complete lines have been returned.
         """
         lines = self._read_until(time.monotonic() + timeout_s)
@@ -163,26 +166,27 @@ class HelperProcess:
     def _last_stderr_line(self) -> str:
         if self._stderr is None:
             return ""
-        # The child writes at the offset that both share, so it must not be moved.
+        # Parent and child share the file offset, so use pread, which does not move it.
         size = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), STDERR_TAIL_BYTES, max(size - STDERR_TAIL_BYTES, 0))
         return (tail.decode(errors="replace").strip().splitlines() or [""])[-1]
 
     def exit_code(self, timeout_s: float = 0.0) -> int | None:
-        """Return the exit code, negative for a signal; None where the process has not ended in time."""
+        """Return the exit code, negative for a signal; None if the process has not ended in time."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout_s)
         return None
 
     def kill(self) -> None:
-        """End the process and what it started, from any thread; one that waits in `receive` gets HelperExitedError."""
-        # Once it has been waited for, its pid may be another's.
+        """Kill the process and its children. Can be called from any thread; a blocked `receive` raises
+        HelperExitedError."""
+        # After a wait, the pid may belong to another process.
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self, timeout_s: float = END_SECONDS) -> None:
-        """Kill the process, and wait no longer than `timeout_s` for its end."""
+        """Kill the process and wait at most `timeout_s` seconds for its end."""
         self.kill()
         for stream in (self._stdin, self._stdout, self._stderr):
             if stream is not None:
@@ -197,8 +201,10 @@ class HelperProcess:
 
 
 def start_helper(module: str, *, env: Mapping[str, str] | None = None, keep_stderr: bool = True) -> HelperProcess:
-    """Start a child that runs ``main(parent)`` of `module`. Linux kills it when the calling thread ends, so the thread
-    that starts it is the one that needs its answers."""
+    """Start a child that runs ``main(parent)`` of `module`.
+
+    Linux kills the child when the calling thread ends, so start it from the thread that uses its answers.
+    """
     program = f"from engine.utils.helper_process import run_helper; run_helper({module!r})"
     return HelperProcess(program, str(os.getpid()), env=env, keep_stderr=keep_stderr)
 
@@ -210,7 +216,7 @@ def ask_helper(
     timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
     env: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return the one answer of a helper that is started for it. Raises HelperError."""
+    """Start a helper for one request and return its answer. Raises HelperError."""
     with start_helper(module, env=env) as helper:
         helper.send(request)
         return helper.receive(timeout_s)
@@ -219,8 +225,7 @@ def ask_helper(
 class ParentPipe:
     """The child's side: iterate over the requests, send answers.
 
-    Both pipes move to descriptors that nothing else knows: what a library prints goes to stderr, and what it reads from
-    stdin is empty.
+    Both pipes move to private file descriptors: what a library prints goes to stderr, and stdin is empty.
     """
 
     def __init__(self) -> None:
@@ -238,30 +243,31 @@ class ParentPipe:
         return map(json.loads, self._requests)
 
     def receive(self) -> Any:
-        """Return the next request. Raises StopIteration where the parent sends no more."""
+        """Return the next request. Raises StopIteration if the parent has closed the pipe."""
         return next(iter(self))
 
     def send(self, answer: object) -> None:
+        """Send a JSON value to the parent."""
         import json
 
         print(json.dumps(answer), file=self._answers, flush=True)
 
 
 def run_helper(module: str) -> None:
-    """Run ``main(parent)`` of `module` in the child that `start_helper` started, and end it."""
+    """Run ``main(parent)`` of `module` in the child and exit. `start_helper` starts the child with this function."""
     import traceback
     from importlib import import_module
 
     from engine.utils.process import die_with_parent, exit_now
 
-    # Code of the user's may parse the arguments when it is imported.
+    # Remove the argument: user code may parse sys.argv when it is imported.
     die_with_parent(int(sys.argv.pop()))
-    # Before the import: libraries print when they are imported.
+    # Before the import, because libraries print while they are imported.
     parent = ParentPipe()
     try:
         import_module(module).main(parent)
     except Exception:
         traceback.print_exc()
         exit_now(1)
-    # Neither threads of a library nor torch's slow exit are waited for.
+    # Do not wait for library threads or for the interpreter's exit, which takes 1 s with torch loaded.
     exit_now(0)

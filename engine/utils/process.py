@@ -1,4 +1,4 @@
-"""What a process of a run asks of the system: to end with its parent, to keep off the terminal, to hear signals."""
+"""Process setup: end with the parent, redirect output, handle signals, tune malloc."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask Linux to kill this process when the one that started it ends, however that comes about. `parent_pid` is that
-    one's pid, in case it has gone already."""
+    """Make Linux kill this process when its parent ends (prctl PR_SET_PDEATHSIG).
+
+    Exits immediately if the parent, whose pid is `parent_pid`, has already ended.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
 
 
-# Of glibc's mallopt(3).
+# Parameters of mallopt(3) in glibc.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_THRESHOLD_BYTES = 2**31 - 1
-# Older versions take no more than the second.
+# Older glibc versions accept no more than the second value.
 _MMAP_THRESHOLDS_BYTES = (2**30, 2**25)
 
 
 def keep_freed_memory() -> None:
-    """Let what is freed be used again. glibc gives large blocks back to the system at once, and each step of a training
-    on the CPU would pay for their pages anew: a tenth to a fifth of its time."""
+    """Make malloc keep freed memory for reuse.
+
+    By default glibc returns large blocks to the kernel, and page faults then take 10-20% of each training step on the
+    CPU.
+    """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         if any(mallopt(_M_MMAP_THRESHOLD, size) for size in _MMAP_THRESHOLDS_BYTES):
@@ -39,7 +44,7 @@ def keep_freed_memory() -> None:
 
 
 def redirect_output(log: Path | None) -> None:
-    """Send this process's output to the end of a log; without one, to where its errors go."""
+    """Append stdout and stderr of this process to a log file. Without one, redirect stdout to stderr."""
     sys.stdout.flush()
     sys.stderr.flush()
     if log is None:
@@ -52,7 +57,7 @@ def redirect_output(log: Path | None) -> None:
 
 
 def exit_now(code: int) -> None:
-    """End this process now. The interpreter's own end would take a second with torch loaded."""
+    """Exit without interpreter shutdown, which takes 1 s with torch loaded."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -62,7 +67,7 @@ def exit_now(code: int) -> None:
 
 
 def user_name() -> str:
-    """Who this process belongs to; a container's user may have no name."""
+    """Return the name of the user, or the user ID: in a container the user may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -73,17 +78,21 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class SignalHandler:
-    """What signals ask of a supervisor: SIGINT, SIGTERM and SIGUSR1, which SLURM sends ahead of its time limit, to
-    stop; a second SIGINT to kill."""
+    """Records the signals that a supervisor receives; the handler only sets flags.
+
+    SIGINT, SIGTERM and SIGUSR1, which Slurm sends before its time limit, request a stop; a second SIGINT requests a
+    kill.
+    """
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
         self.kill_requested = False
         self.time_limit_near = False
-        """SIGUSR1 came: the time of the job is nearly over."""
+        """Whether SIGUSR1 was received: Slurm sends it shortly before the time limit of the job."""
         self._interrupted = False
 
     def install(self) -> None:
+        """Install the handler for all `STOP_SIGNALS`."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
 
@@ -95,5 +104,5 @@ class SignalHandler:
 
 
 def ignore_sighup() -> None:
-    """Ignore the end of the terminal or of the SSH session; so do the processes that this one starts."""
+    """Ignore SIGHUP, in this process and its future children, so that a run survives its terminal or SSH session."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,12 +1,13 @@
-"""Small helpers for text that is shown to people."""
+"""Text for terminals: escaped control characters, plurals."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text with what is not printable written out, as `\\x1b`."""
+    """Return the text with unprintable characters escaped, like `\\x1b`, so that it cannot control the terminal."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def pluralize(count: int, noun: str) -> str:
+    """Return the count and the noun, with a plural s unless the count is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -27,7 +27,7 @@ WRONG = {
     "resume of no name": (["--resume"], "run.resume: needs the name of the run"),
     "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "--ngpu: means --gpus free:1"),
     "value that is no YAML": (["--lr", "{"], "optim.lr: the value '{' cannot be read"),
-    "no such user": (["~nobody-of-that-name/x.yaml"], "there is no such user; write the folder out"),
+    "no such user": (["~nobody-of-that-name/x.yaml"], "there is no such user; use the full path"),
 }  # fmt: skip
 
 # By a look at the machine.
@@ -86,7 +86,7 @@ def test_run_rejects_existing_name_and_keeps_its_journal(short_run: FinishedRun,
     before = (short_run.path / "events.jsonl").read_text()
     done = shared_gputrain("run", "--headless", "digits", "--name", "short")
     assert done.returncode == 2
-    assert "the run short exists" in done.stderr
+    assert "the run short already exists" in done.stderr
     assert "--resume" in done.stderr
     assert (short_run.path / "events.jsonl").read_text() == before
 
@@ -100,7 +100,7 @@ def test_resume_rejects_run_owned_by_another_process(gputrain: Gputrain) -> None
     claimed = claim_run(gputrain.runs, "mine", "x", resume=False)
     done = gputrain("run", "--headless", "digits", "--name", "mine", "--resume")
     assert done.returncode == 2
-    assert f"mine: is being run by process {os.getpid()}" in done.stderr
+    assert f"mine: is already running as process {os.getpid()}" in done.stderr
     claimed.ownership.release()
 
 

@@ -1,6 +1,8 @@
-"""Faults brought into a rank from outside: with this folder on PYTHONPATH, Python itself loads this file in every
-process of a run, and $GPUTRAIN_FAULT says what is to happen in which rank at which step. The package knows nothing of
-it."""
+"""Inject faults into the ranks of a real run, without any hook in the product.
+
+With this folder on PYTHONPATH, Python imports this file in every process of a run. $GPUTRAIN_FAULT lists the faults as
+JSON: kind, rank, steps and once. `Gputrain.inject_fault` sets it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ import psutil
 
 
 def happen(kind: str, images: Any) -> Any:
+    """Trigger one fault; return the images of the batch, changed for `nan`."""
     import torch
 
     if kind == "nan":
@@ -35,7 +38,7 @@ def happen(kind: str, images: Any) -> Any:
     if kind == "exit":
         os._exit(7)
     if kind in ("stop the run", "kill the run"):
-        # The supervisor is the parent of what forked this rank.
+        # A rank is forked by the fork server, which is a child of the supervisor.
         supervisor = psutil.Process(os.getppid()).ppid()
         os.kill(supervisor, signal.SIGTERM if kind == "stop the run" else signal.SIGKILL)
         return images
@@ -44,7 +47,10 @@ def happen(kind: str, images: Any) -> Any:
 
 
 def bring_in(loop: Any, faults: list[dict[str, Any]]) -> None:
-    """Of each `kind`, `rank`, `steps`; with `once`, the path of a file, only where that is not there yet."""
+    """Patch `loop.forward_backward` to trigger each fault on its rank at its steps.
+
+    `once` is the path of a marker file: the fault is triggered only if the file does not exist yet.
+    """
     forward_backward = loop.forward_backward
 
     def faulty(t: Any, batch: Any, number: int) -> Any:
@@ -62,7 +68,7 @@ def bring_in(loop: Any, faults: list[dict[str, Any]]) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Waits for the loop to be imported."""
+    """Import hook that patches `engine.training.loop` when it is imported."""
 
     def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         if name != "engine.training.loop":
