@@ -1,1 +1,1 @@
-"""Ranks among each other: environment, rendezvous, process groups, heartbeats, failures."""
+"""Everything between ranks: environment, rendezvous, process groups, heartbeats and failures."""

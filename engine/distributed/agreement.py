@@ -1,4 +1,7 @@
-"""How all ranks come to do what was asked for at the same step, without waiting for each other in every step."""
+"""Make all ranks handle control requests at the same step, without a synchronization in every step.
+
+`engine.training.trainer` calls `Agreement` between steps.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ import torch.distributed as dist
 
 from engine.runs.control import RequestCounters
 
-# About what passes between two questions. An answer takes one step more.
+# Target interval between two all-reduces of the requests. The result is available one step later.
 POLL_INTERVAL_SECONDS = 0.5
-# So that a stop is heard soon also where steps become slow.
+# Bounds the delay of a stop request when steps become slow.
 MAX_POLL_INTERVAL_STEPS = 32
 
 
 class Agreement:
-    """Called once a step by every rank; tells all of them the same at the same step.
+    """Called by every rank once per step; returns the same requests on all ranks at the same step.
 
-    A question takes the most that any rank has been asked for. It is put every so many calls, and its answer is there
-    at the next: the reduction runs on the host, in the background of a whole step. How many calls that are goes by
-    `POLL_INTERVAL_SECONDS` and the rank for which that is the fewest, and is agreed upon with each question: no rank's
-    clock may decide it alone. While the run is to pause each call asks.
+    The requests of all ranks are combined by a MAX all-reduce on the host. It runs in the background of one step and
+    its result is used in the next. The interval in steps follows from `POLL_INTERVAL_SECONDS` and the slowest rank;
+    each all-reduce also agrees on the next interval, because the clocks of the ranks differ. A paused run polls in
+    every call.
     """
 
     def __init__(self, cpu_group: dist.ProcessGroup) -> None:
@@ -33,7 +36,7 @@ class Agreement:
         self._last_poll: float | None = None
 
     def __call__(self, poll_requests: Callable[[], RequestCounters]) -> RequestCounters:
-        """`poll_requests` gives what this rank knows of."""
+        """Return the requests that all ranks have agreed on. `poll_requests` returns those that this rank received."""
         agreed = self.wait_pending()
         self._steps_since_poll += 1
         if agreed.stop or (self._steps_since_poll < self._interval_steps and not agreed.paused):
@@ -45,7 +48,8 @@ class Agreement:
         return agreed
 
     def _next_interval_steps(self) -> int:
-        """How far this rank's next question may be from this one. It grows slowly: one step may be quick by chance."""
+        """Return the number of steps until this rank would poll again. It at most doubles, because one step can be fast
+        by chance."""
         before, self._last_poll = self._last_poll, time.monotonic()
         calls, self._steps_since_poll = self._steps_since_poll, 0
         if before is None:
@@ -54,7 +58,7 @@ class Agreement:
         return max(1, min(round(POLL_INTERVAL_SECONDS / seconds), 2 * self._interval_steps, MAX_POLL_INTERVAL_STEPS))
 
     def wait_pending(self) -> RequestCounters:
-        """What is agreed, with the answer of the question that is under way, if one is."""
+        """Wait for the pending all-reduce, if there is one, and return the agreed requests."""
         if self._pending is not None:
             work, numbers = self._pending
             work.wait()

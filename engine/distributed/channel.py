@@ -1,4 +1,8 @@
-"""The line between one rank and the owner of its run: events go up, requests come down."""
+"""Connection between a rank and the owner of its run: events to the owner, control requests to the rank.
+
+The owner is the supervisor, or rank 0 itself under torchrun and srun. `engine.training` uses `Channel`,
+`engine.launch.supervisor` the other end, `RankConnection`.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +19,38 @@ from engine.runs.control import RequestCounters
 from engine.runs.events import Event, FlushJournal
 from engine.runs.journal import from_line, to_line
 
-# The supervisor's answer to a `FlushJournal`.
+# Reply of the supervisor to `FlushJournal`.
 FLUSH_ACK = "flushed"
 
 
 class Channel(Protocol):
-    """A rank's end."""
+    """The rank's end of the connection."""
 
-    def send(self, event: Event) -> None: ...
-    def poll_requests(self) -> RequestCounters: ...
+    def send(self, event: Event) -> None:
+        """Send an event to the owner of the run."""
+        ...
+
+    def poll_requests(self) -> RequestCounters:
+        """Return all requests received so far, without blocking."""
+        ...
+
     def flush(self) -> None:
-        """Returns when all that was sent is in the journal, and that on the disk."""
+        """Block until all sent events are in the journal on disk."""
         ...
 
     def enter_phase(self, step: int, phase: Phase) -> None:
-        """This rank has done so many steps, and is at a place now."""
+        """Report that this rank has completed `step` steps and entered a phase."""
         ...
 
 
 class StopFlag:
-    """Set by a signal handler, which may do nothing else."""
+    """Stop request by signal. The handler only sets this flag, because more work in a handler can deadlock."""
 
     def __init__(self) -> None:
         self.is_set = False
         self.signal_name = ""
         self.time_limit_near = False
-        """SIGUSR1 came: the time of the job is nearly over."""
+        """Whether SIGUSR1 was received: Slurm sends it shortly before the time limit of the job."""
 
     def handle_signal(self, signum: int, *_: object) -> None:
         self.is_set = True
@@ -49,7 +59,8 @@ class StopFlag:
 
 
 class PipeChannel:
-    """The end of a forked rank. Each rank has a pipe of its own, so none can block or tear another's."""
+    """Channel of a forked rank to its supervisor. Each rank has its own pipe, so no rank can block another or corrupt
+    its messages."""
 
     def __init__(self, connection: Connection, stop_flag: StopFlag, heartbeat: HeartbeatWriter) -> None:
         self.enter_phase = heartbeat.enter_phase
@@ -63,7 +74,8 @@ class PipeChannel:
         self._socket.sendall(to_line(event).encode() + b"\n")
 
     def flush(self) -> None:
-        """Raises ConnectionError where the supervisor has gone."""
+        """Block until all sent events are in the journal on disk. Raises ConnectionError if the supervisor has
+        exited."""
         self._flushed = False
         self.send(FlushJournal())
         while not self._flushed:
@@ -71,7 +83,7 @@ class PipeChannel:
 
     def _consume(self, data: bytes) -> None:
         if not data:
-            raise ConnectionError("the supervisor has gone")
+            raise ConnectionError("the supervisor has exited")
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             if line == FLUSH_ACK.encode():
@@ -87,8 +99,8 @@ class PipeChannel:
 
 
 class DirectChannel:
-    """The end of a rank that has no supervisor: rank 0 records its events itself, the others have no one to tell.
-    `on_poll` is called whenever it is asked, and must not wait."""
+    """Channel of a rank without a supervisor (torchrun, srun): rank 0 records its events itself, other ranks discard
+    theirs. `on_poll` is called by each `poll_requests` and must not block."""
 
     def __init__(
         self,
@@ -116,7 +128,7 @@ class DirectChannel:
 
 
 class RankConnection:
-    """The supervisor's end of one rank's pipe. Never waits: half a message stays in the buffer until the rest comes."""
+    """The supervisor's end of one rank's pipe. It never blocks: an incomplete message stays in the buffer."""
 
     def __init__(self, connection: Connection) -> None:
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
@@ -129,7 +141,7 @@ class RankConnection:
         return self._socket.fileno()
 
     def receive(self) -> list[Event]:
-        """Every whole event that has come in; closes at the other end's end."""
+        """Return all complete events that have arrived; close if the rank has closed its end."""
         while True:
             try:
                 data = self._socket.recv(1 << 16)
@@ -145,6 +157,7 @@ class RankConnection:
         return [event for line in lines if (event := from_line(line.decode(errors="replace"))) is not None]
 
     def send(self, message: str) -> None:
+        """Send a request or `FLUSH_ACK`; errors are ignored, because a dead rank is detected elsewhere."""
         with suppress(OSError):
             self._socket.send(message.encode() + b"\n")
 

@@ -1,4 +1,7 @@
-"""What ended a rank, in one sentence, and which of several failures was the cause of the others."""
+"""Describe the failure of a rank in one sentence with advice, and find the root cause of several failures.
+
+Ranks create `RankFailed` events here; `engine.launch` selects and reports the root cause.
+"""
 
 from __future__ import annotations
 
@@ -12,64 +15,67 @@ from engine.runs.events import RankFailed
 if TYPE_CHECKING:
     from engine.config.schema import Config
 
-# How torch and the libraries below it say that another rank is gone: a plain RuntimeError comes from gloo.
+# Exceptions of torch.distributed when another rank is gone; gloo raises a plain RuntimeError.
 _COMMUNICATION_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER = re.compile(r"connection (reset|closed|refused)|broken pipe|gloo|nccl|socket|timed out", re.I)
-# How torch and the libraries below it say that there is no memory to be had.
+# Out-of-memory errors of CUDA libraries and of the host allocator, which are plain RuntimeErrors.
 _GPU_OOM = re.compile(r"CUDA (driver )?error: out of memory|CU\w+_STATUS_ALLOC_FAILED")
 _HOST_OOM = re.compile(r"DefaultCPUAllocator: |std::bad_alloc|Cannot allocate memory")
 _GIB_PER_UNIT = {"MiB": 2**-10, "GiB": 1.0}
 
 
 class FinalCheckpointError(Exception):
-    """All epochs are done, and what came of them could not be written; the text says why."""
+    """Training is complete, but its last checkpoint could not be written. The message says why."""
 
 
 class NonFiniteLossError(Exception):
-    """A loss or a gradient is NaN or infinite; the text says where."""
+    """A loss or gradient is NaN or infinite. The message names step and rank."""
 
 
 def oom_location(error: BaseException) -> Literal["gpu", "host"] | None:
-    """Whose memory an exception found full, if that is what it says."""
+    """Return which memory ran out according to an exception: gpu, host, or None for any other error."""
     if type(error).__name__ == "OutOfMemoryError" or _GPU_OOM.search(str(error)):
         return "gpu"
     return "host" if isinstance(error, MemoryError) or _HOST_OOM.search(str(error)) else None
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an exception only says that the rank could not reach another one."""
+    """Whether an exception only means that the connection to another rank was lost."""
     communicates = type(error).__name__ in _COMMUNICATION_ERRORS and oom_location(error) is None
     return communicates and _LOST_PEER.search(_line_of(error)) is not None
 
 
 def _line_of(error: BaseException) -> str:
-    """The line of an exception's text that says what happened: the last one where a loader process raised it, because
-    its traceback comes first."""
+    """Return the line of an exception's text that says what happened.
+
+    It is the first one, or the last one of an exception that a DataLoader worker re-raised after its traceback.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
 
 
 def describe_cause(error: BaseException, config: Config | None = None) -> str:
-    """An exception in one sentence; where memory is full, with what to try under `config`."""
+    """Describe an exception in one sentence. For an out-of-memory error, advise changes to `config`."""
     name, text = type(error).__name__, _line_of(error)
     if (where := oom_location(error)) is not None:
         full = (
-            f"the GPU's memory is full{_gpu_memory_usage(str(error))}"
+            f"the GPU is out of memory{_gpu_memory_usage(str(error))}"
             if where == "gpu"
-            else "the machine's memory is full"
+            else "the host is out of memory"
         )
-        told = f"{full}: give a smaller data.batch_size" if config is None else f"{full} {_oom_advice(config, where)}"
+        told = f"{full}: use a smaller data.batch_size" if config is None else f"{full} {_oom_advice(config, where)}"
         return told if where == "gpu" else f"{told} ({text or name})"
     if type(error).__module__.startswith("engine."):
         return re.sub(r"^engine\.[\w.]+: ", "", text)
-    # The store's own text names the key or the number of ranks that it waited for.
+    # The text of a DistStoreError already names the missing ranks or the key.
     if lost_peer(error) and name != "DistStoreError":
-        return f"it lost the connection to another rank ({text})"
+        return f"it lost the connection to another rank, which failed or is unreachable ({text})"
     return f"{name}: {text}" if text else name
 
 
 def _gpu_memory_usage(text: str) -> str:
-    """How full, as torch tells it: ` (79.1 of 79.3 GiB in use)`, with what of it other processes have."""
+    """Return ` (79.1 of 79.3 GiB in use)` from the text of a torch.OutOfMemoryError, with the share of other
+    processes."""
     found = re.search(r"total capacity of ([\d.]+) (\w+) of which ([\d.]+) (\w+) is free", text)
     if found is None or any(unit not in _GIB_PER_UNIT for unit in found.group(2, 4)):
         return ""
@@ -78,11 +84,12 @@ def _gpu_memory_usage(text: str) -> str:
         float(size) * _GIB_PER_UNIT.get(unit, 0.0)
         for size, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+) memory in use", text)
     )
-    also = f", {others:.1f} GiB of them by other processes" if others >= 0.05 * total else ""
+    also = f", {others:.1f} GiB of it by other processes" if others >= 0.05 * total else ""
     return f" ({total - free:.1f} of {total:.1f} GiB in use{also})"
 
 
 def _oom_advice(config: Config, location: Literal["gpu", "host"]) -> str:
+    """Return the batch size that ran out of memory, and settings to try."""
     images, device, optim = config.data.numeric_batch_size, config.device, config.optim
     advice = []
     if images > 1:
@@ -95,11 +102,11 @@ def _oom_advice(config: Config, location: Literal["gpu", "host"]) -> str:
     advice.append("--batch-size auto" if images > 1 else "a smaller data.image_size or another model.name")
     many = "image" if images == 1 else "images"
     tried = f"{', '.join(advice[:-1])}, or {advice[-1]}" if len(advice) > 1 else advice[0]
-    return f"at {images} {many} a {'GPU' if device.parallel == 'dp' else 'rank'}: try {tried}"
+    return f"with {images} {many} per {'GPU' if device.parallel == 'dp' else 'rank'}: try {tried}"
 
 
 def rank_failure(rank: int, device: str, error: BaseException, config: Config | None = None) -> RankFailed:
-    """Of the error that is being handled."""
+    """Return the event for the exception that is being handled, with its traceback."""
     return RankFailed(
         rank=rank,
         device=device,
@@ -111,9 +118,10 @@ def rank_failure(rank: int, device: str, error: BaseException, config: Config | 
 
 
 def describe_failure(failure: RankFailed) -> str:
+    """Return the failure as one sentence that names the rank, its device and the cause."""
     return f"rank {failure.rank} ({failure.device}) failed: {failure.cause}"
 
 
 def root_cause(failures: Sequence[RankFailed]) -> RankFailed:
-    """The earliest failure that is not merely the loss of another rank, or else the earliest of all."""
+    """Return the earliest failure that is not a lost connection to another rank, or else the earliest one."""
     return min(failures, key=lambda failure: (failure.lost_peer, failure.time))

@@ -1,4 +1,7 @@
-"""What of this machine a run gets: its devices, and each rank's threads and loader processes."""
+"""Plan the ranks of one node: devices, threads, DataLoader workers and backend.
+
+`engine.launch` plans each node before the ranks start.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,30 @@ Backend = Literal["nccl", "gloo"]
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The share of each of the `local_world_size` on this host. `devices` holds the UUID of a GPU or a MIG instance for
-    each of them, or of the one that this rank sees, or "cpu"; of all GPUs where one rank has `devices_per_rank` of
-    them; `parent_uuids` the UUID of the GPU that an instance is of. `workers` are the loader processes a rank where the
-    config names a number, None where the data decides."""
+    """Devices and CPU threads of the ranks of one node."""
 
     devices: tuple[str, ...]
+    """UUID of a GPU or MIG instance for each local rank, or "cpu". One entry if a launcher shows this rank one GPU
+    only, all GPUs of the rank with DataParallel."""
     parent_uuids: tuple[str | None, ...]
+    """UUID of the physical GPU for each MIG instance in `devices`, else None."""
     local_world_size: int
+    """Number of ranks on this node."""
     threads_per_rank: int
+    """CPU threads per rank (OMP_NUM_THREADS)."""
     workers: int | None
+    """DataLoader workers per rank; None for `data.workers: auto`."""
     backend: Backend
+    """Backend of the process group."""
     devices_per_rank: int = 1
+    """GPUs per rank; more than one with DataParallel."""
 
     def device_index(self, local_rank: int) -> int:
-        """Which of `devices` a rank has, the first where it has several; CUDA counts them in this order."""
+        """Return the CUDA index of a rank's first device, which is its index in `devices`."""
         return local_rank if len(self.devices) > 1 else 0
 
     def device_indices(self, local_rank: int) -> range:
-        """All of `devices` that a rank has."""
+        """Return the CUDA indices of all devices of a rank."""
         first = self.device_index(local_rank)
         return range(first, first + self.devices_per_rank)
 
@@ -44,8 +52,11 @@ class NodePlan:
 
 
 def plan_node(config: Config, gpus: Sequence[CudaDevice], local_world_size: int | None = None) -> NodePlan:
-    """`gpus` are those that the run has to itself, none for the CPU; `local_world_size` is given where a launcher has
-    already decided how many ranks this host has: it may show each of them one GPU only. Raises UsageError."""
+    """Return the plan of this node. `gpus` are the GPUs reserved for the run, none for training on the CPU.
+
+    An external launcher sets `local_world_size`, and may show each rank one GPU only. Raises UsageError if the config
+    does not fit the devices.
+    """
     problems = _plan_problems(config, gpus, external_launcher=local_world_size is not None)
     if problems:
         raise UsageError(problems)
@@ -57,8 +68,8 @@ def plan_node(config: Config, gpus: Sequence[CudaDevice], local_world_size: int 
     if gpus:
         ranks = local_world_size or len(gpus)
         if 1 < len(gpus) < ranks:
-            reason = f"{ranks} ranks on this host need a GPU each, and there are {len(gpus)}"
-            raise UsageError.one("device.gpus", reason, "start fewer")
+            reason = f"{ranks} ranks on this host need one GPU each, but only {len(gpus)} are available"
+            raise UsageError.one("device.gpus", reason, "start fewer ranks on this host")
         devices = tuple(gpu.uuid for gpu in gpus[:ranks])
         parents = tuple(gpu.parent_uuid for gpu in gpus[:ranks])
         return NodePlan(devices, parents, ranks, max(1, available_cores() // ranks), workers, backend)
@@ -66,28 +77,28 @@ def plan_node(config: Config, gpus: Sequence[CudaDevice], local_world_size: int 
     most = MAX_RANKS_PER_CORE * available_cores()
     if ranks > most:
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
-        raise UsageError.one("device.ranks", reason, f"give {most} or fewer (4 a core)")
+        raise UsageError.one("device.ranks", reason, f"use at most {most} (4 per core)")
     return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, available_cores() // ranks), workers, backend)
 
 
 def _plan_problems(config: Config, gpus: Sequence[CudaDevice], *, external_launcher: bool) -> list[Problem]:
-    """What the devices that there are make impossible."""
+    """Return the settings that are impossible with these devices."""
     device, problems = config.device, []
     if device.backend == "nccl" and not gpus:
-        problems.append(Problem("device.backend", "nccl joins GPUs, and this run is on the CPU", "give gloo or auto"))
+        problems.append(Problem("device.backend", "nccl needs GPUs, but this run is on the CPU", "use gloo or auto"))
     if device.parallel == "dp":
         if external_launcher:
-            reason = "dp is one process for all GPUs, and torchrun and srun start one for each"
-            problems.append(Problem("device.parallel", reason, "start gputrain without them, or take ddp"))
+            reason = "dp uses one process for all GPUs, but torchrun and srun start one per GPU"
+            problems.append(Problem("device.parallel", reason, "start gputrain without them, or use ddp"))
         elif len(gpus) < 2:
             what = "one GPU" if gpus else "the CPU"
-            reason = f"dp divides each batch among several GPUs, and this run is on {what}"
-            problems.append(Problem("device.parallel", reason, "give more with --gpus, or take ddp"))
+            reason = f"dp splits each batch across several GPUs, but this run is on {what}"
+            problems.append(Problem("device.parallel", reason, "request more GPUs with --gpus, or use ddp"))
     return problems
 
 
 def prepare_environment(plan: NodePlan, environ: MutableMapping[str, str]) -> None:
-    """Set what ranks must find in their environment before they look for GPUs, and what they start."""
+    """Set the environment variables that ranks and their children need before CUDA is initialized."""
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environ["CUDA_VISIBLE_DEVICES"] = ",".join(plan.devices) if plan.on_gpu else ""
     environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_rank))

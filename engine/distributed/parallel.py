@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs: a process for each (DistributedDataParallel), or threads of one (DataParallel)."""
+"""Wrap a model for data-parallel training: DistributedDataParallel, or DataParallel in one process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from engine.optim.lazy_dynamo import dynamo_stub
 def wrap_model(
     model: nn.Module, config: DeviceConfig, device: torch.device, devices_per_rank: int, world_size: int
 ) -> nn.Module:
-    """The module that a step is trained through: for one rank the model itself, whose gradients nobody waits for. DDP
-    goes without the buffers' round in every forward: they are shared where they are needed, see `broadcast_buffers`."""
+    """Return the module to call in a training step: DDP, DataParallel, or the model itself for a single rank.
+
+    DDP does not broadcast buffers in every forward pass; `broadcast_buffers` does before evaluation and checkpoints.
+    """
     if config.parallel == "dp":
         return DataParallel(model, device_ids=list(range(devices_per_rank)))
     if world_size == 1:
@@ -37,6 +39,8 @@ def wrap_model(
 
 
 def warmup_batch_size(sampler: DistributedBatchSampler) -> int:
-    """Images by which to see whether a model can train on the smallest batch of a rank: no more than two a device say
-    it, but for DataParallel, which deals a batch out unevenly."""
+    """Return the batch size that shows whether a model can train on the smallest batch of a rank.
+
+    Two images are enough. DataParallel needs the smallest batch itself, because it splits a batch unevenly.
+    """
     return sampler.min_batch_size if sampler.devices_per_rank > 1 else min(sampler.min_batch_size, 2)

@@ -1,4 +1,7 @@
-"""Where a process sits in the world of a run, and who put it there: gputrain, torchrun or srun."""
+"""Detect the launcher (gputrain, torchrun or srun) and read rank and world size from its environment variables.
+
+`engine.launch` calls it before anything else.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,24 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Ranks count from 0; the local ones are those of this host."""
+    """Position of one rank among all ranks and among those of its node."""
 
     rank: int
+    """Rank, counted from 0 over all nodes."""
     world_size: int
+    """Number of ranks on all nodes."""
     local_rank: int
+    """Rank, counted from 0 on this node."""
     local_world_size: int
+    """Number of ranks on this node."""
 
 
 def detect_launcher(requested: Launcher | Literal["auto"], environ: Mapping[str, str]) -> Launcher:
-    """Who starts the ranks. torchrun is known by its whole set of variables; srun by a step of several tasks, since the
-    shell of an sbatch script has SLURM_PROCID too."""
+    """Return the launcher: as requested, or detected from the environment.
+
+    torchrun is detected by all of `TORCHRUN_VARIABLES`, srun by a step of several tasks. SLURM_PROCID alone is no
+    evidence, because the shell of an sbatch script has it too.
+    """
     if requested != "auto":
         return requested
     if all(environ.get(name) for name in TORCHRUN_VARIABLES):
@@ -37,8 +47,10 @@ def detect_launcher(requested: Launcher | Literal["auto"], environ: Mapping[str,
 
 
 def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]:
-    """The rank info that torchrun or srun gave this process, and the variables by which torch finds the others. Raises
-    UsageError where a variable is missing or no number."""
+    """Return the rank info set by torchrun or srun, and the variables that torch's rendezvous needs in addition.
+
+    Raises UsageError if a variable is missing or not a number.
+    """
     if launcher == "env":
         rank, world = _int_from_env(environ, "RANK", launcher), _int_from_env(environ, "WORLD_SIZE", launcher)
         local = _int_from_env(environ, "LOCAL_RANK", launcher)
@@ -62,7 +74,7 @@ def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[
 
 
 def _int_from_env(environ: Mapping[str, str], name: str, launcher: Launcher, default: int | None = None) -> int:
-    """The number in an environment variable, or ``default`` where it is not set. Raises UsageError."""
+    """Return the integer in an environment variable, or ``default`` if it is not set. Raises UsageError."""
     value = environ.get(name, "")
     if not value and default is not None:
         return default
@@ -70,14 +82,12 @@ def _int_from_env(environ: Mapping[str, str], name: str, launcher: Launcher, def
     if not value.isdecimal():
         starter = "torchrun" if launcher == "env" else "srun"
         problem = f"must be a non-negative integer, not {value!r}" if value else "is not set"
-        raise UsageError.one(
-            f"--launcher {launcher}", f"{name} {problem}; start with {starter}, or leave --launcher out"
-        )
+        raise UsageError.one(f"--launcher {launcher}", f"{name} {problem}; start with {starter}, or omit --launcher")
     return int(value)
 
 
 def first_slurm_host(node_list: str) -> str:
-    """The first host of SLURM's list: `gpu[07-09,12],login` begins with gpu07."""
+    """Return the first host of a Slurm node list: gpu07 for `gpu[07-09,12],login`."""
     first = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", node_list)
     if first is None:
         return node_list
@@ -86,14 +96,18 @@ def first_slurm_host(node_list: str) -> str:
 
 
 def slurm_step_port(environ: Mapping[str, str]) -> int:
-    """A port that every task of a step works out alike and that other jobs and steps are unlikely to take: above the
-    registered ports, below Linux's ephemeral ones. Raises UsageError."""
+    """Return the rendezvous port of a Slurm step.
+
+    All tasks compute the same port from job and step ID, and other steps are unlikely to share it. It is below Linux's
+    ephemeral ports. Raises UsageError if an ID is not a number.
+    """
     job, step = (_int_from_env(environ, name, "slurm", default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return 20000 + (job * 31 + step) % 12000
 
 
 def slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
-    """Tasks of the step on this host, from `SLURM_STEP_TASKS_PER_NODE` such as `4(x2),3`. Raises UsageError."""
+    """Return the number of tasks on this node, from `SLURM_STEP_TASKS_PER_NODE` such as `4(x2),3`; ``world_size`` if it
+    is not set. Raises UsageError if SLURM_NODEID is not a number."""
     counts: list[int] = []
     for part in (environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or "").split(","):
         if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):

@@ -1,4 +1,7 @@
-"""How the ranks of a run find each other, where `device.init_method` says it: at an address, or by a file."""
+"""Rendezvous of the ranks by `device.init_method`: a TCP address, environment variables or a shared file.
+
+`engine.launch` checks the method before the ranks start; each rank then opens the store.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 INIT_METHOD_KEY = "device.init_method"
-# Clocks of a file server and of its hosts may differ by so much.
+# Allowed clock difference between this host and a file server.
 MAX_CLOCK_SKEW_SECONDS = 5.0
 
 
 def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
-    """Raises UsageError where the ranks that this process is about to spawn could not meet so."""
+    """Check the rendezvous of ranks that this process will spawn. Raises UsageError if it cannot succeed."""
     if init_method.startswith("file://"):
         _check_rendezvous_file(_file_path(init_method))
     elif init_method != "auto":
@@ -34,11 +37,14 @@ def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
 
 
 def check_external_rendezvous(init_method: str, environ: Mapping[str, str], rank: int) -> None:
-    """The same for a rank that a launcher started, which others may be ahead of. Raises UsageError."""
+    """Check the rendezvous of a rank that torchrun or srun started; other ranks may already have created the file.
+
+    Raises UsageError if it cannot succeed.
+    """
     if init_method.startswith("file://"):
         if int(environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0:
-            why = "ranks that torchrun starts again would find what those before them wrote; give it --max-restarts 0"
-            raise UsageError.one(INIT_METHOD_KEY, f"{why}, or leave {INIT_METHOD_KEY} out")
+            why = "restarted ranks would read the file of the previous attempt; start torchrun with --max-restarts 0"
+            raise UsageError.one(INIT_METHOD_KEY, f"{why}, or remove {INIT_METHOD_KEY}")
         _check_rendezvous_file(
             _file_path(init_method), psutil.Process(os.getppid()).create_time() - MAX_CLOCK_SKEW_SECONDS
         )
@@ -50,7 +56,10 @@ def check_external_rendezvous(init_method: str, environ: Mapping[str, str], rank
 
 
 def open_store(config: Config, rank_info: RankInfo) -> Store:
-    """Where this rank meets the others. Raises torch's errors where they do not come within `device.timeout`."""
+    """Return the store through which the ranks rendezvous.
+
+    Raises the errors of torch.distributed if not all ranks join within `device.timeout` seconds.
+    """
     import torch.distributed as dist
 
     method, timeout = config.device.init_method, timedelta(seconds=config.device.timeout)
@@ -61,7 +70,7 @@ def open_store(config: Config, rank_info: RankInfo) -> Store:
 
 
 def remove_rendezvous_file(init_method: str) -> None:
-    """Take away the file by which the ranks of a run met: the next ones would take it for theirs, and hang."""
+    """Delete the rendezvous file of a run. Later ranks would read its stale content and hang."""
     if init_method.startswith("file://"):
         with suppress(OSError):
             _file_path(init_method).unlink()
@@ -76,28 +85,30 @@ def _host_and_port(init_method: str, environ: Mapping[str, str]) -> tuple[str, i
         host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
         if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
             shown = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
-            raise UsageError.one(
-                INIT_METHOD_KEY, f"env:// needs an address and a port in the environment, which has {shown}"
-            )
+            raise UsageError.one(INIT_METHOD_KEY, f"env:// needs a host and a port in the environment, but {shown}")
         return host, int(port)
     url = urlsplit(init_method)
     return str(url.hostname), int(url.port or 0)
 
 
 def _check_rendezvous_file(path: Path, allowed_since: float | None = None) -> None:
-    """One written after `allowed_since` may be of other ranks of this run."""
+    """Check that the file is new and its folder writable. Raises UsageError.
+
+    A file modified after `allowed_since` (Unix seconds) is accepted, because other ranks of this run may have created
+    it.
+    """
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError.one(INIT_METHOD_KEY, f"{path.parent} is no folder that can be written to; give another file")
+        raise UsageError.one(INIT_METHOD_KEY, f"{path.parent} is not a writable folder; use a file in another folder")
     with suppress(FileNotFoundError):
         if allowed_since is None or not path.is_file() or path.stat().st_mtime < allowed_since:
             path.lstat()
             raise UsageError.one(
-                INIT_METHOD_KEY, f"{path} exists, perhaps from an earlier run; remove it or give another file"
+                INIT_METHOD_KEY, f"{path} already exists, perhaps from an earlier run; delete it or use another file"
             )
 
 
 def _check_can_listen(host: str, port: int) -> None:
-    """Rank 0 listens there, which is of this host."""
+    """Check that rank 0, which runs on this host, can listen on the address. Raises UsageError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -105,15 +116,15 @@ def _check_can_listen(host: str, port: int) -> None:
     except OSError as error:
         raise UsageError.one(
             INIT_METHOD_KEY,
-            f"{host} is no address of this host, on which rank 0 is ({error.strerror}); give one that is",
+            f"{host} is not an address of this host, where rank 0 listens ({error.strerror}); use one that is",
         ) from error
     try:
         with socket.socket(family, kind, protocol) as probe:
-            # As torch does, which listens on every address.
+            # Like torch, which listens on all addresses.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
             probe.listen()
     except OSError as error:
         raise UsageError.one(
-            INIT_METHOD_KEY, f"port {port} cannot be had here ({error.strerror}); give another"
+            INIT_METHOD_KEY, f"port {port} cannot be used on this host ({error.strerror}); use another port"
         ) from error

@@ -1,4 +1,7 @@
-"""Where the ranks of a run are, and that no two of them have one GPU."""
+"""Gather the host, process and devices of all ranks, and check that no two ranks share a GPU.
+
+`engine.training` calls it during the setup of the ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from engine.utils.errors import UsageError
 
 
 def gather_rank_devices(plan: NodePlan, rank_info: RankInfo, cpu_group: dist.ProcessGroup) -> list[RankDevice]:
-    """Where all ranks are, once for each device of each. A collective."""
+    """Return one record for each device of each rank, ordered by rank. A collective on `cpu_group`."""
     host, pid = socket.gethostname(), os.getpid()
     devices = [plan.devices[place] for place in plan.device_indices(rank_info.local_rank)]
     mine = [RankDevice(rank=rank_info.rank, host=host, pid=pid, device=device) for device in devices]
@@ -25,12 +28,12 @@ def gather_rank_devices(plan: NodePlan, rank_info: RankInfo, cpu_group: dist.Pro
 
 
 def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:
-    """Raises UsageError where two ranks have one GPU, which NCCL does not serve."""
+    """Check that no two ranks use the same GPU, which NCCL does not support. Raises UsageError."""
     first: dict[tuple[str, str], int] = {}
     for one in rank_devices:
         if one.device != "cpu" and first.setdefault((one.host, one.device), one.rank) != one.rank:
             raise UsageError.one(
                 "device.gpus",
-                f"ranks {first[one.host, one.device]} and {one.rank} on {one.host} both have {one.device}; start no "
-                "more ranks there than there are GPUs",
+                f"ranks {first[one.host, one.device]} and {one.rank} on {one.host} both use {one.device}; start at "
+                "most one rank per GPU",
             )

@@ -1,5 +1,9 @@
-"""Where each rank is, in memory that the owner of the run reads without asking: how a rank that makes no step is found,
-and which one it is."""
+"""Heartbeats of the ranks in shared memory, and the watchdog that detects a run without progress and the rank that
+causes it.
+
+Ranks write their step and phase; the supervisor (under torchrun and srun, a thread of each rank) reads them without
+their help, so a hung rank is visible too.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _SLOT = struct.Struct("qqq")
 
 
 class Phase(IntEnum):
-    """What a rank does. All ranks come through the same places in the same order."""
+    """What a rank does at the moment. All ranks enter the same phases in the same order."""
 
     SETUP = 0
     DATA = 1
@@ -36,8 +40,8 @@ _LABELS = {
     Phase.DATA: "waiting for data",
     Phase.FORWARD: "in the forward pass",
     Phase.BACKWARD: "in the backward pass",
-    Phase.EVALUATION: "in the evaluation",
-    Phase.REDUCE_METRICS: "adding up over the ranks",
+    Phase.EVALUATION: "evaluating",
+    Phase.REDUCE_METRICS: "reducing metrics over the ranks",
     Phase.CHECKPOINT: "saving a checkpoint",
     Phase.PAUSED: "paused",
 }
@@ -45,7 +49,8 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank has done `step` steps, and has entered `phase_count` phases since."""
+    """Progress of one rank: completed `step`s, the number of phases entered since the last step, and the current
+    phase."""
 
     step: int = 0
     phase_count: int = 0
@@ -53,8 +58,8 @@ class Heartbeat:
 
 
 class Heartbeats:
-    """One heartbeat per rank, in anonymous shared memory that ends with the last process that maps it. `fd` is received
-    from the process that created it."""
+    """One heartbeat per rank in anonymous shared memory. Ranks inherit `fd` from the process that created it; the
+    kernel frees the memory with the last process that maps it."""
 
     def __init__(self, num_ranks: int, fd: int | None = None) -> None:
         self._num_ranks = num_ranks
@@ -89,7 +94,7 @@ class HeartbeatWriter:
 
 
 class Watchdog:
-    """Knows for how long no rank has moved. `timeout_s` is in seconds, 0 for none. Time in `exempt_phase` does not
+    """Detects that no rank makes progress for `timeout_s` seconds; 0 disables it. Time in `exempt_phase` does not
     count."""
 
     def __init__(self, heartbeats: Heartbeats, timeout_s: float, exempt_phase: Phase = Phase.SETUP) -> None:
@@ -98,7 +103,7 @@ class Watchdog:
         self._last_change = time.monotonic()
 
     def expired(self) -> list[Heartbeat] | None:
-        """Where the ranks stand once the limit has passed."""
+        """Return the heartbeats of all ranks if the timeout has passed, else None."""
         heartbeats, now = self._heartbeats.read(), time.monotonic()
         if heartbeats != self._last_seen or any(beat.phase is self._exempt_phase for beat in heartbeats):
             self._last_seen, self._last_change = heartbeats, now
@@ -106,10 +111,11 @@ class Watchdog:
 
 
 def lagging_ranks(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
-    """The ranks that the others wait for: who has come the least far."""
+    """Return the ranks with the least progress, which the other ranks wait for."""
     least = min((beat.step, beat.phase_count) for beat in heartbeats.values())
     return [rank for rank, beat in heartbeats.items() if (beat.step, beat.phase_count) == least]
 
 
 def describe_progress(heartbeat: Heartbeat) -> str:
-    return f"it has done {heartbeat.step} steps and is {heartbeat.phase.label}"
+    """Return the progress of a rank as a clause of a sentence about it."""
+    return f"it completed {heartbeat.step} steps and is {heartbeat.phase.label}"

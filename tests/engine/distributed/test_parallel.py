@@ -65,7 +65,7 @@ def test_plan_chooses_backend_for_devices(asked: str, gpus: list[CudaDevice], ba
 
 def test_plan_rejects_nccl_on_cpu() -> None:
     assert refusal(lambda: plan_node(config("device.backend=nccl"), [])) == (
-        "device.backend: nccl joins GPUs, and this run is on the CPU; give gloo or auto"
+        "device.backend: nccl needs GPUs, but this run is on the CPU; use gloo or auto"
     )
 
 
@@ -94,9 +94,9 @@ def test_plan_ddp_gives_each_rank_one_gpu() -> None:
 @pytest.mark.parametrize(
     ("gpus", "local_ranks", "why"),
     [
-        ([], None, "dp divides each batch among several GPUs, and this run is on the CPU"),
-        (GPUS[:1], None, "dp divides each batch among several GPUs, and this run is on one GPU"),
-        (GPUS, 4, "dp is one process for all GPUs, and torchrun and srun start one for each"),
+        ([], None, "dp splits each batch across several GPUs, but this run is on the CPU"),
+        (GPUS[:1], None, "dp splits each batch across several GPUs, but this run is on one GPU"),
+        (GPUS, 4, "dp uses one process for all GPUs, but torchrun and srun start one per GPU"),
     ],
 )
 def test_plan_rejects_dp_without_several_gpus(gpus: list[CudaDevice], local_ranks: int | None, why: str) -> None:
@@ -176,16 +176,16 @@ def test_check_meeting_point_rejects_unavailable_address_or_file(tmp_path: Path,
     there = tmp_path / "there"
     there.touch()
     for method, why in {
-        f"tcp://127.0.0.1:{busy_port}": f"port {busy_port} cannot be had here (Address already in use)",
-        "tcp://192.0.2.1:29501": "192.0.2.1 is no address of this host",
-        "tcp://no-such-host.invalid:29501": "no-such-host.invalid is no address of this host",
-        f"file://{there}": f"{there} exists, perhaps from an earlier run",
-        f"file://{tmp_path}/none/x": f"{tmp_path}/none is no folder that can be written to",
-        "env://": "env:// needs an address and a port in the environment, which has MASTER_ADDR='' and MASTER_PORT=''",
+        f"tcp://127.0.0.1:{busy_port}": f"port {busy_port} cannot be used on this host (Address already in use)",
+        "tcp://192.0.2.1:29501": "192.0.2.1 is not an address of this host",
+        "tcp://no-such-host.invalid:29501": "no-such-host.invalid is not an address of this host",
+        f"file://{there}": f"{there} already exists, perhaps from an earlier run",
+        f"file://{tmp_path}/none/x": f"{tmp_path}/none is not a writable folder",
+        "env://": "env:// needs a host and a port in the environment, but MASTER_ADDR='' and MASTER_PORT=''",
     }.items():
         assert why in refusal(lambda method=method: check_rendezvous(method, {}))  # type: ignore[misc]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
-    assert "cannot be had here" in refusal(lambda: check_rendezvous("env://", where))
+    assert "cannot be used on this host" in refusal(lambda: check_rendezvous("env://", where))
     check_rendezvous("env://", where | {"MASTER_PORT": str(find_free_port())})
     check_rendezvous(f"tcp://127.0.0.1:{find_free_port()}", {})
     check_rendezvous(f"file://{tmp_path}/new", {})
@@ -206,7 +206,7 @@ def test_check_launched_meeting_point_rejects_only_stale_file(tmp_path: Path) ->
 def test_check_launched_meeting_point_requires_port_on_rank_0(busy_port: int) -> None:
     method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
     check_external_rendezvous(method, {}, 1)
-    assert "cannot be had here" in refusal(lambda: check_external_rendezvous(method, own, 0))
+    assert "cannot be used on this host" in refusal(lambda: check_external_rendezvous(method, own, 0))
     # torchrun's agent listens there for its ranks.
     check_external_rendezvous(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
 

@@ -279,7 +279,7 @@ def test_device_check_resolves_selection() -> None:
     assert check.found == "there is no GPU '7'"
     assert check.advice.startswith("visible GPUs: 0 (Fake H100")
     check, chosen = device_check(config("device.gpus=cpu", "device.backend=nccl"), [])
-    assert (check.found, check.advice) == ("nccl joins GPUs, and this run is on the CPU", "give gloo or auto")
+    assert (check.found, check.advice) == ("nccl needs GPUs, but this run is on the CPU", "use gloo or auto")
     check, chosen = device_check(config("device.gpus=auto"), TWO[1:])
     assert (check.state, chosen) == ("warning", [])
 

@@ -252,5 +252,5 @@ def test_check_device_rejects_wrong_gpu() -> None:
 def test_check_devices_unique_allows_shared_cpu_only() -> None:
     check_devices_unique([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
     check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
-    with pytest.raises(UsageError, match="ranks 0 and 1 on a both have"):
+    with pytest.raises(UsageError, match="ranks 0 and 1 on a both use"):
         check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "a", 2, FREE)])

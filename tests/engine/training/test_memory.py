@@ -47,24 +47,30 @@ def config(*overrides: str) -> Config:
 def test_cause_of_gpu_oom_names_batch_and_advice() -> None:
     error = torch.OutOfMemoryError(FULL.format(others=""))
     assert describe_cause(error, config("data.batch_size=256")) == (
-        "the GPU's memory is full (79.1 of 79.2 GiB in use) at 256 images a rank: try data.batch_size=128 with "
+        "the GPU is out of memory (79.1 of 79.2 GiB in use) with 256 images per rank: try data.batch_size=128 with "
         "optim.accumulate=2, precision.amp=bf16, or --batch-size auto"
     )
 
 
 def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
     error = torch.OutOfMemoryError(FULL.format(others="Process 77 has 9.00 GiB memory in use. "))
-    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of them by other processes)" in describe_cause(error, config())
+    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of it by other processes)" in describe_cause(error, config())
 
 
 @pytest.mark.parametrize(
     ("overrides", "advice"),
     [
-        (["precision.amp=fp16"], "64 images a rank: try data.batch_size=32 with optim.accumulate=2, or --batch"),
+        (["precision.amp=fp16"], "64 images per rank: try data.batch_size=32 with optim.accumulate=2, or --batch"),
         (["optim.accumulate=4"], "data.batch_size=32 with optim.accumulate=8, precision.amp=bf16, or"),
         (["device.static_graph=true"], "try data.batch_size=32, precision.amp=bf16, or"),
-        (["device.parallel=dp"], "64 images a GPU: try data.batch_size=32 with optim.accumulate=2, precision.amp=fp16"),
-        (["data.batch_size=1"], "at 1 image a rank: try precision.amp=bf16, or a smaller data.image_size or another"),
+        (
+            ["device.parallel=dp"],
+            "64 images per GPU: try data.batch_size=32 with optim.accumulate=2, precision.amp=fp16",
+        ),
+        (
+            ["data.batch_size=1"],
+            "with 1 image per rank: try precision.amp=bf16, or a smaller data.image_size or another",
+        ),
     ],
 )
 def test_cause_of_gpu_oom_advises_only_unused_options(overrides: list[str], advice: str) -> None:
@@ -76,7 +82,9 @@ def test_cause_of_gpu_oom_advises_only_unused_options(overrides: list[str], advi
     ["CUDA error: out of memory\nCUDA kernel errors might", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"],
 )
 def test_cause_of_recognizes_all_gpu_oom_messages(text: str) -> None:
-    assert describe_cause(RuntimeError(text), config()).startswith("the GPU's memory is full at 64 images a rank: try ")
+    assert describe_cause(RuntimeError(text), config()).startswith(
+        "the GPU is out of memory with 64 images per rank: try "
+    )
 
 
 def fill_by_torch() -> None:
@@ -95,7 +103,7 @@ def test_failure_of_host_oom_names_rank_batch_and_advice(fill: object) -> None:
     except (RuntimeError, MemoryError) as error:
         told = describe_failure(rank_failure(1, "cpu", error, config("device.ranks=2")))
     assert told.startswith(
-        "rank 1 (cpu) failed: the machine's memory is full at 64 images a rank: try data.batch_size=32 with "
+        "rank 1 (cpu) failed: the host is out of memory with 64 images per rank: try data.batch_size=32 with "
         "optim.accumulate=2, fewer data.workers, fewer device.ranks, or --batch-size auto ("
     )
     assert "allocate" in told
