@@ -1,1 +1,1 @@
-"""Run folders: journal, history, ownership and control requests."""
+"""Run folders: journal, history, ownership, control requests and the bottleneck diagnosis."""

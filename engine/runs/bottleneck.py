@@ -1,7 +1,7 @@
-"""What limits a run, in a sentence: the data, one slow rank, a GPU that is slowed down, steps that are too small, or
-nothing but the speed of the machine.
+"""Diagnose the bottleneck of a run: data loading, a straggler, GPU throttling, too small steps, or compute.
 
-Without all its inputs there is no diagnosis: none is better than a wrong one.
+`engine.runs.history` calls `diagnose` with the latest epochs; log, summary and screen show the result. If an input is
+missing there is no diagnosis, because a wrong one is worse than none.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from engine.config.pipeline import PIPELINE_FROM_CONFIG
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.records import GpuSample, RankEpochTiming
 
-# Waiting of a share less than this is none that is worth a change.
+# A run that waits less for data is not limited by it.
 MAX_DATA_WAIT_SHARE = 0.10
-# A straggler exceeds all four limits: less happens by chance.
-STRAGGLER_RATIO = 1.25  # its time of data and forward passes, vs. the median of the other ranks
-STRAGGLER_WAIT_SHARE = 0.05  # share of the epoch that the other ranks lose to it
-STRAGGLER_EPOCHS = 3  # consecutive epochs, or all of a shorter session
-STRAGGLER_MIN_LOST_SECONDS = 0.5  # lost in these epochs together
-# Steps are too small of which more than this share is not for their images.
+# A straggler exceeds all four limits; less is noise.
+STRAGGLER_RATIO = 1.25  # seconds of data wait and forward passes, vs. the median of the other ranks
+STRAGGLER_WAIT_SHARE = 0.05  # share of the epoch that the other ranks spend waiting for it
+STRAGGLER_EPOCHS = 3  # consecutive epochs, or all epochs of a shorter session
+STRAGGLER_MIN_LOST_SECONDS = 0.5  # total over these epochs
+# Above this share of the step time that does not depend on the batch size, steps are too small.
 MAX_FIXED_COST_SHARE = 0.5
-# By so much the least step may have been slower than the others by chance.
+# If the measured fixed cost exceeds a full step by more, another process disturbed the measurement.
 MAX_STEP_NOISE_RATIO = 1.5
-# A GPU is throttled below this share of its highest clock, in so many consecutive samples.
+# A GPU counts as throttled below this share of its maximum clock in this number of consecutive samples.
 MIN_FULL_CLOCK_SHARE = 0.95
 THROTTLE_MIN_SAMPLES = 3
-# What of the driver's words holds clocks down against the will of who trains, the gravest first.
+# Throttle reasons (see engine.gpus.nvml) that the user did not choose, most serious first.
 THROTTLE_CAUSES = {
     "hardware thermal": "heat",
     "thermal": "heat",
@@ -43,6 +43,8 @@ SHORT_UUID_CHARS = 12
 
 
 class BottleneckKind(StrEnum):
+    """What limits a run. The values are part of the `summary.json` format."""
+
     DATA = "waiting for data"
     STRAGGLER = "waiting for a slow rank"
     THROTTLED = "slowed down"
@@ -52,12 +54,14 @@ class BottleneckKind(StrEnum):
 
 @dataclass(frozen=True)
 class Bottleneck:
+    """Diagnosis of a run: the kind, and one sentence with the advice."""
+
     kind: BottleneckKind
     message: str
 
     @classmethod
     def from_dict(cls, values: object) -> Bottleneck | None:
-        """The `verdict` of a summary.json; None where it has another form."""
+        """Parse the `verdict` of a summary.json; None if it is absent or malformed."""
         match values:
             case {"kind": str(kind), "message": str(message)} if kind in list(BottleneckKind):
                 return cls(BottleneckKind(kind), message)
@@ -66,8 +70,8 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class GpuThrottling:
-    """A GPU whose clock is held down by `cause`, for `samples` consecutive samples, the first at `since`, in
-    Unix seconds; at the latest it ran at `clock_mhz` MHz."""
+    """Ongoing throttling of one GPU because of `cause`: number of consecutive `samples`, Unix time of the first one
+    (`since`), and the latest SM clock in MHz."""
 
     cause: str
     since: float
@@ -78,8 +82,11 @@ class GpuThrottling:
 def diagnose(
     started: RunStarted | None, epochs: Sequence[EpochEvent], throttling: Mapping[str, GpuThrottling]
 ) -> Bottleneck | None:
-    """Of a run and its latest epochs, the last of which counts; `throttling` by the UUIDs of GPUs. What helps most
-    comes first."""
+    """Return what limits a run, or None if that is unknown.
+
+    `epochs` are the latest epochs of the session; all but the straggler check use the last one. `throttling` maps GPU
+    UUIDs. Of several bottlenecks, the one whose removal helps most is returned.
+    """
     if started is None or not epochs or (wait := valid_share(epochs[-1].data_wait)) is None:
         return None
     epoch = epochs[-1]
@@ -98,9 +105,9 @@ def diagnose(
         return None
     if fixed > MAX_FIXED_COST_SHARE:
         if started.compiled:
-            # It has less of a fixed cost than the step that was timed.
+            # The fixed cost was measured without model.compile, which reduces it.
             return None
-        message = f"too little work a step: {fixed:.0%} of it is fixed cost; give a larger data.batch_size"
+        message = f"too little work per step: {fixed:.0%} of the step time is fixed cost; increase data.batch_size"
         return Bottleneck(BottleneckKind.SMALL_STEPS, message)
     if set(started.devices) == {"cpu"}:
         return Bottleneck(BottleneckKind.COMPUTE, "CPU-bound: a GPU, more cores or a smaller model would help")
@@ -108,17 +115,21 @@ def diagnose(
 
 
 def valid_share(value: float | None) -> float | None:
-    """What was no number is None in a journal, and NaN before."""
+    """Return a share from 0 to 1; None for values outside, NaN, and null in the journal."""
     return value if value is not None and 0 <= value <= 1 else None
 
 
 def positive_or_none(value: float | None) -> float | None:
+    """Return a positive finite number; None for anything else, NaN included."""
     return value if value is not None and 0 < value < math.inf else None
 
 
 def model_flops_utilization(started: RunStarted | None, epoch: EpochEvent | None) -> float | None:
-    """Model FLOPs utilization (Chowdhery et al.: PaLM, 2022, appendix B): the operations that the model needs for the
-    images of a second, by what the GPUs could do; None where one of these is not known."""
+    """Return the model FLOPs utilization (Chowdhery et al., PaLM, 2022, appendix B), 0 to 1.
+
+    That is the FLOPS that the model needs at the measured throughput, divided by the peak FLOPS of the GPUs. None if
+    one of them is unknown.
+    """
     if started is None or epoch is None:
         return None
     flops, peak, rate = (
@@ -130,15 +141,17 @@ def model_flops_utilization(started: RunStarted | None, epoch: EpochEvent | None
 
 
 def describe_efficiency(data_wait: float | None, mfu: float | None) -> str:
-    """Those that are known."""
+    """Return data wait and MFU as text, without those that are unknown."""
     known = {"data wait": valid_share(data_wait), "MFU": valid_share(mfu)}
     return "   ".join(f"{name} {value:.0%}" for name, value in known.items() if value is not None)
 
 
 def fixed_cost_share(started: RunStarted, epoch: EpochEvent) -> float | None:
-    """Of the time that a rank takes for a batch, what would stay if it had no images: by a straight line through it and
-    the least step. None where one is not known, or where the least step took longer than a whole one: then something
-    else on the machine came between."""
+    """Return the share of the step time that does not depend on the batch size.
+
+    It is the intercept of a straight line through the full step and the step with `least_images` images. None if one of
+    them is unknown, or if the small step was much slower than a full one because another process disturbed it.
+    """
     least, rate = positive_or_none(started.least_step), positive_or_none(epoch.images_per_second)
     few, many = started.least_images, started.batch_size
     if least is None or rate is None or not 0 < few < many:
@@ -152,20 +165,22 @@ def _data_wait_advice(started: RunStarted, wait_share: float) -> str:
     less = "smaller images or fewer augmentations"
     if started.pipeline == "memory":
         return f"try {less}"
-    # So many as make batches as fast as they are taken; none waits while this process makes them itself.
+    # Enough workers to produce batches as fast as the rank consumes them. Without workers, the rank's wait is the time
+    # to make a batch.
     wanted = math.ceil((started.workers or wait_share) / (1 - min(wait_share, 0.99)))
     workers = max(wanted, started.workers + 1)
     if started.cores and workers > started.cores:
-        # Where it was not asked for there is a reason against the other.
+        # A pipeline that was chosen automatically has a reason against the others.
         return (
-            f"out of cores: try {'data.pipeline=auto, ' if started.pipeline_why == PIPELINE_FROM_CONFIG else ''}{less}"
+            "all CPU cores are in use: "
+            f"try {'data.pipeline=auto, ' if started.pipeline_why == PIPELINE_FROM_CONFIG else ''}{less}"
         )
     return f"try data.workers={workers}"
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """What it did in the latest epoch, and the median of the others."""
+    """A rank that slows down the others: its timing in the latest epoch, and the median of the other ranks."""
 
     timing: RankEpochTiming
     median_of_others: RankEpochTiming
@@ -180,7 +195,7 @@ def _find_straggler(epochs: Sequence[EpochEvent]) -> Straggler | None:
 
 
 def _straggler_of_epoch(timings: Sequence[RankEpochTiming]) -> Straggler | None:
-    """The rank that holds up the others, if one does."""
+    """Return the straggler of one epoch, if there is one."""
     if len(timings) < 2:
         return None
     slow = max(timings, key=lambda one: one.local_seconds)
@@ -191,7 +206,7 @@ def _straggler_of_epoch(timings: Sequence[RankEpochTiming]) -> Straggler | None:
     lost = slow.local_seconds - usual
     if slow.local_seconds <= STRAGGLER_RATIO * usual or lost <= STRAGGLER_WAIT_SHARE * slow.seconds or forward == 0:
         return None
-    # Where the others wait for data as well, it is not this rank that holds them up.
+    # If the other ranks wait for data too, the input pipeline is the bottleneck.
     if waited > MAX_DATA_WAIT_SHARE * slow.seconds:
         return None
     return Straggler(slow, RankEpochTiming(-1, slow.seconds, waited, forward))
@@ -206,14 +221,14 @@ def _straggler_bottleneck(
         return _throttling_bottleneck(started, {device: throttled[device]}, now)
     name = f"rank {mine.rank} ({device[:SHORT_UUID_CHARS]})" if device else f"rank {mine.rank}"
     if mine.waited - others.waited > mine.forward - others.forward:
-        why = f"which waits for data {mine.waited / mine.seconds:.0%} of the time"
+        why = f"it waits for data {mine.waited / mine.seconds:.0%} of the time"
     else:
-        why = f"whose forward pass takes {mine.forward / others.forward:.1f} x the others'"
-    return Bottleneck(BottleneckKind.STRAGGLER, f"waiting for {name}, {why}")
+        why = f"its forward pass takes {mine.forward / others.forward:.1f}x as long as on other ranks"
+    return Bottleneck(BottleneckKind.STRAGGLER, f"waiting for {name}: {why}")
 
 
 def update_throttling(sample: GpuSample, sampled_at: float, previous: GpuThrottling | None) -> GpuThrottling | None:
-    """Return the throttling of a GPU after one more sample. A sample without a clock changes nothing."""
+    """Return the throttling of a GPU after one more sample; a sample without a clock reading changes nothing."""
     clock, most = positive_or_none(sample.sm_clock), positive_or_none(sample.max_sm_clock)
     if sample.throttle is None or clock is None:
         return previous
@@ -226,14 +241,14 @@ def update_throttling(sample: GpuSample, sampled_at: float, previous: GpuThrottl
 
 
 def _throttling_bottleneck(started: RunStarted, throttled: Mapping[str, GpuThrottling], now: float) -> Bottleneck:
-    """Of several GPUs the one that was first is named."""
+    """Name the GPU that was throttled first, and the number of others."""
     uuid, first = min(throttled.items(), key=lambda one: one[1].since)
     rank = next((f" (rank {one.rank})" for one in started.ranks if one.device == uuid), "")
     more = f" and {len(throttled) - 1} more" if len(throttled) > 1 else ""
     day, today = (time.strftime("%Y-%m-%d ", time.localtime(one)) for one in (first.since, now))
     since = ("" if day == today else day) + time.strftime("%H:%M", time.localtime(first.since))
     message = (
-        f"{uuid[:SHORT_UUID_CHARS]}{rank}{more} slowed down by {first.cause} since {since}, now at "
+        f"{uuid[:SHORT_UUID_CHARS]}{rank}{more} throttled by {first.cause} since {since}, now at "
         f"{first.clock_mhz:.0f} MHz"
     )
     return Bottleneck(BottleneckKind.THROTTLED, message)

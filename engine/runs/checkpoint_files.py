@@ -1,6 +1,6 @@
-"""The checkpoint files of a run folder, without torch: their names, their order and their checksum.
+"""Checkpoint files of a run folder, without importing torch: names, order and checksum.
 
-`engine.training.checkpoint` describes what they contain, and writes and reads them.
+`engine.training.checkpoint` defines their content, writes and reads them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ _READ_CHUNK_BYTES = 1 << 20
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint that is not what was written; the text says how that is known."""
+    """A checkpoint file is damaged. The message follows the file name in a sentence."""
 
 
 def checkpoints_by_step(folder: Path) -> list[Path]:
-    """The newest first."""
+    """Return the `step-N.pt` files, newest first."""
     named = [path for path in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+\.pt", path.name)]
     return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Every file that a run can go on from, the newest first. A second name of one of them is left out; where the file
-    system has no hard links it is a copy, and may be sound where the other is not."""
+    """Return every checkpoint that a run can resume from, newest first.
+
+    Hard links to the same file are listed once. On a file system without hard links `last.pt` and `best.pt` are copies,
+    and a copy can be intact when the original is damaged.
+    """
     steps = checkpoints_by_step(folder)
     found, known = [], set()
     for path in (*steps[:1], folder / "last.pt", *steps[1:], folder / "best.pt"):
@@ -45,8 +48,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def verify_checksum(path: Path) -> None:
-    """Raises DamagedCheckpointError unless the file's checksum is that of its content, OSError where it cannot be
-    read."""
+    """Check the SHA-256 checksum at the end of the file. Raises DamagedCheckpointError if it does not match, OSError if
+    the file cannot be read."""
     checksum = hashlib.sha256()
     with path.open("rb") as file:
         left = path.stat().st_size - COMMENT_BYTES
@@ -55,6 +58,6 @@ def verify_checksum(path: Path) -> None:
             left -= len(block)
         comment = file.read()
     if not comment.startswith(CHECKSUM_PREFIX):
-        raise DamagedCheckpointError("is cut, or no checkpoint of gputrain")
+        raise DamagedCheckpointError("is truncated or not a gputrain checkpoint")
     if comment != CHECKSUM_PREFIX + checksum.hexdigest().encode():
-        raise DamagedCheckpointError("has another checksum than it was written with")
+        raise DamagedCheckpointError("is damaged: its checksum does not match")

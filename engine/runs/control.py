@@ -1,7 +1,8 @@
-"""Requests to the owner of a run: one JSON file each in its `control/`, put there by rename, removed when taken.
+"""Control requests to a running run: stop, checkpoint, pause and continue.
 
-Who may write there is not always who may ask: a shared runs folder can be open to a group. A request is taken from a
-file of the user that the run belongs to, and from one of root's, who could end the run in other ways.
+A request is one JSON file in `RUN/control/`, created by rename and removed when the supervisor (or rank 0 under
+torchrun and srun) receives it. A shared runs folder can be writable for a group, so write permission is not enough: a
+request must come from a file that belongs to the run's user or to root.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from engine.utils.process import user_name
 REQUEST_FORMAT = 1
 RequestName = Literal["stop", "checkpoint", "pause", "continue"]
 REQUEST_NAMES: tuple[str, ...] = get_args(RequestName)
-# A request takes some 200 bytes.
+# A valid request has about 200 bytes.
 MAX_REQUEST_BYTES = 1 << 16
-# What stands for a request that was not so much as read, and what comes of it.
+# Outcome of each kind of file that is not read as a request. The keys stand for the request in `ControlEvent`.
 REFUSAL_OUTCOMES = {
-    "foreign file": "refused: the file belongs to another user than the run",
-    "strange file": "refused: it is not a regular file",
-    "large file": f"refused: it has more than {MAX_REQUEST_BYTES} bytes",
-    "unreadable file": "refused: it holds no request",
+    "foreign file": "refused: the file must belong to the user of the run, or to root",
+    "strange file": "refused: the file is not a regular file",
+    "large file": f"refused: the file has more than {MAX_REQUEST_BYTES} bytes",
+    "unreadable file": "refused: the file contains no valid request",
 }
 
 
 @dataclass(frozen=True)
 class ControlRequest:
-    """Something asked of a run's owner; known are those of `REQUEST_NAMES`. One of `REFUSAL_OUTCOMES` is not to be
-    done."""
+    """A received request: `request` is one of `REQUEST_NAMES`, a key of `REFUSAL_OUTCOMES` for a refused file, or an
+    unknown name; `by` is the sender."""
 
     request: str
     by: str
@@ -45,9 +46,12 @@ class ControlRequest:
 
 @dataclass
 class RequestCounters:
-    """What a run has been asked for so far: to stop; how many checkpoints; `pause_toggles`, how often to pause or to go
-    on again, which is odd while it is to pause; and how many checkpoints the clock asked for. Each only grows, so the
-    most that any rank knows of is the latest."""
+    """Requests that a run has received so far. Counters only grow, so ranks agree on the latest state by a MAX
+    all-reduce.
+
+    `checkpoints` counts requested checkpoints, `timed_checkpoints` those of the timer (`checkpoint.every_minutes`), and
+    `pause_toggles` pause and continue requests: an odd number means paused.
+    """
 
     stop: bool = False
     checkpoints: int = 0
@@ -59,19 +63,19 @@ class RequestCounters:
         return self.pause_toggles % 2 == 1
 
     def apply(self, request: str) -> str:
-        """Note a request; what comes of it, in words."""
+        """Count a request and return its outcome as text."""
         if request == "stop":
             already, self.stop = self.stop, True
-            return "was asked for already" if already else "at the next step, with a checkpoint"
+            return "already requested" if already else "at the next step, with a checkpoint"
         if request == "checkpoint":
             self.checkpoints += 1
             return "at the next step"
         if request in ("pause", "continue"):
             if self.paused == (request == "pause"):
-                return "is paused already" if self.paused else "is not paused"
+                return "already paused" if self.paused else "not paused"
             self.pause_toggles += 1
-            return "at the next step" if self.paused else "at once"
-        return REFUSAL_OUTCOMES.get(request, "not known here, left undone")
+            return "at the next step" if self.paused else "immediately"
+        return REFUSAL_OUTCOMES.get(request, "unknown request, ignored")
 
     def to_list(self) -> list[int]:
         return [int(self.stop), self.checkpoints, self.pause_toggles, self.timed_checkpoints]
@@ -82,25 +86,23 @@ class RequestCounters:
 
 
 def send_request(control_folder: Path, request: RequestName) -> None:
-    """Raises UsageError where this user may not."""
+    """Write a request for the owner of the run. Raises UsageError if this user is not allowed to."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     path = control_folder / f"{time.time_ns()}-{os.getpid()}.json"
     values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}
     try:
         owner = _owner_uid(control_folder)
         if owner is not None and os.geteuid() not in (owner, 0):
-            # It would be refused there, and who waits for it would wait for ever.
-            raise UsageError.one(
-                str(control_folder), f"you may not ask this run to {request}: it belongs to uid {owner}"
-            )
+            # The owner would refuse the request, and `gputrain stop` would wait for it forever.
+            raise UsageError.one(str(control_folder), f"no permission to {request} this run: it belongs to uid {owner}")
         control_folder.mkdir(exist_ok=True)
         write_json(path, values)
     except OSError as error:
-        raise UsageError.one(str(control_folder), f"you may not ask this run to {request}: {error.strerror}") from error
+        raise UsageError.one(str(control_folder), f"no permission to {request} this run: {error.strerror}") from error
 
 
 def _owner_uid(control_folder: Path) -> int | None:
-    """The user whose process has the run in its hands, or had it last; None where none had. Raises OSError."""
+    """Return the user ID of the run's latest owner, None if it never had one. Raises OSError."""
     try:
         return control_folder.with_name("owner.json").stat().st_uid
     except FileNotFoundError:
@@ -108,10 +110,12 @@ def _owner_uid(control_folder: Path) -> int | None:
 
 
 def consume_requests(control_folder: Path) -> Iterator[ControlRequest]:
-    """The requests that came in since the last call, oldest first; each is removed as it is taken. What cannot be
-    removed is passed over, or it would be done again at every call."""
+    """Yield the requests that arrived since the last call, oldest first, and remove each one.
+
+    A file that cannot be removed is skipped, because it would be executed again at every call.
+    """
     try:
-        # By its handle: a link in its place could lead to a folder whose files are no requests.
+        # Opened without following links: a symlinked control folder could point to files that are not requests.
         folder = os.open(control_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
@@ -130,7 +134,7 @@ def consume_requests(control_folder: Path) -> Iterator[ControlRequest]:
 
 
 def _read_request(folder: int, name: str) -> ControlRequest:
-    """Neither follows a link nor waits for a writer. Raises OSError where there is no such file."""
+    """Read one request, without following a link or blocking on a pipe. Raises OSError if the file is gone."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     by = f"uid {status.st_uid}"
     try:
@@ -161,7 +165,7 @@ def _is_foreign(status: os.stat_result) -> bool:
 
 
 def _remove_request(folder: int, name: str) -> None:
-    """Raises OSError where it cannot be. A folder only gets another name: what lies in it is not ours to delete."""
+    """Remove a request. A folder is renamed instead, because its content may belong to a user. Raises OSError."""
     try:
         os.unlink(name, dir_fd=folder)
     except (IsADirectoryError, PermissionError):

@@ -1,4 +1,7 @@
-"""Events in words: one line for a log or a plain terminal."""
+"""Format events as lines of `log.txt` and of a terminal without the screen.
+
+`engine.runs.recorder` writes them to the log, the CLI to stderr.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +29,19 @@ from engine.utils.text import pluralize, printable
 
 
 def event_line(event: Event) -> str | None:
-    """None for events that come too often, or say too little, for a line of their own. What comes from outside, such as
-    the name of a file, can do nothing to a terminal."""
+    """Return the log line of an event, without unprintable characters; None if the event has no line, like `step`."""
     line = _format_event(event)
     return None if line is None else printable(line)
 
 
 def event_lines(event: Event, history: History) -> list[str]:
-    """The lines of an event that `history` has taken in: before its last what limited the run."""
+    """Return the log lines of an event that `history` already includes. The bottleneck precedes the end of the run."""
     limit = bottleneck_line(history) if isinstance(event, RunFinished) else None
     return [line for line in (limit, event_line(event)) if line is not None]
 
 
 def bottleneck_line(history: History) -> str | None:
-    """What limited a run that is over, where it trained an epoch and that is known."""
+    """Return the bottleneck of a run that finished or was stopped, as a log line; None if it is unknown."""
     bottleneck, finished = history.bottleneck, history.finished
     if bottleneck is None or finished is None or finished.state == "failed":
         return None
@@ -52,7 +54,7 @@ def _format_event(event: Event) -> str | None:
         case RunStarting():
             return f"{event.name}: starting in {event.folder}"
         case RunResumed():
-            return f"{event.name}: goes on after step {event.from_step}, {describe_run_setup(event)}"
+            return f"{event.name}: resumed after step {event.from_step}, {describe_run_setup(event)}"
         case RunStarted():
             return f"{event.name}: {describe_run_setup(event)}"
         case EpochEvent():
@@ -61,7 +63,7 @@ def _format_event(event: Event) -> str | None:
             waits = (event.data_wait or 0) > MAX_DATA_WAIT_SHARE
             skipped = f"  data wait {event.data_wait:.0%}" if waits else ""
             skipped += f"  skipped {event.skipped}" if event.skipped else ""
-            skipped += f"  {pluralize(event.unread, 'image')} left out" if event.unread else ""
+            skipped += f"  {pluralize(event.unread, 'image')} skipped" if event.unread else ""
             return (
                 f"epoch {event.epoch:>3}  train loss {_nan_if_none(event.train_loss):.4f} "
                 f"acc {_nan_if_none(event.train_accuracy):.4f}  val loss {_nan_if_none(event.val_loss):.4f} "
@@ -75,7 +77,7 @@ def _format_event(event: Event) -> str | None:
         case WarningEvent():
             return f"warning: {event.message}"
         case ControlEvent() if event.request in REFUSAL_OUTCOMES:
-            return f"{event.request} of {event.by}: {event.outcome}"
+            return f"{event.request} from {event.by}: {event.outcome}"
         case ControlEvent():
             return f"{event.request} requested by {event.by}: {event.outcome}"
         case CheckpointSaved() if event.asked:
@@ -83,31 +85,34 @@ def _format_event(event: Event) -> str | None:
         case RunPaused():
             return f"paused after step {event.step}"
         case RunContinued():
-            return f"goes on after step {event.step}"
+            return f"continued after step {event.step}"
         case RunFinished():
             return f"{event.state}{': ' + event.message if event.message else ''}"
     return None
 
 
 def _nan_if_none(number: float | None) -> float:
-    """What was no number is null in a journal."""
+    """Convert null, which stands for a non-finite number in a journal, back to NaN."""
     return math.nan if number is None else number
 
 
 def describe_run_setup(event: RunStarted) -> str:
+    """Return devices, batch size, epochs, dataset and model of a run as one line."""
     devices = "the CPU" if set(event.devices) == {"cpu"} else ", ".join(event.devices)
     return (
         f"{pluralize(event.world_size, 'rank')} on {devices}, global batch {event.global_batch}, "
-        f"{pluralize(event.steps_per_epoch, 'step')} an epoch, {pluralize(event.epochs, 'epoch')}, "
+        f"{pluralize(event.steps_per_epoch, 'step')} per epoch, {pluralize(event.epochs, 'epoch')}, "
         f"{event.train_images} images for training and {event.val_images} for validation in "
         f"{event.classes} classes, {describe_parameters(event)}{describe_pipeline(event)}"
     )
 
 
 def describe_pipeline(event: RunStarted) -> str:
+    """Return `, memory pipeline (reason)`, or "" if the journal does not name the input pipeline."""
     return f", {event.pipeline} pipeline ({event.pipeline_why})" if event.pipeline else ""
 
 
 def describe_parameters(event: RunStarted) -> str:
-    trained = f", of which {event.trainable:,} train" if 0 <= event.trainable < event.parameters else ""
+    """Return the number of parameters, and of the trainable ones if some are frozen."""
+    trained = f" ({event.trainable:,} trainable)" if 0 <= event.trainable < event.parameters else ""
     return f"{event.parameters:,} parameters{trained}"

@@ -1,7 +1,11 @@
-"""The typed events of a run, and the journal that they are appended to and read from.
+"""Typed events of a run: the documented format of `events.jsonl` and of `gputrain run --json`.
 
-The journal is JSON lines, one event each: `type`, `time` (Unix seconds), then the event's own fields. A reader passes
-over types and fields that it does not know and over a torn last line.
+Ranks and the supervisor create them, `engine.runs.journal` converts them to and from JSON, and `engine.runs.history`
+derives the state of the run from them.
+
+Each line is one JSON object: `type`, `time`, then the fields of the event. Readers skip unknown types, unknown fields
+and an incomplete last line. JSON has no NaN: a non-finite float is written as null and read back as None. Losses,
+accuracies, learning rates and steps are the same for the same seed; durations and throughput are not.
 """
 
 from __future__ import annotations
@@ -18,107 +22,147 @@ JOURNAL_FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """`time` is when the event happened, in Unix seconds."""
+    """Base class: one thing that happened in a run."""
 
     type: ClassVar[str]
+    """Name of the event type in the journal."""
     time: float = field(default_factory=time.time)
+    """When the event happened, in Unix seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """The ranks are set up and training begins. The first event of a run, once. `devices` are UUIDs or "cpu", one a
-    rank; `ranks` has an entry for each device of each rank. A rank has `cores` of the CPU, and its images come
-    by `pipeline`, `batch_size` at once. `least_step` is how many seconds a forward and backward pass of `least_images`
-    took on rank 0, also of a model that is `compiled` without that; `flops` are the floating-point operations of both
-    for one image, and `peak_tflops` is what all GPUs of the run together could do in a second at its precision: NaN
-    where that is not known, as on the CPU."""
+    """Training begins: all ranks are set up. The first event of a run, written once."""
 
     type: ClassVar[str] = "run_started"
     format: int = JOURNAL_FORMAT
+    """Version of the journal format."""
     name: str
+    """Name of the run and of its folder; "" in a dry run without a name."""
     host: str
+    """Host name of rank 0."""
     world_size: int
+    """Number of ranks on all nodes."""
     devices: list[str]
+    """UUID of each GPU or MIG instance in the order of `ranks`, or "cpu" for each rank."""
     backend: str
+    """Backend of the process group: nccl or gloo."""
     epochs: int
+    """Number of epochs that the run trains for (`run.epochs`)."""
     global_batch: int
+    """Global batch size: images per step over all ranks."""
     steps_per_epoch: int
+    """Optimizer steps per epoch."""
     train_images: int
+    """Number of training images."""
     val_images: int
+    """Number of validation images."""
     classes: int
+    """Number of classes."""
     parameters: int
+    """Number of model parameters, frozen ones included."""
     workers: int
+    """DataLoader workers per rank; 0 if the rank loads images itself."""
     versions: dict[str, str]
+    """Version of gputrain, torch and python, by name."""
     ranks: list[RankDevice] = field(default_factory=list)
+    """Process of each rank, one entry for each of its devices; empty in old journals."""
     trainable: int = -1
-    """Of the parameters; -1 where that was not told."""
+    """Number of parameters that receive gradients; -1 in old journals."""
     pipeline: str = ""
-    """How images reach the model: memory, stream or fixed; "" where that was not told."""
+    """Input pipeline: memory, stream or fixed; "" in old journals."""
     pipeline_why: str = ""
+    """Why this input pipeline was chosen, as text; "" in old journals."""
     batch_size: int = 0
+    """Batch size per rank; 0 in old journals."""
     cores: int = 0
+    """CPU cores per rank; 0 in old journals."""
     least_step: float = math.nan
+    """Seconds of one forward and backward pass of `least_images` images on rank 0, measured without model.compile; null
+    if unknown."""
     least_images: int = 0
+    """Number of images in the pass that `least_step` times; 0 in old journals."""
     compiled: bool = False
+    """Whether the model is compiled (`model.compile`)."""
     flops: float = math.nan
+    """Floating-point operations of the forward and backward pass of one image; null on CPU."""
     peak_tflops: float = math.nan
+    """Peak TFLOPS of all GPUs of the run together at its precision; null on CPU and for unlisted GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResumed(RunStarted):
-    """Training goes on after step `from_step`; what earlier lines say of later steps no longer holds."""
+    """Training resumes from a checkpoint. Earlier lines about steps after `from_step` are no longer valid."""
 
     type: ClassVar[str] = "run_resumed"
     from_step: int
+    """Step of the checkpoint; training continues with the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent(Event):
-    """Every `run.log_every` steps. `losses` are those of each step since the event before, averaged over the ranks;
-    `lr` is the learning rate of the last; `data_wait` is the share of the time that rank 0 waited for data."""
+    """Training losses since the previous step event. Written every `run.log_every` steps and at the end of the run."""
 
     type: ClassVar[str] = "step"
     step: int
+    """Global step of the last loss, counted from 1 over all epochs."""
     epoch: int
+    """Epoch of the last loss, counted from 1."""
     losses: list[float]
+    """Training loss of each step since the previous event, averaged over the ranks; null if not finite."""
     lr: float
+    """Learning rate of the last step."""
     images_per_second: float
+    """Training throughput of all ranks in images/s, without evaluation, checkpoints and pauses."""
     data_wait: float
+    """Share of the time that rank 0 waited for data, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEvent(Event):
-    """An epoch is trained and evaluated. `step` is its last one; `skipped` counts the steps that were left out so far,
-    because a loss or a gradient was not finite; `unread` the images of this epoch that could not be read;
-    `images_per_second` is that of training, over all ranks. `val_top5` is the share of images whose class is among the
-    five likeliest; the `ema` numbers are those of the averaged weights, NaN without them; `data_wait` is the share of
-    the training time that the ranks waited for data, on average. `memory` and `work` have an entry for each rank, but
-    `memory` none on the CPU."""
+    """An epoch was trained and evaluated."""
 
     type: ClassVar[str] = "epoch"
     epoch: int
+    """Number of the epoch, counted from 1."""
     step: int
+    """Global step at the end of the epoch."""
     train_loss: float
+    """Mean training loss of the epoch."""
     train_accuracy: float
+    """Training accuracy of the epoch, 0 to 1."""
     val_loss: float
+    """Validation loss of the weights that are trained."""
     val_accuracy: float
+    """Validation accuracy of the weights that are trained, 0 to 1."""
     lr: float
+    """Learning rate at the end of the epoch."""
     seconds: float
+    """Duration of training and evaluation in seconds, without checkpoints on request and pauses."""
     images_per_second: float
+    """Training throughput of all ranks in images/s; 0 if the session only evaluated this epoch."""
     skipped: int = 0
+    """Steps skipped since the start of the run because a loss or gradient was not finite."""
     unread: int = 0
+    """Images of this epoch that could not be read and were skipped."""
     val_top5: float = math.nan
+    """Top-5 validation accuracy, 0 to 1; null in old journals."""
     ema_val_loss: float = math.nan
+    """Validation loss of the EMA (averaged) weights; null without them."""
     ema_val_accuracy: float = math.nan
+    """Validation accuracy of the EMA (averaged) weights, 0 to 1; null without them."""
     memory: list[RankPeakMemory] = field(default_factory=list)
+    """Peak GPU memory of each rank; empty on CPU."""
     data_wait: float = math.nan
+    """Share of the training time that the ranks waited for data, 0 to 1, averaged over the ranks; null if unknown."""
     work: list[RankEpochTiming] = field(default_factory=list)
+    """Training time of each rank; empty in old journals."""
 
     @property
     def selection_accuracy(self) -> float:
-        """By which the best epoch is chosen: of the averaged weights where there are such. -1 where it is no number."""
+        """Accuracy that selects the best epoch: of the EMA weights if there are any. -1 if it is not finite."""
         for accuracy in (self.ema_val_accuracy, self.val_accuracy):
-            # What was no number is None in a journal.
+            # A non-finite value is None after reading a journal.
             if accuracy is not None and math.isfinite(accuracy):
                 return accuracy
         return -1.0
@@ -126,120 +170,147 @@ class EpochEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """`path` is relative to the run's folder; `asked` says that someone asked for it."""
+    """A checkpoint was written."""
 
     type: ClassVar[str] = "checkpoint"
     path: str
+    """Path of the file, relative to the run folder."""
     step: int
+    """Global step of the checkpoint."""
     epoch: int
+    """Epoch of the checkpoint, counted from 1."""
     best: bool = False
+    """Whether the checkpoint is the new `best.pt`."""
     asked: bool = False
+    """Whether a control request asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarningEvent(Event):
+    """Something the user should know that does not end the run."""
+
     type: ClassVar[str] = "warning"
     message: str
+    """The warning, as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlEvent(Event):
-    """A request was taken, and what came of it."""
+    """A control request was received."""
 
     type: ClassVar[str] = "control"
     request: str
+    """Name of the request (stop, checkpoint, pause, continue), or the kind of file that was refused."""
     by: str
+    """Sender: user, host and process, or the name of a signal."""
     outcome: str
+    """Effect of the request, as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPaused(Event):
-    """All ranks hold after `step`, until they are asked to go on or to stop."""
+    """All ranks hold after `step` until a continue or stop request arrives."""
 
     type: ClassVar[str] = "paused"
     step: int
+    """Last global step before the pause."""
     epoch: int
+    """Epoch of that step, counted from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunContinued(Event):
-    """All ranks go on after `step`, where they held."""
+    """All ranks continue after a pause."""
 
     type: ClassVar[str] = "continued"
     step: int
+    """Last global step before the pause."""
     epoch: int
+    """Epoch of that step, counted from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailed(Event):
-    """`cause` is one sentence; `traceback` may be empty, as when a signal ended the rank; `repeats` says that the same
-    would come of another try; `lost_peer` that the rank only could not reach another one."""
+    """A rank failed. A restart (`run.max_restarts`) or `run_finished` follows."""
 
     type: ClassVar[str] = "rank_failed"
     rank: int
+    """Number of the rank that failed."""
     device: str
+    """UUID of its GPU, or "cpu"."""
     cause: str
+    """What happened, in one sentence."""
     traceback: str = ""
+    """Python traceback; "" if there is none, for example after a signal."""
     repeats: bool = False
+    """Whether a restart would fail in the same way."""
     lost_peer: bool = False
+    """Whether the rank only lost its connection to another rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFinished(Event):
-    """`state` is finished, stopped or failed; `message` says why where it is not finished."""
+    """The run ended. The last event of a session; absent after a crash."""
 
     type: ClassVar[str] = "run_finished"
     state: str
+    """How the run ended: finished, stopped or failed."""
     message: str = ""
+    """Result of the run, or why it did not finish."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarting(Event):
-    """The run has its folder, and its ranks are being set up, which takes a while. For who waits at the terminal; the
-    journal begins with `run_started`."""
+    """The run folder exists and its ranks are being set up. Shown on the terminal, never written to the journal."""
 
     type: ClassVar[str] = "starting"
     name: str
+    """Name of the run."""
     folder: str
+    """Path of the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingForGpus(Event):
-    """The GPUs that were asked for are not free; `message` says why. For who waits at the terminal."""
+    """The requested GPUs are not free yet. Shown on the terminal, never written to the journal."""
 
     type: ClassVar[str] = "waiting"
     message: str
+    """Which GPUs the run waits for, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizeFound(Event):
-    """What `data.batch_size: auto` came to, and why. For who waits at the terminal; the run's config has the number."""
+    """`data.batch_size: auto` is resolved. Shown on the terminal; the run's config holds the number."""
 
     type: ClassVar[str] = "batch_found"
     message: str
+    """The batch size, and what limits it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuEvent(Event):
-    """What the GPUs of a run did when it was looked."""
+    """Readings of all GPUs of the run at one moment."""
 
     type: ClassVar[str] = "gpus"
     gpus: list[GpuSample]
+    """One record per GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigRejected(Event):
-    """What was asked for turned out to be impossible while the ranks were set up: `problems` are pairs of key and
-    reason. Told to the owner of the run, who takes the run back; the journal never sees it."""
+    """The ranks found the config impossible during setup. Sent to the supervisor, which discards the new run; never
+    written to the journal."""
 
     type: ClassVar[str] = "refused"
     problems: list[list[str]]
+    """Pairs of config key and reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlushJournal(Event):
-    """All that was told before is to be on the disk: a checkpoint follows, and a run that goes on from it must find in
-    its journal what came before. Told to the owner of the run; the journal never sees it."""
+    """Request to write all earlier events to disk: a checkpoint follows, and a run that resumes from it needs them in
+    its journal. Sent to the supervisor; never written to the journal."""
 
     type: ClassVar[str] = "flush"
 

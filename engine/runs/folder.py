@@ -1,4 +1,7 @@
-"""Run folders: where they are, what is in them, who owns one, what state it is in, and requests to its owner."""
+"""Run folders: their layout, how they are found by name, and the state of a run.
+
+`engine.runs.ownership` creates and locks them.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ from engine.runs.journal import JournalReader
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import expand_user, is_file, is_locked, read_json
 
+# An owner on another host counts as dead after this time without a heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0
 
 
 class RunState(StrEnum):
+    """State of a run. CRASHED: it did not end, and no process owns it."""
+
     STARTING = "starting"
     RUNNING = "running"
     PAUSED = "paused"
@@ -30,22 +36,24 @@ class RunState(StrEnum):
 
     @property
     def live(self) -> bool:
+        """Whether a process owns a run in this state."""
         return self in (RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING)
 
 
 def runs_root(override: str | None = None) -> Path:
-    """The folder that runs lie in: as given, else $GPUTRAIN_RUNS, else ./runs. Raises UsageError."""
+    """Return the folder that contains all runs: `override`, else $GPUTRAIN_RUNS, else ./runs. Raises UsageError if it
+    names an unknown user."""
     return expand_user(override or os.environ.get("GPUTRAIN_RUNS") or "runs").absolute()
 
 
 def sanitize_run_name(stem: str) -> str:
-    """A file's name made into the beginning of a run's: what a run's name may not hold becomes a dash."""
+    """Convert a file name to a valid beginning of a run name: invalid characters become dashes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:80] or "run"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run, and the names of what is in it."""
+    """Paths of the files in one run folder, and the state of the run."""
 
     path: Path
 
@@ -95,39 +103,39 @@ class RunFolder:
 
     @property
     def evaluation(self) -> Path:
-        """What the evaluations of the last and of the best epoch found, class by class; see
-        `engine.training.metrics`."""
+        """Per-class results of the last and the best epoch; `engine.training.metrics` defines the format."""
         return self.path / "evaluation.json"
 
     @property
     def skipped_files(self) -> Path:
+        """List of the dataset files that are not used; written only if the warning cannot name them all."""
         return self.path / "skipped_files.txt"
 
     @property
     def resumable(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether the run has a checkpoint to resume from."""
         return any(self.checkpoints.glob("*.pt"))
 
     def history(self) -> History:
-        """What the journal adds up to by now."""
+        """Return the history of the run from its whole journal."""
         return history_from_events(JournalReader(self.journal).poll())
 
     def state(self, history: History) -> RunState:
-        """What the journal says, and whether anyone is still there to go on with it."""
+        """Return the state of the run from its journal and its owner."""
         if not self.is_owned():
             return _final_state(history.finished.state) if history.finished else RunState.CRASHED
         if history.started is None or history.finished is not None or history.failures:
-            # Of failures without an end one is followed by another start.
+            # A failure without a run_finished event means that the ranks are restarting.
             return RunState.STARTING
         if history.stopping:
             return RunState.STOPPING
         return RunState.PAUSED if history.paused else RunState.RUNNING
 
     def is_owned(self) -> bool:
-        """Whether a process has the run in its hands."""
+        """Whether a live process owns the run."""
         owner = read_json(self.owner)
         if owner is not None and owner.get("host") != socket.gethostname():
-            # A lock says nothing across hosts on every file system; the heartbeat does, null where the owner left.
+            # Not every network file system shares locks between hosts, so the heartbeat decides. null: released.
             heartbeat = owner.get("heartbeat")
             return isinstance(heartbeat, int | float) and time.time() - heartbeat < HEARTBEAT_TIMEOUT_SECONDS
         try:
@@ -137,12 +145,12 @@ class RunFolder:
 
 
 def _final_state(state: str) -> RunState:
-    """What a journal says at its end; a word that is not known here is no success."""
+    """Convert the state of a `run_finished` event; an unknown state counts as failed."""
     return RunState(state) if state in set(RunState) and not RunState(state).live else RunState.FAILED
 
 
 def list_runs(root: Path) -> list[RunFolder]:
-    """Every run in `root`, the one that was started last first. Raises UsageError where it cannot be read."""
+    """Return all runs in `root`, latest start first. Raises UsageError if the folder cannot be read."""
     try:
         paths = list(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -155,12 +163,12 @@ def list_runs(root: Path) -> list[RunFolder]:
 
 
 def _is_run_folder(path: Path) -> bool:
-    """Another user's run that this one may not look into is passed over; so is a link, which could lead anywhere."""
+    """Whether the path is a readable run folder. Links do not count, because they could point anywhere."""
     return is_file(path / "lock") and not path.is_symlink()
 
 
 def _start_time(run: RunFolder) -> float:
-    """The config is written when a run starts and when it goes on."""
+    """Return the start of the latest session: the config is written when a run starts or resumes."""
     try:
         return run.config.stat().st_mtime
     except OSError:
@@ -168,14 +176,14 @@ def _start_time(run: RunFolder) -> float:
 
 
 def find_run(root: Path, reference: str) -> RunFolder:
-    """The run that a name, a unique beginning of one, a folder or `last` means. Raises UsageError."""
+    """Return the run that a name, a unique prefix of a name, a path or `last` refers to. Raises UsageError."""
     runs = list_runs(root)
     names = [run.name for run in runs]
     if reference == "last" and runs:
         return runs[0]
     if reference in names:
         return RunFolder(root / reference)
-    # Its own name, in its own runs folder, whatever way leads there.
+    # Resolve links, so that the run gets its own name in its own runs folder.
     given = Path(os.path.realpath(reference))
     if _is_run_folder(given):
         return RunFolder(given)
@@ -183,8 +191,8 @@ def find_run(root: Path, reference: str) -> RunFolder:
     if len(begun) == 1:
         return RunFolder(root / begun[0])
     if begun:
-        raise UsageError.one(reference, f"could be any of {', '.join(sorted(begun))}; give more of the name")
+        raise UsageError.one(reference, f"matches several runs: {', '.join(sorted(begun))}; type more of the name")
     if not runs:
-        raise UsageError.one(reference, f"there are no runs in {root}; say where they are with --runs-dir")
+        raise UsageError.one(reference, f"there are no runs in {root}; select their folder with --runs-dir")
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    raise UsageError.one(reference, f"no run of that name in {root}; there are {shown}{did_you_mean(reference, names)}")
+    raise UsageError.one(reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}")

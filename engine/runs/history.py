@@ -1,4 +1,7 @@
-"""What a run has come to: its events laid one over the other, and the summary that is made of them."""
+"""Current state and summary of a run, derived from its events.
+
+The recorder writes the summary to `summary.json`; the log, `gputrain runs` and the screen read the state.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +37,44 @@ from engine.runs.records import GpuSample, number
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The content of `summary.json`. `seconds` is the time that all sessions of the run took together; `gpus` says what
-    each GPU did, see `GpuStats`; `verdict` what limits the run, see `engine.runs.bottleneck`, `data_wait` is the share
-    of the training time that the ranks waited for data, and `mfu` the model FLOPs utilization, in the latest epoch."""
+    """Content of `summary.json`, rewritten after every epoch and at the end of the run. Unknown values are null."""
 
     state: str
+    """running, finished, stopped or failed."""
     epochs: int = 0
+    """Number of completed epochs."""
     train_loss: float | None = None
+    """Training loss of the last epoch."""
     val_loss: float | None = None
+    """Validation loss of the last epoch."""
     val_accuracy: float | None = None
+    """Validation accuracy of the last epoch, 0 to 1."""
     best_epoch: int | None = None
+    """Epoch with the highest validation accuracy, of the EMA weights if there are any."""
     best_val_accuracy: float | None = None
+    """Validation accuracy of the best epoch, 0 to 1, of the EMA weights if there are any."""
     images_per_second: float | None = None
+    """Median training throughput of the epochs, in images/s over all ranks."""
     seconds: float = 0.0
+    """Duration of all sessions of the run together, in seconds."""
     message: str = ""
+    """Message of the `run_finished` event."""
     verdict: Bottleneck | None = None
+    """What limits the run, see `engine.runs.bottleneck`."""
     data_wait: float | None = None
+    """Share of the training time of the latest epoch that the ranks waited for data, 0 to 1."""
     mfu: float | None = None
+    """Model FLOPs utilization of the latest epoch, 0 to 1."""
     gpus: list[dict[str, object]] = field(default_factory=list)
+    """Statistics of each GPU, see `GpuStats.to_dict`."""
 
     def to_dict(self) -> dict[str, object]:
+        """Return the summary as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSummary:
-        """The summary that a file holds, without `gpus`; what is missing or of another type is as in a new run."""
+        """Parse a summary.json, without `gpus`. A missing value or one of another type gets its default."""
         best_epoch = number(values.get("best_epoch"))
         return cls(
             state=str(values.get("state", "")),
@@ -79,8 +95,7 @@ class RunSummary:
 
 @dataclass
 class GpuStats:
-    """What one GPU did, over all looks at it: means of what was known, and the most. `throttling` is what slows it down
-    in the latest looks."""
+    """Statistics of one GPU over all its samples: means, maxima, throttle reasons, and the ongoing throttling."""
 
     host: str
     totals: dict[str, list[float]] = field(default_factory=dict)
@@ -89,7 +104,7 @@ class GpuStats:
     throttling: GpuThrottling | None = None
 
     def add(self, sample: GpuSample, time: float) -> None:
-        """At a look at `time`."""
+        """Add a sample taken at `time`, in Unix seconds."""
         for name in ("busy", "sm_active", "tensor_active", "power"):
             if (value := getattr(sample, name)) is not None:
                 total = self.totals.setdefault(name, [0.0, 0.0])
@@ -102,11 +117,16 @@ class GpuStats:
         self.throttling = update_throttling(sample, time, self.throttling)
 
     def mean(self, name: str) -> float | None:
+        """Return the mean of a reading; None if the GPU never provided it."""
         total = self.totals.get(name)
         return None if total is None else round(total[0] / total[1], 1)
 
     def to_dict(self, uuid: str) -> dict[str, object]:
-        """`busy`, `sm_active`, `tensor_active` (%) and `power` (W) are means; null where nothing was known."""
+        """Return the entry of `summary.json`.
+
+        Means of `busy`, `sm_active`, `tensor_active` (percent) and `power` (watts), the highest memory use (bytes) and
+        temperature (degrees Celsius), null if the GPU never provided them, and all throttle reasons (`throttled`).
+        """
         return {
             "uuid": uuid,
             "host": self.host,
@@ -119,7 +139,7 @@ class GpuStats:
 
 @dataclass
 class History:
-    """The state that a run's events add up to. Feed it with `add`, in the journal's order."""
+    """State of a run, updated by `add` with each event in journal order."""
 
     started: RunStarted | None = None
     epochs: list[EpochEvent] = field(default_factory=list)
@@ -135,9 +155,10 @@ class History:
     _latest_time: float = 0.0
 
     def add(self, event: Event) -> None:
+        """Update the state with the next event."""
         match event:
             case RunStarted():
-                # The session before ended without a word if it crashed: its time is up to its last event.
+                # A session that crashed has no run_finished event; it ends with its last event.
                 self._end_session()
                 self._session_start = event.time
                 self.started, self.finished = event, None
@@ -177,27 +198,27 @@ class History:
             self._session_start = None
 
     def _median_images_per_second(self) -> float | None:
-        """Leaves out epochs of which a session had nothing but the evaluation."""
+        """Return the median throughput, without epochs that a resumed session only evaluated."""
         rates = [epoch.images_per_second for epoch in self.epochs if (epoch.images_per_second or 0) > 0]
         return round(statistics.median(rates), 1) if rates else None
 
     @property
     def best(self) -> EpochEvent | None:
-        """The first epoch of the highest validation accuracy."""
+        """Epoch with the highest validation accuracy; the first one of equals."""
         return max(self.epochs, key=lambda epoch: epoch.selection_accuracy, default=None)
 
     @property
     def steps_done(self) -> int:
-        """Steps that are done."""
+        """Number of completed optimizer steps."""
         return max(self.latest_step.step if self.latest_step else 0, self.epochs[-1].step if self.epochs else 0)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that the rest of the run takes at the latest pace; None where that is not known."""
+        """Estimated seconds to the end of the run at the latest speed; None if unknown."""
         if self.started is None or not self.started.steps_per_epoch:
             return None
         left = self.started.epochs - self.steps_done / self.started.steps_per_epoch
-        # What was no number is None in a journal.
+        # A non-finite value is None after reading a journal.
         if self.epochs and (self.epochs[-1].seconds or 0) > 0:
             return max(left, 0.0) * self.epochs[-1].seconds
         if self.latest_step is None or (self.latest_step.images_per_second or 0) <= 0:
@@ -211,12 +232,12 @@ class History:
 
     @property
     def latest_session_epoch(self) -> EpochEvent | None:
-        """The latest epoch of this session, by which it is judged: each session may have other devices."""
+        """Latest epoch of this session. Earlier sessions may have used other devices, so their speed does not count."""
         return self.epochs[-1] if self.epochs and self.started and self.epochs[-1].time >= self.started.time else None
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """What limits the run by now; None where that is not known."""
+        """What limits the run; None if unknown."""
         slowed = {uuid: use.throttling for uuid, use in self.gpus.items() if use.throttling is not None}
         session = [
             epoch for epoch in self.epochs[-STRAGGLER_EPOCHS:] if self.started and epoch.time >= self.started.time
@@ -225,8 +246,8 @@ class History:
 
     @property
     def data_wait(self) -> float | None:
-        """Share of the training time that the ranks waited for data: of the latest epoch, before the first is over of
-        rank 0's latest steps."""
+        """Share of the training time that the ranks waited for data in the latest epoch, 0 to 1. During the first epoch
+        of a session, the share of rank 0 in its latest steps."""
         return valid_share(
             self.latest_session_epoch.data_wait
             if self.latest_session_epoch
@@ -237,10 +258,11 @@ class History:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization of the latest epoch."""
+        """Model FLOPs utilization of the latest epoch, 0 to 1."""
         return model_flops_utilization(self.started, self.latest_session_epoch)
 
     def summary(self) -> RunSummary:
+        """Return the content of `summary.json`."""
         last, best, bottleneck = (self.epochs[-1] if self.epochs else None), self.best, self.bottleneck
         running = self._latest_time - self._session_start if self._session_start is not None else 0.0
         return RunSummary(
@@ -262,6 +284,7 @@ class History:
 
 
 def history_from_events(events: Iterable[Event]) -> History:
+    """Return the state of a run after the given events."""
     history = History()
     for event in events:
         history.add(event)

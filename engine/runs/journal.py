@@ -1,4 +1,7 @@
-"""Reads and writes `events.jsonl`: one JSON object per line, append-only, a torn last line tolerated."""
+"""Read and write the journal, `events.jsonl`: append-only, one JSON object per line.
+
+`engine.runs.events` defines the format. A last line that a crash left incomplete is ignored.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from engine.utils.files import open_regular_file
 READ_CHUNK_BYTES = 1 << 20
 
 
-# What JSON may hold for a field of each type; a number that JSON cannot hold is null.
+# JSON types that are accepted for each field type. A non-finite float is null in JSON.
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float, type(None)),
@@ -28,7 +31,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-# Fields that are lists of objects, and what makes records of these.
+# Fields that are lists of JSON objects, and the functions that convert these to records.
 OBJECT_LIST_FIELDS: Mapping[str, Callable[[list[dict[str, Any]]], list[Any]]] = {
     "ranks": RankDevice.from_objects,
     "gpus": GpuSample.from_objects,
@@ -44,7 +47,7 @@ _FIELD_TYPES = {
 
 
 def _nonfinite_to_none(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as null."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, list):
@@ -53,21 +56,23 @@ def _nonfinite_to_none(value: Any) -> Any:
 
 
 def to_line(event: Event) -> str:
-    """The event as one line of JSON, without the line's end."""
+    """Return the event as one line of JSON, without a newline."""
     values = asdict(event)
     ordered = {"type": event.type, "time": round(values.pop("time"), 3)}
     return json.dumps(ordered | {key: _nonfinite_to_none(value) for key, value in values.items()}, allow_nan=False)
 
 
 def from_line(line: str) -> Event | None:
-    """The event of a line of JSON; None for a torn line, an unknown type, or one that lacks a field or has one of
-    another type."""
+    """Parse one line of a journal.
+
+    Returns None if the line is incomplete, its type is unknown, or a field is missing or has the wrong type.
+    """
     try:
         values = json.loads(line, parse_constant=_constant_to_none)
         name = values["type"]
         known = _FIELD_TYPES[name]
         kept = {key: value for key, value in values.items() if key in known}
-        # What happened now knows its time by itself; what is read does not.
+        # Event.time defaults to the current time, which would be wrong for an event that is read.
         if "time" not in kept or not all(
             isinstance(value, known[key]) and _in_range(value) for key, value in kept.items()
         ):
@@ -82,31 +87,32 @@ def from_line(line: str) -> Event | None:
 
 
 def _constant_to_none(_: str) -> None:
-    """Python's JSON reads NaN and Infinity, which are no JSON."""
+    """Return None for NaN and Infinity, which json.loads accepts although they are not JSON."""
 
 
 def _in_range(value: Any) -> bool:
-    """Whether a number is one that can be computed with."""
+    """Whether a value is no number, or one of a plausible size."""
     return not isinstance(value, int | float) or -LARGEST < value < LARGEST
 
 
 class Journal:
-    """Appends events to a file, each with one write. Raises OSError where the disk does not take them."""
+    """Appends events to a journal, each with a single write. Raises OSError if writing fails."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._file).st_size
-        # A line that a crash left torn is ended first, or it would take the next one with it.
+        # Terminate a line that a crash left incomplete, or the next event would become part of it.
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def append(self, event: Event) -> None:
+        """Append one event. Raises OSError."""
         data = ("\n" if self._torn else "") + to_line(event) + "\n"
         encoded = data.encode()
         self._torn = True
         self._torn = os.write(self._file, encoded) != len(encoded)
 
     def sync(self) -> None:
-        """Returns when what was appended is on the disk."""
+        """Flush all appended events to disk (fsync). Raises OSError."""
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -114,8 +120,8 @@ class Journal:
 
 
 class JournalReader:
-    """Reads the events that were appended since the last look. `offset` is where the next look begins, in bytes; it may
-    be set, to the beginning of a line, before the first."""
+    """Reads a growing journal. `offset` is the byte position of the next read; before the first `poll` it can be set to
+    the beginning of any line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -123,8 +129,11 @@ class JournalReader:
         self._partial_line = b""
 
     def poll(self, max_bytes: int | None = None) -> Iterator[Event]:
-        """The events of the lines that are whole by now, of `max_bytes` bytes where given; none where there is no
-        journal yet. Of a long journal no more than a piece is in memory."""
+        """Yield the events appended since the last call, at most those of the next `max_bytes` bytes.
+
+        An incomplete last line is kept for the next call. Nothing if the journal does not exist. At most one chunk of
+        the file is in memory.
+        """
         try:
             with open_regular_file(self._path) as file:
                 end = os.fstat(file.fileno()).st_size

@@ -1,4 +1,7 @@
-"""Which supervisor owns a run: the lock and the heartbeat in the run's folder."""
+"""Ownership of a run: the lock and the heartbeat in its folder, which prevent two processes from training the same run.
+
+`engine.launch.lifecycle` claims a run folder before the ranks start; `RunFolder.is_owned` checks lock and heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,14 @@ HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
 class Ownership:
-    """The right to run in a folder: a lock that dies with its process, and a heartbeat for other hosts."""
+    """Exclusive ownership of a run folder: a file lock, which the kernel releases when the process ends, and a
+    heartbeat in `owner.json` for other hosts."""
 
     def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
-        """Raises UsageError where another process owns the folder."""
+        """Acquire the folder. Raises UsageError if another process owns it."""
         self.folder, self._agents = folder, list(agents)
         self._last_heartbeat = 0.0
-        # Someone who asks for the run's state holds the lock for an instant.
+        # `is_locked` takes a shared lock for an instant when a reader checks the state of the run, so retry.
         for _ in range(20):
             handle = _try_lock(folder.lock)
             if handle is not None:
@@ -41,20 +45,20 @@ class Ownership:
         owner = read_json(folder.owner) or {}
         elsewhere = owner.get("host") not in (None, socket.gethostname())
         if handle is not None and elsewhere and folder.is_owned():
-            # Not every file system tells one host of another's lock.
+            # Not every network file system shares locks between hosts.
             os.close(handle)
             handle = None
         if handle is None:
             raise UsageError.one(
                 folder.name,
-                f"is being run by process {owner.get('pid', '?')} on {owner.get('host', 'another host')}; "
-                f"stop it with `gputrain stop {folder.name}` or take another name",
+                f"is already running as process {owner.get('pid', '?')} on {owner.get('host', 'another host')}; "
+                f"stop it with `gputrain stop {folder.name}`, or use another name with --name",
             )
         self._lock_fd = handle
         self.renew_heartbeat()
 
     def renew_heartbeat(self) -> None:
-        """Renew the heartbeat where it is due. A full disk must not end a run, so no error leaves this."""
+        """Write the heartbeat if it is due. Errors are ignored, because a full disk must not end a run."""
         if time.monotonic() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
             return
         self._last_heartbeat = time.monotonic()
@@ -73,13 +77,14 @@ class Ownership:
             write_json(self.folder.owner, values)
 
     def release(self) -> None:
+        """Release the lock; a heartbeat of null tells other hosts that the run has no owner."""
         if self.folder.path.exists():
             self._write_owner(None)
         os.close(self._lock_fd)
 
 
 def _try_lock(path: Path) -> int | None:
-    """A handle that holds the lock; None where another holds it, or its file was taken away in the meantime."""
+    """Return a file descriptor that holds the lock; None if another process holds it or has deleted the file."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,7 +98,7 @@ def _try_lock(path: Path) -> int | None:
 
 @dataclass
 class ClaimedRun:
-    """A run folder that this process owns, and the folders above it that were made for it."""
+    """A run folder that this process owns. `created_parents` are the parent folders that were created with it."""
 
     folder: RunFolder
     ownership: Ownership
@@ -101,14 +106,14 @@ class ClaimedRun:
     created_parents: list[Path] = field(default_factory=list)
 
     def remove_leftovers(self) -> None:
-        """Take away what an earlier owner can have left: requests that came too late, and half-written checkpoints."""
+        """Delete what an earlier owner may have left: unread requests and incomplete checkpoints."""
         for _ in consume_requests(self.folder.control):
             pass
         for path in self.folder.checkpoints.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Take a fresh folder away, and those above it; one with a history is left as it is."""
+        """Delete a new run folder and the parents created with it; keep the folder of a resumed run."""
         if not self.is_new:
             return
         shutil.rmtree(self.folder.path, ignore_errors=True)
@@ -120,8 +125,11 @@ class ClaimedRun:
 
 
 def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequence[str] = ()) -> ClaimedRun:
-    """Make and own the folder of a run that starts, or own that of one that goes on (`resume`, and it exists).
-    Without a name it becomes `stem-N`. Raises UsageError."""
+    """Create and own the folder of a new run, or own the existing one if `resume` is set.
+
+    Without a name the run is called `stem-N`. `agents` identify the run's torchrun agents. Raises UsageError if the
+    name is in use or the folder cannot be written to.
+    """
     try:
         made = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
@@ -134,7 +142,7 @@ def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: 
     except OSError as error:
         raise UsageError.one(
             "runs folder",
-            f"{root} cannot be written to: {error.strerror}; give another with --runs-dir or GPUTRAIN_RUNS",
+            f"{root} cannot be written to: {error.strerror}; select another folder with --runs-dir or GPUTRAIN_RUNS",
         ) from error
     return ClaimedRun(folder, Ownership(folder, agents), is_new=True, created_parents=made)
 
@@ -147,7 +155,7 @@ def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
             continue
         return root / candidate
     if (root / str(name)).is_symlink():
-        raise UsageError.one("run.name", f"{name} is a link in {root}; give a new name with --name")
+        raise UsageError.one("run.name", f"{name} is a symbolic link in {root}; use a new name with --name")
     raise UsageError.one(
-        "run.name", f"the run {name} exists in {root}; continue it with --resume, or give a new name with --name"
+        "run.name", f"the run {name} already exists in {root}; resume it with --resume, or use a new name with --name"
     )

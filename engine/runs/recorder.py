@@ -1,4 +1,7 @@
-"""What a run's owner keeps of it: journal, log, TensorBoard curves and summary."""
+"""Record a run: each event goes to the journal, the log, TensorBoard and the summary.
+
+The supervisor uses it; under torchrun and srun, rank 0 does.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,13 @@ Listener = Callable[[Event], None]
 
 
 class Recorder:
-    """Takes every event of a run once. A disk that takes nothing does not end the training: what is lost is said, once,
-    to the listener."""
+    """Writes every event of a run to its folder and passes it to the listener.
+
+    If the disk is full, training continues; the listener receives one warning.
+    """
 
     def __init__(self, folder: RunFolder, config: Config, listener: Listener) -> None:
-        """Raises OSError where the folder cannot be written to."""
+        """Open the files of the run folder. Raises OSError if it cannot be written to."""
         self.folder = folder
         self.history = folder.history()
         self._listener = listener
@@ -43,6 +48,7 @@ class Recorder:
         self.closed = threading.Event()
 
     def record(self, event: Event) -> None:
+        """Record one event; ignored after `close`. Safe to call from any thread."""
         with self._lock:
             if not self.closed.is_set():
                 self._record(event)
@@ -61,7 +67,7 @@ class Recorder:
             if isinstance(event, RankFailed):
                 os.write(self._log, "".join(f"{printable(one)}\n" for one in event.traceback.splitlines()).encode())
             if isinstance(event, RunStarted):
-                # Not earlier: a resume that turns out to be impossible must leave the run as it was.
+                # Not earlier, because a resume that fails during setup must leave the run unchanged.
                 self._write_config()
             if isinstance(event, EpochEvent):
                 self._tensorboard.write(event)
@@ -71,7 +77,10 @@ class Recorder:
         except OSError as error:
             if not self._disk_full:
                 self._disk_full = True
-                message = f"the run folder cannot be written to ({error.strerror}); training goes on"
+                message = (
+                    f"the run folder cannot be written to ({error.strerror}); training continues, but its journal and "
+                    "log will be incomplete"
+                )
                 self._listener(WarningEvent(message=message))
         self._listener(event)
 

@@ -1,5 +1,7 @@
-"""What an event says of each rank or each GPU. `engine.runs.events` holds these records; `engine.runs.journal` writes
-them as JSON objects and reads them back.
+"""Records about single ranks and GPUs that journal events contain.
+
+`engine.runs.events` holds lists of them; `engine.runs.journal` writes each as a JSON object and reads it back with
+`from_objects`.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# No step, size or loss comes near it.
+# Larger numbers can only come from a damaged journal, and would overflow later computations.
 LARGEST = 2**63
 
 JsonObject = Mapping[str, Any]
@@ -16,16 +18,20 @@ JsonObject = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RankDevice:
-    """A rank's process, and a device that it has there, which it has seen to be the one."""
+    """Process of one rank, and one of its devices, whose UUID the rank has verified."""
 
     rank: int
+    """Rank, counted from 0 over all nodes."""
     host: str
+    """Host name of the rank's node."""
     pid: int
+    """Process ID on that host, in the rank's PID namespace."""
     device: str
+    """UUID of the GPU or MIG instance, or "cpu"."""
 
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[RankDevice]:
-        """The records of a journal; an incomplete one is left out."""
+        """Return the records of a journal line; incomplete ones are skipped."""
         found = []
         for one in objects:
             match one:
@@ -36,15 +42,19 @@ class RankDevice:
 
 @dataclass(frozen=True)
 class RankPeakMemory:
-    """The most bytes of a rank's GPU in an epoch: `allocated` by tensors, `reserved` by torch for them."""
+    """Peak GPU memory of one rank in an epoch, as `torch.cuda.max_memory_allocated` and `max_memory_reserved` define
+    it."""
 
     rank: int
+    """Rank, counted from 0 over all nodes."""
     allocated: int
+    """Peak memory of tensors, in bytes."""
     reserved: int
+    """Peak memory that torch's caching allocator holds, in bytes."""
 
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[RankPeakMemory]:
-        """The records of a journal; an incomplete one is left out."""
+        """Return the records of a journal line; incomplete ones are skipped."""
         found = []
         for one in objects:
             match one:
@@ -55,21 +65,25 @@ class RankPeakMemory:
 
 @dataclass(frozen=True)
 class RankEpochTiming:
-    """Seconds of an epoch's training on one rank: all of it, of waiting for data, and of forward passes."""
+    """Time that one rank spent training in an epoch, evaluation excluded."""
 
     rank: int
+    """Rank, counted from 0 over all nodes."""
     seconds: float
+    """Total training time of the epoch, in seconds."""
     waited: float
+    """Time spent waiting for data, in seconds."""
     forward: float
+    """Time spent in forward passes, in seconds."""
 
     @property
     def local_seconds(self) -> float:
-        """The part in which no rank waits for another."""
+        """Seconds without collectives, in which the rank depends on no other rank."""
         return self.waited + self.forward
 
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[RankEpochTiming]:
-        """The records of a journal; none where one is incomplete, because ranks are compared with each other."""
+        """Return the records of a journal line; none if one is incomplete, because ranks are compared to each other."""
         found = []
         for one in objects:
             rank = one.get("rank")
@@ -83,31 +97,41 @@ class RankEpochTiming:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """What a GPU of a run did at one moment; None where the driver did not tell. `busy`, `sm_active` and
-    `tensor_active` are in percent, `memory_used` in bytes, `temperature` in degrees Celsius, `power` in watts,
-    `sm_clock` and `max_sm_clock` in MHz; `throttle` has the words of `engine.gpus.nvml`."""
+    """NVML readings of one GPU at one moment. A reading that the driver did not provide is None (null in JSON)."""
 
     uuid: str | None
+    """UUID of the GPU or MIG instance."""
     host: str = ""
+    """Host name of the GPU's node; "" in old journals."""
     state: str | None = None
+    """State of the readings: ok, stale or lost."""
     busy: float | None = None
+    """GPU utilization in percent: share of the time in which any kernel ran."""
     sm_active: float | None = None
+    """SM activity in percent (GPM)."""
     tensor_active: float | None = None
+    """Tensor core activity in percent (GPM)."""
     memory_used: float | None = None
+    """GPU memory in use, in bytes."""
     temperature: float | None = None
+    """GPU temperature in degrees Celsius."""
     power: float | None = None
+    """Power draw in watts."""
     sm_clock: float | None = None
+    """Current SM clock in MHz."""
     max_sm_clock: float | None = None
+    """Maximum SM clock in MHz."""
     throttle: list[str] | None = None
+    """Throttle reasons, by the names in `engine.gpus.nvml`; empty at full clocks."""
 
     @property
     def throttle_reasons(self) -> list[str]:
-        """What holds the clocks down; idleness does not."""
+        """Throttle reasons other than idleness."""
         return [word for word in self.throttle or [] if word != "idle"]
 
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[GpuSample]:
-        """The records of a journal; what is missing or of another type is None."""
+        """Return the records of a journal line; a missing value or one of another type becomes None."""
         return [cls._from_object(one) for one in objects]
 
     @classmethod
@@ -130,5 +154,5 @@ class GpuSample:
 
 
 def number(value: object) -> float | None:
-    """The value where it is a number that can be computed with."""
+    """Return the value if it is a number of a plausible size, else None."""
     return value if isinstance(value, int | float) and -LARGEST < value < LARGEST else None

@@ -1,5 +1,7 @@
-"""The curves of a run as TensorBoard reads them: `loss`, `accuracy` and `learning_rate` by epoch, one series of each
-for training and for validation where both exist."""
+"""Write the metrics of each epoch as TensorBoard event files: `loss`, `accuracy`, `learning_rate` and `top5`.
+
+`engine.runs.recorder` calls it after each epoch. Training, validation and EMA metrics are separate TensorBoard runs.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ from engine.runs.events import EpochEvent
 
 
 class TensorBoardWriter:
-    """Writes below `folder/train` and `folder/val`. The writers are made with the first epoch: importing them earlier
-    would take a core from the ranks while they start."""
+    """Writes to `folder/train`, `folder/val` and `folder/ema`.
+
+    TensorBoard is imported with the first epoch, because the import would slow down the start of the ranks.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writers: dict[str, Any] = {}
 
     def write(self, epoch: EpochEvent) -> None:
-        """Raises OSError."""
+        """Write the metrics of one epoch. Raises OSError."""
         self._write("train", epoch, loss=epoch.train_loss, accuracy=epoch.train_accuracy, learning_rate=epoch.lr)
         self._write("val", epoch, loss=epoch.val_loss, accuracy=epoch.val_accuracy, top5=epoch.val_top5)
         if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
@@ -33,7 +37,7 @@ class TensorBoardWriter:
 
         if series not in self._writers:
             self._writers[series] = EventFileWriter(str(self._folder / series))
-            # What an earlier session wrote of this epoch and later ones no longer holds.
+            # SessionLog.START makes TensorBoard drop what an earlier session wrote for this epoch and later ones.
             restart = SessionLog(status=SessionLog.START)
             self._writers[series].add_event(
                 TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, session_log=restart)

@@ -1,5 +1,7 @@
-"""A run's newest state, again and again, at the price of what came since: of a long journal only its two ends are
-read."""
+"""Follow the state of a run while it is written, for `gputrain runs` and the screen.
+
+Each poll reads only the new lines. The first poll of a long journal reads only its beginning and its end.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,21 @@ from engine.runs.history import History
 from engine.runs.journal import JournalReader, from_line
 from engine.utils.files import open_regular_file
 
-# A journal up to this size, in bytes, is read as a whole.
+# Larger journals are read only at both ends.
 MAX_FULL_READ_BYTES = 1 << 20
 INITIAL_TAIL_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
 SCAN_BLOCK_BYTES = 1 << 20
-# Each says whether a run trains, holds or has ended.
+# Events that tell whether a run trains, is paused or has ended.
 STATE_EVENTS = (RunStarted, StepEvent, EpochEvent, RunPaused, RunContinued, RunFinished)
 
 
 class RunWatcher:
-    """The newest state of one run. Of a long journal `history` knows the first event and the latest ones: its best and
-    its number of epochs are then those of `summary.json`."""
+    """Latest state of one run.
+
+    For a long journal (`partial`), `history` contains only the start event and the latest events; the best epoch and
+    the number of epochs are then in `summary.json`.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -42,11 +47,11 @@ class RunWatcher:
     def _reset(self) -> None:
         self.history = History()
         self.partial = False
-        """Of the journal only the ends were read."""
+        """Whether only the ends of the journal were read."""
         self._reader: JournalReader | None = None
 
     def poll(self) -> History:
-        """What the run has come to by now. Begins anew where the journal was taken away or became shorter."""
+        """Read new events and return the history. Starts over if the journal was deleted or truncated."""
         journal = self.folder.journal
         try:
             size = journal.stat().st_size
@@ -75,8 +80,11 @@ class RunWatcher:
 
 
 def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]:
-    """How the latest session of a journal of this many bytes began, and its latest events, from one on that tells the
-    state; where the last whole line ends, and how many bytes were read as lines for it."""
+    """Read the start event of the latest session and the latest events of a journal of `size` bytes.
+
+    The tail is doubled until it contains one of `STATE_EVENTS`. Returns the events, the byte offset of the end of the
+    last complete line, and the number of bytes that were parsed. Raises OSError.
+    """
     with open_regular_file(journal) as file:
         first = from_line(file.readline(HEAD_BYTES).decode(errors="replace"))
         length, read = INITIAL_TAIL_BYTES, HEAD_BYTES
@@ -84,7 +92,7 @@ def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]
             start = max(size - length, 0)
             file.seek(start)
             *lines, torn = file.read(size - start).split(b"\n")
-            # What the block begins with may be the rest of a line.
+            # The block may begin in the middle of a line.
             events = [event for line in lines[min(start, 1) :] if (event := from_line(line.decode(errors="replace")))]
             if start == 0:
                 return events, size - len(torn), read + length
@@ -96,13 +104,13 @@ def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]
 
 
 def find_last_resume(file: BinaryIO, end: int) -> Event | None:
-    """The last `run_resumed` that begins before this place; looked for as bytes, which takes half a second
-    for a gigabyte."""
+    """Return the last `run_resumed` event that begins before byte `end`. The search compares bytes instead of parsing
+    JSON: half a second for 1 GB."""
     mark = f'{{"type": "{RunResumed.type}"'.encode()
     while end > 0:
         start = max(end - SCAN_BLOCK_BYTES, 0)
         file.seek(start)
-        # A line that begins in this block may run on into the one behind it.
+        # A line that begins in this block may end in the next one.
         block = file.read(end - start + HEAD_BYTES)
         place = block.rfind(mark, 0, end - start + len(mark))
         if place >= 0:

@@ -63,7 +63,7 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
     done = gputrain(*RUN, "run.watchdog=2")
     assert done.returncode == 1
     assert "rank 1 (cpu) failed: no step was made for 2 s" in last_line(done)
-    assert "it has done 11 steps and is waiting for data" in last_line(done)
+    assert "it completed 11 steps and is waiting for data" in last_line(done)
     assert state in last_line(done)
     if kind == "hang":
         assert "in happen" in (gputrain.runs / "a" / "log.txt").read_text()
@@ -171,7 +171,7 @@ def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     assert len(told) <= 4, "each file once a rank"
     epochs = [event for event in read_events(gputrain.runs / "a") if event["type"] == "epoch"]
     assert epochs[-1]["unread"] == 2
-    assert "2 images left out" in messages
+    assert "2 images skipped" in messages
 
 
 def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> None:
@@ -242,8 +242,8 @@ def test_resume_falls_back_from_damaged_checkpoint_with_warning(gputrain: Gputra
         name.write_bytes(content)
     resumed = gputrain("resume", "short", "run.epochs=3")
     assert resumed.returncode == 0, resumed.stderr
-    assert "warning: the checkpoint step-00000088.pt has another checksum than it was written with" in resumed.stderr
-    assert "goes on after step 44," in resumed.stderr
+    assert "warning: the checkpoint step-00000088.pt is damaged: its checksum does not match" in resumed.stderr
+    assert "resumed after step 44," in resumed.stderr
 
 
 def slurm(gputrain: Gputrain, code: int) -> dict[str, str]:

@@ -141,16 +141,16 @@ def test_take_requests_refuses_request_of_another_user(control_folder: Path, mon
     assert list(control_folder.iterdir()) == []
     asked = RequestCounters()
     outcome = asked.apply(request.request)
-    assert (asked.stop, outcome) == (False, "refused: the file belongs to another user than the run")
+    assert (asked.stop, outcome) == (False, "refused: the file must belong to the user of the run, or to root")
     told = ControlEvent(request=request.request, by=request.by, outcome=outcome)
-    assert event_line(told) == f"foreign file of uid {owner}: {outcome}"
+    assert event_line(told) == f"foreign file from uid {owner}: {outcome}"
 
 
 def test_send_request_rejects_user_without_permission(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = control_folder.with_name("owner.json")
     owner.write_text("{}")
     monkeypatch.setattr(os, "geteuid", lambda: owner.stat().st_uid + 1)
-    with pytest.raises(UsageError, match=f"you may not ask this run to stop: it belongs to uid {owner.stat().st_uid}"):
+    with pytest.raises(UsageError, match=f"no permission to stop this run: it belongs to uid {owner.stat().st_uid}"):
         send_request(control_folder, "stop")
     assert list(control_folder.iterdir()) == []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -251,7 +251,7 @@ def test_runs_listing_ignores_symlinks(tmp_path: Path) -> None:
     assert list_runs(root) == []
     for name in ("link", "dangling"):
         for resume in (True, False):
-            with pytest.raises(UsageError, match=f"run.name: {name} is a link in "):
+            with pytest.raises(UsageError, match=f"run.name: {name} is a symbolic link in "):
                 claim_run(root, name, "x", resume=resume)
         with pytest.raises(UsageError, match="there are no runs"):
             find_run(root, name)

@@ -31,18 +31,18 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
     assert plain.wait(60) == 0
     events = read_events(asked.path)
     assert next(one for one in events if one["type"] == "continued")["step"] == held["step"]
-    assert [one["outcome"] for one in events if one["type"] == "control"] == ["at the next step"] * 2 + ["at once"]
+    assert [one["outcome"] for one in events if one["type"] == "control"] == ["at the next step"] * 2 + ["immediately"]
     assert without_timings(events) == without_timings(read_events(gputrain.runs / "plain"))
 
 
 def test_control_state_answers_repeated_and_unknown_requests() -> None:
     asked = RequestCounters()
     assert [asked.apply(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
-        "is not paused",
+        "not paused",
         "at the next step",
-        "is paused already",
-        "at once",
+        "already paused",
+        "immediately",
         "at the next step, with a checkpoint",
-        "was asked for already",
-        "not known here, left undone",
+        "already requested",
+        "unknown request, ignored",
     ]

@@ -66,7 +66,7 @@ def test_usage_watch_reports_throttled_gpu(loaded_gpu_host: FakeGpuHost, monkeyp
     verdict = history_from_events([run, *looks, make_timed_epoch()]).bottleneck
     assert verdict is not None
     assert (verdict.kind, verdict.message[-15:]) == (BottleneckKind.THROTTLED, "now at 1110 MHz")
-    assert verdict.message.startswith(f"{gpu_uuid(1)[:12]} (rank 1) slowed down by heat since ")
+    assert verdict.message.startswith(f"{gpu_uuid(1)[:12]} (rank 1) throttled by heat since ")
 
 
 def test_usage_watch_on_cpu_samples_nothing() -> None:

@@ -97,7 +97,7 @@ def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -
     assert done.returncode == 0, done.stderr
     summary = json.loads((gputrain.runs / "a" / "summary.json").read_text())
     assert summary["verdict"]["kind"] == "waiting for a slow rank"
-    assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu), whose forward pass takes ")
+    assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu): its forward pass takes ")
     fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].work
     assert slow.forward > fast.forward + 0.05 * 20
 
@@ -132,10 +132,11 @@ def test_bottleneck_data_recommends_enough_workers() -> None:
 def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
     says = "waiting for data 60% of the time; "
     less = "smaller images or fewer augmentations"
-    limited = f"{says}out of cores: try {less}"
+    limited = f"{says}all CPU cores are in use: try {less}"
     assert said(make_gpu_run_started(workers=2, cores=4), make_timed_epoch(data_wait=0.6)) == limited
     asked = make_gpu_run_started(workers=2, cores=4, pipeline="stream", pipeline_why=PIPELINE_FROM_CONFIG)
-    assert said(asked, make_timed_epoch(data_wait=0.6)) == f"{says}out of cores: try data.pipeline=auto, {less}"
+    limited = f"{says}all CPU cores are in use: try data.pipeline=auto, {less}"
+    assert said(asked, make_timed_epoch(data_wait=0.6)) == limited
     assert (
         said(make_gpu_run_started(workers=2, cores=5), make_timed_epoch(data_wait=0.6)) == f"{says}try data.workers=5"
     )
@@ -147,8 +148,8 @@ def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
 @pytest.mark.parametrize(
     ("slow", "says"),
     [
-        ((0.1, 6.0), "waiting for rank 2 (GPU-2), whose forward pass takes 2.0 x the others'"),
-        ((4.0, 3.0), "waiting for rank 2 (GPU-2), which waits for data 40% of the time"),
+        ((0.1, 6.0), "waiting for rank 2 (GPU-2): its forward pass takes 2.0x as long as on other ranks"),
+        ((4.0, 3.0), "waiting for rank 2 (GPU-2): it waits for data 40% of the time"),
         ((0.1, 3.7), ""),
     ],
 )
@@ -196,11 +197,11 @@ def test_bottleneck_names_throttled_gpu_with_start_time(monkeypatch: pytest.Monk
     hot = looks((70, 75, 80, 85), "power cap", "thermal")
     assert (
         said(make_gpu_run_started(), *hot, make_timed_epoch())
-        == "GPU-0 (rank 0) slowed down by heat since 00:01, now at 1410 MHz"
+        == "GPU-0 (rank 0) throttled by heat since 00:01, now at 1410 MHz"
     )
     capped = looks((75, 80, 85), "power cap", gpu=3)
-    assert "GPU-3 (rank 3) slowed down by power since" in said(make_gpu_run_started(), *capped, make_timed_epoch())
-    assert "GPU-0 (rank 0) and 1 more slowed" in said(make_gpu_run_started(), *hot, *capped, make_timed_epoch())
+    assert "GPU-3 (rank 3) throttled by power since" in said(make_gpu_run_started(), *capped, make_timed_epoch())
+    assert "GPU-0 (rank 0) and 1 more throttled" in said(make_gpu_run_started(), *hot, *capped, make_timed_epoch())
     assert "since 1970-01-01 00:01" in said(make_gpu_run_started(), *hot, make_timed_epoch(time=90_000.0))
     monkeypatch.undo()
     time.tzset()
@@ -224,13 +225,13 @@ def test_bottleneck_ignores_gpu_without_lasting_throttling(events: list[Event]) 
 def test_bottleneck_throttling_survives_sample_without_readings() -> None:
     silent = GpuEvent(time=77.0, gpus=[GpuSample("GPU-0", "h")])
     hot = looks((70, 75, 80), "thermal")
-    assert "slowed down by heat" in said(make_gpu_run_started(), *hot[:2], silent, hot[2], make_timed_epoch())
+    assert "throttled by heat" in said(make_gpu_run_started(), *hot[:2], silent, hot[2], make_timed_epoch())
 
 
 def test_bottleneck_blames_throttled_gpu_for_straggler() -> None:
     slow = make_timed_epoch(work=make_rank_timings((0.1, 3), (0.1, 3), (0.1, 5)))
     assert said(make_gpu_run_started(), *looks((70, 75, 80), "thermal", gpu=2), slow).startswith(
-        "GPU-2 (rank 2) slowed down by heat"
+        "GPU-2 (rank 2) throttled by heat"
     )
     assert said(make_gpu_run_started(), *looks((70, 75, 80), "thermal", gpu=1), slow).startswith(
         "waiting for rank 2 (GPU-2)"
@@ -245,7 +246,7 @@ def test_fixed_share_is_step_time_without_images() -> None:
     assert fixed_cost_share(make_gpu_run_started(least_step=0.1), line) is None, "something else came between"
     assert fixed_cost_share(make_gpu_run_started(least_step=1e-5), line) == 0
     assert said(make_gpu_run_started(least_step=0.008), make_timed_epoch()) == (
-        "too little work a step: 61% of it is fixed cost; give a larger data.batch_size"
+        "too little work per step: 61% of the step time is fixed cost; increase data.batch_size"
     )
 
 
@@ -257,7 +258,7 @@ def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
     assert kind(history) is BottleneckKind.SMALL_STEPS, history.bottleneck
     verdict = history.summary().verdict
     assert verdict is not None
-    assert verdict.message == "too little work a step: 94% of it is fixed cost; give a larger data.batch_size"
+    assert verdict.message == "too little work per step: 94% of the step time is fixed cost; increase data.batch_size"
 
 
 def test_bottleneck_ignores_fixed_cost_of_batch_not_larger_than_tried() -> None:

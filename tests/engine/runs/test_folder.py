@@ -78,7 +78,7 @@ def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_p
 
 def test_claim_rejects_folder_that_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UsageError, match="photos exists"):
+    with pytest.raises(UsageError, match="photos already exists"):
         claim_run(tmp_path, "photos", "x", resume=True)
 
 
@@ -102,7 +102,7 @@ input()
     other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "owned\n"
-    with pytest.raises(UsageError, match=f"is being run by process {other.pid}"):
+    with pytest.raises(UsageError, match=f"is already running as process {other.pid}"):
         Ownership(folder)
     other.kill()
     other.communicate()
@@ -113,7 +113,7 @@ def test_claim_rejects_run_owned_on_other_host(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
     beat = {"format": 1, "host": "node7", "pid": 12, "heartbeat": time.time()}
     folder.owner.write_text(json.dumps(beat))
-    with pytest.raises(UsageError, match="is being run by process 12 on node7"):
+    with pytest.raises(UsageError, match="is already running as process 12 on node7"):
         claim_run(tmp_path, "a", "x", resume=True)
     folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
     claim_run(tmp_path, "a", "x", resume=True).ownership.release()
@@ -169,7 +169,7 @@ def test_find_run_accepts_name_prefix_path_and_last(tmp_path: Path) -> None:
 def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> None:
     for name in ("digits-1", "digits-2"):
         make_run_folder(tmp_path, name)
-    with pytest.raises(UsageError, match="could be any of digits-1, digits-2"):
+    with pytest.raises(UsageError, match="matches several runs: digits-1, digits-2"):
         find_run(tmp_path, "digits")
     with pytest.raises(UsageError, match="did you mean digits-1"):
         find_run(tmp_path, "digts-1")

@@ -118,7 +118,7 @@ def test_load_newest_skips_damaged_checkpoint_and_sets_it_aside(tmp_path: Path) 
     damage(save(tmp_path, 3))
     path, state, damaged = load_newest(tmp_path)
     assert (path, state["step"]) == (tmp_path / "step-00000002.pt", 2)
-    assert damaged == ["step-00000003.pt has another checksum than it was written with"]
+    assert damaged == ["step-00000003.pt is damaged: its checksum does not match"]
     save(tmp_path, 4, keep=2)
     assert names(tmp_path) == ["last.pt", "step-00000002.pt", "step-00000003.pt.damaged", "step-00000004.pt"]
 
@@ -132,7 +132,7 @@ def test_load_newest_falls_back_to_best(tmp_path: Path) -> None:
 def test_load_newest_rejects_only_damaged_files_and_accepts_empty_folder(tmp_path: Path) -> None:
     assert load_newest(tmp_path) == (None, {}, [])
     damage(save(tmp_path, 1))
-    with pytest.raises(UsageError, match=r"no checkpoint is sound: step-00000001.pt has another checksum"):
+    with pytest.raises(UsageError, match=r"no checkpoint is sound: step-00000001.pt is damaged: its checksum"):
         load_newest(tmp_path)
 
 

@@ -207,7 +207,7 @@ def test_plan_message_reports_frozen_parameters() -> None:
     with single_rank_trainer("model.freeze=backbone") as fit:
         started = fit._run_started()
         assert (started.parameters, started.trainable) == (21_578, 2_570)
-        assert "21,578 parameters, of which 2,570 train, " in describe_run_setup(started)
+        assert "21,578 parameters (2,570 trainable), " in describe_run_setup(started)
 
 
 def test_training_without_ema_reports_and_saves_none(tmp_path: Path) -> None:
