@@ -1,4 +1,4 @@
-"""The README's command: two ranks on the CPU learn the digits and leave a folder that tells all about it."""
+"""The command of the README: two ranks on the CPU train on the digits, and the run folder documents the run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A run folder written by an earlier version still opens, evaluates, exports and resumes.
 
 `recordings/earlier-run/run` was stopped within its second epoch: digits on two ranks, cnn, SGD with momentum, EMA,
-mixup and a loader process per rank. `resumed.json` holds the losses that the earlier version computed after a resume.
+mixup and one DataLoader worker per rank. `resumed.json` contains the losses that the earlier version computed after a
+resume.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from terminal import Terminal
 
 EARLIER_RUN = ROOT / "tests" / "recordings" / "earlier-run"
 LAST_STEP = 85
-# Other processors sum in another order.
+# CPU models differ in the order of floating-point sums.
 LOSS_TOLERANCE = 1e-5
 
 
@@ -31,7 +32,7 @@ def earlier_run(gputrain: Gputrain) -> Path:
 
 
 def copy_run(runs: Path) -> Path:
-    """Copy the run folder, with `last.pt` as the second name of the newest checkpoint again, which git cannot store."""
+    """Copy the run folder and restore `last.pt` as a hard link to the newest checkpoint; git stores no hard links."""
     run = Path(shutil.copytree(EARLIER_RUN / "run", runs / "before"))
     (run / "checkpoints" / "last.pt").unlink()
     (run / "checkpoints" / "last.pt").hardlink_to(run / "checkpoints" / f"step-{LAST_STEP:08}.pt")
@@ -39,7 +40,7 @@ def copy_run(runs: Path) -> Path:
 
 
 def losses_after(run: Path, step: int) -> dict[int, float]:
-    """Step -> training loss of rank 0, as the journal tells it."""
+    """Return the training loss of each later step in the journal, averaged over the ranks."""
     losses: dict[int, float] = {}
     for event in effective_events(run):
         if event["type"] == "step":

@@ -1,5 +1,7 @@
-"""Every fault that a run can meet, brought about in real processes: who is named, what is kept, what is left behind.
-The table in README.md beside this file says the same in words."""
+"""Fault injection in real processes: which rank the message names, what is kept, and what remains.
+
+The table in tests/README.md lists all faults.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from factories import make_run_folder, make_run_started
 from gputrain_command import FinishedRun, Gputrain, find_rank_pids, last_checkpoint_weights, read_events, wait_for
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
-# Hang limits, three times what is aimed at: a rank is named within 2 s, and everything has ended within 5.
+# Three times the goals: a failed rank is named within 2 s, and all processes end within 5 s.
 NAMED_SECONDS = 6
 ENDED_SECONDS = 15
 
@@ -105,7 +107,7 @@ def test_killed_rank_is_named_and_all_processes_exit(gputrain: Gputrain) -> None
     assert ended < ENDED_SECONDS
     assert "rank 1 (cpu) failed: it was killed by SIGKILL" in messages.splitlines()[-1]
     saved = [event["step"] for event in read_events(gputrain.runs / "a") if event["type"] == "checkpoint"]
-    assert any(step % 22 for step in saved), "the clock asks for checkpoints within an epoch"
+    assert any(step % 22 for step in saved), "checkpoint.every_minutes saves within an epoch"
 
 
 def test_nonfinite_loss_on_one_rank_halts_run_and_names_rank(gputrain: Gputrain) -> None:
@@ -114,12 +116,12 @@ def test_nonfinite_loss_on_one_rank_halts_run_and_names_rank(gputrain: Gputrain)
     assert done.returncode == 1
     assert "the loss of step 12 (epoch 1) is nan on rank 1; lower optim.lr, or leave such steps out" in last_line(done)
     assert tracebacks(gputrain) == 1
-    assert "starting again" not in done.stderr, "it would come to the same again"
+    assert "starting again" not in done.stderr, "a restart would fail in the same way"
     assert all(weights.isfinite().all() for weights in last_checkpoint_weights(gputrain.runs / "a").values())
 
 
 def test_nonfinite_steps_on_one_rank_are_skipped_on_all_ranks(gputrain: Gputrain) -> None:
-    # Statistics of BatchNorm take in what is not finite before anyone knows of it.
+    # BatchNorm updates its running statistics in the forward pass, before the loss is known to be NaN.
     gputrain.inject_fault("nan", 1, 1, 12, 13)
     run = ["run", "--headless", "digits", "--model", "cnn", "--ranks", "2", "--epochs", "1", "run.log_every=1"]
     done = gputrain(*run, "optim.nonfinite=skip", "optim.nonfinite_limit=2", "--name", "a", "checkpoint.every_steps=1")
@@ -168,7 +170,7 @@ def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     assert process.returncode == 3, messages
     told = re.findall(r"(\d).png cannot be read", messages)
     assert set(told) == {"1", "2"}
-    assert len(told) <= 4, "each file once a rank"
+    assert len(told) <= 4, "one warning per file and rank"
     epochs = [event for event in read_events(gputrain.runs / "a") if event["type"] == "epoch"]
     assert epochs[-1]["unread"] == 2
     assert "2 images skipped" in messages
@@ -199,7 +201,7 @@ def test_full_disk_does_not_stop_training_but_fails_run_at_end(
     gputrain.runs.mkdir()
     arguments = ["run", "--headless", "digits", "--ranks", "1", "--model", "cnn", "--epochs", "4", "--name", "a"]
     arguments += ["checkpoint.keep=5"]
-    # Room for some of the checkpoints.
+    # Space for some of the checkpoints, but not all.
     mount = f"mount -t tmpfs -o size=600k tmpfs {gputrain.runs}"
     done = gputrain.run_in_mount_namespace(
         f'{mount} && {{ "$@"; code=$?; cp -r {gputrain.runs} kept; exit $code; }}', *arguments
@@ -212,9 +214,9 @@ def test_full_disk_does_not_stop_training_but_fails_run_at_end(
     )
     assert done.returncode == 1
     kept = gputrain.folder / "kept" / "a" / "checkpoints"
-    assert not list(kept.glob(".*")), "nothing half-written"
+    assert not list(kept.glob(".*")), "no incomplete file"
     path, _, damaged = load_newest(kept)
-    assert path is not None, "the last good one loads"
+    assert path is not None, "the last intact checkpoint loads"
     assert damaged == []
 
 
@@ -247,7 +249,7 @@ def test_resume_falls_back_from_damaged_checkpoint_with_warning(gputrain: Gputra
 
 
 def slurm(gputrain: Gputrain, code: int) -> dict[str, str]:
-    """A job whose scontrol writes down what it was asked for."""
+    """Return the environment of a Slurm job with a fake scontrol that logs its arguments and exits with `code`."""
     program = gputrain.folder / "bin" / "scontrol"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> "{gputrain.folder}/asked"\necho "no such job" >&2\nexit {code}\n')

@@ -1,4 +1,4 @@
-"""What a network learned of some classes serves it for others."""
+"""Fine-tuning: weights trained on some classes improve training on others."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def test_fine_tuning_with_frozen_backbone_beats_training_from_scratch(tmp_path: 
 
     before, after = last_checkpoint_weights(tmp_path / "low"), last_checkpoint_weights(tmp_path / "tuned")
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
-    assert changed == {"9.weight", "9.bias"}, "the last layer alone, and no statistics of BatchNorm"
+    assert changed == {"9.weight", "9.bias"}, "only the last layer, without BatchNorm statistics"
     optimizer = torch.load(tmp_path / "tuned" / "checkpoints" / "last.pt", weights_only=True)["optimizer"]
     assert [group["param_names"] for group in optimizer["param_groups"]] == [["9.weight", "9.bias"]]

@@ -1,5 +1,5 @@
-"""What anyone can write, into a config or into a journal, ends no reader: a config is read or refused with a
-`UsageError`, and of a journal what makes no sense is passed over."""
+"""Fuzz the readers of configs and journals: a config is accepted or rejected with a `UsageError`, and invalid lines of
+a journal are skipped."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from tui.text.run_lines import run_line, table_line
 from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row, row_cells
 
-# What hypothesis keeps even without a database would lie in the checkout.
+# hypothesis writes files even without a database; keep them out of the checkout.
 home = tempfile.TemporaryDirectory()
 set_hypothesis_home_dir(home.name)
-# The same ones each time. Many more are tried by hand:
+# Deterministic examples. To try many more:
 # GPUTRAIN_FUZZ=20000 pytest --timeout=0 tests/end_to_end/test_fuzz.py
 EXAMPLES = int(os.environ.get("GPUTRAIN_FUZZ", "60"))
 fuzz = settings(
@@ -79,7 +79,7 @@ VALUES = st.recursive(
 
 
 def check(file: str | None, *overrides: str) -> None:
-    """Whatever is read is whole: it can be written and read back. Whatever is refused says why, key by key."""
+    """An accepted config can be written and read back; a rejected one has a message for each key."""
     try:
         resolved: ResolvedConfig = resolve_config(file, overrides)
     except UsageError as error:
@@ -183,7 +183,7 @@ LINES = [to_line(event) for event in SOME]
 
 @st.composite
 def nearly_right(draw: st.DrawFn) -> str:
-    """An event's line with some of its fields of another value, left out or doubled."""
+    """Draw the line of an event with some fields changed or missing."""
     values = json.loads(draw(st.sampled_from(LINES)))
     for name in draw(st.lists(st.sampled_from(sorted(values)), max_size=3)):
         values[name] = draw(VALUES)
@@ -194,7 +194,7 @@ def nearly_right(draw: st.DrawFn) -> str:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A journal, cut, with bytes changed, or with a piece of it where it does not belong."""
+    """Draw a journal that is truncated, has changed bytes, or has a part moved."""
     data = bytearray("\n".join(draw(st.lists(st.sampled_from(LINES), max_size=8))).encode() + b"\n")
     for place, value in draw(st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=6)):
         data[place % len(data)] = value
@@ -241,7 +241,7 @@ def test_history_reads_any_journal(data: bytes, most: int) -> None:
 
 
 def look_at(path: Path) -> None:
-    """As `gputrain runs` and the screen of the run do."""
+    """Read the run like `gputrain runs` and the run screen do."""
     folder = RunFolder(path)
     watch = RunWatcher(folder)
     row = make_run_row(watch)

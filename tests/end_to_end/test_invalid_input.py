@@ -1,4 +1,4 @@
-"""What cannot be done is refused at once: one clear sentence, exit code 2, nothing left behind."""
+"""Invalid requests are rejected immediately: one error line, exit code 2, no run folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.runs.ownership import claim_run
 from gputrain_command import FinishedRun, Gputrain
 from tui.cli.main import app
 
-# By the config alone.
+# Rejected by the config alone.
 WRONG = {
     "unknown key": (["optim.lrr=1"], "optim.lrr: there is no such key; did you mean optim.lr?"),
     "wrong type": (["--epochs", "many"], "run.epochs: 'many' is not allowed: must be a whole number"),
@@ -30,7 +30,7 @@ WRONG = {
     "no such user": (["~nobody-of-that-name/x.yaml"], "there is no such user; use the full path"),
 }  # fmt: skip
 
-# By a look at the machine.
+# Rejected after checking the host: files, devices, dataset and environment.
 REFUSED = {
     "unknown model": (["--model", "resnet18-smal"], "no model is named 'resnet18-smal'"),
     "data path missing": (["--dataset", "folder", "--data-path", "/nowhere"], "/nowhere does not exist"),

@@ -1,4 +1,4 @@
-"""The same run started by torchrun and under srun: each process joins the world that it finds."""
+"""Runs started by torchrun and srun: each process joins the existing process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = ["run", "--headless", "digits", "--epochs", "2"]
 
 
 def job_with_a_free_port() -> str:
-    """The number of a SLURM job whose tasks would meet at a port that is free."""
+    """Return a Slurm job ID whose rendezvous port is free on this host."""
     for job in range(1, 100):
         with socket.socket() as free, suppress(OSError):
             free.bind(("127.0.0.1", slurm_step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0"})))
@@ -50,7 +50,7 @@ def test_torchrun_matches_spawned_run(gputrain: Gputrain, spawned_run_events: li
     agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
     _, messages = agent.communicate(timeout=120)
     assert agent.returncode == 0, messages
-    assert messages.count("epoch   2  ") == 1, "only rank 0 speaks"
+    assert messages.count("epoch   2  ") == 1, "only rank 0 prints"
     assert without_timings(read_events(gputrain.runs / "a")) == spawned_run_events
     assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["state"] == "finished"
 
@@ -107,7 +107,7 @@ def test_external_ranks_leave_no_folder_when_rank_0_is_interrupted_in_the_batch_
     searching: list[int] = []
 
     def find_rank_0() -> bool:
-        """By the search, which is its child."""
+        """Rank 0 is the parent of the batch size search."""
         for process in gputrain.processes():
             with suppress(psutil.Error):
                 if "engine.launch.batch_size_process" in str(process.cmdline()):
@@ -155,7 +155,7 @@ def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:
         "SLURM_NODEID": "0",
         "SLURM_JOB_NODELIST": "nowhere[01-02]",
     }
-    # Refused with the number of ranks that it would have spawned: it neither waited for others nor took their count.
+    # The error names two ranks, the preset's number: the four tasks of the sbatch shell are ignored.
     done = gputrain(*RUN, "--batch-size", "5000", **shell)
     assert done.returncode == 2
     assert "2 ranks with 5000 images each" in done.stderr

@@ -1,5 +1,8 @@
-"""A run of a week, with an event each second: its newest state costs what the ends of its journal cost, all of it is
-taken in piece by piece, and who writes or reads it keeps nothing of each step."""
+"""A run of one week with one event per second.
+
+Its latest state costs no more than reading both ends of the journal, the whole journal is read in pieces, and neither
+writer nor readers keep memory per step.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ from tui.pollers import MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES, RunPoller
 HOUR = 3600
 DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR
 STEPS = 10
-# Of the shorter and of the longer run whose cost is compared: in one there is an epoch, in the other there are three.
+# Length of the two runs whose memory is compared; they contain one and three epochs.
 MINUTES = (11, 31)
-# Bytes that an epoch may cost whoever knows the run's best and its median rate; and what a measurement is off by.
+# Bytes allowed per epoch, which the history keeps, and measurement error.
 PER_EPOCH, SLACK = 1500, 25_000
 GPUS = [
     GpuSample(
@@ -44,7 +47,7 @@ GPUS = [
 
 
 def event_at(second: int) -> Event:
-    """Steps; every five seconds a look at the GPUs; every ten minutes an epoch and its checkpoint."""
+    """Return the event of one second: steps, GPU readings every 5 s, an epoch and its checkpoint every 10 min."""
     clock = 1e9 + second
     number = second * STEPS
     if second % 600 == 0:
@@ -72,7 +75,7 @@ def long_run(root: Path, seconds: int) -> RunFolder:
 
 
 def held_by(act: Callable[[], object]) -> int:
-    """Bytes that Python holds afterwards and did not before."""
+    """Return the bytes that Python allocates in `act` and that its result keeps alive."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -84,7 +87,7 @@ def held_by(act: Callable[[], object]) -> int:
 
 
 def drained(folder: RunFolder) -> tuple[RunPoller, int]:
-    """A feed that has read all, and how many events it handed on."""
+    """Return a poller that has read the whole journal, and the number of events it queued."""
     feed, count = RunPoller(folder), 0
     feed.start()
     while not (feed.caught_up and feed.events.empty()):
@@ -147,7 +150,7 @@ def test_recorder_memory_is_independent_of_step_count(tmp_path: Path) -> None:
 
 
 def assert_small(act: Callable[[int], object]) -> None:
-    """What is kept after some minutes is no more for a longer run, but for its epochs."""
+    """Assert that the memory kept by `act` grows with the number of epochs only."""
     act(MINUTES[0])
     short, long = (held_by(partial(act, minutes)) for minutes in MINUTES)
     assert long - short < 2 * PER_EPOCH + SLACK

@@ -1,5 +1,5 @@
-"""Several users on one host: nobody writes to what another's run made, asks it for anything, or leads a run out of its
-runs folder."""
+"""Several users on one host: no user can write to the files of another user's run, send it requests, or make a run
+leave its runs folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def no_umask() -> Iterator[None]:
 
 
 def open_to_all(root: Path) -> list[Path]:
-    """What every user of the host may write to, but for links and for folders like /tmp."""
+    """Return the world-writable paths below `root`, without links and sticky folders like /tmp."""
     found = []
     for path in [root, *root.rglob("*")]:
         mode = path.lstat().st_mode
@@ -70,7 +70,7 @@ def test_reservation_is_readable_by_all_and_writable_by_owner(
 
 @pytest.fixture
 def world_writable_folder() -> Iterator[Path]:
-    """A folder that another user can come to, which pytest's own are not."""
+    """A folder that other users can access, unlike pytest's temporary folders."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o1777)
@@ -78,7 +78,8 @@ def world_writable_folder() -> Iterator[Path]:
 
 
 def as_another_user(act: Callable[[], None]) -> int:
-    """The exit code of a child that does this as somebody else; it needs no program that the other may not read."""
+    """Run `act` in a forked child as another user and return its exit code. No exec, because the other user may not be
+    able to read the interpreter."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -93,7 +94,7 @@ def as_another_user(act: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_reservation_queue_works_between_users(
     world_writable_folder: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
 ) -> None:
@@ -109,7 +110,7 @@ def test_reservation_queue_works_between_users(
 
     assert as_another_user(come_second) == 0
     with allocation_lock():
-        # The other is dead; its entry is not for this user to take away.
+        # The other process has ended; its entry is stale, but only its user may delete it.
         assert [held.run for held in read_reservations(remove_stale=True)] == ["mine"]
     mine.release()
     assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
@@ -123,7 +124,7 @@ def control_folder(tmp_path: Path) -> Path:
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Make this process another user than the file's; who owns it then."""
+    """Make the file belong to another user than this process, and return its owner."""
     if os.geteuid() == 0:
         os.chown(path, SOMEONE, -1)
     else:
@@ -159,7 +160,7 @@ def test_send_request_rejects_user_without_permission(control_folder: Path, monk
 
 
 def strange_files(control: Path) -> None:
-    """One of everything that is no request, each by its name."""
+    """Create one file of every kind that is not a valid request."""
     control.mkdir(exist_ok=True)
     outside = control.parent.parent / "outside.json"
     outside.write_text('{"request": "stop", "by": "me"}')
@@ -257,7 +258,7 @@ def test_runs_listing_ignores_symlinks(tmp_path: Path) -> None:
             find_run(root, name)
     assert sorted(elsewhere.rglob("*")) == before
     assert not (tmp_path / "nothing").exists()
-    # By its path it is the run that it leads to, in that one's own runs folder.
+    # A path to a link selects its target, in the target's own runs folder.
     assert find_run(root, str(root / "link")).path == real.path
 
 

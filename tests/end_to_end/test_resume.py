@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on to the same bits as one that was not, wherever it was and however it ended."""
+"""A resumed run is bit-identical to an uninterrupted one, however and wherever it was interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gputrain_command import (
     wait_for,
 )
 
-# Dropout, all that varies images, loader processes, momentum and a warm-up: all that could go astray.
+# Everything with state or randomness: dropout, augmentation, DataLoader workers, momentum and warmup.
 HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]
 HARD += [
     "schedule.warmup_epochs=0.5",
@@ -36,7 +36,7 @@ VARIED += ["augment.erasing=0.5", "augment.mixup=0.4", "augment.cutmix=1.0"]
 HARD += ["data.image_size=32", "data.batch_size=20", "augment.resized_crop=true", *VARIED]
 
 
-# Of the long loops; fewer for who has less time.
+# Iterations of the soak tests.
 KILLS = int(os.environ.get("GPUTRAIN_KILLS", "20"))
 STARTS = int(os.environ.get("GPUTRAIN_STARTS", "200"))
 
@@ -70,7 +70,7 @@ def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -
     assert_the_same(gputrain, "whole", "parts")
 
 
-# Another model than above: what is random lies in the data, and a run takes seconds.
+# A small model without dropout: only the data is random, and a run takes seconds.
 LIGHT = ["run", "--headless", "digits", "run.log_every=3", "checkpoint.every_steps=4"]
 LIGHT += ["augment.crop_padding=1", *VARIED, "--batch-size", "20"]
 
@@ -94,7 +94,7 @@ def test_resume_is_bit_identical_after_kill_at_random_steps(gputrain: Gputrain, 
 
 
 def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
-    """Of each run either the supervisor or another process is killed, at any moment from its start to its steps."""
+    """Kill the supervisor or another process of each run at a random moment during start and training."""
     rng = random.Random(0)  # noqa: S311
     before = shared_memory_files()
     for number in range(times):

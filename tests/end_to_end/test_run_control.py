@@ -1,5 +1,5 @@
-"""What is asked of a run through its folder: done by all ranks at one step, recorded, and without a trace in what is
-trained."""
+"""Control requests through the run folder: all ranks handle them at the same step, the journal records them, and the
+training result does not change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
     assert asked.state(asked.history()) is RunState.PAUSED
 
     send_request(asked.control, "checkpoint")
-    wait_for(lambda: read_events(asked.path)[-1]["type"] == "checkpoint", "a checkpoint of a run that holds")
+    wait_for(lambda: read_events(asked.path)[-1]["type"] == "checkpoint", "a checkpoint of the paused run")
     held, saved = (
         next(one for one in read_events(asked.path)[::-1] if one["type"] == kind) for kind in ("paused", "checkpoint")
     )

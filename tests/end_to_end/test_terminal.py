@@ -1,4 +1,4 @@
-"""The screen in a real terminal: a run outlives it, and it leaves the terminal as it found it."""
+"""The screen in a real terminal: runs survive it, and it restores the terminal."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run
     screens = [psutil.Process(gone.process.pid), *psutil.Process(gone.process.pid).children(recursive=True)]
     gone.hang_up()
     wait_for(
-        lambda: not any(one.is_running() and one.status() != "zombie" for one in screens), "its end", TIMEOUT_SECONDS
+        lambda: not any(one.is_running() and one.status() != "zombie" for one in screens),
+        "the end of the screen",
+        TIMEOUT_SECONDS,
     )
     gone.process.wait()
 
@@ -138,7 +140,7 @@ def test_tui_without_terminal_reports_error(gputrain: Gputrain) -> None:
 
 
 def fake_logind(folder: Path, kill: str, linger: str) -> None:
-    """A `loginctl` that answers so, and a `systemd-run` that says that it was used."""
+    """Create a fake `loginctl` with these answers and a fake `systemd-run` that prints its arguments."""
     script = f'#!/bin/sh\ncase "$*" in *KillUserProcesses*) echo {kill};; *Linger*) echo {linger};; esac\n'
     scope = '#!/bin/sh\necho "scope: $*" >&2\nwhile [ "$1" != "--" ]; do shift; done\nshift\nexec "$@"\n'
     for name, text in (("loginctl", script), ("systemd-run", scope)):

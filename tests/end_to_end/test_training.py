@@ -1,5 +1,4 @@
-"""What a run computes: the same as one process with the whole batch, each validation image once, to the last bit after
-a resume."""
+"""Results of training: equal to a single process with the global batch, and each validation image counts once."""
 
 from __future__ import annotations
 
@@ -34,13 +33,13 @@ def train(gputrain: Gputrain, name: str, *arguments: str) -> Path:
     return gputrain.runs / name
 
 
-# A prime number of images for validation, and a last batch of 5 for training.
+# A prime number of validation images, and a last training batch of 5 images.
 PRIME = ["data.dataset=fake", "data.fake_val=101", "data.fake_train=101", "data.drop_last=false", "data.image_size=8"]
 
 
 @pytest.fixture(scope="session")
 def prime_size_runs(shared_gputrain: Gputrain) -> dict[int, Path]:
-    """The same job on 2 and 3 ranks."""
+    """The same training on 2 and 3 ranks."""
     return {
         ranks: train(
             *(shared_gputrain, f"prime-{ranks}", *PRIME),
@@ -52,7 +51,7 @@ def prime_size_runs(shared_gputrain: Gputrain) -> dict[int, Path]:
 
 @pytest.fixture(scope="session")
 def single_rank_losses() -> list[float]:
-    """Of the same job on one rank."""
+    """Losses of the same training on one rank."""
     events: list[Event] = []
     alone = ["data.batch_size=48", "run.epochs=2", "model.name=linear", "optim.lr=0.01", "run.log_every=1"]
     with single_rank_trainer(*PRIME, *alone, base=None, events=events) as fit:
@@ -119,7 +118,7 @@ def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain)
             path = gputrain.folder / "animals" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (20, 16), colour).save(path)
-    # A name that is no UTF-8 and would clear the screen.
+    # A file name that is not valid UTF-8 and contains an escape sequence that clears the screen.
     strange = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
     Path(os.fsdecode(strange)).write_text("no picture")
     folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]

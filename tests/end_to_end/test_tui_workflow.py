@@ -1,4 +1,4 @@
-"""The way of a new user, with a real run: choose, start, watch, leave, come back, stop, go on."""
+"""The workflow of a new user with a real run: configure, start, watch, detach, attach, stop, resume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_screen(pilot: Pilot[None]) -> RunScreen:
 
 @pytest.fixture
 def kill_leftover_runs(gputrain: Gputrain) -> Iterator[None]:
-    """A test that fails on its way must not leave a run that would not end."""
+    """Kill the runs of a test that failed halfway, because they would never end."""
     yield
     for process in gputrain.processes():
         process.kill()
@@ -81,7 +81,7 @@ def test_tui_workflow_start_watch_detach_attach_stop_and_resume(
         async with app("mine").run_test(size=(100, 30)) as pilot:
             await wait_until(pilot, lambda: run_screen(pilot).state is RunState.RUNNING)
             await wait_until(pilot, lambda: len(run_screen(pilot).data.train_loss("step").y) > 0)
-            assert run_screen(pilot).data.train_loss("step").y[0] > 0, "the history from its first step"
+            assert run_screen(pilot).data.train_loss("step").y[0] > 0, "the curve starts at the first step"
             await pilot.press("p")
             await wait_until(pilot, lambda: run_screen(pilot).state is RunState.PAUSED, PATIENCE)
             await pilot.press("s", "down", "enter")

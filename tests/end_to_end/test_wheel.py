@@ -1,4 +1,4 @@
-"""The wheel alone, in another environment and started from another folder, does the same."""
+"""The wheel works on its own: installed in another environment and started from another folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gputrain_command import ROOT, Gputrain
 
 @pytest.fixture(scope="session")
 def wheel_bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a virtual environment that holds the wheel; what it depends on is borrowed from this one."""
+    """Bin folder of a virtual environment with the wheel; its dependencies come from the current environment."""
     folder = tmp_path_factory.mktemp("wheel")
     build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run([sys.executable, "-m", *build], check=True)
@@ -33,7 +33,7 @@ def wheel_bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_includes_presets_and_digits(wheel_bin_folder: Path, gputrain: Gputrain) -> None:
     program = "import engine; print(engine.__file__)"
-    # Nothing but the wheel may be found.
+    # Without PYTHONPATH, so that only the wheel is importable.
     environment = {name: value for name, value in gputrain.environment.items() if name != "PYTHONPATH"}
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "env": environment}
     where = subprocess.run([wheel_bin_folder / "python", "-c", program], cwd=gputrain.folder, **options)

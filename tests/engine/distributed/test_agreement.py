@@ -1,4 +1,4 @@
-"""How often ranks ask each other whether something was asked of the run, and how soon all know of it."""
+"""Agreement: how often ranks exchange control requests, and how soon all ranks know of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def agreement() -> Iterator[Agreement]:
 
 
 class Rank:
-    """Knows what was asked of it, and how often it was asked for that."""
+    """A rank with its requests; counts how often they are polled."""
 
     def __init__(self) -> None:
         self.asked, self.count = RequestCounters(), 0
@@ -71,7 +71,7 @@ def test_agreement_checks_every_call_while_paused(agreement: Agreement) -> None:
 
 
 def test_agreement_interval_follows_slowest_rank(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The greatest of negative numbers is the least number of steps."""
+    """Intervals are negated for the MAX all-reduce, so the shortest interval wins."""
     rank, sent = Rank(), list[list[int]]()
     reduce = dist.all_reduce
 

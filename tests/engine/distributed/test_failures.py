@@ -1,4 +1,4 @@
-"""Which of several failures ended a run, and what marks one as the mere loss of another rank."""
+"""Root cause of several failures, and detection of lost connections to other ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_lost_peer_is_true_for_errors_of_communication(error: Exception) -> None
         RuntimeError("CUDA error: out of memory in an NCCL call"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
     ],
-    ids=["words only", "connection of the user's code", "memory", "other"],
+    ids=["matching words only", "connection of user code", "out of memory", "other"],
 )
 def test_lost_peer_is_false_for_a_ranks_own_errors(error: Exception) -> None:
     assert not lost_peer(error)

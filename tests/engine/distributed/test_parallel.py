@@ -1,4 +1,4 @@
-"""How ranks share the devices and find each other: backend, meeting point, DistributedDataParallel and DataParallel."""
+"""Node plan, rendezvous, DistributedDataParallel and DataParallel."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_shares_with_dp_multiply_batch_and_lr_scaling_by_gpus() -> None:
     dp, ddp = build_sampler(wanted, source, 1, devices_per_rank=4), build_sampler(wanted, source, 4)
     assert (dp.batch_size, dp.global_batch, dp.num_devices) == (80, 80, 4)
     assert (ddp.batch_size, ddp.global_batch, ddp.num_devices) == (20, 80, 4)
-    # The first GPU evaluates.
+    # With DataParallel, only the first GPU evaluates.
     assert next(dp.val_requests()).indices.tolist() == list(range(20))
     assert next(dp.train_requests(1)).indices.tolist() == [
         index for rank in range(4) for index in next(build_sampler(wanted, source, 4, rank).train_requests(1)).indices
@@ -132,11 +132,13 @@ def test_shares_with_dp_multiply_batch_and_lr_scaling_by_gpus() -> None:
 
 def test_images_to_try_covers_smallest_dp_batch() -> None:
     assert warmup_batch_size(DistributedBatchSampler(100, 1, 16, 0, 4, True, 0)) == 2
-    # 13 images on 4 GPUs are 4, 4, 4 and 1.
+    # DataParallel splits 13 images over 4 GPUs as 4, 4, 4 and 1.
     assert warmup_batch_size(DistributedBatchSampler(77, 1, 64, 0, 1, False, 0, devices_per_rank=4)) == 13
 
 
-@pytest.mark.parametrize("method", ["auto", "env://", "tcp://127.0.0.1:29501", "tcp://[::1]:80", "file:///tmp/meeting"])
+@pytest.mark.parametrize(
+    "method", ["auto", "env://", "tcp://127.0.0.1:29501", "tcp://[::1]:80", "file:///tmp/rendezvous"]
+)
 def test_init_method_accepts_address_or_file(method: str) -> None:
     assert config(f"device.init_method={method}").device.init_method == method
 
@@ -192,9 +194,9 @@ def test_check_meeting_point_rejects_unavailable_address_or_file(tmp_path: Path,
 
 
 def test_check_launched_meeting_point_rejects_only_stale_file(tmp_path: Path) -> None:
-    file = tmp_path / "meeting"
+    file = tmp_path / "rendezvous"
     check_external_rendezvous(f"file://{file}", {}, 0)
-    # Another rank of this world came first.
+    # Another rank of this run created the file first.
     file.touch()
     check_external_rendezvous(f"file://{file}", {}, 0)
     os.utime(file, (1e9, 1e9))
@@ -207,18 +209,18 @@ def test_check_launched_meeting_point_requires_port_on_rank_0(busy_port: int) ->
     method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
     check_external_rendezvous(method, {}, 1)
     assert "cannot be used on this host" in refusal(lambda: check_external_rendezvous(method, own, 0))
-    # torchrun's agent listens there for its ranks.
+    # torchrun's agent already listens on this port for its ranks.
     check_external_rendezvous(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file", "env"])
 def test_open_store_connects_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     port = find_free_port()
-    method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meeting", "env": "env://"}[kind]
+    method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/rendezvous", "env": "env://"}[kind]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     wanted = config(f"device.init_method={method}", "device.timeout=20")
-    # The first that is gone closes the store, or takes the file away.
+    # Keep both stores alive: the first one to be freed closes the connection or deletes the file.
     stores: list[dist.Store] = []
 
     def meet(rank: int) -> str:
@@ -230,7 +232,7 @@ def test_open_store_connects_two_ranks(tmp_path: Path, monkeypatch: pytest.Monke
 
     with ThreadPoolExecutor(2) as ranks:
         assert list(ranks.map(meet, range(2))) == ["here", "here"]
-    assert (tmp_path / "meeting").exists() == (kind == "file")
+    assert (tmp_path / "rendezvous").exists() == (kind == "file")
     remove_rendezvous_file(method)
     assert list(tmp_path.iterdir()) == []
 
@@ -243,7 +245,7 @@ def single_rank_group() -> Iterator[None]:
 
 
 def gradients(*overrides: str) -> tuple[Any, list[list[Tensor]]]:
-    """The wrapped model, and the gradients of three steps."""
+    """Return the wrapped model and the gradients of three steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     wrapped: Any = wrap_model(model, config(*overrides).device, torch.device("cpu"), 1, world_size=2)

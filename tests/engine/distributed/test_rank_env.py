@@ -1,4 +1,4 @@
-"""Who starts the ranks, and where each one sits."""
+"""Launcher detection, and rank info from the environment of torchrun and srun."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SBATCH_SHELL = {
         "torchrun inside srun",
         "sbatch shell",
         "step of one task",
-        "part of torchrun's",
+        "incomplete torchrun",
     ],
 )
 def test_find_launcher_detects_launcher_from_environment(environment: dict[str, str], launcher: str) -> None:

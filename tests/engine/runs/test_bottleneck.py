@@ -1,4 +1,4 @@
-"""What limits a run: each verdict is brought about by what it names, and where too little is known there is none."""
+"""Bottleneck diagnosis: each kind is provoked by its cause, and missing inputs give no diagnosis."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def kind(history: History) -> BottleneckKind | None:
     return history.bottleneck.kind if history.bottleneck else None
 
 
-# In a real run
+# Real runs.
 
 
 def lived(*overrides: str) -> History:
@@ -114,7 +114,7 @@ def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> Non
         assert forward < count_flops_per_image(fit.state, 2) < 1.01 * forward
 
 
-# From what a journal says
+# Recorded events.
 
 
 def test_bottleneck_data_recommends_enough_workers() -> None:
@@ -216,7 +216,7 @@ def test_bottleneck_names_throttled_gpu_with_start_time(monkeypatch: pytest.Monk
         looks((70, 75, 80, 85), "power cap", clock=1965),
         looks((70, 75, 80, 85), "set clocks"),
     ],
-    ids=["two looks", "over", "not in a row", "full clock", "as someone wants it"],
+    ids=["two samples", "ended", "not consecutive", "full clock", "clock set by user"],
 )
 def test_bottleneck_ignores_gpu_without_lasting_throttling(events: list[Event]) -> None:
     assert said(make_gpu_run_started(), *events, make_timed_epoch()).startswith("GPU-bound")
@@ -239,11 +239,11 @@ def test_bottleneck_blames_throttled_gpu_for_straggler() -> None:
 
 
 def test_fixed_share_is_step_time_without_images() -> None:
-    # 64 images a rank and 20,000 of four ranks a second: 12.8 ms a step. 2 ms and 0.1 ms an image give 8.4 ms.
+    # A step takes 2 ms plus 0.1 ms per image: 8.4 ms with 64 images per rank, on each of four ranks.
     line = make_timed_epoch(images_per_second=4 * 64 / 0.0084)
     assert fixed_cost_share(make_gpu_run_started(least_step=0.0022), line) == pytest.approx(2 / 8.4)
     assert fixed_cost_share(make_gpu_run_started(least_step=0.0087), line) == 0.99
-    assert fixed_cost_share(make_gpu_run_started(least_step=0.1), line) is None, "something else came between"
+    assert fixed_cost_share(make_gpu_run_started(least_step=0.1), line) is None, "the measurement was disturbed"
     assert fixed_cost_share(make_gpu_run_started(least_step=1e-5), line) == 0
     assert said(make_gpu_run_started(least_step=0.008), make_timed_epoch()) == (
         "too little work per step: 61% of the step time is fixed cost; increase data.batch_size"
@@ -251,7 +251,7 @@ def test_fixed_share_is_step_time_without_images() -> None:
 
 
 def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
-    # 16 images take 10 ms, and 2 images 9.5 ms: 9.43 ms are left without images.
+    # 16 images take 10 ms and 2 images 9.5 ms, so the fixed cost is 9.43 ms.
     one_rank_on_cpu = {"world_size": 1, "devices": ["cpu"], "ranks": [RankDevice(0, "h", 1, "cpu")]}
     run = make_gpu_run_started(**one_rank_on_cpu, batch_size=16, least_step=0.0095, least_images=2)
     history = history_from_events([run, make_timed_epoch(images_per_second=1600.0, work=make_rank_timings((0.1, 3.0)))])
@@ -271,7 +271,7 @@ def test_bottleneck_treats_fixed_cost_of_compiled_model_as_upper_bound() -> None
 
 
 def test_utilization_counts_all_gpus() -> None:
-    # ResNet-50: 12.3 GFLOP an image, forward and backward; 4 x 989.4 TFLOPS.
+    # ResNet-50 needs 12.3 GFLOPs per image, forward and backward; four H100 peak at 4 x 989.4 TFLOPS.
     known = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
     assert model_flops_utilization(known, make_timed_epoch(images_per_second=12_000.0)) == pytest.approx(
         0.0373, abs=1e-4
@@ -294,7 +294,7 @@ NOTHING: Any = None
         make_timed_epoch(images_per_second=0.0),
         make_timed_epoch(time=-5.0),
     ],
-    ids=["old journal", "null", "negative", "no rate", "no step", "of the sitting before"],
+    ids=["old journal", "null", "negative", "no rate", "zero rate", "previous session"],
 )
 def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
     assert said(make_gpu_run_started(), epoch) == ""
@@ -309,7 +309,7 @@ def test_bottleneck_ignores_malformed_timings() -> None:
         assert isinstance(read, EpochEvent)
         assert read.work == []
         assert said(make_gpu_run_started(), read).startswith("GPU-bound")
-    assert said(make_run_started(), make_timed_epoch()) == "", "a run that was begun before steps were timed"
+    assert said(make_run_started(), make_timed_epoch()) == "", "a journal from before steps were timed"
     assert said(make_gpu_run_started()) == said(make_timed_epoch()) == ""
 
 
@@ -337,7 +337,7 @@ def test_bottleneck_survives_journal_round_trip() -> None:
     assert said(unknown, make_timed_epoch()) == ""
 
 
-# The peak
+# Peak TFLOPS of GPU models.
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_peak_tflops_without_tf32_uses_plain_float32() -> None:
 
 
 def test_peak_tflops_table_has_no_sparse_values() -> None:
-    """Dense tensor cores do twice as many operations in 16 bits as in TF32, as far as they have it."""
+    """Dense tensor cores have twice the throughput in 16 bits as in TF32; sparse values would be four times as high."""
     for peak in PEAK_TFLOPS.values():
         assert peak.bf16 is None or peak.tf32 is None or peak.bf16 <= 2.06 * peak.tf32
         assert peak.fp32 <= peak.fp16

@@ -1,4 +1,4 @@
-"""Run folders: found by name, owned by one, their state told truly."""
+"""Run folders: lookup by name, exclusive ownership, and the state of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal: append-only JSON lines that outlive a crash, and the state that they add up to."""
+"""The journal: append-only JSON lines that survive a crash, and the history and summary derived from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's newest state without the whole of its journal."""
+"""RunWatcher: the latest state of a run without reading its whole journal."""
 
 from __future__ import annotations
 

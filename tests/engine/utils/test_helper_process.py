@@ -1,4 +1,4 @@
-"""Helper processes: whatever the child does, the parent gets an answer or a reason, and no process is left."""
+"""Helper processes: the parent always gets an answer or an error, and no process remains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Start = Callable[[str], HelperProcess]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Starts a helper whose ``main(parent)`` has these lines. It prints when it is imported."""
+    """Return a function that starts a helper whose ``main(parent)`` has the given lines. It prints on import."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def start(lines: str) -> HelperProcess:
@@ -73,7 +73,9 @@ def test_helper_that_hangs_times_out_and_is_killed_on_exit(start: Start) -> None
 def test_helper_close_kills_what_it_started(start: Start) -> None:
     with start("import subprocess\nparent.send(subprocess.Popen(['sleep', '1000']).pid)\ntime.sleep(1000)") as helper:
         grandchild = psutil.Process(helper.receive(PATIENCE_SECONDS))
-    wait_for(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE, "its end")
+    wait_for(
+        lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE, "the end of the grandchild"
+    )
 
 
 def test_helper_that_answers_late_is_heard_by_a_later_receive(start: Start) -> None:
@@ -192,7 +194,7 @@ def test_helper_works_beyond_1024_descriptors(start: Start) -> None:
 
 
 def test_helper_receive_waits_no_longer_than_asked(start: Start) -> None:
-    # Lines that are no answers do not restart the wait.
+    # Lines that are not JSON do not restart the timeout.
     with HelperProcess("import time\nwhile True: print('rubbish', flush=True); time.sleep(0.05)") as helper:
         began = time.monotonic()
         with pytest.raises(HelperTimeoutError):
