@@ -50,11 +50,11 @@ class Agreement:
     def _next_interval_steps(self) -> int:
         """Return the number of steps until this rank would poll again. It at most doubles, because one step can be fast
         by chance."""
-        before, self._last_poll = self._last_poll, time.monotonic()
-        calls, self._steps_since_poll = self._steps_since_poll, 0
-        if before is None:
+        previous_poll, self._last_poll = self._last_poll, time.monotonic()
+        steps, self._steps_since_poll = self._steps_since_poll, 0
+        if previous_poll is None:
             return 1
-        seconds = max((self._last_poll - before) / calls, 1e-6)
+        seconds = max((self._last_poll - previous_poll) / steps, 1e-6)
         return max(1, min(round(POLL_INTERVAL_SECONDS / seconds), 2 * self._interval_steps, MAX_POLL_INTERVAL_STEPS))
 
     def wait_pending(self) -> RequestCounters:
@@ -63,6 +63,6 @@ class Agreement:
             work, numbers = self._pending
             work.wait()
             self._pending = None
-            apart, *asked = numbers.tolist()
-            self._interval_steps, self._agreed = -apart, RequestCounters.from_list(asked)
+            interval, *counters = numbers.tolist()
+            self._interval_steps, self._agreed = -interval, RequestCounters.from_list(counters)
         return self._agreed

@@ -57,14 +57,15 @@ def _line_of(error: BaseException) -> str:
 def describe_cause(error: BaseException, config: Config | None = None) -> str:
     """Describe an exception in one sentence. For an out-of-memory error, advise changes to `config`."""
     name, text = type(error).__name__, _line_of(error)
-    if (where := oom_location(error)) is not None:
-        full = (
+    if (location := oom_location(error)) is not None:
+        problem = (
             f"the GPU is out of memory{_gpu_memory_usage(str(error))}"
-            if where == "gpu"
+            if location == "gpu"
             else "the host is out of memory"
         )
-        told = f"{full}: use a smaller data.batch_size" if config is None else f"{full} {_oom_advice(config, where)}"
-        return told if where == "gpu" else f"{told} ({text or name})"
+        advice = ": use a smaller data.batch_size" if config is None else f" {_oom_advice(config, location)}"
+        message = problem + advice
+        return message if location == "gpu" else f"{message} ({text or name})"
     if type(error).__module__.startswith("engine."):
         return re.sub(r"^engine\.[\w.]+: ", "", text)
     # The text of a DistStoreError already names the missing ranks or the key.
@@ -76,16 +77,16 @@ def describe_cause(error: BaseException, config: Config | None = None) -> str:
 def _gpu_memory_usage(text: str) -> str:
     """Return ` (79.1 of 79.3 GiB in use)` from the text of a torch.OutOfMemoryError, with the share of other
     processes."""
-    found = re.search(r"total capacity of ([\d.]+) (\w+) of which ([\d.]+) (\w+) is free", text)
-    if found is None or any(unit not in _GIB_PER_UNIT for unit in found.group(2, 4)):
+    match = re.search(r"total capacity of ([\d.]+) (\w+) of which ([\d.]+) (\w+) is free", text)
+    if match is None or any(unit not in _GIB_PER_UNIT for unit in match.group(2, 4)):
         return ""
-    total, free = float(found[1]) * _GIB_PER_UNIT[found[2]], float(found[3]) * _GIB_PER_UNIT[found[4]]
-    others = sum(
+    total_gib, free_gib = float(match[1]) * _GIB_PER_UNIT[match[2]], float(match[3]) * _GIB_PER_UNIT[match[4]]
+    other_gib = sum(
         float(size) * _GIB_PER_UNIT.get(unit, 0.0)
         for size, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+) memory in use", text)
     )
-    also = f", {others:.1f} GiB of it by other processes" if others >= 0.05 * total else ""
-    return f" ({total - free:.1f} of {total:.1f} GiB in use{also})"
+    other_processes = f", {other_gib:.1f} GiB of it by other processes" if other_gib >= 0.05 * total_gib else ""
+    return f" ({total_gib - free_gib:.1f} of {total_gib:.1f} GiB in use{other_processes})"
 
 
 def _oom_advice(config: Config, location: Literal["gpu", "host"]) -> str:
@@ -93,16 +94,16 @@ def _oom_advice(config: Config, location: Literal["gpu", "host"]) -> str:
     images, device, optim = config.data.numeric_batch_size, config.device, config.optim
     advice = []
     if images > 1:
-        again = "" if device.static_graph else f" with optim.accumulate={2 * optim.accumulate}"
-        advice.append(f"data.batch_size={images // 2}{again}")
+        accumulate = "" if device.static_graph else f" with optim.accumulate={2 * optim.accumulate}"
+        advice.append(f"data.batch_size={images // 2}{accumulate}")
     if location == "gpu" and config.precision.amp in ("off", "O0"):
         advice.append("precision.amp=fp16" if device.parallel == "dp" else "precision.amp=bf16")
     if location == "host":
         advice += ["fewer data.workers"] + (["fewer device.ranks"] if device.ranks > 1 else [])
     advice.append("--batch-size auto" if images > 1 else "a smaller data.image_size or another model.name")
-    many = "image" if images == 1 else "images"
-    tried = f"{', '.join(advice[:-1])}, or {advice[-1]}" if len(advice) > 1 else advice[0]
-    return f"with {images} {many} per {'GPU' if device.parallel == 'dp' else 'rank'}: try {tried}"
+    noun = "image" if images == 1 else "images"
+    alternatives = f"{', '.join(advice[:-1])}, or {advice[-1]}" if len(advice) > 1 else advice[0]
+    return f"with {images} {noun} per {'GPU' if device.parallel == 'dp' else 'rank'}: try {alternatives}"
 
 
 def rank_failure(rank: int, device: str, error: BaseException, config: Config | None = None) -> RankFailed:

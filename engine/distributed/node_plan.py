@@ -74,10 +74,10 @@ def plan_node(config: Config, gpus: Sequence[CudaDevice], local_world_size: int 
         parents = tuple(gpu.parent_uuid for gpu in gpus[:ranks])
         return NodePlan(devices, parents, ranks, max(1, available_cores() // ranks), workers, backend)
     ranks = local_world_size or config.device.ranks
-    most = MAX_RANKS_PER_CORE * available_cores()
-    if ranks > most:
+    max_ranks = MAX_RANKS_PER_CORE * available_cores()
+    if ranks > max_ranks:
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
-        raise UsageError.one("device.ranks", reason, f"use at most {most} (4 per core)")
+        raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)")
     return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, available_cores() // ranks), workers, backend)
 
 
@@ -91,8 +91,8 @@ def _plan_problems(config: Config, gpus: Sequence[CudaDevice], *, external_launc
             reason = "dp uses one process for all GPUs, but torchrun and srun start one per GPU"
             problems.append(Problem("device.parallel", reason, "start gputrain without them, or use ddp"))
         elif len(gpus) < 2:
-            what = "one GPU" if gpus else "the CPU"
-            reason = f"dp splits each batch across several GPUs, but this run is on {what}"
+            available = "one GPU" if gpus else "the CPU"
+            reason = f"dp splits each batch across several GPUs, but this run is on {available}"
             problems.append(Problem("device.parallel", reason, "request more GPUs with --gpus, or use ddp"))
     return problems
 

@@ -25,9 +25,9 @@ def wrap_model(
         return DataParallel(model, device_ids=list(range(devices_per_rank)))
     if world_size == 1:
         return model
-    known = inspect.signature(DistributedDataParallel).parameters
-    off = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {off: False}
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    sync_option = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    options: dict[str, Any] = {sync_option: False}
     with dynamo_stub():
         return DistributedDataParallel(
             model,

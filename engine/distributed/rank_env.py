@@ -80,18 +80,18 @@ def _int_from_env(environ: Mapping[str, str], name: str, launcher: Launcher, def
         return default
     # isdigit() also accepts superscripts, which int() refuses.
     if not value.isdecimal():
-        starter = "torchrun" if launcher == "env" else "srun"
+        command = "torchrun" if launcher == "env" else "srun"
         problem = f"must be a non-negative integer, not {value!r}" if value else "is not set"
-        raise UsageError.one(f"--launcher {launcher}", f"{name} {problem}; start with {starter}, or omit --launcher")
+        raise UsageError.one(f"--launcher {launcher}", f"{name} {problem}; start with {command}, or omit --launcher")
     return int(value)
 
 
 def first_slurm_host(node_list: str) -> str:
     """Return the first host of a Slurm node list: gpu07 for `gpu[07-09,12],login`."""
-    first = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", node_list)
-    if first is None:
+    match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", node_list)
+    if match is None:
         return node_list
-    prefix, ranges, suffix = first[1], first[2], first[3]
+    prefix, ranges, suffix = match[1], match[2], match[3]
     return prefix + (re.split(r"[-,]", ranges)[0] if ranges else "") + suffix
 
 
@@ -110,7 +110,7 @@ def slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
     is not set. Raises UsageError if SLURM_NODEID is not a number."""
     counts: list[int] = []
     for part in (environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or "").split(","):
-        if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
-            counts += [int(found[1])] * int(found[2] or 1)
+        if match := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
+            counts += [int(match[1])] * int(match[2] or 1)
     node = _int_from_env(environ, "SLURM_NODEID", "slurm", default=0)
     return counts[node] if node < len(counts) else world_size

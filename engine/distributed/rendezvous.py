@@ -43,15 +43,15 @@ def check_external_rendezvous(init_method: str, environ: Mapping[str, str], rank
     """
     if init_method.startswith("file://"):
         if int(environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0:
-            why = "restarted ranks would read the file of the previous attempt; start torchrun with --max-restarts 0"
-            raise UsageError.one(INIT_METHOD_KEY, f"{why}, or remove {INIT_METHOD_KEY}")
+            reason = "restarted ranks would read the file of the previous attempt; start torchrun with --max-restarts 0"
+            raise UsageError.one(INIT_METHOD_KEY, f"{reason}, or remove {INIT_METHOD_KEY}")
         _check_rendezvous_file(
             _file_path(init_method), psutil.Process(os.getppid()).create_time() - MAX_CLOCK_SKEW_SECONDS
         )
     elif init_method.startswith("tcp://") and rank == 0:
         host, port = _host_and_port(init_method, environ)
-        torchruns = (environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")) == (host, str(port))
-        if not (torchruns and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+        is_torchrun_address = (environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")) == (host, str(port))
+        if not (is_torchrun_address and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
             _check_can_listen(host, port)
 
 
@@ -84,8 +84,8 @@ def _host_and_port(init_method: str, environ: Mapping[str, str]) -> tuple[str, i
     if init_method == "env://":
         host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
         if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-            shown = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
-            raise UsageError.one(INIT_METHOD_KEY, f"env:// needs a host and a port in the environment, but {shown}")
+            variables = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
+            raise UsageError.one(INIT_METHOD_KEY, f"env:// needs a host and a port in the environment, but {variables}")
         return host, int(port)
     url = urlsplit(init_method)
     return str(url.hostname), int(url.port or 0)

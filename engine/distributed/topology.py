@@ -20,20 +20,21 @@ from engine.utils.errors import UsageError
 def gather_rank_devices(plan: NodePlan, rank_info: RankInfo, cpu_group: dist.ProcessGroup) -> list[RankDevice]:
     """Return one record for each device of each rank, ordered by rank. A collective on `cpu_group`."""
     host, pid = socket.gethostname(), os.getpid()
-    devices = [plan.devices[place] for place in plan.device_indices(rank_info.local_rank)]
-    mine = [RankDevice(rank=rank_info.rank, host=host, pid=pid, device=device) for device in devices]
-    ranks = [mine] * rank_info.world_size
-    dist.all_gather_object(ranks, mine, group=cpu_group)
-    return [place for places in ranks for place in places]
+    devices = [plan.devices[index] for index in plan.device_indices(rank_info.local_rank)]
+    local_records = [RankDevice(rank=rank_info.rank, host=host, pid=pid, device=device) for device in devices]
+    ranks = [local_records] * rank_info.world_size
+    dist.all_gather_object(ranks, local_records, group=cpu_group)
+    return [record for records in ranks for record in records]
 
 
 def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:
     """Check that no two ranks use the same GPU, which NCCL does not support. Raises UsageError."""
-    first: dict[tuple[str, str], int] = {}
-    for one in rank_devices:
-        if one.device != "cpu" and first.setdefault((one.host, one.device), one.rank) != one.rank:
+    first_rank: dict[tuple[str, str], int] = {}
+    for record in rank_devices:
+        first = first_rank.setdefault((record.host, record.device), record.rank)
+        if record.device != "cpu" and first != record.rank:
             raise UsageError.one(
                 "device.gpus",
-                f"ranks {first[one.host, one.device]} and {one.rank} on {one.host} both use {one.device}; start at "
-                "most one rank per GPU",
+                f"ranks {first} and {record.rank} on {record.host} both use {record.device}; "
+                "start at most one rank per GPU",
             )

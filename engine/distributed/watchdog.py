@@ -112,8 +112,8 @@ class Watchdog:
 
 def lagging_ranks(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
     """Return the ranks with the least progress, which the other ranks wait for."""
-    least = min((beat.step, beat.phase_count) for beat in heartbeats.values())
-    return [rank for rank, beat in heartbeats.items() if (beat.step, beat.phase_count) == least]
+    least_progress = min((beat.step, beat.phase_count) for beat in heartbeats.values())
+    return [rank for rank, beat in heartbeats.items() if (beat.step, beat.phase_count) == least_progress]
 
 
 def describe_progress(heartbeat: Heartbeat) -> str:

@@ -90,16 +90,16 @@ def diagnose(
     if started is None or not epochs or (wait := valid_share(epochs[-1].data_wait)) is None:
         return None
     epoch = epochs[-1]
-    held = {uuid: one for uuid, one in throttling.items() if one.samples >= THROTTLE_MIN_SAMPLES}
-    rank = _find_straggler(epochs[-STRAGGLER_EPOCHS:])
-    if rank is not None:
-        return _straggler_bottleneck(started, rank, held, epoch.time)
+    throttled = {uuid: state for uuid, state in throttling.items() if state.samples >= THROTTLE_MIN_SAMPLES}
+    straggler = _find_straggler(epochs[-STRAGGLER_EPOCHS:])
+    if straggler is not None:
+        return _straggler_bottleneck(started, straggler, throttled, epoch.time)
     if wait > MAX_DATA_WAIT_SHARE:
         return Bottleneck(
             BottleneckKind.DATA, f"waiting for data {wait:.0%} of the time; {_data_wait_advice(started, wait)}"
         )
-    if held:
-        return _throttling_bottleneck(started, held, epoch.time)
+    if throttled:
+        return _throttling_bottleneck(started, throttled, epoch.time)
     fixed = fixed_cost_share(started, epoch)
     if fixed is None:
         return None
@@ -142,8 +142,8 @@ def model_flops_utilization(started: RunStarted | None, epoch: EpochEvent | None
 
 def describe_efficiency(data_wait: float | None, mfu: float | None) -> str:
     """Return data wait and MFU as text, without those that are unknown."""
-    known = {"data wait": valid_share(data_wait), "MFU": valid_share(mfu)}
-    return "   ".join(f"{name} {value:.0%}" for name, value in known.items() if value is not None)
+    shares = {"data wait": valid_share(data_wait), "MFU": valid_share(mfu)}
+    return "   ".join(f"{name} {value:.0%}" for name, value in shares.items() if value is not None)
 
 
 def fixed_cost_share(started: RunStarted, epoch: EpochEvent) -> float | None:
@@ -152,28 +152,30 @@ def fixed_cost_share(started: RunStarted, epoch: EpochEvent) -> float | None:
     It is the intercept of a straight line through the full step and the step with `least_images` images. None if one of
     them is unknown, or if the small step was much slower than a full one because another process disturbed it.
     """
-    least, rate = positive_or_none(started.least_step), positive_or_none(epoch.images_per_second)
-    few, many = started.least_images, started.batch_size
-    if least is None or rate is None or not 0 < few < many:
+    small_step_seconds, throughput = positive_or_none(started.least_step), positive_or_none(epoch.images_per_second)
+    small_batch, batch_size = started.least_images, started.batch_size
+    if small_step_seconds is None or throughput is None or not 0 < small_batch < batch_size:
         return None
-    seconds = many * started.world_size / rate
-    fixed = (least * many - seconds * few) / (many - few)
-    return min(max(fixed / seconds, 0.0), 0.99) if fixed <= MAX_STEP_NOISE_RATIO * seconds else None
+    step_seconds = batch_size * started.world_size / throughput
+    fixed_seconds = (small_step_seconds * batch_size - step_seconds * small_batch) / (batch_size - small_batch)
+    if fixed_seconds > MAX_STEP_NOISE_RATIO * step_seconds:
+        return None
+    return min(max(fixed_seconds / step_seconds, 0.0), 0.99)
 
 
 def _data_wait_advice(started: RunStarted, wait_share: float) -> str:
-    less = "smaller images or fewer augmentations"
+    cheaper_images = "smaller images or fewer augmentations"
     if started.pipeline == "memory":
-        return f"try {less}"
+        return f"try {cheaper_images}"
     # Enough workers to produce batches as fast as the rank consumes them. Without workers, the rank's wait is the time
     # to make a batch.
-    wanted = math.ceil((started.workers or wait_share) / (1 - min(wait_share, 0.99)))
-    workers = max(wanted, started.workers + 1)
+    needed_workers = math.ceil((started.workers or wait_share) / (1 - min(wait_share, 0.99)))
+    workers = max(needed_workers, started.workers + 1)
     if started.cores and workers > started.cores:
         # A pipeline that was chosen automatically has a reason against the others.
         return (
             "all CPU cores are in use: "
-            f"try {'data.pipeline=auto, ' if started.pipeline_why == PIPELINE_FROM_CONFIG else ''}{less}"
+            f"try {'data.pipeline=auto, ' if started.pipeline_why == PIPELINE_FROM_CONFIG else ''}{cheaper_images}"
         )
     return f"try data.workers={workers}"
 
@@ -187,36 +189,40 @@ class Straggler:
 
 
 def _find_straggler(epochs: Sequence[EpochEvent]) -> Straggler | None:
-    found = [slow for epoch in epochs if (slow := _straggler_of_epoch(epoch.work)) is not None]
-    if len(found) < len(epochs) or len({one.timing.rank for one in found}) != 1:
+    stragglers = [straggler for epoch in epochs if (straggler := _straggler_of_epoch(epoch.work)) is not None]
+    if len(stragglers) < len(epochs) or len({straggler.timing.rank for straggler in stragglers}) != 1:
         return None
-    lost = sum(one.timing.local_seconds - one.median_of_others.local_seconds for one in found)
-    return found[-1] if lost >= STRAGGLER_MIN_LOST_SECONDS else None
+    lost = sum(straggler.timing.local_seconds - straggler.median_of_others.local_seconds for straggler in stragglers)
+    return stragglers[-1] if lost >= STRAGGLER_MIN_LOST_SECONDS else None
 
 
 def _straggler_of_epoch(timings: Sequence[RankEpochTiming]) -> Straggler | None:
     """Return the straggler of one epoch, if there is one."""
     if len(timings) < 2:
         return None
-    slow = max(timings, key=lambda one: one.local_seconds)
-    others = [one for one in timings if one is not slow]
-    waited = statistics.median(one.waited for one in others)
-    forward = statistics.median(one.forward for one in others)
-    usual = statistics.median(one.local_seconds for one in others)
-    lost = slow.local_seconds - usual
-    if slow.local_seconds <= STRAGGLER_RATIO * usual or lost <= STRAGGLER_WAIT_SHARE * slow.seconds or forward == 0:
+    slowest = max(timings, key=lambda timing: timing.local_seconds)
+    others = [timing for timing in timings if timing is not slowest]
+    waited = statistics.median(timing.waited for timing in others)
+    forward = statistics.median(timing.forward for timing in others)
+    median_seconds = statistics.median(timing.local_seconds for timing in others)
+    lost_seconds = slowest.local_seconds - median_seconds
+    if (
+        slowest.local_seconds <= STRAGGLER_RATIO * median_seconds
+        or lost_seconds <= STRAGGLER_WAIT_SHARE * slowest.seconds
+        or forward == 0
+    ):
         return None
     # If the other ranks wait for data too, the input pipeline is the bottleneck.
-    if waited > MAX_DATA_WAIT_SHARE * slow.seconds:
+    if waited > MAX_DATA_WAIT_SHARE * slowest.seconds:
         return None
-    return Straggler(slow, RankEpochTiming(-1, slow.seconds, waited, forward))
+    return Straggler(slowest, RankEpochTiming(-1, slowest.seconds, waited, forward))
 
 
 def _straggler_bottleneck(
     started: RunStarted, straggler: Straggler, throttled: Mapping[str, GpuThrottling], now: float
 ) -> Bottleneck:
     mine, others = straggler.timing, straggler.median_of_others
-    device = next((one.device for one in started.ranks if one.rank == mine.rank), "")
+    device = next((record.device for record in started.ranks if record.rank == mine.rank), "")
     if device in throttled:
         return _throttling_bottleneck(started, {device: throttled[device]}, now)
     name = f"rank {mine.rank} ({device[:SHORT_UUID_CHARS]})" if device else f"rank {mine.rank}"
@@ -229,11 +235,11 @@ def _straggler_bottleneck(
 
 def update_throttling(sample: GpuSample, sampled_at: float, previous: GpuThrottling | None) -> GpuThrottling | None:
     """Return the throttling of a GPU after one more sample; a sample without a clock reading changes nothing."""
-    clock, most = positive_or_none(sample.sm_clock), positive_or_none(sample.max_sm_clock)
+    clock, max_clock = positive_or_none(sample.sm_clock), positive_or_none(sample.max_sm_clock)
     if sample.throttle is None or clock is None:
         return previous
-    cause = next((cause for word, cause in THROTTLE_CAUSES.items() if word in sample.throttle), None)
-    if cause is None or (most is not None and clock >= MIN_FULL_CLOCK_SHARE * most):
+    cause = next((cause for reason, cause in THROTTLE_CAUSES.items() if reason in sample.throttle), None)
+    if cause is None or (max_clock is not None and clock >= MIN_FULL_CLOCK_SHARE * max_clock):
         return None
     return GpuThrottling(
         cause, previous.since if previous else sampled_at, previous.samples + 1 if previous else 1, clock
@@ -242,13 +248,13 @@ def update_throttling(sample: GpuSample, sampled_at: float, previous: GpuThrottl
 
 def _throttling_bottleneck(started: RunStarted, throttled: Mapping[str, GpuThrottling], now: float) -> Bottleneck:
     """Name the GPU that was throttled first, and the number of others."""
-    uuid, first = min(throttled.items(), key=lambda one: one[1].since)
-    rank = next((f" (rank {one.rank})" for one in started.ranks if one.device == uuid), "")
+    uuid, earliest = min(throttled.items(), key=lambda item: item[1].since)
+    rank = next((f" (rank {record.rank})" for record in started.ranks if record.device == uuid), "")
     more = f" and {len(throttled) - 1} more" if len(throttled) > 1 else ""
-    day, today = (time.strftime("%Y-%m-%d ", time.localtime(one)) for one in (first.since, now))
-    since = ("" if day == today else day) + time.strftime("%H:%M", time.localtime(first.since))
+    day, today = (time.strftime("%Y-%m-%d ", time.localtime(clock)) for clock in (earliest.since, now))
+    since = ("" if day == today else day) + time.strftime("%H:%M", time.localtime(earliest.since))
     message = (
-        f"{uuid[:SHORT_UUID_CHARS]}{rank}{more} throttled by {first.cause} since {since}, now at "
-        f"{first.clock_mhz:.0f} MHz"
+        f"{uuid[:SHORT_UUID_CHARS]}{rank}{more} throttled by {earliest.cause} since {since}, now at "
+        f"{earliest.clock_mhz:.0f} MHz"
     )
     return Bottleneck(BottleneckKind.THROTTLED, message)

@@ -37,14 +37,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
     and a copy can be intact when the original is damaged.
     """
     steps = checkpoints_by_step(folder)
-    found, known = [], set()
+    checkpoints, seen = [], set()
     for path in (*steps[:1], folder / "last.pt", *steps[1:], folder / "best.pt"):
         with suppress(OSError):
             status = path.stat()
-            if (status.st_dev, status.st_ino) not in known:
-                known.add((status.st_dev, status.st_ino))
-                found.append(path)
-    return found
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                checkpoints.append(path)
+    return checkpoints
 
 
 def verify_checksum(path: Path) -> None:
@@ -52,10 +52,10 @@ def verify_checksum(path: Path) -> None:
     the file cannot be read."""
     checksum = hashlib.sha256()
     with path.open("rb") as file:
-        left = path.stat().st_size - COMMENT_BYTES
-        while left > 0 and (block := file.read(min(_READ_CHUNK_BYTES, left))):
+        remaining_bytes = path.stat().st_size - COMMENT_BYTES
+        while remaining_bytes > 0 and (block := file.read(min(_READ_CHUNK_BYTES, remaining_bytes))):
             checksum.update(block)
-            left -= len(block)
+            remaining_bytes -= len(block)
         comment = file.read()
     if not comment.startswith(CHECKSUM_PREFIX):
         raise DamagedCheckpointError("is truncated or not a gputrain checkpoint")

@@ -36,8 +36,8 @@ def event_line(event: Event) -> str | None:
 
 def event_lines(event: Event, history: History) -> list[str]:
     """Return the log lines of an event that `history` already includes. The bottleneck precedes the end of the run."""
-    limit = bottleneck_line(history) if isinstance(event, RunFinished) else None
-    return [line for line in (limit, event_line(event)) if line is not None]
+    bottleneck = bottleneck_line(history) if isinstance(event, RunFinished) else None
+    return [line for line in (bottleneck, event_line(event)) if line is not None]
 
 
 def bottleneck_line(history: History) -> str | None:
@@ -58,17 +58,17 @@ def _format_event(event: Event) -> str | None:
         case RunStarted():
             return f"{event.name}: {describe_run_setup(event)}"
         case EpochEvent():
-            averaged = f"ema {_nan_if_none(event.ema_val_accuracy):.4f}  "
-            averaged = "" if math.isnan(_nan_if_none(event.ema_val_accuracy)) else averaged
-            waits = (event.data_wait or 0) > MAX_DATA_WAIT_SHARE
-            skipped = f"  data wait {event.data_wait:.0%}" if waits else ""
-            skipped += f"  skipped {event.skipped}" if event.skipped else ""
-            skipped += f"  {pluralize(event.unread, 'image')} skipped" if event.unread else ""
+            ema_accuracy = _nan_if_none(event.ema_val_accuracy)
+            ema = "" if math.isnan(ema_accuracy) else f"ema {ema_accuracy:.4f}  "
+            is_data_bound = (event.data_wait or 0) > MAX_DATA_WAIT_SHARE
+            notes = f"  data wait {event.data_wait:.0%}" if is_data_bound else ""
+            notes += f"  {pluralize(event.skipped, 'step')} skipped" if event.skipped else ""
+            notes += f"  {pluralize(event.unread, 'image')} skipped" if event.unread else ""
             return (
                 f"epoch {event.epoch:>3}  train loss {_nan_if_none(event.train_loss):.4f} "
                 f"acc {_nan_if_none(event.train_accuracy):.4f}  val loss {_nan_if_none(event.val_loss):.4f} "
-                f"acc {_nan_if_none(event.val_accuracy):.4f}  {averaged}{_nan_if_none(event.images_per_second):,.0f} "
-                f"img/s  lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{skipped}"
+                f"acc {_nan_if_none(event.val_accuracy):.4f}  {ema}{_nan_if_none(event.images_per_second):,.0f} "
+                f"img/s  lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{notes}"
             )
         case WaitingForGpus():
             return f"waiting: {event.message}"

@@ -184,14 +184,14 @@ def find_run(root: Path, reference: str) -> RunFolder:
     if reference in names:
         return RunFolder(root / reference)
     # Resolve links, so that the run gets its own name in its own runs folder.
-    given = Path(os.path.realpath(reference))
-    if _is_run_folder(given):
-        return RunFolder(given)
-    begun = [name for name in names if name.startswith(reference)]
-    if len(begun) == 1:
-        return RunFolder(root / begun[0])
-    if begun:
-        raise UsageError.one(reference, f"matches several runs: {', '.join(sorted(begun))}; type more of the name")
+    path = Path(os.path.realpath(reference))
+    if _is_run_folder(path):
+        return RunFolder(path)
+    matches = [name for name in names if name.startswith(reference)]
+    if len(matches) == 1:
+        return RunFolder(root / matches[0])
+    if matches:
+        raise UsageError.one(reference, f"matches several runs: {', '.join(sorted(matches))}; type more of the name")
     if not runs:
         raise UsageError.one(reference, f"there are no runs in {root}; select their folder with --runs-dir")
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

@@ -164,8 +164,8 @@ class History:
                 self.started, self.finished = event, None
                 self.stopping = self.paused = False
                 self.failures.clear()
-                for use in self.gpus.values():
-                    use.throttling = None
+                for stats in self.gpus.values():
+                    stats.throttling = None
                 if isinstance(event, RunResumed):
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
                     if self.latest_step is not None and self.latest_step.step > event.from_step:
@@ -217,14 +217,14 @@ class History:
         """Estimated seconds to the end of the run at the latest speed; None if unknown."""
         if self.started is None or not self.started.steps_per_epoch:
             return None
-        left = self.started.epochs - self.steps_done / self.started.steps_per_epoch
+        remaining_epochs = self.started.epochs - self.steps_done / self.started.steps_per_epoch
         # A non-finite value is None after reading a journal.
         if self.epochs and (self.epochs[-1].seconds or 0) > 0:
-            return max(left, 0.0) * self.epochs[-1].seconds
+            return max(remaining_epochs, 0.0) * self.epochs[-1].seconds
         if self.latest_step is None or (self.latest_step.images_per_second or 0) <= 0:
             return None
         return (
-            max(left, 0.0)
+            max(remaining_epochs, 0.0)
             * self.started.steps_per_epoch
             * self.started.global_batch
             / self.latest_step.images_per_second
@@ -238,11 +238,11 @@ class History:
     @property
     def bottleneck(self) -> Bottleneck | None:
         """What limits the run; None if unknown."""
-        slowed = {uuid: use.throttling for uuid, use in self.gpus.items() if use.throttling is not None}
+        throttling = {uuid: stats.throttling for uuid, stats in self.gpus.items() if stats.throttling is not None}
         session = [
             epoch for epoch in self.epochs[-STRAGGLER_EPOCHS:] if self.started and epoch.time >= self.started.time
         ]
-        return diagnose(self.started, session, slowed)
+        return diagnose(self.started, session, throttling)
 
     @property
     def data_wait(self) -> float | None:
@@ -279,7 +279,7 @@ class History:
             verdict=bottleneck,
             data_wait=self.data_wait,
             mfu=self.mfu,
-            gpus=[use.to_dict(uuid) for uuid, use in self.gpus.items()],
+            gpus=[stats.to_dict(uuid) for uuid, stats in self.gpus.items()],
         )
 
 

@@ -70,18 +70,18 @@ def from_line(line: str) -> Event | None:
     try:
         values = json.loads(line, parse_constant=_constant_to_none)
         name = values["type"]
-        known = _FIELD_TYPES[name]
-        kept = {key: value for key, value in values.items() if key in known}
+        field_types = _FIELD_TYPES[name]
+        event_values = {key: value for key, value in values.items() if key in field_types}
         # Event.time defaults to the current time, which would be wrong for an event that is read.
-        if "time" not in kept or not all(
-            isinstance(value, known[key]) and _in_range(value) for key, value in kept.items()
+        if "time" not in event_values or not all(
+            isinstance(value, field_types[key]) and _in_range(value) for key, value in event_values.items()
         ):
             return None
-        for field in OBJECT_LIST_FIELDS.keys() & kept.keys():
-            if not all(isinstance(one, dict) for one in kept[field]):
+        for field in OBJECT_LIST_FIELDS.keys() & event_values.keys():
+            if not all(isinstance(item, dict) for item in event_values[field]):
                 return None
-            kept[field] = OBJECT_LIST_FIELDS[field](kept[field])
-        return EVENT_TYPES[name](**kept)
+            event_values[field] = OBJECT_LIST_FIELDS[field](event_values[field])
+        return EVENT_TYPES[name](**event_values)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

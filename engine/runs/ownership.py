@@ -43,8 +43,8 @@ class Ownership:
                 break
             time.sleep(0.05)
         owner = read_json(folder.owner) or {}
-        elsewhere = owner.get("host") not in (None, socket.gethostname())
-        if handle is not None and elsewhere and folder.is_owned():
+        on_other_host = owner.get("host") not in (None, socket.gethostname())
+        if handle is not None and on_other_host and folder.is_owned():
             # Not every network file system shares locks between hosts.
             os.close(handle)
             handle = None
@@ -131,7 +131,7 @@ def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: 
     name is in use or the folder cannot be written to.
     """
     try:
-        made = [parent for parent in (root, *root.parents) if not parent.exists()]
+        new_parents = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
         if name is not None and resume and _is_run_folder(root / name):
             folder = RunFolder(root / name)
@@ -144,7 +144,7 @@ def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: 
             "runs folder",
             f"{root} cannot be written to: {error.strerror}; select another folder with --runs-dir or GPUTRAIN_RUNS",
         ) from error
-    return ClaimedRun(folder, Ownership(folder, agents), is_new=True, created_parents=made)
+    return ClaimedRun(folder, Ownership(folder, agents), is_new=True, created_parents=new_parents)
 
 
 def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:

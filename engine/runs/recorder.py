@@ -65,7 +65,7 @@ class Recorder:
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
                 os.write(self._log, f"{stamp}  {line}\n".encode())
             if isinstance(event, RankFailed):
-                os.write(self._log, "".join(f"{printable(one)}\n" for one in event.traceback.splitlines()).encode())
+                os.write(self._log, "".join(f"{printable(row)}\n" for row in event.traceback.splitlines()).encode())
             if isinstance(event, RunStarted):
                 # Not earlier, because a resume that fails during setup must leave the run unchanged.
                 self._write_config()

@@ -32,12 +32,12 @@ class RankDevice:
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[RankDevice]:
         """Return the records of a journal line; incomplete ones are skipped."""
-        found = []
-        for one in objects:
-            match one:
+        records = []
+        for values in objects:
+            match values:
                 case {"rank": int(rank), "host": str(host), "pid": int(pid), "device": str(device)}:
-                    found.append(cls(rank, host, pid, device))
-        return found
+                    records.append(cls(rank, host, pid, device))
+        return records
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class RankPeakMemory:
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[RankPeakMemory]:
         """Return the records of a journal line; incomplete ones are skipped."""
-        found = []
-        for one in objects:
-            match one:
+        records = []
+        for values in objects:
+            match values:
                 case {"rank": int(rank), "allocated": int(allocated), "reserved": int(reserved)}:
-                    found.append(cls(rank, allocated, reserved))
-        return found
+                    records.append(cls(rank, allocated, reserved))
+        return records
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,15 @@ class RankEpochTiming:
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[RankEpochTiming]:
         """Return the records of a journal line; none if one is incomplete, because ranks are compared to each other."""
-        found = []
-        for one in objects:
-            rank = one.get("rank")
-            times = [number(one.get(name)) for name in ("seconds", "waited", "forward")]
-            known = [time for time in times if time is not None and time >= 0]
-            if not isinstance(rank, int) or len(known) < len(times):
+        records = []
+        for values in objects:
+            rank = values.get("rank")
+            times = [number(values.get(name)) for name in ("seconds", "waited", "forward")]
+            valid_times = [time for time in times if time is not None and time >= 0]
+            if not isinstance(rank, int) or len(valid_times) < len(times):
                 return []
-            found.append(cls(rank, *known))
-        return found
+            records.append(cls(rank, *valid_times))
+        return records
 
 
 @dataclass(frozen=True)

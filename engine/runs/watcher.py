@@ -64,18 +64,18 @@ class RunWatcher:
             reader = JournalReader(journal)
             if size > MAX_FULL_READ_BYTES:
                 try:
-                    events, reader.offset, read = read_head_and_tail(journal, size)
+                    events, reader.offset, parsed_bytes = read_head_and_tail(journal, size)
                 except OSError:
                     return self.history
                 self.partial = True
-                self.bytes_read += read
+                self.bytes_read += parsed_bytes
                 for event in events:
                     self.history.add(event)
             self._reader = reader
-        before = self._reader.offset
+        old_offset = self._reader.offset
         for event in self._reader.poll():
             self.history.add(event)
-        self.bytes_read += self._reader.offset - before
+        self.bytes_read += self._reader.offset - old_offset
         return self.history
 
 
@@ -87,33 +87,33 @@ def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]
     """
     with open_regular_file(journal) as file:
         first = from_line(file.readline(HEAD_BYTES).decode(errors="replace"))
-        length, read = INITIAL_TAIL_BYTES, HEAD_BYTES
+        length, parsed_bytes = INITIAL_TAIL_BYTES, HEAD_BYTES
         while True:
             start = max(size - length, 0)
             file.seek(start)
-            *lines, torn = file.read(size - start).split(b"\n")
+            *lines, incomplete = file.read(size - start).split(b"\n")
             # The block may begin in the middle of a line.
             events = [event for line in lines[min(start, 1) :] if (event := from_line(line.decode(errors="replace")))]
             if start == 0:
-                return events, size - len(torn), read + length
+                return events, size - len(incomplete), parsed_bytes + length
             if any(isinstance(event, STATE_EVENTS) for event in events):
-                begun = find_last_resume(file, start) or first
-                return [begun, *events] if begun else events, size - len(torn), read + length
-            read += length
+                start_event = find_last_resume(file, start) or first
+                return [start_event, *events] if start_event else events, size - len(incomplete), parsed_bytes + length
+            parsed_bytes += length
             length *= 2
 
 
 def find_last_resume(file: BinaryIO, end: int) -> Event | None:
     """Return the last `run_resumed` event that begins before byte `end`. The search compares bytes instead of parsing
     JSON: half a second for 1 GB."""
-    mark = f'{{"type": "{RunResumed.type}"'.encode()
+    prefix = f'{{"type": "{RunResumed.type}"'.encode()
     while end > 0:
         start = max(end - SCAN_BLOCK_BYTES, 0)
         file.seek(start)
         # A line that begins in this block may end in the next one.
         block = file.read(end - start + HEAD_BYTES)
-        place = block.rfind(mark, 0, end - start + len(mark))
-        if place >= 0:
-            return from_line(block[place:].split(b"\n", 1)[0].decode(errors="replace"))
+        position = block.rfind(prefix, 0, end - start + len(prefix))
+        if position >= 0:
+            return from_line(block[position:].split(b"\n", 1)[0].decode(errors="replace"))
         end = start
     return None

@@ -64,8 +64,8 @@ def collect_problems(problems: list[Problem]) -> Iterator[None]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean X?` with the known word closest to a misspelled one, or ""."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def not_installed(library: str) -> str:

@@ -52,7 +52,7 @@ def oom_kill_count() -> int | None:
     """Return the number of processes that the OOM killer has killed since boot (`oom_kill` in /proc/vmstat); None if
     unknown."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None

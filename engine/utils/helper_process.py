@@ -232,9 +232,9 @@ class ParentPipe:
         from engine.utils.process import redirect_output
 
         self._requests, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        devnull = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(devnull, 0)
+        os.close(devnull)
         redirect_output(None)
 
     def __iter__(self) -> Iterator[Any]:

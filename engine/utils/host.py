@@ -42,13 +42,13 @@ class Shortage(NamedTuple):
 
 def free_bytes(path: Path) -> int:
     """Return the free bytes for this user on the file system of `path`, which need not exist. Raises OSError."""
-    found = os.statvfs(nearest_existing(path))
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(nearest_existing(path))
+    return status.f_bavail * status.f_frsize
 
 
 def nearest_existing(path: Path) -> Path:
     """Return the path itself, or its nearest parent that exists."""
-    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    return next((candidate for candidate in (path, *path.parents) if candidate.exists()), Path("/"))
 
 
 def max_open_files() -> int | None:

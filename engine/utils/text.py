@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def printable(text: str) -> str:
     """Return the text with unprintable characters escaped, like `\\x1b`, so that it cannot control the terminal."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def pluralize(count: int, noun: str) -> str:

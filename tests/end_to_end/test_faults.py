@@ -68,7 +68,7 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
     assert "it completed 11 steps and is waiting for data" in last_line(done)
     assert state in last_line(done)
     if kind == "hang":
-        assert "in happen" in (gputrain.runs / "a" / "log.txt").read_text()
+        assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
 
 
 def test_behind_names_live_ranks_among_equally_late_ones() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 
-def happen(kind: str, images: Any) -> Any:
+def trigger(kind: str, images: Any) -> Any:
     """Trigger one fault; return the images of the batch, changed for `nan`."""
     import torch
 
@@ -46,23 +46,23 @@ def happen(kind: str, images: Any) -> Any:
     return images
 
 
-def bring_in(loop: Any, faults: list[dict[str, Any]]) -> None:
+def install_faults(loop: Any, faults: list[dict[str, Any]]) -> None:
     """Patch `loop.forward_backward` to trigger each fault on its rank at its steps.
 
     `once` is the path of a marker file: the fault is triggered only if the file does not exist yet.
     """
     forward_backward = loop.forward_backward
 
-    def faulty(t: Any, batch: Any, number: int) -> Any:
+    def faulty(state: Any, batch: Any, number: int) -> Any:
         for fault in faults:
-            mark = fault["once"]
-            if t.sampler.rank != fault["rank"] or t.position.step + 1 not in fault["steps"]:
+            marker = fault["once"]
+            if state.sampler.rank != fault["rank"] or state.position.step + 1 not in fault["steps"]:
                 continue
-            if mark is None or not Path(mark).exists():
-                if mark is not None:
-                    Path(mark).touch()
-                batch = replace(batch, images=happen(fault["kind"], batch.images))
-        return forward_backward(t, batch, number)
+            if marker is None or not Path(marker).exists():
+                if marker is not None:
+                    Path(marker).touch()
+                batch = replace(batch, images=trigger(fault["kind"], batch.images))
+        return forward_backward(state, batch, number)
 
     loop.forward_backward = faulty
 
@@ -79,11 +79,11 @@ class Finder(importlib.abc.MetaPathFinder):
         assert spec.loader is not None
         load = spec.loader.exec_module
 
-        def load_and_change(module: ModuleType) -> None:
+        def load_and_patch(module: ModuleType) -> None:
             load(module)
-            bring_in(module, json.loads(os.environ["GPUTRAIN_FAULT"]))
+            install_faults(module, json.loads(os.environ["GPUTRAIN_FAULT"]))
 
-        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_patch  # type: ignore[method-assign]
         return spec
 
 
