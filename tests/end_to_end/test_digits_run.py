@@ -60,16 +60,16 @@ def test_digits_run_summary_agrees_with_journal(digits_run: FinishedRun) -> None
 
 
 def test_digits_run_saved_config_matches_original(digits_run: FinishedRun) -> None:
-    again = resolve_config(str(digits_run.path / "config.yaml")).config
-    first = resolve_config("digits", ["run.name=digits"]).config
-    assert again == first
+    saved = resolve_config(str(digits_run.path / "config.yaml")).config
+    original = resolve_config("digits", ["run.name=digits"]).config
+    assert saved == original
 
 
 def test_digits_run_is_reproducible_with_same_seed(
     digits_run: FinishedRun, repeated_digits_run: subprocess.Popen[str]
 ) -> None:
-    _, said = repeated_digits_run.communicate(timeout=100)
-    assert repeated_digits_run.returncode == 0, said
+    _, output = repeated_digits_run.communicate(timeout=100)
+    assert repeated_digits_run.returncode == 0, output
     assert without_timings(read_events(digits_run.path.with_name("again"))) == without_timings(
         read_events(digits_run.path)
     )
@@ -141,9 +141,9 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
     assert lines[0] == f"short: starting in {short_run.path}"
     assert lines[1].startswith("short: 1 rank on the CPU, global batch 32")
     assert [line.split()[:2] for line in lines[2:4]] == [["epoch", "1"], ["epoch", "2"]]
-    limit = json.loads((short_run.path / "summary.json").read_text())["verdict"]
-    assert lines[4:-1] == ([lines[4]] if limit else [])
-    assert limit is None or lines[4].startswith(f"{limit['message']} (data wait ")
+    bottleneck = json.loads((short_run.path / "summary.json").read_text())["verdict"]
+    assert lines[4:-1] == ([lines[4]] if bottleneck else [])
+    assert bottleneck is None or lines[4].startswith(f"{bottleneck['message']} (data wait ")
     assert lines[-1].startswith("finished: best accuracy 0.")
 
 

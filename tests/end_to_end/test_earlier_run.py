@@ -45,7 +45,7 @@ def losses_after(run: Path, step: int) -> dict[int, float]:
     for event in effective_events(run):
         if event["type"] == "step":
             first = event["step"] - len(event["losses"]) + 1
-            losses |= {first + place: loss for place, loss in enumerate(event["losses"])}
+            losses |= {first + index: loss for index, loss in enumerate(event["losses"])}
     return {number: loss for number, loss in losses.items() if number > step}
 
 
@@ -76,7 +76,7 @@ def test_earlier_run_predicts_and_exports(gputrain: Gputrain, earlier_run: Path)
     assert len(list((gputrain.folder / "exported").iterdir())) >= 2
 
 
-def test_attach_shows_an_earlier_run(gputrain: Gputrain, earlier_run: Path) -> None:
+def test_earlier_run_is_shown_by_attach(gputrain: Gputrain, earlier_run: Path) -> None:
     terminal = Terminal(gputrain, "attach", "before")
     terminal.wait_for("before")
     terminal.wait_for("stopped")
@@ -84,7 +84,7 @@ def test_attach_shows_an_earlier_run(gputrain: Gputrain, earlier_run: Path) -> N
     terminal.wait_for_end()
 
 
-def test_earlier_run_resumes_twice_to_the_same_bits_and_the_recorded_losses(gputrain: Gputrain) -> None:
+def test_earlier_run_resumes_reproducibly_to_recorded_losses(gputrain: Gputrain) -> None:
     resumed: list[tuple[dict[int, float], dict[str, Any]]] = []
     for name in ("first", "second"):
         runs = gputrain.folder / name

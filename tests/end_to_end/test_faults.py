@@ -71,7 +71,7 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
         assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
 
 
-def test_behind_names_live_ranks_among_equally_late_ones() -> None:
+def test_lagging_ranks_returns_ranks_with_least_progress() -> None:
     beats = {0: Heartbeat(7, 2, Phase.BACKWARD), 2: Heartbeat(7, 1, Phase.FORWARD)}
     assert lagging_ranks(beats) == [2]
     assert lagging_ranks({0: beats[0], 1: beats[0]}) == [0, 1]
@@ -92,16 +92,16 @@ def test_paused_run_stays_paused_after_restart(gputrain: Gputrain) -> None:
 
 
 def test_killed_rank_is_named_and_all_processes_exit(gputrain: Gputrain) -> None:
-    often = ["checkpoint.every_minutes=0.002", "checkpoint.every_epochs=100000"]
-    process = gputrain.start(*RUN, "--epochs", "100000", "data.pipeline=stream", "--workers", "1", *often)
+    checkpoint_options = ["checkpoint.every_minutes=0.002", "checkpoint.every_epochs=100000"]
+    process = gputrain.start(*RUN, "--epochs", "100000", "data.pipeline=stream", "--workers", "1", *checkpoint_options)
     gputrain.wait_for_event("a", "checkpoint", 8)
     os.kill(find_rank_pids(process, gputrain)[1], signal.SIGKILL)
-    began = time.monotonic()
+    start_time = time.monotonic()
     gputrain.wait_for_event("a", "rank_failed")
-    named = time.monotonic() - began
+    named = time.monotonic() - start_time
     _, messages = process.communicate(timeout=60)
     wait_for(lambda: not gputrain.processes(), "the end of all processes")
-    ended = time.monotonic() - began
+    ended = time.monotonic() - start_time
     print(f"named after {named:.2f} s, all ended after {ended:.2f} s")
     assert named < NAMED_SECONDS
     assert ended < ENDED_SECONDS
@@ -142,7 +142,7 @@ def test_skipped_steps_limit_counts_consecutive_steps() -> None:
     assert (skipped.total, skipped.consecutive) == (5, 3)
 
 
-def images(folder: Path, count: int) -> None:
+def write_images(folder: Path, count: int) -> None:
     from PIL import Image
 
     for label in ("a", "b"):
@@ -158,7 +158,7 @@ FOLDER += ["data.pipeline=stream"]
 
 
 def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
-    images(gputrain.folder / "images", 10)
+    write_images(gputrain.folder / "images", 10)
     process = gputrain.start(*FOLDER, "--workers", "1", "--ranks", "2", "data.on_bad=skip")
     gputrain.wait_for_event("a", "epoch")
     for number in (1, 2):
@@ -168,16 +168,16 @@ def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     process.send_signal(signal.SIGUSR1)
     _, messages = process.communicate(timeout=60)
     assert process.returncode == 3, messages
-    told = re.findall(r"(\d).png cannot be read", messages)
-    assert set(told) == {"1", "2"}
-    assert len(told) <= 4, "one warning per file and rank"
+    warned_files = re.findall(r"(\d).png cannot be read", messages)
+    assert set(warned_files) == {"1", "2"}
+    assert len(warned_files) <= 4, "one warning per file and rank"
     epochs = [event for event in read_events(gputrain.runs / "a") if event["type"] == "epoch"]
     assert epochs[-1]["unread"] == 2
     assert "2 images skipped" in messages
 
 
-def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> None:
-    images(gputrain.folder / "images", 8)
+def test_killed_loader_worker_is_reported_with_cause(gputrain: Gputrain) -> None:
+    write_images(gputrain.folder / "images", 8)
     process = gputrain.start(*FOLDER, "--workers", "2")
     gputrain.wait_for_event("a", "epoch")
     psutil.Process(find_rank_pids(process, gputrain)[0]).children()[0].kill()
@@ -187,7 +187,7 @@ def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> Non
 
 
 def test_too_small_shared_memory_is_named(gputrain: Gputrain) -> None:
-    images(gputrain.folder / "images", 40)
+    write_images(gputrain.folder / "images", 40)
     big = ["run", "--headless", "--model", "linear", "--dataset", "folder", "--data-path", "images", "--workers", "2"]
     big += ["--batch-size", "16", "data.image_size=300", "data.pipeline=stream"]
     done = gputrain.run_in_mount_namespace('mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"', *big)
@@ -248,7 +248,7 @@ def test_resume_falls_back_from_damaged_checkpoint_with_warning(gputrain: Gputra
     assert "resumed after step 44," in resumed.stderr
 
 
-def slurm(gputrain: Gputrain, code: int) -> dict[str, str]:
+def slurm_environment(gputrain: Gputrain, code: int) -> dict[str, str]:
     """Return the environment of a Slurm job with a fake scontrol that logs its arguments and exits with `code`."""
     program = gputrain.folder / "bin" / "scontrol"
     program.parent.mkdir()
@@ -259,7 +259,7 @@ def slurm(gputrain: Gputrain, code: int) -> dict[str, str]:
 
 
 def test_slurm_signal_stops_run_and_requeues_job(gputrain: Gputrain) -> None:
-    environment = slurm(gputrain, 0)
+    environment = slurm_environment(gputrain, 0)
     run = [*RUN[:-1], "a", "--ranks", "1", "run.requeue=true"]
     process = gputrain.start(*run, "--epochs", "100000", env=environment)
     gputrain.wait_for_event("a", "epoch")
@@ -281,5 +281,5 @@ def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
 
 
 def test_requeue_reports_scontrol_failure(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", slurm(gputrain, 1)["PATH"])
+    monkeypatch.setenv("PATH", slurm_environment(gputrain, 1)["PATH"])
     assert requeue("77") == "job 77 could not be put back into the queue: no such job"

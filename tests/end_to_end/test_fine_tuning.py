@@ -42,10 +42,10 @@ def test_fine_tuning_with_frozen_backbone_beats_training_from_scratch(tmp_path: 
     (tmp_path / "halves.py").write_text(HALVES)
     code = (*RECIPE, f"run.code={tmp_path}")
     train_in_process(tmp_path / "low", *code, "data.dataset=halves:low", "run.epochs=5")
-    known = tmp_path / "low" / "checkpoints" / "last.pt"
+    pretrained_weights = tmp_path / "low" / "checkpoints" / "last.pt"
 
     high = (*code, "data.dataset=halves:high", "run.epochs=1")
-    frozen = (f"model.weights={known}", "model.freeze=backbone")
+    frozen = (f"model.weights={pretrained_weights}", "model.freeze=backbone")
     (scratch,) = train_in_process(tmp_path / "scratch", *high)
     (tuned,) = train_in_process(tmp_path / "tuned", *high, *frozen)
     assert tuned.val_accuracy > scratch.val_accuracy + 0.1

@@ -49,8 +49,8 @@ from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row, row_cells
 
 # hypothesis writes files even without a database; keep them out of the checkout.
-home = tempfile.TemporaryDirectory()
-set_hypothesis_home_dir(home.name)
+hypothesis_home = tempfile.TemporaryDirectory()
+set_hypothesis_home_dir(hypothesis_home.name)
 # Deterministic examples. To try many more:
 # GPUTRAIN_FUZZ=20000 pytest --timeout=0 tests/end_to_end/test_fuzz.py
 EXAMPLES = int(os.environ.get("GPUTRAIN_FUZZ", "60"))
@@ -78,7 +78,7 @@ VALUES = st.recursive(
 )
 
 
-def check(file: str | None, *overrides: str) -> None:
+def check_config(file: str | None, *overrides: str) -> None:
     """An accepted config can be written and read back; a rejected one has a message for each key."""
     try:
         resolved: ResolvedConfig = resolve_config(file, overrides)
@@ -90,14 +90,14 @@ def check(file: str | None, *overrides: str) -> None:
 
 
 @contextmanager
-def files(**texts: bytes) -> Iterator[Path]:
+def config_files(**texts: bytes) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         for stem, text in texts.items():
             (Path(name) / f"{stem}.yaml").write_bytes(text)
         yield Path(name)
 
 
-SIGNS = [
+YAML_SYNTAX = [
     *(": ", "\n", "\n  ", "- ", "[", "]", "{", "}", ", ", "&a ", "*a", "&a [", "*a, ", "<<: ", "? ", "|\n", ">"),
     *("---\n", "...", "'", '"', "#", "%YAML 1.1\n", "\t", "\x00", "\x85", "="),
     *(f"!!{tag} " for tag in ("float", "timestamp", "bool", "int", "omap", "pairs", "map", "seq", "str", "null")),
@@ -106,7 +106,7 @@ SIGNS = [
 YAML_PARTS = st.lists(
     st.one_of(
         st.sampled_from([*sections(), *(key.partition(".")[2] for key in KEYS), "base"]),
-        st.sampled_from(SIGNS),
+        st.sampled_from(YAML_SYNTAX),
         SCALARS.map(str),
     ),
     max_size=16,
@@ -116,8 +116,8 @@ YAML_PARTS = st.lists(
 @fuzz
 @given(st.one_of(YAML_PARTS.map(lambda text: text.encode(errors="surrogatepass")), st.binary(max_size=60)))
 def test_resolve_accepts_or_rejects_any_text(text: bytes) -> None:
-    with files(a=text) as folder:
-        check(str(folder / "a.yaml"))
+    with config_files(a=text) as folder:
+        check_config(str(folder / "a.yaml"))
 
 
 SECTIONS = st.dictionaries(
@@ -133,8 +133,8 @@ SECTIONS = st.dictionaries(
 @fuzz
 @given(SECTIONS)
 def test_resolve_accepts_or_rejects_any_values(values: dict[str, Any]) -> None:
-    with files(a=yaml.safe_dump(values).encode()) as folder:
-        check(str(folder / "a.yaml"))
+    with config_files(a=yaml.safe_dump(values).encode()) as folder:
+        check_config(str(folder / "a.yaml"))
 
 
 OVERRIDES = st.one_of(
@@ -147,7 +147,7 @@ OVERRIDES = st.one_of(
 @fuzz
 @given(st.lists(OVERRIDES, max_size=4))
 def test_resolve_accepts_or_rejects_any_argument(arguments: list[str]) -> None:
-    check(None, *arguments)
+    check_config(None, *arguments)
 
 
 BASES = st.one_of(
@@ -162,11 +162,11 @@ def test_resolve_accepts_or_rejects_any_base_chain(a: Any, b: Any, c: Any, value
     texts = {
         name: yaml.safe_dump(values | {"base": base}).encode() for name, base in zip("abc", (a, b, c), strict=True)
     }
-    with files(**texts) as folder:
-        check(str(folder / "a.yaml"))
+    with config_files(**texts) as folder:
+        check_config(str(folder / "a.yaml"))
 
 
-SOME: list[Event] = [
+EVENTS: list[Event] = [
     *(make_run_started(), make_step(1), make_epoch(1), make_run_resumed(3, 5.0), make_step(4), make_epoch(2, 0.9)),
     *(
         WarningEvent(message="ä"),
@@ -178,11 +178,11 @@ SOME: list[Event] = [
     GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
     RunFinished(state="finished"),
 ]
-LINES = [to_line(event) for event in SOME]
+LINES = [to_line(event) for event in EVENTS]
 
 
 @st.composite
-def nearly_right(draw: st.DrawFn) -> str:
+def nearly_valid_lines(draw: st.DrawFn) -> str:
     """Draw the line of an event with some fields changed or missing."""
     values = json.loads(draw(st.sampled_from(LINES)))
     for name in draw(st.lists(st.sampled_from(sorted(values)), max_size=3)):
@@ -193,26 +193,26 @@ def nearly_right(draw: st.DrawFn) -> str:
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> bytes:
+def damaged_journals(draw: st.DrawFn) -> bytes:
     """Draw a journal that is truncated, has changed bytes, or has a part moved."""
     data = bytearray("\n".join(draw(st.lists(st.sampled_from(LINES), max_size=8))).encode() + b"\n")
-    for place, value in draw(st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=6)):
-        data[place % len(data)] = value
+    for position, value in draw(st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=6)):
+        data[position % len(data)] = value
     start = draw(st.integers(0, len(data)))
     return bytes(data[draw(st.integers(0, start)) :] + data[:start])
 
 
 JOURNALS = st.one_of(
     st.binary(max_size=80),
-    st.lists(st.one_of(nearly_right(), st.sampled_from(LINES), VALUES.map(json.dumps)), max_size=6).map(
+    st.lists(st.one_of(nearly_valid_lines(), st.sampled_from(LINES), VALUES.map(json.dumps)), max_size=6).map(
         lambda lines: "\n".join([*lines, ""]).encode()
     ),
-    damaged(),
+    damaged_journals(),
 )
 
 
 @fuzz
-@given(st.one_of(nearly_right(), VALUES.map(json.dumps), st.text()))
+@given(st.one_of(nearly_valid_lines(), VALUES.map(json.dumps), st.text()))
 def test_from_line_returns_event_or_none_for_any_line(line: str) -> None:
     event = from_line(line)
     if event is None:
@@ -225,22 +225,22 @@ def test_from_line_returns_event_or_none_for_any_line(line: str) -> None:
 
 @fuzz
 @given(JOURNALS, st.integers(1, 200))
-def test_history_reads_any_journal(data: bytes, most: int) -> None:
+def test_history_reads_any_journal(data: bytes, max_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = make_run_folder(Path(name), "a")
         folder.journal.write_bytes(data)
         whole = list(JournalReader(folder.journal).poll())
         reader, parts = JournalReader(folder.journal), list[Event]()
         while reader.offset < len(data):
-            parts += reader.poll(most)
+            parts += reader.poll(max_bytes)
         assert list(map(to_line, parts)) == list(map(to_line, whole))
         history = history_from_events(whole)
         assert history.steps_done >= 0
         json.dumps(history.summary().to_dict())
-        look_at(folder.path)
+        read_like_screens(folder.path)
 
 
-def look_at(path: Path) -> None:
+def read_like_screens(path: Path) -> None:
     """Read the run like `gputrain runs` and the run screen do."""
     folder = RunFolder(path)
     watch = RunWatcher(folder)

@@ -104,10 +104,10 @@ def test_resume_rejects_run_owned_by_another_process(gputrain: Gputrain) -> None
     claimed.ownership.release()
 
 
-@pytest.mark.parametrize("where", ["file/runs", "/proc/runs"])
-def test_run_rejects_unwritable_runs_folder(gputrain: Gputrain, where: str) -> None:
+@pytest.mark.parametrize("folder", ["file/runs", "/proc/runs"])
+def test_run_rejects_unwritable_runs_folder(gputrain: Gputrain, folder: str) -> None:
     (gputrain.folder / "file").write_text("")
-    done = gputrain("run", "--headless", "digits", "--runs-dir", where)
+    done = gputrain("run", "--headless", "digits", "--runs-dir", folder)
     assert done.returncode == 2
     assert "cannot be written to" in done.stderr
     assert "--runs-dir" in done.stderr
@@ -127,14 +127,14 @@ def test_run_rejects_config_that_is_not_utf8(gputrain: Gputrain, tmp_path: Path)
 
 
 def test_run_reports_problems_of_all_sections_at_once(gputrain: Gputrain) -> None:
-    wrong = {
+    overrides = {
         "optim.lrr": "1", "run.epochs": "many", "schedule.name": "multistep", "augment.crop_scale": "[2, 1]",
         "optim.options": "{alpha: 1}", "model.name": "resnt18", "model.weights": "nowhere.pt", "loss.name": "mine:x",
         "augment.transform": "nope:f", "data.dataset": "folder", "data.path": "/nowhere", "precision.amp": "fp8",
         "device.init_method": "tcp://host", "checkpoint.keep": "0", "device.gpus": "7",
     }  # fmt: skip
-    done = gputrain("run", "--headless", *(f"{key}={value}" for key, value in wrong.items()))
-    told = [line.removeprefix("error: ").split(":")[0] for line in done.stderr.splitlines()]
-    expected = {*wrong, "schedule.milestones"} - {"schedule.name", "data.dataset"}
-    assert (done.returncode, set(told)) == (2, expected)
+    done = gputrain("run", "--headless", *(f"{key}={value}" for key, value in overrides.items()))
+    locations = [line.removeprefix("error: ").split(":")[0] for line in done.stderr.splitlines()]
+    expected = {*overrides, "schedule.milestones"} - {"schedule.name", "data.dataset"}
+    assert (done.returncode, set(locations)) == (2, expected)
     assert not gputrain.runs.exists()

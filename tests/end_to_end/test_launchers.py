@@ -25,11 +25,11 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 RUN = ["run", "--headless", "digits", "--epochs", "2"]
 
 
-def job_with_a_free_port() -> str:
+def slurm_job_with_free_port() -> str:
     """Return a Slurm job ID whose rendezvous port is free on this host."""
     for job in range(1, 100):
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", slurm_step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0"})))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", slurm_step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0"})))
             return str(job)
     raise AssertionError("no port is free")
 
@@ -100,22 +100,22 @@ def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
     assert list((gputrain.runs / "a").iterdir()) == []
 
 
-def test_external_ranks_leave_no_folder_when_rank_0_is_interrupted_in_the_batch_size_search(gputrain: Gputrain) -> None:
+def test_torchrun_interrupted_in_batch_size_search_leaves_no_folder(gputrain: Gputrain) -> None:
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
     agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "--batch-size", "auto"])
 
-    searching: list[int] = []
+    parents: list[int] = []
 
     def find_rank_0() -> bool:
         """Rank 0 is the parent of the batch size search."""
         for process in gputrain.processes():
             with suppress(psutil.Error):
                 if "engine.launch.batch_size_process" in str(process.cmdline()):
-                    searching.append(process.ppid())
-        return bool(searching)
+                    parents.append(process.ppid())
+        return bool(parents)
 
     wait_for(find_rank_0, "the search")
-    os.kill(searching[0], signal.SIGINT)
+    os.kill(parents[0], signal.SIGINT)
     _, messages = agent.communicate(timeout=60)
     assert agent.returncode == 0, messages
     assert messages.count("rank 0 was asked to stop before the run began") == 1
@@ -125,7 +125,7 @@ def test_external_ranks_leave_no_folder_when_rank_0_is_interrupted_in_the_batch_
 
 def test_srun_tasks_form_one_world(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
     step = {
-        "SLURM_JOB_ID": job_with_a_free_port(),
+        "SLURM_JOB_ID": slurm_job_with_free_port(),
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_NTASKS": "2",
@@ -168,7 +168,7 @@ def test_exit_code_of_rank_0_is_what_rank_0_shares() -> None:
     assert exit_code_of_rank_0(store) == ExitCode.STOPPED
 
 
-def test_exit_code_of_rank_0_is_a_refusal_once_its_store_is_gone() -> None:
+def test_exit_code_of_rank_0_is_usage_error_once_its_store_is_gone() -> None:
     mine = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = TCPStore("127.0.0.1", mine.port, is_master=False)
     del mine

@@ -56,7 +56,7 @@ def event_at(second: int) -> Event:
         return CheckpointSaved(time=clock, path="checkpoints/last.pt", step=number, epoch=second // 600)
     if second % 5 == 3:
         return GpuEvent(time=clock, gpus=GPUS)
-    losses = [1.0 / (number - place) for place in range(STEPS, 0, -1)]
+    losses = [1.0 / (number - index) for index in range(STEPS, 0, -1)]
     return StepEvent(
         time=clock, step=number, epoch=second // 600 + 1, losses=losses, lr=0.1, images_per_second=5e3, data_wait=0.01
     )
@@ -74,31 +74,31 @@ def long_run(root: Path, seconds: int) -> RunFolder:
     return folder
 
 
-def held_by(act: Callable[[], object]) -> int:
+def kept_bytes(action: Callable[[], object]) -> int:
     """Return the bytes that Python allocates in `act` and that its result keeps alive."""
     gc.collect()
     tracemalloc.start()
     try:
-        kept = act()
+        result = action()
         gc.collect()
-        return tracemalloc.get_traced_memory()[0] if kept is not None else 0
+        return tracemalloc.get_traced_memory()[0] if result is not None else 0
     finally:
         tracemalloc.stop()
 
 
-def drained(folder: RunFolder) -> tuple[RunPoller, int]:
+def drain(folder: RunFolder) -> tuple[RunPoller, int]:
     """Return a poller that has read the whole journal, and the number of events it queued."""
-    feed, count = RunPoller(folder), 0
-    feed.start()
-    while not (feed.caught_up and feed.events.empty()):
-        assert feed.events.qsize() <= MAX_QUEUED_BATCHES
-        while not feed.events.empty():
-            batch = feed.events.get()
+    poller, count = RunPoller(folder), 0
+    poller.start()
+    while not (poller.caught_up and poller.events.empty()):
+        assert poller.events.qsize() <= MAX_QUEUED_BATCHES
+        while not poller.events.empty():
+            batch = poller.events.get()
             assert batch is not None and len(batch) <= MAX_EVENTS_PER_BATCH
             count += len(batch)
         time.sleep(0.001)
-    feed.close()
-    return feed, count
+    poller.close()
+    return poller, count
 
 
 def test_run_watcher_cost_is_independent_of_journal_length(tmp_path: Path) -> None:
@@ -128,31 +128,31 @@ def test_runs_stop_and_logs_commands_never_read_whole_journal(
         assert CliRunner().invoke(app, [command, *arguments]).exit_code == 0
 
 
-def test_run_feed_memory_is_independent_of_run_length(tmp_path: Path) -> None:
+def test_run_poller_memory_is_independent_of_run_length(tmp_path: Path) -> None:
     folders = {minutes: long_run(tmp_path / str(minutes), 60 * minutes) for minutes in MINUTES}
 
-    def taken_in(minutes: int) -> RunPoller:
-        feed, count = drained(folders[minutes])
+    def read_all(minutes: int) -> RunPoller:
+        poller, count = drain(folders[minutes])
         assert count == 60 * minutes - 1
-        return feed
+        return poller
 
-    assert_small(taken_in)
+    assert_small(read_all)
 
 
 def test_recorder_memory_is_independent_of_step_count(tmp_path: Path) -> None:
-    def recorded(minutes: int) -> Recorder:
+    def record_all(minutes: int) -> Recorder:
         recorder = Recorder(RunFolder(Path(tempfile.mkdtemp(dir=tmp_path))), Config(), lambda event: None)
         for event in events(60 * minutes):
             recorder.record(event)
         return recorder
 
-    assert_small(recorded)
+    assert_small(record_all)
 
 
-def assert_small(act: Callable[[int], object]) -> None:
+def assert_small(action: Callable[[int], object]) -> None:
     """Assert that the memory kept by `act` grows with the number of epochs only."""
-    act(MINUTES[0])
-    short, long = (held_by(partial(act, minutes)) for minutes in MINUTES)
+    action(MINUTES[0])
+    short, long = (kept_bytes(partial(action, minutes)) for minutes in MINUTES)
     assert long - short < 2 * PER_EPOCH + SLACK
 
 
@@ -162,25 +162,25 @@ def test_run_of_one_week_is_listed_and_read(gputrain: Gputrain) -> None:
     folder.summary.write_text(json.dumps({"epochs": 1007}))
     print(f"\n{folder.journal.stat().st_size / 1e6:.0f} MB of journal")
     for _ in range(3):
-        began = time.monotonic()
+        start_time = time.monotonic()
         listed = gputrain("runs", "--json")
-        print(f"gputrain runs: {time.monotonic() - began:.2f} s")
+        print(f"gputrain runs: {time.monotonic() - start_time:.2f} s")
     [row] = json.loads(listed.stdout)["runs"]
     assert (row["step"], row["epoch"]) == ((WEEK - 1) * STEPS, 1007)
-    feed = RunPoller(folder)
-    began = time.monotonic()
-    feed.start()
-    wait_for(lambda: feed.latest is not None, "the newest state", 5)
-    newest = time.monotonic() - began
-    feed.close()
+    poller = RunPoller(folder)
+    start_time = time.monotonic()
+    poller.start()
+    wait_for(lambda: poller.latest is not None, "the newest state", 5)
+    newest = time.monotonic() - start_time
+    poller.close()
     print(f"the feed's newest state: {newest:.3f} s")
-    assert feed.latest is not None and feed.latest.row.step == row["step"]
+    assert poller.latest is not None and poller.latest.row.step == row["step"]
     assert newest < 1.0
-    began = time.monotonic()
-    _, count = drained(folder)
-    print(f"all {count} events: {time.monotonic() - began:.1f} s")
+    start_time = time.monotonic()
+    _, count = drain(folder)
+    print(f"all {count} events: {time.monotonic() - start_time:.1f} s")
     assert count == WEEK - 1
-    began = time.monotonic()
+    start_time = time.monotonic()
     history = folder.history()
-    print(f"the history, as a resumed run reads it: {time.monotonic() - began:.1f} s")
+    print(f"the history, as a resumed run reads it: {time.monotonic() - start_time:.1f} s")
     assert len(history.epochs) == (WEEK - 1) // 600

@@ -43,14 +43,14 @@ def no_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def open_to_all(root: Path) -> list[Path]:
+def world_writable_paths(root: Path) -> list[Path]:
     """Return the world-writable paths below `root`, without links and sticky folders like /tmp."""
-    found = []
+    paths = []
     for path in [root, *root.rglob("*")]:
         mode = path.lstat().st_mode
         if mode & stat.S_IWOTH and not stat.S_ISLNK(mode) and not mode & stat.S_ISVTX:
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def test_reservation_is_readable_by_all_and_writable_by_owner(
@@ -62,7 +62,7 @@ def test_reservation_is_readable_by_all_and_writable_by_owner(
     entry = Reservation()
     with allocation_lock():
         entry.enqueue("free:1", ["GPU-1"], "mine")
-        assert open_to_all(base) == []
+        assert world_writable_paths(base) == []
         assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
     entry.release()
     assert list(base.iterdir()) == []
@@ -77,7 +77,7 @@ def world_writable_folder() -> Iterator[Path]:
         yield folder
 
 
-def as_another_user(act: Callable[[], None]) -> int:
+def as_another_user(action: Callable[[], None]) -> int:
     """Run `act` in a forked child as another user and return its exit code. No exec, because the other user may not be
     able to read the interpreter."""
     child = os.fork()
@@ -87,7 +87,7 @@ def as_another_user(act: Callable[[], None]) -> int:
             os.setgroups([])
             os.setgid(SOMEONE)
             os.setuid(SOMEONE)
-            act()
+            action()
             code = 0
         finally:
             os._exit(code)
@@ -103,12 +103,12 @@ def test_reservation_queue_works_between_users(
     with allocation_lock():
         mine.enqueue("free:1", ["GPU-0"], "mine")
 
-    def come_second() -> None:
+    def enqueue_as_second() -> None:
         with allocation_lock():
             theirs.enqueue("free:1", ["GPU-1"], "theirs")
             assert [held.run for held in read_reservations(remove_stale=True)] == ["mine", "theirs"]
 
-    assert as_another_user(come_second) == 0
+    assert as_another_user(enqueue_as_second) == 0
     with allocation_lock():
         # The other process has ended; its entry is stale, but only its user may delete it.
         assert [held.run for held in read_reservations(remove_stale=True)] == ["mine"]
@@ -123,7 +123,7 @@ def control_folder(tmp_path: Path) -> Path:
     return folder.control
 
 
-def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Make the file belong to another user than this process, and return its owner."""
     if os.geteuid() == 0:
         os.chown(path, SOMEONE, -1)
@@ -133,18 +133,20 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return path.stat().st_uid
 
 
-def test_take_requests_refuses_request_of_another_user(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_requests_refuses_request_of_another_user(
+    control_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send_request(control_folder, "stop")
     [path] = control_folder.iterdir()
-    owner = give_away(path, monkeypatch)
+    owner = change_owner(path, monkeypatch)
     [request] = consume_requests(control_folder)
     assert request == ControlRequest("foreign file", f"uid {owner}")
     assert list(control_folder.iterdir()) == []
-    asked = RequestCounters()
-    outcome = asked.apply(request.request)
-    assert (asked.stop, outcome) == (False, "refused: the file must belong to the user of the run, or to root")
-    told = ControlEvent(request=request.request, by=request.by, outcome=outcome)
-    assert event_line(told) == f"foreign file from uid {owner}: {outcome}"
+    counters = RequestCounters()
+    outcome = counters.apply(request.request)
+    assert (counters.stop, outcome) == (False, "refused: the file must belong to the user of the run, or to root")
+    event = ControlEvent(request=request.request, by=request.by, outcome=outcome)
+    assert event_line(event) == f"foreign file from uid {owner}: {outcome}"
 
 
 def test_send_request_rejects_user_without_permission(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +161,7 @@ def test_send_request_rejects_user_without_permission(control_folder: Path, monk
     assert len(list(control_folder.iterdir())) == 1
 
 
-def strange_files(control: Path) -> None:
+def create_invalid_requests(control: Path) -> None:
     """Create one file of every kind that is not a valid request."""
     control.mkdir(exist_ok=True)
     outside = control.parent.parent / "outside.json"
@@ -178,19 +180,19 @@ def strange_files(control: Path) -> None:
     (control / "10.txt").write_text("of no concern")
 
 
-def test_take_requests_refuses_and_removes_invalid_files(control_folder: Path) -> None:
-    strange_files(control_folder)
-    found = [request.request for request in consume_requests(control_folder)]
-    assert found == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
-    assert set(found) < set(REFUSAL_OUTCOMES)
-    left = sorted(path.name for path in control_folder.iterdir())
-    assert [name.split(".")[0] for name in left] == ["10", "4-folder"]
-    assert (control_folder / left[1] / "kept").exists()
+def test_consume_requests_refuses_and_removes_invalid_files(control_folder: Path) -> None:
+    create_invalid_requests(control_folder)
+    paths = [request.request for request in consume_requests(control_folder)]
+    assert paths == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
+    assert set(paths) < set(REFUSAL_OUTCOMES)
+    remaining = sorted(path.name for path in control_folder.iterdir())
+    assert [name.split(".")[0] for name in remaining] == ["10", "4-folder"]
+    assert (control_folder / remaining[1] / "kept").exists()
     assert list(consume_requests(control_folder)) == []
     assert (control_folder.parent.parent / "outside.json").exists()
 
 
-def test_take_requests_ignores_request_that_cannot_be_removed(
+def test_consume_requests_ignores_request_that_cannot_be_removed(
     control_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_request(control_folder, "pause")
@@ -205,7 +207,7 @@ def test_take_requests_ignores_request_that_cannot_be_removed(
     assert [request.request for request in consume_requests(control_folder)] == ["pause"]
 
 
-def test_take_requests_ignores_symlinked_control_folder(tmp_path: Path) -> None:
+def test_consume_requests_ignores_symlinked_control_folder(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
     data = tmp_path / "data"
     data.mkdir()
@@ -221,7 +223,7 @@ def test_run_folder_is_not_writable_by_others_and_run_refuses_invalid_requests(g
     run = gputrain.start(*RUN, "--epochs", "100000", umask=0, env=environment)
     gputrain.wait_for_event("a", "epoch")
     folder = RunFolder(gputrain.runs / "a")
-    strange_files(folder.control)
+    create_invalid_requests(folder.control)
     gputrain.wait_for_event("a", "control", 9)
     assert not folder.history().stopping
     assert gputrain("stop", "a").stderr == "a is stopped.\n"
@@ -229,9 +231,9 @@ def test_run_folder_is_not_writable_by_others_and_run_refuses_invalid_requests(g
     outcomes = [event["outcome"] for event in read_events(folder.path) if event["type"] == "control"]
     assert [outcome.split(":")[0] for outcome in outcomes[:-1]] == ["refused"] * 9
     assert outcomes[-1] == "at the next step, with a checkpoint"
-    made = {path.name for path in folder.path.iterdir()}
-    assert {"checkpoints", "control", "events.jsonl", "lock", "log.txt", "owner.json", "tensorboard"} <= made
-    assert open_to_all(gputrain.folder) == []
+    created = {path.name for path in folder.path.iterdir()}
+    assert {"checkpoints", "control", "events.jsonl", "lock", "log.txt", "owner.json", "tensorboard"} <= created
+    assert world_writable_paths(gputrain.folder) == []
 
 
 @pytest.mark.parametrize(

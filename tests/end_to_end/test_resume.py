@@ -41,7 +41,7 @@ KILLS = int(os.environ.get("GPUTRAIN_KILLS", "20"))
 STARTS = int(os.environ.get("GPUTRAIN_STARTS", "200"))
 
 
-def assert_the_same(gputrain: Gputrain, one: str, other: str) -> None:
+def assert_same_result(gputrain: Gputrain, one: str, other: str) -> None:
     assert effective_events(gputrain.runs / one) == effective_events(gputrain.runs / other)
     before, after = last_checkpoint_weights(gputrain.runs / one), last_checkpoint_weights(gputrain.runs / other)
     assert all(torch.equal(weights, after[name]) for name, weights in before.items())
@@ -67,7 +67,7 @@ def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -
         4,
     ]
     assert whole.wait(60) == 0
-    assert_the_same(gputrain, "whole", "parts")
+    assert_same_result(gputrain, "whole", "parts")
 
 
 # A small model without dropout: only the data is random, and a run takes seconds.
@@ -90,7 +90,7 @@ def test_resume_is_bit_identical_after_kill_at_random_steps(gputrain: Gputrain, 
         del gputrain.environment["GPUTRAIN_FAULT"]
         resumed = gputrain("resume", name)
         assert resumed.returncode == 0, resumed.stderr
-        assert_the_same(gputrain, "whole", name)
+        assert_same_result(gputrain, "whole", name)
 
 
 def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
@@ -100,9 +100,9 @@ def start_and_kill(gputrain: Gputrain, times: int, *, resume: bool) -> None:
     for number in range(times):
         process = gputrain.start(*LIGHT, "--ranks", "2", "--workers", "1", "--name", f"run-{number}")
         time.sleep(rng.uniform(0.2, 9))
-        ours = [one for one in gputrain.processes() if one.pid != process.pid]
+        children = [child for child in gputrain.processes() if child.pid != process.pid]
         with suppress(psutil.NoSuchProcess):
-            (rng.choice(ours) if ours and number % 2 else psutil.Process(process.pid)).kill()
+            (rng.choice(children) if children and number % 2 else psutil.Process(process.pid)).kill()
         process.communicate(timeout=60)
         wait_for(lambda: not gputrain.processes(), "the end of all processes", 15)
         folder = gputrain.runs / f"run-{number}"

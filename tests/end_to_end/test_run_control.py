@@ -21,21 +21,24 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
 
     send_request(asked.control, "checkpoint")
     wait_for(lambda: read_events(asked.path)[-1]["type"] == "checkpoint", "a checkpoint of the paused run")
-    held, saved = (
-        next(one for one in read_events(asked.path)[::-1] if one["type"] == kind) for kind in ("paused", "checkpoint")
+    paused, saved = (
+        next(event for event in read_events(asked.path)[::-1] if event["type"] == kind)
+        for kind in ("paused", "checkpoint")
     )
-    assert saved["step"] == held["step"] < 20 * 11
+    assert saved["step"] == paused["step"] < 20 * 11
 
     send_request(asked.control, "continue")
     gputrain.wait_for_event("asked", "run_finished")
     assert plain.wait(60) == 0
     events = read_events(asked.path)
-    assert next(one for one in events if one["type"] == "continued")["step"] == held["step"]
-    assert [one["outcome"] for one in events if one["type"] == "control"] == ["at the next step"] * 2 + ["immediately"]
+    assert next(event for event in events if event["type"] == "continued")["step"] == paused["step"]
+    assert [event["outcome"] for event in events if event["type"] == "control"] == ["at the next step"] * 2 + [
+        "immediately"
+    ]
     assert without_timings(events) == without_timings(read_events(gputrain.runs / "plain"))
 
 
-def test_control_state_answers_repeated_and_unknown_requests() -> None:
+def test_request_counters_answer_repeated_and_unknown_requests() -> None:
     asked = RequestCounters()
     assert [asked.apply(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
         "not paused",

@@ -78,7 +78,7 @@ def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run
     screens = [psutil.Process(gone.process.pid), *psutil.Process(gone.process.pid).children(recursive=True)]
     gone.hang_up()
     wait_for(
-        lambda: not any(one.is_running() and one.status() != "zombie" for one in screens),
+        lambda: not any(process.is_running() and process.status() != "zombie" for process in screens),
         "the end of the screen",
         TIMEOUT_SECONDS,
     )
@@ -149,20 +149,20 @@ def fake_logind(folder: Path, kill: str, linger: str) -> None:
         path.chmod(0o755)
 
 
-def test_start_run_uses_systemd_scope_or_warns_about_logout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_run_uses_systemd_scope_or_warns_about_logout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tui.launcher import launch_run
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    told = {}
+    messages = {}
     for kill, linger in (("no", "no"), ("yes", "yes"), ("yes", "no")):
         fake_logind(tmp_path, kill, linger)
         started = launch_run(["run", "--headless", "nosuchpreset"], tmp_path / "runs")
         assert started.process.wait(60) == 2
-        told[kill, linger] = (started.warning or "", started.output_lines()[0])
+        messages[kill, linger] = (started.warning or "", started.output_lines()[0])
         started.output.close()
-    assert told["no", "no"][0] == "" and told["no", "no"][1].startswith("error: nosuchpreset")
-    assert told["yes", "yes"][0] == "" and told["yes", "yes"][1].startswith("scope: --user --scope")
-    assert "will NOT survive" in told["yes", "no"][0] and "enable-linger" in told["yes", "no"][0]
+    assert messages["no", "no"][0] == "" and messages["no", "no"][1].startswith("error: nosuchpreset")
+    assert messages["yes", "yes"][0] == "" and messages["yes", "yes"][1].startswith("scope: --user --scope")
+    assert "will NOT survive" in messages["yes", "no"][0] and "enable-linger" in messages["yes", "no"][0]
 
 
 def test_tui_first_frame_imports_neither_torch_nor_plotext_nor_pydantic() -> None:

@@ -67,8 +67,8 @@ def test_validation_counts_each_image_once_on_any_number_of_ranks(prime_size_run
     source = open_source(config)
     model = build_model(config, 3, 10, 8)
     model.load_state_dict(torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"])
-    made = model_input_format(config, source)
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (made.mean, made.std))
+    input_format = model_input_format(config, source)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (input_format.mean, input_format.std))
     images, labels = (torch.from_numpy(part) for part in source.load("val", torch.arange(101).numpy()))
     with torch.no_grad():
         logits = model(normalize(images, mean, std))
@@ -89,10 +89,10 @@ def test_nonfinite_validation_loss_fails_run(tmp_path: Path) -> None:
         "import torch\n\ndef loss(logits, labels):\n    value = torch.nn.functional.cross_entropy(logits, labels)\n"
         "    return value if torch.is_grad_enabled() else value + float('inf')\n"
     )
-    own = ("loss.name=endless:loss", f"run.code={tmp_path}", "model.name=linear")
+    user_code = ("loss.name=endless:loss", f"run.code={tmp_path}", "model.name=linear")
     with (
         pytest.raises(NonFiniteLossError, match="the validation loss of epoch 1 is inf"),
-        single_rank_trainer(*own) as fit,
+        single_rank_trainer(*user_code) as fit,
     ):
         fit.run([])
 
@@ -113,11 +113,11 @@ def test_resume_accepts_fewer_ranks_and_changed_settings(gputrain: Gputrain) -> 
 def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain) -> None:
     from PIL import Image
 
-    for label, colour in (("cat", 240), ("dog", 20)):
+    for label, color in (("cat", 240), ("dog", 20)):
         for number in range(12):
             path = gputrain.folder / "animals" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (20, 16), colour).save(path)
+            Image.new("L", (20, 16), color).save(path)
     # A file name that is not valid UTF-8 and contains an escape sequence that clears the screen.
     strange = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
     Path(os.fsdecode(strange)).write_text("no picture")

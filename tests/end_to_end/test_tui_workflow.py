@@ -77,7 +77,7 @@ def test_tui_workflow_start_watch_detach_attach_stop_and_resume(
     [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
     assert (row["name"], row["state"]) == ("mine", "running")
 
-    async def come_back() -> None:
+    async def attach() -> None:
         async with app("mine").run_test(size=(100, 30)) as pilot:
             await wait_until(pilot, lambda: run_screen(pilot).state is RunState.RUNNING)
             await wait_until(pilot, lambda: len(run_screen(pilot).data.train_loss("step").y) > 0)
@@ -94,7 +94,7 @@ def test_tui_workflow_start_watch_detach_attach_stop_and_resume(
             assert len(pilot.app.screen_stack) == 2
             await pilot.press("q")
 
-    asyncio.run(come_back())
+    asyncio.run(attach())
     assert gputrain("stop", "mine").stderr == "mine is stopped.\n"
     steps = [event["step"] for event in read_events(gputrain.runs / "mine") if event["type"] == "step"]
     assert steps == list(range(10, steps[-1] + 1, 10))

@@ -36,8 +36,8 @@ def test_wheel_includes_presets_and_digits(wheel_bin_folder: Path, gputrain: Gpu
     # Without PYTHONPATH, so that only the wheel is importable.
     environment = {name: value for name, value in gputrain.environment.items() if name != "PYTHONPATH"}
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "env": environment}
-    where = subprocess.run([wheel_bin_folder / "python", "-c", program], cwd=gputrain.folder, **options)
-    assert str(wheel_bin_folder.parent) in where.stdout
+    imported = subprocess.run([wheel_bin_folder / "python", "-c", program], cwd=gputrain.folder, **options)
+    assert str(wheel_bin_folder.parent) in imported.stdout
     arguments = ["run", "--headless", "digits", "--epochs", "2", "--ranks", "1", "--name", "a"]
     process = gputrain.start(str(wheel_bin_folder / "gputrain"), *arguments, env=environment)
     _, messages = process.communicate(timeout=120)
@@ -61,7 +61,7 @@ def test_wheel_includes_tui(wheel_bin_folder: Path, tmp_path: Path) -> None:
     assert done.stdout == "FormScreen\n"
 
 
-def test_the_demo_travels_with_the_wheel(wheel_bin_folder: Path, tmp_path: Path) -> None:
+def test_wheel_includes_demo(wheel_bin_folder: Path, tmp_path: Path) -> None:
     program = (
         "from tui.demo.server import DemoServer\n"
         "with DemoServer() as server:\n"

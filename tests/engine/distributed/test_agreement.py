@@ -24,49 +24,49 @@ class Rank:
     """A rank with its requests; counts how often they are polled."""
 
     def __init__(self) -> None:
-        self.asked, self.count = RequestCounters(), 0
+        self.requests, self.count = RequestCounters(), 0
 
     def __call__(self) -> RequestCounters:
         self.count += 1
-        return self.asked
+        return self.requests
 
 
-def test_agreement_batches_quick_steps_and_delivers_stop_within_a_second(agreement: Agreement) -> None:
-    rank, steps, began = Rank(), 0, time.monotonic()
-    while time.monotonic() - began < 4 * POLL_INTERVAL_SECONDS:
+def test_agreement_polls_less_often_for_fast_steps_and_delivers_stop_within_a_second(agreement: Agreement) -> None:
+    rank, steps, start_time = Rank(), 0, time.monotonic()
+    while time.monotonic() - start_time < 4 * POLL_INTERVAL_SECONDS:
         assert not agreement(rank).stop
         steps += 1
         time.sleep(0.001)
     assert steps / MAX_POLL_INTERVAL_STEPS <= rank.count < steps / 8
-    rank.asked.stop = True
-    began = time.monotonic()
+    rank.requests.stop = True
+    start_time = time.monotonic()
     while not agreement(rank).stop:
         time.sleep(0.001)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - start_time < 1
 
 
-def test_agreement_checks_every_step_when_steps_are_long(agreement: Agreement) -> None:
+def test_agreement_polls_every_step_when_steps_are_long(agreement: Agreement) -> None:
     rank = Rank()
     for _ in range(3):
         agreement(rank)
         time.sleep(1.5 * POLL_INTERVAL_SECONDS)
     assert rank.count == 3
-    rank.asked.checkpoints = 1
+    rank.requests.checkpoints = 1
     assert agreement(rank).checkpoints == 0
     assert agreement(rank).checkpoints == 1
 
 
-def test_agreement_checks_every_call_while_paused(agreement: Agreement) -> None:
+def test_agreement_polls_every_call_while_paused(agreement: Agreement) -> None:
     rank = Rank()
     for _ in range(200):
         agreement(rank)
-    rank.asked.apply("pause")
+    rank.requests.apply("pause")
     while not agreement(rank).paused:
         continue
-    before = rank.count
-    rank.asked.apply("continue")
+    polls_before = rank.count
+    rank.requests.apply("continue")
     agreement(rank)
-    assert rank.count == before + 1
+    assert rank.count == polls_before + 1
     assert not agreement(rank).paused
 
 
@@ -75,12 +75,12 @@ def test_agreement_interval_follows_slowest_rank(agreement: Agreement, monkeypat
     rank, sent = Rank(), list[list[int]]()
     reduce = dist.all_reduce
 
-    def with_a_slow_rank(numbers, *arguments, **options):  # type: ignore[no-untyped-def]
+    def all_reduce_with_slow_rank(numbers, *arguments, **options):  # type: ignore[no-untyped-def]
         sent.append(numbers.tolist())
         numbers[0] = max(int(numbers[0]), -3)
         return reduce(numbers, *arguments, **options)
 
-    monkeypatch.setattr(dist, "all_reduce", with_a_slow_rank)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce_with_slow_rank)
     for _ in range(31):
         agreement(rank)
     assert [-numbers[0] for numbers in sent[:4]] == [1, 2, 4, 6]

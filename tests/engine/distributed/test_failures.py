@@ -25,7 +25,7 @@ GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed b
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_lost_peer_is_true_for_errors_of_communication(error: Exception) -> None:
+def test_lost_peer_is_true_for_communication_errors(error: Exception) -> None:
     assert lost_peer(error)
     assert rank_failure(1, "cpu", error).lost_peer
 
@@ -40,21 +40,21 @@ def test_lost_peer_is_true_for_errors_of_communication(error: Exception) -> None
     ],
     ids=["matching words only", "connection of user code", "out of memory", "other"],
 )
-def test_lost_peer_is_false_for_a_ranks_own_errors(error: Exception) -> None:
+def test_lost_peer_is_false_for_other_errors_of_a_rank(error: Exception) -> None:
     assert not lost_peer(error)
 
 
-def test_root_cause_prefers_a_ranks_own_failure_over_an_earlier_lost_peer() -> None:
+def test_root_cause_prefers_own_failure_over_earlier_lost_peer() -> None:
     lost, own = rank_failure(0, "cpu", RuntimeError(GLOO)), rank_failure(1, "cpu", ValueError("a socket timed out"))
     assert root_cause([replace(lost, time=1.0), replace(own, time=2.0)]).rank == 1
 
 
-def test_root_cause_is_the_earliest_of_equal_failures() -> None:
+def test_root_cause_is_earliest_of_equal_failures() -> None:
     failures = [RankFailed(rank=rank, device="cpu", cause="why", time=9.0 - rank) for rank in range(3)]
     assert root_cause(failures).rank == 2
 
 
-def test_rank_failed_is_read_from_a_journal_without_lost_peer() -> None:
+def test_rank_failed_of_old_journal_has_no_lost_peer() -> None:
     fields = json.loads(to_line(RankFailed(rank=1, device="cpu", cause=GLOO)))
     del fields["lost_peer"]
     event = from_line(json.dumps(fields))

@@ -43,14 +43,14 @@ def config(*overrides: str) -> Config:
     return resolve_config(None, list(overrides)).config
 
 
-def refusal(ask: Callable[[], object]) -> str:
+def refusal(action: Callable[[], object]) -> str:
     with pytest.raises(UsageError) as caught:
-        ask()
+        action()
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "backend"),
+    ("requested", "gpus", "backend"),
     [
         ("auto", GPUS, "nccl"),
         ("auto", [], "gloo"),
@@ -59,8 +59,8 @@ def refusal(ask: Callable[[], object]) -> str:
         ("gloo", [], "gloo"),
     ],
 )
-def test_plan_chooses_backend_for_devices(asked: str, gpus: list[CudaDevice], backend: str) -> None:
-    assert plan_node(config(f"device.backend={asked}"), gpus).backend == backend
+def test_plan_chooses_backend_for_devices(requested: str, gpus: list[CudaDevice], backend: str) -> None:
+    assert plan_node(config(f"device.backend={requested}"), gpus).backend == backend
 
 
 def test_plan_rejects_nccl_on_cpu() -> None:
@@ -77,33 +77,33 @@ def test_plan_message_names_gpus_with_gloo() -> None:
 
 
 def test_plan_dp_gives_one_rank_every_gpu() -> None:
-    shared = plan_node(config("device.parallel=dp"), GPUS)
-    assert (shared.local_world_size, shared.devices_per_rank, shared.backend) == (1, 4, "nccl")
-    assert [shared.devices[place] for place in shared.device_indices(0)] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    plan = plan_node(config("device.parallel=dp"), GPUS)
+    assert (plan.local_world_size, plan.devices_per_rank, plan.backend) == (1, 4, "nccl")
+    assert [plan.devices[place] for place in plan.device_indices(0)] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     environment: dict[str, str] = {}
-    prepare_environment(shared, environment)
+    prepare_environment(plan, environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
 
 
 def test_plan_ddp_gives_each_rank_one_gpu() -> None:
-    shared = plan_node(config(), GPUS)
-    assert (shared.local_world_size, shared.devices_per_rank) == (4, 1)
-    assert [list(shared.device_indices(rank)) for rank in range(4)] == [[0], [1], [2], [3]]
+    plan = plan_node(config(), GPUS)
+    assert (plan.local_world_size, plan.devices_per_rank) == (4, 1)
+    assert [list(plan.device_indices(rank)) for rank in range(4)] == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "local_ranks", "why"),
+    ("gpus", "local_ranks", "reason"),
     [
         ([], None, "dp splits each batch across several GPUs, but this run is on the CPU"),
         (GPUS[:1], None, "dp splits each batch across several GPUs, but this run is on one GPU"),
         (GPUS, 4, "dp uses one process for all GPUs, but torchrun and srun start one per GPU"),
     ],
 )
-def test_plan_rejects_dp_without_several_gpus(gpus: list[CudaDevice], local_ranks: int | None, why: str) -> None:
-    assert why in refusal(lambda: plan_node(config("device.parallel=dp"), gpus, local_ranks))
+def test_plan_rejects_dp_without_several_gpus(gpus: list[CudaDevice], local_ranks: int | None, reason: str) -> None:
+    assert reason in refusal(lambda: plan_node(config("device.parallel=dp"), gpus, local_ranks))
 
 
-def test_plan_reports_all_device_problems_at_once() -> None:
+def test_plan_reports_all_device_problems_together() -> None:
     with pytest.raises(UsageError) as caught:
         plan_node(config("device.parallel=dp", "device.backend=nccl"), [])
     assert [problem.location for problem in caught.value.problems] == ["device.backend", "device.parallel"]
@@ -112,25 +112,27 @@ def test_plan_reports_all_device_problems_at_once() -> None:
 def test_config_rejects_options_incompatible_with_dp_and_static_graph() -> None:
     with pytest.raises(UsageError) as caught:
         config("device.parallel=dp", "device.static_graph=true", "model.sync_bn=true", "precision.amp=bf16")
-    found = [problem.location for problem in caught.value.problems]
-    assert found == ["device.static_graph", "precision.amp", "model.sync_bn"]
+    locations = [problem.location for problem in caught.value.problems]
+    assert locations == ["device.static_graph", "precision.amp", "model.sync_bn"]
     assert "optim.accumulate" in refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
 
 
-def test_shares_with_dp_multiply_batch_and_lr_scaling_by_gpus() -> None:
-    wanted = config("data.batch_size=20", "device.parallel=dp", "data.dataset=digits")
-    source = open_source(wanted)
-    dp, ddp = build_sampler(wanted, source, 1, devices_per_rank=4), build_sampler(wanted, source, 4)
+def test_sampler_with_dp_multiplies_batch_size_by_gpus() -> None:
+    training_config = config("data.batch_size=20", "device.parallel=dp", "data.dataset=digits")
+    source = open_source(training_config)
+    dp, ddp = build_sampler(training_config, source, 1, devices_per_rank=4), build_sampler(training_config, source, 4)
     assert (dp.batch_size, dp.global_batch, dp.num_devices) == (80, 80, 4)
     assert (ddp.batch_size, ddp.global_batch, ddp.num_devices) == (20, 80, 4)
     # With DataParallel, only the first GPU evaluates.
     assert next(dp.val_requests()).indices.tolist() == list(range(20))
     assert next(dp.train_requests(1)).indices.tolist() == [
-        index for rank in range(4) for index in next(build_sampler(wanted, source, 4, rank).train_requests(1)).indices
+        index
+        for rank in range(4)
+        for index in next(build_sampler(training_config, source, 4, rank).train_requests(1)).indices
     ]
 
 
-def test_images_to_try_covers_smallest_dp_batch() -> None:
+def test_warmup_batch_size_covers_smallest_dp_batch() -> None:
     assert warmup_batch_size(DistributedBatchSampler(100, 1, 16, 0, 4, True, 0)) == 2
     # DataParallel splits 13 images over 4 GPUs as 4, 4, 4 and 1.
     assert warmup_batch_size(DistributedBatchSampler(77, 1, 64, 0, 1, False, 0, devices_per_rank=4)) == 13
@@ -144,7 +146,7 @@ def test_init_method_accepts_address_or_file(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "why"),
+    ("method", "reason"),
     [
         ("tcp://host", "must be tcp://HOST:PORT, with a port from 1 to 65535"),
         ("tcp://host:0", "must be tcp://HOST:PORT"),
@@ -160,40 +162,40 @@ def test_init_method_accepts_address_or_file(method: str) -> None:
         ("localhost:80", "must be auto, env://"),
     ],
 )
-def test_init_method_rejects_invalid_url(method: str, why: str) -> None:
+def test_init_method_rejects_invalid_url(method: str, reason: str) -> None:
     message = refusal(lambda: config(f"device.init_method={method}"))
     assert message.startswith(f"device.init_method: {method!r} is not allowed: ")
-    assert why in message
+    assert reason in message
 
 
 @pytest.fixture
 def busy_port() -> Iterator[int]:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
 
 
-def test_check_meeting_point_rejects_unavailable_address_or_file(tmp_path: Path, busy_port: int) -> None:
-    there = tmp_path / "there"
-    there.touch()
-    for method, why in {
+def test_check_rendezvous_rejects_unavailable_address_or_file(tmp_path: Path, busy_port: int) -> None:
+    existing = tmp_path / "there"
+    existing.touch()
+    for method, reason in {
         f"tcp://127.0.0.1:{busy_port}": f"port {busy_port} cannot be used on this host (Address already in use)",
         "tcp://192.0.2.1:29501": "192.0.2.1 is not an address of this host",
         "tcp://no-such-host.invalid:29501": "no-such-host.invalid is not an address of this host",
-        f"file://{there}": f"{there} already exists, perhaps from an earlier run",
+        f"file://{existing}": f"{existing} already exists, perhaps from an earlier run",
         f"file://{tmp_path}/none/x": f"{tmp_path}/none is not a writable folder",
         "env://": "env:// needs a host and a port in the environment, but MASTER_ADDR='' and MASTER_PORT=''",
     }.items():
-        assert why in refusal(lambda method=method: check_rendezvous(method, {}))  # type: ignore[misc]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
-    assert "cannot be used on this host" in refusal(lambda: check_rendezvous("env://", where))
-    check_rendezvous("env://", where | {"MASTER_PORT": str(find_free_port())})
+        assert reason in refusal(lambda method=method: check_rendezvous(method, {}))  # type: ignore[misc]
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
+    assert "cannot be used on this host" in refusal(lambda: check_rendezvous("env://", environment))
+    check_rendezvous("env://", environment | {"MASTER_PORT": str(find_free_port())})
     check_rendezvous(f"tcp://127.0.0.1:{find_free_port()}", {})
     check_rendezvous(f"file://{tmp_path}/new", {})
 
 
-def test_check_launched_meeting_point_rejects_only_stale_file(tmp_path: Path) -> None:
+def test_check_external_rendezvous_rejects_only_stale_file(tmp_path: Path) -> None:
     file = tmp_path / "rendezvous"
     check_external_rendezvous(f"file://{file}", {}, 0)
     # Another rank of this run created the file first.
@@ -205,7 +207,7 @@ def test_check_launched_meeting_point_rejects_only_stale_file(tmp_path: Path) ->
     assert "--max-restarts 0" in refusal(lambda: check_external_rendezvous(f"file://{file}", again, 0))
 
 
-def test_check_launched_meeting_point_requires_port_on_rank_0(busy_port: int) -> None:
+def test_check_external_rendezvous_requires_port_on_rank_0(busy_port: int) -> None:
     method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
     check_external_rendezvous(method, {}, 1)
     assert "cannot be used on this host" in refusal(lambda: check_external_rendezvous(method, own, 0))
@@ -219,19 +221,19 @@ def test_open_store_connects_two_ranks(tmp_path: Path, monkeypatch: pytest.Monke
     method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/rendezvous", "env": "env://"}[kind]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    wanted = config(f"device.init_method={method}", "device.timeout=20")
+    training_config = config(f"device.init_method={method}", "device.timeout=20")
     # Keep both stores alive: the first one to be freed closes the connection or deletes the file.
     stores: list[dist.Store] = []
 
-    def meet(rank: int) -> str:
-        store = open_store(wanted, RankInfo(rank, 2, rank, 2))
+    def exchange_keys(rank: int) -> str:
+        store = open_store(training_config, RankInfo(rank, 2, rank, 2))
         stores.append(store)
         assert store.timeout.total_seconds() == 20
         store.set(f"rank {rank}", "here")
         return store.get(f"rank {1 - rank}").decode()
 
     with ThreadPoolExecutor(2) as ranks:
-        assert list(ranks.map(meet, range(2))) == ["here", "here"]
+        assert list(ranks.map(exchange_keys, range(2))) == ["here", "here"]
     assert (tmp_path / "rendezvous").exists() == (kind == "file")
     remove_rendezvous_file(method)
     assert list(tmp_path.iterdir()) == []
@@ -253,7 +255,7 @@ def gradients(*overrides: str) -> tuple[Any, list[list[Tensor]]]:
     for _ in range(3):
         wrapped.zero_grad(set_to_none=True)
         wrapped(torch.rand(5, 4)).square().sum().backward()
-        steps.append([one.grad for one in model.parameters() if one.grad is not None])
+        steps.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     return wrapped, steps
 
 
@@ -271,10 +273,10 @@ def test_wrap_single_rank_returns_model_itself() -> None:
 
 
 def test_wrap_ddp_static_graph_keeps_gradients(single_rank_group: None) -> None:
-    static, told = gradients("device.static_graph=true")
-    plain, untold = gradients()
+    static, static_gradients = gradients("device.static_graph=true")
+    plain, plain_gradients = gradients()
     assert (static.static_graph, plain.static_graph) == (True, False)
-    assert all(torch.equal(a, b) for a, b in zip(told[-1], untold[-1], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(static_gradients[-1], plain_gradients[-1], strict=True))
 
 
 @pytest.mark.gpu
@@ -285,5 +287,5 @@ def test_dp_run_trains_on_two_gpus_in_one_process(gputrain: Gputrain) -> None:
     assert done.returncode == 0, done.stderr
     first = read_events(gputrain.runs / "dp")[0]
     assert (first["world_size"], len(first["devices"]), first["global_batch"]) == (1, 2, 64)
-    assert {one["rank"] for one in first["ranks"]} == {0}
+    assert {record["rank"] for record in first["ranks"]} == {0}
     assert json.loads((gputrain.runs / "dp" / "summary.json").read_text())["val_accuracy"] > 0.97

@@ -61,11 +61,11 @@ SBATCH_SHELL = {
         "incomplete torchrun",
     ],
 )
-def test_find_launcher_detects_launcher_from_environment(environment: dict[str, str], launcher: str) -> None:
+def test_detect_launcher_from_environment(environment: dict[str, str], launcher: str) -> None:
     assert detect_launcher("auto", environment) == launcher
 
 
-def test_find_launcher_prefers_named_launcher() -> None:
+def test_detect_launcher_prefers_requested_launcher() -> None:
     assert detect_launcher("spawn", TORCHRUN) == "spawn"
 
 
@@ -81,7 +81,7 @@ def test_rank_info_from_srun_sets_rendezvous_variables() -> None:
     assert variables["MASTER_PORT"] == rank_info_from_env("slurm", STEP | {"SLURM_PROCID": "0"})[1]["MASTER_PORT"]
 
 
-def test_step_port_differs_by_job_and_step() -> None:
+def test_slurm_step_port_differs_by_job_and_step() -> None:
     ports = {slurm_step_port(STEP | change) for change in ({}, {"SLURM_JOB_ID": "4243"}, {"SLURM_STEP_ID": "1"})}
     assert len(ports) == 3
     assert all(20000 <= port < 32000 for port in ports)
@@ -97,18 +97,18 @@ def test_step_port_differs_by_job_and_step() -> None:
         ("n[001]", "n001"),
     ],
 )
-def test_first_host_expands_slurm_nodelist(nodes: str, first: str) -> None:
+def test_first_slurm_host_expands_node_list(nodes: str, first: str) -> None:
     assert first_slurm_host(nodes) == first
 
 
 @pytest.mark.parametrize(("counts", "node", "tasks"), [("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("2", 0, 2), ("", 0, 9)])
-def test_local_tasks_expands_slurm_task_counts(counts: str, node: int, tasks: int) -> None:
+def test_slurm_local_world_size_expands_task_counts(counts: str, node: int, tasks: int) -> None:
     assert slurm_local_world_size({"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}, 9) == tasks
 
 
-@pytest.mark.parametrize(("launcher", "starter"), [("env", "torchrun"), ("slurm", "srun")])
-def test_rank_info_names_missing_launcher_variable(launcher: str, starter: str) -> None:
-    with pytest.raises(UsageError, match=f"is not set; start with {starter}"):
+@pytest.mark.parametrize(("launcher", "command"), [("env", "torchrun"), ("slurm", "srun")])
+def test_rank_info_names_missing_launcher_variable(launcher: str, command: str) -> None:
+    with pytest.raises(UsageError, match=f"is not set; start with {command}"):
         rank_info_from_env(launcher, {})  # type: ignore[arg-type]
 
 
@@ -125,9 +125,9 @@ def test_rank_info_names_missing_launcher_variable(launcher: str, starter: str) 
     ],
 )
 @pytest.mark.parametrize("value", ["two", "-1", "\N{SUPERSCRIPT TWO}"])
-def test_rank_env_names_the_variable_that_holds_no_number(
+def test_rank_info_names_variable_that_is_no_number(
     launcher: Literal["env", "slurm"], environment: dict[str, str], name: str, value: str
 ) -> None:
-    told = f"^--launcher {launcher}: {name} must be a non-negative integer, not '{value}'; start with "
-    with pytest.raises(UsageError, match=told):
+    message = f"^--launcher {launcher}: {name} must be a non-negative integer, not '{value}'; start with "
+    with pytest.raises(UsageError, match=message):
         rank_info_from_env(launcher, environment | {name: value})

@@ -36,7 +36,7 @@ from gputrain_command import Gputrain
 from in_process import single_rank_trainer
 
 
-def said(*events: Event) -> str:
+def bottleneck_message(*events: Event) -> str:
     verdict = history_from_events(events).bottleneck
     return "" if verdict is None else verdict.message
 
@@ -48,36 +48,38 @@ def kind(history: History) -> BottleneckKind | None:
 # Real runs.
 
 
-def lived(*overrides: str) -> History:
+def train_history(*overrides: str) -> History:
     events: list[Event] = []
     with single_rank_trainer("run.epochs=2", *overrides, events=events) as fit:
         assert fit.run([]) == "finished"
     return history_from_events(events)
 
 
-def own_code(folder: Path, name: str, text: str) -> str:
+def user_code(folder: Path, name: str, text: str) -> str:
     (folder / f"{name}.py").write_text("import time\nimport torch\nfrom torch import nn\n" + text)
     return f"run.code={folder}"
 
 
 def test_bottleneck_is_data_for_slow_transform(tmp_path: Path) -> None:
-    code = own_code(tmp_path, "slow_transform", "def change(image):\n    time.sleep(0.0005)\n    return image\n")
-    history = lived(
+    code = user_code(tmp_path, "slow_transform", "def change(image):\n    time.sleep(0.0005)\n    return image\n")
+    history = train_history(
         "augment.transform=slow_transform:change", code, "data.batch_size=64", "data.val_split=0.7", "model.name=linear"
     )
     assert kind(history) is BottleneckKind.DATA
     wait = history.epochs[-1].data_wait
     assert 0.8 < wait < 1
-    [one] = history.epochs[-1].work
-    assert one.waited / one.seconds == pytest.approx(wait, abs=0.01)
-    assert one.waited > 0.0005 * 64 * history.epochs[-1].step / 2
+    [timing] = history.epochs[-1].work
+    assert timing.waited / timing.seconds == pytest.approx(wait, abs=0.01)
+    assert timing.waited > 0.0005 * 64 * history.epochs[-1].step / 2
     summary = history.summary().to_dict()
     assert summary["data_wait"] == wait
-    assert summary["verdict"] == {"kind": "waiting for data", "message": said(*[history.started, history.epochs[-1]])}  # type: ignore[list-item]
+    assert history.started is not None
+    message = bottleneck_message(history.started, history.epochs[-1])
+    assert summary["verdict"] == {"kind": "waiting for data", "message": message}
 
 
-def test_run_reports_what_the_fixed_cost_of_a_step_is_computed_from() -> None:
-    history = lived("model.name=linear", "data.batch_size=16", "data.val_split=0.7")
+def test_run_started_contains_inputs_of_fixed_cost_share() -> None:
+    history = train_history("model.name=linear", "data.batch_size=16", "data.val_split=0.7")
     assert history.started is not None
     assert (history.started.least_images, history.started.batch_size) == (2, 16)
     assert history.started.least_step > 0
@@ -85,9 +87,9 @@ def test_run_reports_what_the_fixed_cost_of_a_step_is_computed_from() -> None:
 
 
 def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
-    history = lived("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
+    history = train_history("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
     assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
-    assert said(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
+    assert bottleneck_message(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
     assert history.summary().mfu is None
 
 
@@ -118,91 +120,103 @@ def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> Non
 
 
 def test_bottleneck_data_recommends_enough_workers() -> None:
-    says = "waiting for data 34% of the time; try data.workers="
-    assert said(make_gpu_run_started(workers=2), make_timed_epoch(data_wait=0.34)) == f"{says}4"
-    assert said(make_gpu_run_started(workers=1), make_timed_epoch(data_wait=0.34)) == f"{says}2"
-    assert said(make_gpu_run_started(workers=0), make_timed_epoch(data_wait=0.34)) == f"{says}1"
-    assert said(make_gpu_run_started(workers=0), make_timed_epoch(data_wait=0.75)).endswith("data.workers=3")
-    assert said(make_gpu_run_started(workers=4), make_timed_epoch(data_wait=0.11)).endswith("data.workers=5")
+    prefix = "waiting for data 34% of the time; try data.workers="
+    assert bottleneck_message(make_gpu_run_started(workers=2), make_timed_epoch(data_wait=0.34)) == f"{prefix}4"
+    assert bottleneck_message(make_gpu_run_started(workers=1), make_timed_epoch(data_wait=0.34)) == f"{prefix}2"
+    assert bottleneck_message(make_gpu_run_started(workers=0), make_timed_epoch(data_wait=0.34)) == f"{prefix}1"
+    assert bottleneck_message(make_gpu_run_started(workers=0), make_timed_epoch(data_wait=0.75)).endswith(
+        "data.workers=3"
+    )
+    assert bottleneck_message(make_gpu_run_started(workers=4), make_timed_epoch(data_wait=0.11)).endswith(
+        "data.workers=5"
+    )
     assert (
         kind(history_from_events([make_gpu_run_started(), make_timed_epoch(data_wait=0.1)])) is BottleneckKind.COMPUTE
     )
 
 
 def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
-    says = "waiting for data 60% of the time; "
+    prefix = "waiting for data 60% of the time; "
     less = "smaller images or fewer augmentations"
-    limited = f"{says}all CPU cores are in use: try {less}"
-    assert said(make_gpu_run_started(workers=2, cores=4), make_timed_epoch(data_wait=0.6)) == limited
+    limited = f"{prefix}all CPU cores are in use: try {less}"
+    assert bottleneck_message(make_gpu_run_started(workers=2, cores=4), make_timed_epoch(data_wait=0.6)) == limited
     asked = make_gpu_run_started(workers=2, cores=4, pipeline="stream", pipeline_why=PIPELINE_FROM_CONFIG)
-    limited = f"{says}all CPU cores are in use: try data.pipeline=auto, {less}"
-    assert said(asked, make_timed_epoch(data_wait=0.6)) == limited
+    limited = f"{prefix}all CPU cores are in use: try data.pipeline=auto, {less}"
+    assert bottleneck_message(asked, make_timed_epoch(data_wait=0.6)) == limited
     assert (
-        said(make_gpu_run_started(workers=2, cores=5), make_timed_epoch(data_wait=0.6)) == f"{says}try data.workers=5"
+        bottleneck_message(make_gpu_run_started(workers=2, cores=5), make_timed_epoch(data_wait=0.6))
+        == f"{prefix}try data.workers=5"
     )
     assert (
-        said(make_gpu_run_started(workers=0, pipeline="memory"), make_timed_epoch(data_wait=0.6)) == f"{says}try {less}"
+        bottleneck_message(make_gpu_run_started(workers=0, pipeline="memory"), make_timed_epoch(data_wait=0.6))
+        == f"{prefix}try {less}"
     )
 
 
 @pytest.mark.parametrize(
-    ("slow", "says"),
+    ("slow", "expected"),
     [
         ((0.1, 6.0), "waiting for rank 2 (GPU-2): its forward pass takes 2.0x as long as on other ranks"),
         ((4.0, 3.0), "waiting for rank 2 (GPU-2): it waits for data 40% of the time"),
         ((0.1, 3.7), ""),
     ],
 )
-def test_bottleneck_names_straggler(slow: tuple[float, float], says: str) -> None:
+def test_bottleneck_names_straggler(slow: tuple[float, float], expected: str) -> None:
     works = make_rank_timings((0.1, 3.0), (0.1, 2.9), slow, (0.1, 3.1))
-    message = said(
-        make_gpu_run_started(), make_timed_epoch(work=works, data_wait=sum(one.waited for one in works) / 40)
+    message = bottleneck_message(
+        make_gpu_run_started(), make_timed_epoch(work=works, data_wait=sum(timing.waited for timing in works) / 40)
     )
-    assert message == says if says else message.startswith("GPU-bound")
+    assert message == expected if expected else message.startswith("GPU-bound")
 
 
 def test_bottleneck_straggler_requires_consecutive_epochs() -> None:
     fast, slow = make_timed_epoch(), make_timed_epoch(work=make_rank_timings(*[(0.1, 3.0)] * 3, (0.1, 6.0)))
     epochs = [replace(slow, epoch=2), replace(fast, epoch=3), replace(slow, epoch=4), replace(slow, epoch=5)]
-    assert said(make_gpu_run_started(), *epochs).startswith("GPU-bound")
-    assert said(make_gpu_run_started(), *epochs, replace(slow, epoch=6)).startswith("waiting for rank 3")
+    assert bottleneck_message(make_gpu_run_started(), *epochs).startswith("GPU-bound")
+    assert bottleneck_message(make_gpu_run_started(), *epochs, replace(slow, epoch=6)).startswith("waiting for rank 3")
 
 
 def test_bottleneck_straggler_ignores_fractions_of_a_second() -> None:
     short = make_timed_epoch(work=make_rank_timings(*[(0.01, 0.1)] * 3, (0.01, 0.2), seconds=0.5))
-    assert said(make_gpu_run_started(), short).startswith("GPU-bound")
-    assert said(make_gpu_run_started(), *[replace(short, epoch=epoch) for epoch in (2, 3, 4)]).startswith("GPU-bound")
-
-
-def test_bottleneck_straggler_ignores_small_cost() -> None:
-    assert said(make_gpu_run_started(), make_timed_epoch(work=make_rank_timings((0.1, 0.5), (0.1, 0.9)))).startswith(
+    assert bottleneck_message(make_gpu_run_started(), short).startswith("GPU-bound")
+    assert bottleneck_message(make_gpu_run_started(), *[replace(short, epoch=epoch) for epoch in (2, 3, 4)]).startswith(
         "GPU-bound"
     )
 
 
+def test_bottleneck_straggler_ignores_small_cost() -> None:
+    assert bottleneck_message(
+        make_gpu_run_started(), make_timed_epoch(work=make_rank_timings((0.1, 0.5), (0.1, 0.9)))
+    ).startswith("GPU-bound")
+
+
 def test_bottleneck_is_data_when_all_ranks_wait() -> None:
-    assert said(
+    assert bottleneck_message(
         make_gpu_run_started(), make_timed_epoch(work=make_rank_timings((3, 3), (3, 3), (6, 3)), data_wait=0.4)
     ).startswith("waiting for data 40%")
 
 
-def looks(at: Sequence[float], *words: str, clock: int = 1410, gpu: int = 0) -> list[Event]:
-    sample = GpuSample(f"GPU-{gpu}", "h", throttle=["idle", *words], sm_clock=clock, max_sm_clock=1980)
-    return [GpuEvent(time=one, gpus=[sample]) for one in at]
+def gpu_events(times: Sequence[float], *reasons: str, clock: int = 1410, gpu: int = 0) -> list[Event]:
+    sample = GpuSample(f"GPU-{gpu}", "h", throttle=["idle", *reasons], sm_clock=clock, max_sm_clock=1980)
+    return [GpuEvent(time=sampled_at, gpus=[sample]) for sampled_at in times]
 
 
 def test_bottleneck_names_throttled_gpu_with_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    hot = looks((70, 75, 80, 85), "power cap", "thermal")
+    hot = gpu_events((70, 75, 80, 85), "power cap", "thermal")
     assert (
-        said(make_gpu_run_started(), *hot, make_timed_epoch())
+        bottleneck_message(make_gpu_run_started(), *hot, make_timed_epoch())
         == "GPU-0 (rank 0) throttled by heat since 00:01, now at 1410 MHz"
     )
-    capped = looks((75, 80, 85), "power cap", gpu=3)
-    assert "GPU-3 (rank 3) throttled by power since" in said(make_gpu_run_started(), *capped, make_timed_epoch())
-    assert "GPU-0 (rank 0) and 1 more throttled" in said(make_gpu_run_started(), *hot, *capped, make_timed_epoch())
-    assert "since 1970-01-01 00:01" in said(make_gpu_run_started(), *hot, make_timed_epoch(time=90_000.0))
+    capped = gpu_events((75, 80, 85), "power cap", gpu=3)
+    assert "GPU-3 (rank 3) throttled by power since" in bottleneck_message(
+        make_gpu_run_started(), *capped, make_timed_epoch()
+    )
+    assert "GPU-0 (rank 0) and 1 more throttled" in bottleneck_message(
+        make_gpu_run_started(), *hot, *capped, make_timed_epoch()
+    )
+    assert "since 1970-01-01 00:01" in bottleneck_message(make_gpu_run_started(), *hot, make_timed_epoch(time=90_000.0))
     monkeypatch.undo()
     time.tzset()
 
@@ -210,42 +224,44 @@ def test_bottleneck_names_throttled_gpu_with_start_time(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "events",
     [
-        looks((80, 85), "thermal"),
-        looks((70, 75, 80), "thermal") + looks((85,)),
-        looks((70, 75), "thermal") + looks((80,)) + looks((85, 90), "thermal"),
-        looks((70, 75, 80, 85), "power cap", clock=1965),
-        looks((70, 75, 80, 85), "set clocks"),
+        gpu_events((80, 85), "thermal"),
+        gpu_events((70, 75, 80), "thermal") + gpu_events((85,)),
+        gpu_events((70, 75), "thermal") + gpu_events((80,)) + gpu_events((85, 90), "thermal"),
+        gpu_events((70, 75, 80, 85), "power cap", clock=1965),
+        gpu_events((70, 75, 80, 85), "set clocks"),
     ],
     ids=["two samples", "ended", "not consecutive", "full clock", "clock set by user"],
 )
 def test_bottleneck_ignores_gpu_without_lasting_throttling(events: list[Event]) -> None:
-    assert said(make_gpu_run_started(), *events, make_timed_epoch()).startswith("GPU-bound")
+    assert bottleneck_message(make_gpu_run_started(), *events, make_timed_epoch()).startswith("GPU-bound")
 
 
 def test_bottleneck_throttling_survives_sample_without_readings() -> None:
     silent = GpuEvent(time=77.0, gpus=[GpuSample("GPU-0", "h")])
-    hot = looks((70, 75, 80), "thermal")
-    assert "throttled by heat" in said(make_gpu_run_started(), *hot[:2], silent, hot[2], make_timed_epoch())
+    hot = gpu_events((70, 75, 80), "thermal")
+    assert "throttled by heat" in bottleneck_message(
+        make_gpu_run_started(), *hot[:2], silent, hot[2], make_timed_epoch()
+    )
 
 
 def test_bottleneck_blames_throttled_gpu_for_straggler() -> None:
     slow = make_timed_epoch(work=make_rank_timings((0.1, 3), (0.1, 3), (0.1, 5)))
-    assert said(make_gpu_run_started(), *looks((70, 75, 80), "thermal", gpu=2), slow).startswith(
+    assert bottleneck_message(make_gpu_run_started(), *gpu_events((70, 75, 80), "thermal", gpu=2), slow).startswith(
         "GPU-2 (rank 2) throttled by heat"
     )
-    assert said(make_gpu_run_started(), *looks((70, 75, 80), "thermal", gpu=1), slow).startswith(
+    assert bottleneck_message(make_gpu_run_started(), *gpu_events((70, 75, 80), "thermal", gpu=1), slow).startswith(
         "waiting for rank 2 (GPU-2)"
     )
 
 
-def test_fixed_share_is_step_time_without_images() -> None:
+def test_fixed_cost_share_is_step_time_without_images() -> None:
     # A step takes 2 ms plus 0.1 ms per image: 8.4 ms with 64 images per rank, on each of four ranks.
     line = make_timed_epoch(images_per_second=4 * 64 / 0.0084)
     assert fixed_cost_share(make_gpu_run_started(least_step=0.0022), line) == pytest.approx(2 / 8.4)
     assert fixed_cost_share(make_gpu_run_started(least_step=0.0087), line) == 0.99
     assert fixed_cost_share(make_gpu_run_started(least_step=0.1), line) is None, "the measurement was disturbed"
     assert fixed_cost_share(make_gpu_run_started(least_step=1e-5), line) == 0
-    assert said(make_gpu_run_started(least_step=0.008), make_timed_epoch()) == (
+    assert bottleneck_message(make_gpu_run_started(least_step=0.008), make_timed_epoch()) == (
         "too little work per step: 61% of the step time is fixed cost; increase data.batch_size"
     )
 
@@ -262,15 +278,20 @@ def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
 
 
 def test_bottleneck_ignores_fixed_cost_of_batch_not_larger_than_tried() -> None:
-    assert said(make_gpu_run_started(batch_size=2, least_images=2, least_step=10.0), make_timed_epoch()) == ""
+    assert (
+        bottleneck_message(make_gpu_run_started(batch_size=2, least_images=2, least_step=10.0), make_timed_epoch())
+        == ""
+    )
 
 
 def test_bottleneck_treats_fixed_cost_of_compiled_model_as_upper_bound() -> None:
-    assert said(make_gpu_run_started(least_step=0.001, compiled=True), make_timed_epoch()).startswith("GPU-bound")
-    assert said(make_gpu_run_started(least_step=0.008, compiled=True), make_timed_epoch()) == ""
+    assert bottleneck_message(make_gpu_run_started(least_step=0.001, compiled=True), make_timed_epoch()).startswith(
+        "GPU-bound"
+    )
+    assert bottleneck_message(make_gpu_run_started(least_step=0.008, compiled=True), make_timed_epoch()) == ""
 
 
-def test_utilization_counts_all_gpus() -> None:
+def test_mfu_counts_all_gpus() -> None:
     # ResNet-50 needs 12.3 GFLOPs per image, forward and backward; four H100 peak at 4 x 989.4 TFLOPS.
     known = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
     assert model_flops_utilization(known, make_timed_epoch(images_per_second=12_000.0)) == pytest.approx(
@@ -297,20 +318,20 @@ NOTHING: Any = None
     ids=["old journal", "null", "negative", "no rate", "zero rate", "previous session"],
 )
 def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
-    assert said(make_gpu_run_started(), epoch) == ""
+    assert bottleneck_message(make_gpu_run_started(), epoch) == ""
 
 
 def test_bottleneck_ignores_malformed_timings() -> None:
     epoch = json.loads(to_line(make_timed_epoch()))
     strange = [{}, {"rank": 1}, {"rank": "x", "seconds": 1, "waited": 1, "forward": 9}, {"seconds": None}]
     strange += [{"rank": 1, "seconds": 10, "waited": bad, "forward": 9} for bad in (None, -1, 10**400, [])]
-    for one in strange:
-        read = from_line(json.dumps(epoch | {"work": [*epoch["work"], one]}))
+    for item in strange:
+        read = from_line(json.dumps(epoch | {"work": [*epoch["work"], item]}))
         assert isinstance(read, EpochEvent)
         assert read.work == []
-        assert said(make_gpu_run_started(), read).startswith("GPU-bound")
-    assert said(make_run_started(), make_timed_epoch()) == "", "a journal from before steps were timed"
-    assert said(make_gpu_run_started()) == said(make_timed_epoch()) == ""
+        assert bottleneck_message(make_gpu_run_started(), read).startswith("GPU-bound")
+    assert bottleneck_message(make_run_started(), make_timed_epoch()) == "", "a journal from before steps were timed"
+    assert bottleneck_message(make_gpu_run_started()) == bottleneck_message(make_timed_epoch()) == ""
 
 
 def test_bottleneck_uses_epochs_of_current_session() -> None:
@@ -328,13 +349,17 @@ def test_bottleneck_uses_epochs_of_current_session() -> None:
 
 
 def test_bottleneck_survives_journal_round_trip() -> None:
-    events = [make_gpu_run_started(flops=1e9, peak_tflops=100.0), *looks((70, 75, 80), "thermal"), make_timed_epoch()]
+    events = [
+        make_gpu_run_started(flops=1e9, peak_tflops=100.0),
+        *gpu_events((70, 75, 80), "thermal"),
+        make_timed_epoch(),
+    ]
     read = [event for event in map(from_line, map(to_line, events)) if event is not None]
     assert list(map(to_line, read)) == list(map(to_line, events))
-    assert said(*read) == said(*events) != ""
+    assert bottleneck_message(*read) == bottleneck_message(*events) != ""
     unknown = from_line(to_line(make_gpu_run_started(least_step=math.nan)))
     assert isinstance(unknown, RunStarted)
-    assert said(unknown, make_timed_epoch()) == ""
+    assert bottleneck_message(unknown, make_timed_epoch()) == ""
 
 
 # Peak TFLOPS of GPU models.

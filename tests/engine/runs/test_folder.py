@@ -60,9 +60,9 @@ def test_run_state_on_other_host_follows_heartbeat(tmp_path: Path) -> None:
 def test_run_state_on_other_host_without_heartbeat_follows_journal(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished"))
     Ownership(folder).release()
-    left = json.loads(folder.owner.read_text())
-    assert left["heartbeat"] is None
-    folder.owner.write_text(json.dumps(left | {"host": "elsewhere"}))
+    owner = json.loads(folder.owner.read_text())
+    assert owner["heartbeat"] is None
+    folder.owner.write_text(json.dumps(owner | {"host": "elsewhere"}))
     assert state_of(folder) == RunState.FINISHED
 
 
@@ -85,7 +85,7 @@ def test_claim_rejects_folder_that_is_not_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stem", "name"), [("my exp", "my-exp"), ("_a.b_", "a.b"), ("ü", "run"), ("x" * 300, "x" * 80)]
 )
-def test_fit_for_a_name_sanitizes_file_stem(stem: str, name: str) -> None:
+def test_sanitize_run_name_replaces_invalid_characters(stem: str, name: str) -> None:
     assert sanitize_run_name(stem) == name
 
 
@@ -175,7 +175,7 @@ def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> N
         find_run(tmp_path, "digts-1")
 
 
-def test_take_requests_returns_each_request_once_in_order(tmp_path: Path) -> None:
+def test_consume_requests_returns_each_request_once_in_order(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a")
     send_request(folder.control, "stop")
     send_request(folder.control, "dance")

@@ -39,13 +39,13 @@ RECORDS = (
 
 
 @pytest.mark.parametrize("line", RECORDS, ids=["gpus", "epoch"])
-def test_records_of_ranks_and_gpus_keep_their_json(line: str) -> None:
+def test_journal_line_of_records_round_trips(line: str) -> None:
     event = from_line(line)
     assert event is not None
     assert to_line(event) == line
 
 
-def test_the_ranks_of_a_run_keep_their_json() -> None:
+def test_run_started_ranks_round_trip() -> None:
     ranks = [RankDevice(0, "h", 7, "cpu"), RankDevice(1, "h", 8, "cpu")]
     line = to_line(replace(make_run_started(), ranks=ranks))
     assert json.loads(line)["ranks"] == [
@@ -55,15 +55,15 @@ def test_the_ranks_of_a_run_keep_their_json() -> None:
     assert from_line(line) == replace(from_line(to_line(make_run_started())), ranks=ranks)  # type: ignore[type-var]
 
 
-def test_a_gpu_record_has_no_value_for_what_is_missing_or_strange() -> None:
+def test_gpu_sample_has_none_for_missing_or_invalid_values() -> None:
     strange = {"uuid": 5, "host": None, "state": [], "busy": "97", "power": 10**400, "throttle": "heat", "new": 1}
     event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, strange]}))
     assert isinstance(event, GpuEvent)
     assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]
-    assert [one["uuid"] for one in history_from_events([event]).summary().gpus] == ["GPU-1", "None"]
+    assert [stats["uuid"] for stats in history_from_events([event]).summary().gpus] == ["GPU-1", "None"]
 
 
-def test_an_incomplete_rank_or_memory_record_is_left_out() -> None:
+def test_from_line_skips_incomplete_rank_and_memory_records() -> None:
     run = json.loads(to_line(make_run_started())) | {
         "ranks": [{"rank": 0}, {"rank": 1, "host": "h", "pid": 8, "device": "cpu"}]
     }
@@ -77,13 +77,13 @@ def test_an_incomplete_rank_or_memory_record_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("field", ["ranks", "gpus", "memory", "work"])
-def test_an_event_whose_records_are_no_objects_is_passed_over(field: str) -> None:
+def test_from_line_ignores_event_with_records_of_wrong_type(field: str) -> None:
     event = {"ranks": make_run_started(), "gpus": GpuEvent(gpus=[])}.get(field, make_epoch(1))
     assert from_line(json.dumps(json.loads(to_line(event)) | {field: [5]})) is None
 
 
 def test_journal_line_round_trips_every_event() -> None:
-    some: list[Event] = [
+    events: list[Event] = [
         *(
             make_run_started(),
             make_run_resumed(3, 1.0),
@@ -94,7 +94,7 @@ def test_journal_line_round_trips_every_event() -> None:
         *(CheckpointSaved(path="p", step=1, epoch=1), ControlEvent(request="stop", by="me", outcome="yes")),
         RunFinished(state="failed", message="why"),
     ]
-    for event in some:
+    for event in events:
         assert to_line(event).isprintable()
         back = from_line(to_line(event))
         assert type(back) is type(event)

@@ -56,12 +56,12 @@ def test_helper_answers_each_request(start: Start) -> None:
             assert helper.receive(PATIENCE_SECONDS) == {"twice": 2 * number}
 
 
-def test_ask_helper_returns_its_one_answer(start: Start) -> None:
+def test_ask_helper_returns_answer(start: Start) -> None:
     start("parent.send(parent.receive())").close()
     assert ask_helper("helper_stub", ["ä", None]) == ["ä", None]
 
 
-def test_helper_that_hangs_times_out_and_is_killed_on_exit(start: Start) -> None:
+def test_helper_receive_times_out_and_hung_helper_is_killed_on_exit(start: Start) -> None:
     with start("time.sleep(1000)") as helper:
         with pytest.raises(HelperTimeoutError, match="no answer within 0 s"):
             helper.receive(0.1)
@@ -70,7 +70,7 @@ def test_helper_that_hangs_times_out_and_is_killed_on_exit(start: Start) -> None
     assert helper.exit_code() == -signal.SIGKILL
 
 
-def test_helper_close_kills_what_it_started(start: Start) -> None:
+def test_helper_close_kills_grandchildren(start: Start) -> None:
     with start("import subprocess\nparent.send(subprocess.Popen(['sleep', '1000']).pid)\ntime.sleep(1000)") as helper:
         grandchild = psutil.Process(helper.receive(PATIENCE_SECONDS))
     wait_for(
@@ -78,7 +78,7 @@ def test_helper_close_kills_what_it_started(start: Start) -> None:
     )
 
 
-def test_helper_that_answers_late_is_heard_by_a_later_receive(start: Start) -> None:
+def test_helper_late_answer_is_returned_by_later_receive(start: Start) -> None:
     with start("parent.receive()\nparent.send('late')") as helper:
         with pytest.raises(HelperTimeoutError):
             helper.receive(0.1)
@@ -86,41 +86,41 @@ def test_helper_that_answers_late_is_heard_by_a_later_receive(start: Start) -> N
         assert helper.receive(PATIENCE_SECONDS) == "late"
 
 
-def test_helper_that_is_killed_names_the_signal(start: Start) -> None:
+def test_helper_error_names_signal(start: Start) -> None:
     assert assert_exits(start("os.kill(os.getpid(), 9)"), "it was killed by SIGKILL").exit_code == -9
     number = signal.SIGRTMIN + 1
     assert_exits(start(f"os.kill(os.getpid(), {number})"), f"it was killed by signal {number}")
 
 
-def test_helper_that_fails_names_the_last_line_of_its_stderr(start: Start) -> None:
+def test_helper_error_contains_last_line_of_stderr(start: Start) -> None:
     assert assert_exits(start("raise ValueError('no such thing')"), "ValueError: no such thing").exit_code == 1
 
 
-def test_helper_that_exits_silently_names_the_exit_code(start: Start) -> None:
+def test_helper_error_of_silent_exit_names_exit_code(start: Start) -> None:
     helper = HelperProcess("raise SystemExit(7)")
     assert assert_exits(helper, "it ended with exit code 7").exit_code == 7
 
 
-def test_helper_that_is_gone_before_the_request_is_reported_by_receive(start: Start) -> None:
+def test_helper_receive_reports_exit_before_request(start: Start) -> None:
     helper = start("os._exit(0)")
     assert helper.exit_code(PATIENCE_SECONDS) == 0
     helper.send("anybody there?")
     assert assert_exits(helper, "it ended with exit code 0").last_line == "imported"
 
 
-def test_helper_answer_survives_what_libraries_print_and_read(start: Start) -> None:
+def test_helper_answers_are_separate_from_stdout_and_stdin(start: Start) -> None:
     lines = "print('hello')\nos.write(1, b'{')\nparent.send(sys.stdin.read())\nos.system('echo [1]')\nparent.send(2)"
     with start(lines) as helper:
         assert helper.receive(PATIENCE_SECONDS) == ""
         assert helper.receive(PATIENCE_SECONDS) == 2
 
 
-def test_helper_lines_that_are_no_json_are_skipped() -> None:
+def test_helper_receive_skips_lines_that_are_not_json() -> None:
     with HelperProcess(r"import os; os.write(1, b'rubbish\n\n\xff\n[1]\n')") as helper:
         assert helper.receive(PATIENCE_SECONDS) == [1]
 
 
-def test_helper_half_line_is_no_answer_until_its_end_arrives() -> None:
+def test_helper_receive_waits_for_complete_line() -> None:
     program = "import sys; print('[1, ', end='', flush=True); sys.stdin.readline(); print('2]\\n[3', end='')"
     with HelperProcess(program) as helper:
         with pytest.raises(HelperTimeoutError):
@@ -131,14 +131,14 @@ def test_helper_half_line_is_no_answer_until_its_end_arrives() -> None:
             helper.receive(PATIENCE_SECONDS)
 
 
-def test_helper_read_lines_returns_all_that_arrived() -> None:
+def test_helper_read_lines_returns_all_complete_lines() -> None:
     with HelperProcess(r"import os, time; os.write(1, b'a\nb\n'); time.sleep(1000)", keep_stderr=False) as helper:
         assert helper.read_lines(PATIENCE_SECONDS) == [b"a", b"b"]
         with pytest.raises(HelperTimeoutError):
             helper.read_lines(0.0)
 
 
-def test_helper_send_never_blocks_on_a_request_larger_than_the_pipe(start: Start) -> None:
+def test_helper_send_never_blocks_on_request_larger_than_pipe(start: Start) -> None:
     large = "x" * (1 << 20)
     with start("time.sleep(0.2)\nparent.send(len(parent.receive()))") as helper:
         helper.send(large)
@@ -149,7 +149,7 @@ def test_helper_send_never_blocks_on_a_request_larger_than_the_pipe(start: Start
             helper.receive(0.1)
 
 
-def test_helper_kill_from_another_thread_ends_a_receive(start: Start) -> None:
+def test_helper_kill_from_another_thread_ends_receive(start: Start) -> None:
     helper = start("time.sleep(1000)")
     Timer(0.2, helper.kill).start()
     assert_exits(helper, "it was killed by SIGKILL")
@@ -166,7 +166,7 @@ def test_helper_dies_with_its_parent(start: Start, tmp_path: Path) -> None:
     wait_for(lambda: not helper.is_running(), "the helper's end")
 
 
-def test_helper_takes_no_library_from_the_working_folder(
+def test_helper_imports_nothing_from_working_folder(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "work").mkdir()
@@ -183,20 +183,20 @@ def test_helper_works_beyond_1024_descriptors(start: Start) -> None:
     if hard < 2048:
         pytest.skip("this host allows fewer descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         with start("parent.send(1)") as helper:
             assert helper.receive(PATIENCE_SECONDS) == 1
     finally:
-        for descriptor in taken:
+        for descriptor in descriptors:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_helper_receive_waits_no_longer_than_asked(start: Start) -> None:
+def test_helper_receive_timeout_ignores_lines_that_are_not_json(start: Start) -> None:
     # Lines that are not JSON do not restart the timeout.
     with HelperProcess("import time\nwhile True: print('rubbish', flush=True); time.sleep(0.05)") as helper:
-        began = time.monotonic()
+        start_time = time.monotonic()
         with pytest.raises(HelperTimeoutError):
             helper.receive(0.5)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - start_time < 10
