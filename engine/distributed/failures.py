@@ -70,7 +70,10 @@ def describe_cause(error: BaseException, config: Config | None = None) -> str:
         return re.sub(r"^engine\.[\w.]+: ", "", text)
     # The text of a DistStoreError already names the missing ranks or the key.
     if lost_peer(error) and name != "DistStoreError":
-        return f"it lost the connection to another rank, which failed or is unreachable ({text})"
+        return (
+            f"it lost the connection to another rank ({text}); that rank failed or is unreachable, see the log for its "
+            "error"
+        )
     return f"{name}: {text}" if text else name
 
 

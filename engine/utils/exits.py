@@ -38,7 +38,7 @@ def describe_exit(code: int, *, oom_killed: bool | None = None) -> str:
         return f"it was killed by {name}"
     if oom_killed:
         return f"it was killed by {name}: the host ran out of memory; {REDUCE_MEMORY_ADVICE}"
-    return f"it was killed by {name}; if no user did that, the host ran out of memory"
+    return f"it was killed by {name}; if no user did that, the host ran out of memory: {REDUCE_MEMORY_ADVICE}"
 
 
 def describe_loader_exit(code: int, oom_killed: bool | None) -> str:

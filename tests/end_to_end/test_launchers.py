@@ -96,7 +96,7 @@ def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
     agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
     _, messages = agent.communicate(timeout=60)
     assert agent.returncode != 0
-    assert messages.count("error: run.name: the run a already exists") == 1
+    assert messages.count("error: run.name: a already exists") == 1
     assert list((gputrain.runs / "a").iterdir()) == []
 
 

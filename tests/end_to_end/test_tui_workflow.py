@@ -115,7 +115,7 @@ def test_tui_workflow_returns_to_form_when_run_is_rejected(gputrain: Gputrain, m
             await wait_until(pilot, lambda: "ready to start" in visible_text(pilot, "#title"), PATIENCE)
             await pilot.press("ctrl+s")
             await wait_until(pilot, lambda: "not started" in visible_text(pilot), PATIENCE)
-            assert "the run taken already exists" in " ".join(visible_text(pilot).split())
+            assert "taken already exists" in " ".join(visible_text(pilot).split())
             await pilot.press("escape")
             await pilot.pause()
             assert "--name taken" in visible_text(pilot, "#command")

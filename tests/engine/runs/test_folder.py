@@ -78,7 +78,7 @@ def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_p
 
 def test_claim_rejects_folder_that_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UsageError, match="photos already exists"):
+    with pytest.raises(UsageError, match=r"photos already exists in .* and is not a run"):
         claim_run(tmp_path, "photos", "x", resume=True)
 
 
