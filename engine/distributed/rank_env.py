@@ -74,7 +74,8 @@ def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[
 
 
 def _int_from_env(environ: Mapping[str, str], name: str, launcher: Launcher, default: int | None = None) -> int:
-    """Return the integer in an environment variable, or ``default`` if it is not set. Raises UsageError."""
+    """Return the integer in an environment variable, or ``default`` if it is not set. Raises UsageError if it is
+    invalid."""
     value = environ.get(name, "")
     if not value and default is not None:
         return default

@@ -92,7 +92,7 @@ def _host_and_port(init_method: str, environ: Mapping[str, str]) -> tuple[str, i
 
 
 def _check_rendezvous_file(path: Path, allowed_since: float | None = None) -> None:
-    """Check that the file is new and its folder writable. Raises UsageError.
+    """Check that the file is new and its folder writable. Raises UsageError if not.
 
     A file modified after `allowed_since` (Unix seconds) is accepted, because other ranks of this run may have created
     it.
@@ -108,7 +108,7 @@ def _check_rendezvous_file(path: Path, allowed_since: float | None = None) -> No
 
 
 def _check_can_listen(host: str, port: int) -> None:
-    """Check that rank 0, which runs on this host, can listen on the address. Raises UsageError."""
+    """Check that rank 0, which runs on this host, can listen on the address. Raises UsageError if not."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -28,7 +28,7 @@ def gather_rank_devices(plan: NodePlan, rank_info: RankInfo, cpu_group: dist.Pro
 
 
 def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:
-    """Check that no two ranks use the same GPU, which NCCL does not support. Raises UsageError."""
+    """Check that no two ranks use the same GPU, which NCCL does not support. Raises UsageError if they do."""
     first_rank: dict[tuple[str, str], int] = {}
     for record in rank_devices:
         first = first_rank.setdefault((record.host, record.device), record.rank)

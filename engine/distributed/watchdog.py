@@ -32,6 +32,7 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
+        """The phase as a predicate, like "waiting for data"."""
         return _LABELS[self]
 
 
@@ -72,6 +73,7 @@ class Heartbeats:
         _SLOT.pack_into(self._memory, rank * _SLOT.size, step, phase_count, phase)
 
     def read(self) -> list[Heartbeat]:
+        """Return the heartbeats of all ranks, in the order of the ranks."""
         slots = (_SLOT.unpack_from(self._memory, rank * _SLOT.size) for rank in range(self._num_ranks))
         return [Heartbeat(step, count, Phase(phase)) for step, count, phase in slots]
 
@@ -88,6 +90,7 @@ class HeartbeatWriter:
         self._step = self._phase_count = 0
 
     def enter_phase(self, step: int, phase: Phase) -> None:
+        """Report that the rank has completed `step` steps and enters a phase."""
         self._phase_count = self._phase_count + 1 if step == self._step else 0
         self._step = step
         self._heartbeats.write(self._rank, step, self._phase_count, phase)

@@ -26,7 +26,7 @@ STRAGGLER_EPOCHS = 3  # consecutive epochs, or all epochs of a shorter session
 STRAGGLER_MIN_LOST_SECONDS = 0.5  # total over these epochs
 # Above this share of the step time that does not depend on the batch size, steps are too small.
 MAX_FIXED_COST_SHARE = 0.5
-# If the measured fixed cost exceeds a full step by more, another process disturbed the measurement.
+# If the fixed cost exceeds this multiple of a full step, another process disturbed the measurement.
 MAX_STEP_NOISE_RATIO = 1.5
 # A GPU counts as throttled below this share of its maximum clock in this number of consecutive samples.
 MIN_FULL_CLOCK_SHARE = 0.95

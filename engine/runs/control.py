@@ -78,10 +78,12 @@ class RequestCounters:
         return REFUSAL_OUTCOMES.get(request, "unknown request, ignored")
 
     def to_list(self) -> list[int]:
+        """Return the counters as integers for a MAX all-reduce."""
         return [int(self.stop), self.checkpoints, self.pause_toggles, self.timed_checkpoints]
 
     @classmethod
     def from_list(cls, numbers: Sequence[int]) -> RequestCounters:
+        """Return counters from the result of `to_list`."""
         return cls(bool(numbers[0]), *numbers[1:])
 
 

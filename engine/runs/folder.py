@@ -63,42 +63,52 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
+        """Resolved config, enough to repeat the run."""
         return self.path / "config.yaml"
 
     @property
     def journal(self) -> Path:
+        """Journal of the run, see `engine.runs.events`."""
         return self.path / "events.jsonl"
 
     @property
     def summary(self) -> Path:
+        """Summary of the run, see `engine.runs.history.RunSummary`."""
         return self.path / "summary.json"
 
     @property
     def log(self) -> Path:
+        """Log lines of the run, and the output of its ranks."""
         return self.path / "log.txt"
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
         return self.path / "checkpoints"
 
     @property
     def tensorboard(self) -> Path:
+        """Folder of the TensorBoard event files."""
         return self.path / "tensorboard"
 
     @property
     def control(self) -> Path:
+        """Folder of the control requests, see `engine.runs.control`."""
         return self.path / "control"
 
     @property
     def owner(self) -> Path:
+        """Host, process and heartbeat of the owner, see `engine.runs.ownership`."""
         return self.path / "owner.json"
 
     @property
     def lock(self) -> Path:
+        """Lock file that the owner holds; it makes a folder a run folder."""
         return self.path / "lock"
 
     @property
     def class_indices(self) -> Path:
+        """Class names by index, as a JSON object."""
         return self.path / "class_indices.json"
 
     @property
@@ -156,7 +166,8 @@ def list_runs(root: Path) -> list[RunFolder]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError.one("runs folder", f"{root} cannot be read: {error.strerror}") from error
+        reason = f"{root} cannot be read: {error.strerror}; select another folder with --runs-dir or GPUTRAIN_RUNS"
+        raise UsageError.one("runs folder", reason) from error
     return sorted(
         (RunFolder(path) for path in paths if _is_run_folder(path)), key=lambda run: (-_start_time(run), run.name)
     )
@@ -176,7 +187,8 @@ def _start_time(run: RunFolder) -> float:
 
 
 def find_run(root: Path, reference: str) -> RunFolder:
-    """Return the run that a name, a unique prefix of a name, a path or `last` refers to. Raises UsageError."""
+    """Return the run that a name, a unique prefix of a name, a path or `last` refers to. Raises UsageError if
+    there is none or several."""
     runs = list_runs(root)
     names = [run.name for run in runs]
     if reference == "last" and runs:

@@ -157,7 +157,7 @@ def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
     if (root / str(name)).is_symlink():
         raise UsageError.one("run.name", f"{name} is a symbolic link in {root}; use a new name with --name")
     if not _is_run_folder(root / str(name)):
-        # Without this, --resume would be advised to someone who has just used it.
+        # The message below advises --resume, which cannot work here.
         reason = f"{name} already exists in {root} and is not a run; use a new name with --name"
         raise UsageError.one("run.name", reason)
     raise UsageError.one(
