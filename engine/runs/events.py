@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """Training begins: all ranks are set up. The first event of a run, written once."""
+    """Training begins: all ranks are set up. Written once per run; only warnings can precede it."""
 
     type: ClassVar[str] = "run_started"
     format: int = JOURNAL_FORMAT
