@@ -107,7 +107,7 @@ def diagnose(
         if started.compiled:
             # The fixed cost was measured without model.compile, which reduces it.
             return None
-        message = f"too little work per step: {fixed:.0%} of the step time is fixed cost; increase data.batch_size"
+        message = f"too little work per step: {fixed:.0%} is fixed cost; increase data.batch_size"
         return Bottleneck(BottleneckKind.SMALL_STEPS, message)
     if set(started.devices) == {"cpu"}:
         return Bottleneck(BottleneckKind.COMPUTE, "CPU-bound: a GPU, more cores or a smaller model would help")
@@ -174,7 +174,7 @@ def _data_wait_advice(started: RunStarted, wait_share: float) -> str:
     if started.cores and workers > started.cores:
         # A pipeline that was chosen automatically has a reason against the others.
         return (
-            "all CPU cores are in use: "
+            "all CPU cores in use: "
             f"try {'data.pipeline=auto, ' if started.pipeline_why == PIPELINE_FROM_CONFIG else ''}{cheaper_images}"
         )
     return f"try data.workers={workers}"
@@ -229,7 +229,7 @@ def _straggler_bottleneck(
     if mine.waited - others.waited > mine.forward - others.forward:
         why = f"it waits for data {mine.waited / mine.seconds:.0%} of the time"
     else:
-        why = f"its forward pass takes {mine.forward / others.forward:.1f}x as long as on other ranks"
+        why = f"its forward pass takes {mine.forward / others.forward:.1f}x the median"
     return Bottleneck(BottleneckKind.STRAGGLER, f"waiting for {name}: {why}")
 
 
