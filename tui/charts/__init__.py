@@ -1,1 +1,1 @@
-"""Curves as text: axes, downsampling, plotting and export."""
+"""Charts of a run: curve data, visible window, axes, plotting as text, and export as SVG and CSV."""

@@ -1,5 +1,7 @@
-"""The two halves of drawing a long curve in a small window: round numbers for its axes, and its points reduced to the
-lowest and the highest of each column."""
+"""Series of points for the charts: downsampling to the columns of a window, smoothing, axis ticks and limits.
+
+`tui.charts.plot` and `tui.charts.export` draw the result.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +13,38 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-# Beyond it the room around a number is no number.
+# Padding a larger limit would overflow to infinity.
 MAX_AXIS_LIMIT = 1e307
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points in the order of `x`; `y` is finite, or NaN where there is a gap."""
+    """Points of a curve, sorted by `x`. `y` is finite, or NaN for a gap. Both have shape (points,)."""
 
     x: FloatArray
     y: FloatArray
 
     def between(self, low: float, high: float) -> Series:
-        """The points from `low` to `high`, and the one before and after, so that lines run on to the edges."""
+        """Return the points from `low` to `high` and one more on each side, so that lines extend to the edges."""
         first = max(int(np.searchsorted(self.x, low, "left")) - 1, 0)
         last = int(np.searchsorted(self.x, high, "right")) + 1
         return Series(self.x[first:last], self.y[first:last])
 
     def y_limits(self) -> tuple[float, float] | None:
-        """The lowest and the highest value; None where there is none."""
+        """Return the minimum and maximum; None without a finite value."""
         if len(self.y) == 0:
             return None
-        # fmin and fmax pass over NaN where there is anything else.
+        # fmin and fmax ignore NaN unless all values are NaN.
         low, high = float(np.fmin.reduce(self.y)), float(np.fmax.reduce(self.y))
         return (low, high) if math.isfinite(low) else None
 
     def latest(self) -> float | None:
-        """The last value; None where it is no number, or there is none."""
+        """Return the last value; None if it is NaN or the series is empty."""
         value = float(self.y[-1]) if len(self.y) else math.nan
         return value if math.isfinite(value) else None
 
     def value_at(self, x: float) -> float | None:
-        """The value of the point nearest to `x`; None where it is no number, or there is no point."""
+        """Return the value of the point nearest to `x`; None if it is NaN or the series is empty."""
         if len(self.x) == 0:
             return None
         right = min(int(np.searchsorted(self.x, x)), len(self.x) - 1)
@@ -53,15 +55,17 @@ class Series:
 
 
 def mask_nonpositive(series: Series) -> Series:
-    """The same points with a gap where a logarithmic axis has no place."""
+    """Replace values that a logarithmic axis cannot show (zero and below) by NaN."""
     limits = series.y_limits()
     return series if limits is None or limits[0] > 0 else Series(series.x, np.where(series.y > 0, series.y, np.nan))
 
 
 def downsample_min_max(series: Series, low: float, high: float, columns: int) -> list[Series]:
-    """At most two points for each of `columns` columns from `low` to `high`, its lowest and its highest, in the order
-    in which they lie; one piece for each stretch between gaps. There is a gap where a column has points and none of
-    them is a number."""
+    """Reduce a series to the minimum and maximum of each of `columns` columns from `low` to `high`.
+
+    Keeps every spike visible with at most two points per column, in an order that follows the curve. Returns one series
+    per stretch between gaps; a column whose points are all NaN is a gap.
+    """
     x, y = series.x, series.y
     if len(x) == 0 or high <= low:
         return []
@@ -79,7 +83,7 @@ def downsample_min_max(series: Series, low: float, high: float, columns: int) ->
 
 
 def _split_at_gaps(x: FloatArray, y: FloatArray) -> list[Series]:
-    """Split at what is no number."""
+    """Split at NaN; returns the stretches of finite values."""
     good = np.isfinite(y)
     if good.all():
         return [Series(x, y)]
@@ -88,12 +92,12 @@ def _split_at_gaps(x: FloatArray, y: FloatArray) -> list[Series]:
     return [Series(one_x, one_y) for one_x, one_y, fine in parts if fine[0]]
 
 
-# A smoothed curve is made of at most so many points: of means of the points between them where there are more.
+# Longer series are averaged in blocks to this many points before they are smoothed.
 MAX_SMOOTHED_POINTS = 2048
 
 
 def smooth(series: Series, window_share: float) -> Series:
-    """Each point the mean of those around it, over this `window_share` of all of them; of those that are numbers."""
+    """Smooth with a centered moving average over `window_share` of the points; NaN values are ignored."""
     x, y = series.x, series.y
     if len(x) > MAX_SMOOTHED_POINTS:
         starts = np.linspace(0, len(x), MAX_SMOOTHED_POINTS, endpoint=False).astype(np.int64)
@@ -116,8 +120,10 @@ def smooth(series: Series, window_share: float) -> Series:
 
 
 def ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Round numbers from `low` to `high`, in steps of 1, 2 or 5 times a power of ten; at most `max_ticks` where that is
-    2 or more."""
+    """Return round numbers from `low` to `high`, in steps of 1, 2 or 5 times a power of ten.
+
+    Returns at most `max_ticks` numbers if that is at least 2.
+    """
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return [low] if math.isfinite(low) else []
     rough = (high - low) / max(max_ticks - 1, 1)
@@ -125,7 +131,7 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
     sizes = [size * power for size in (0.2, 0.5, 1, 2, 5, 10)]
     place = next(place for place, size in enumerate(sizes) if size >= rough * (1 - 1e-9))
     found: list[float] = []
-    # Where the step that gives few enough gives less than two, smaller ones are tried.
+    # If the largest step yields fewer than two ticks, try the next smaller ones.
     for step in reversed(sizes[: place + 1]):
         found = [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
         if len(found) >= min(max_ticks, 2):
@@ -134,7 +140,7 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Powers of ten between two positive numbers, or round numbers where there are not two."""
+    """Return the powers of ten between two positive numbers; round numbers if there are fewer than two powers."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first < 1:
         return [tick for tick in ticks(low, high, max_ticks) if tick > 0]
@@ -143,7 +149,7 @@ def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def tick_labels(values: list[float]) -> list[str]:
-    """Each number as short as tells it from the others."""
+    """Format numbers with as few digits as needed to keep them distinct and accurate."""
     for digits in range(1, 8):
         labels = [format_number(value, digits) for value in values]
         if len(set(labels)) == len(values) and all(
@@ -155,7 +161,7 @@ def tick_labels(values: list[float]) -> list[str]:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """With so many significant digits; large whole numbers in full up to a million."""
+    """Format with `digits` significant digits; whole numbers below a million in full."""
     if abs(value) < 1e6 and value == int(value):
         return str(int(value))
     text = f"{value:.{digits}g}"
@@ -164,7 +170,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def pad_limits(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Limits with some room around the values; around a single value too."""
+    """Widen the limits of an axis by 5% on each side; a single value gets some room, too."""
     if log:
         span = math.log10(high) - math.log10(low)
         room = 0.05 * span if span > 0 else 0.5

@@ -1,5 +1,7 @@
-"""What the curves of a run are drawn from: its events, folded into arrays as they come. `tui.charts.view` says which
-part of them is visible."""
+"""Curve data of a run: journal events accumulated into arrays.
+
+`tui.screens.run` adds the events as they arrive; `tui.charts.view` selects the visible part.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ XAxis = Literal["epoch", "step", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "hours")
 
 
-# So many steps may be missing in a journal before what it says is no longer believed.
+# A corrupt journal may claim any step; this bounds the memory for steps whose losses are missing.
 MAX_MISSING_STEPS = 10_000_000
 
 
 def is_finite_number(value: object) -> bool:
-    """A journal can hold anything."""
+    """Whether a journal value, which may be of any JSON type, is a finite number."""
     return isinstance(value, float | int) and math.isfinite(value)
 
 
 class GrowingArray:
-    """Numbers in an array that grows; what is not set is NaN."""
+    """A float array that grows on demand; unset values are NaN."""
 
     def __init__(self) -> None:
         self._values = np.full(1024, np.nan)
@@ -59,25 +61,25 @@ class GrowingArray:
 
 
 class CurveData:
-    """The curves of one run. `version` changes with them."""
+    """The curves of one run. `version` increases with every change."""
 
     def __init__(self) -> None:
         self.version = 0
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Discard all events."""
         self.version += 1
         self.steps_per_epoch = 0
         self.nonfinite_count = 0
-        """Values that are no finite number."""
+        """Number of losses and epoch metrics that are NaN, infinite or missing."""
         self._losses = GrowingArray()
-        """The training loss of each step, from step 1 on."""
+        """Training loss of each step, starting with step 1."""
         self._missing_steps_left = MAX_MISSING_STEPS
         self._step_positions: dict[XAxis, GrowingArray] = {}
-        """Where those steps lie on an axis."""
+        """x positions of those steps, per axis."""
         self._step_events = {name: GrowingArray() for name in ("step", "time", "lr")}
-        """Of each `step` event."""
+        """Columns of the `step` events."""
         self._epoch_events = {
             name: GrowingArray()
             for name in (
@@ -86,17 +88,17 @@ class CurveData:
             )
         }
         self._time_offset_s = 0.0
-        """Added to a time to make it one of training: the run did not train between two sessions."""
+        """Added to an event's time to get the training time, which excludes pauses between sessions of the run."""
 
     def add_events(self, events: Iterable[Event] | None) -> None:
-        """Add events in the journal's order; None says that the journal began anew."""
+        """Add events in journal order. None means that the journal was recreated, so all curves are reset."""
         if events is None:
             self.reset()
         for event in events or ():
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Events in the journal's order."""
+        """Add one event; events must come in journal order."""
         match event:
             case RunStarted():
                 if event.steps_per_epoch != self.steps_per_epoch:
@@ -123,7 +125,7 @@ class CurveData:
                 for name, numbers in self._epoch_events.items():
                     value = getattr(event, name)
                     numbers.append(value)
-                    # Most runs have no averaged weights.
+                    # Most runs have no EMA weights, so a missing EMA metric is normal.
                     self.nonfinite_count += not is_finite_number(value) and not name.startswith("ema_")
             case _:
                 return
@@ -143,19 +145,19 @@ class CurveData:
         return max(self._losses.length, int(last))
 
     def last_x(self, axis: XAxis) -> float:
-        """Where the latest step lies on an axis; 1 where there is none yet."""
+        """Return the x position of the latest step; 1 before the first step."""
         place = float(self.x_positions(np.array([float(max(self.last_step, 1))]), axis)[0])
         return place if place > 0 else 1.0
 
     def train_loss(self, axis: XAxis) -> Series:
         places, length = self._step_positions.setdefault(axis, GrowingArray()), self._losses.length
         if places.length < length:
-            # Only of those that came since: there may be millions.
+            # There may be millions of steps, so compute only the positions that are new.
             places.set(places.length, self.x_positions(np.arange(places.length + 1.0, length + 1.0), axis))
         return Series(places.values[:length], self._losses.values)
 
     def epoch_metric(self, name: str, axis: XAxis) -> Series:
-        """`train_loss`, `val_loss`, `ema_val_loss` and the like at the end of each epoch."""
+        """Return a field of the `epoch` events, such as `val_loss` or `ema_val_accuracy`."""
         return self._series_over_steps(self._epoch_events["step"].values, self._epoch_events[name].values, axis)
 
     def lr(self, axis: XAxis) -> Series:
@@ -165,7 +167,7 @@ class CurveData:
         return Series(self.x_positions(steps, axis), values)
 
     def x_positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
-        """Where these steps lie on an axis."""
+        """Convert steps to positions on an x axis: epochs, steps or hours of training."""
         if axis == "epoch" and self.steps_per_epoch > 0:
             return steps / self.steps_per_epoch
         if axis == "hours" and self._step_events["step"].length:

@@ -1,4 +1,4 @@
-"""A chart as a drawing (SVG) and its points as a table (CSV)."""
+"""Export of a chart: the visible window as SVG, all points as CSV. `tui.screens.run` calls it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ Scale = Callable[[float], float]
 
 WIDTH, HEIGHT = 900, 480
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
-# Okabe and Ito's, in the order of the curves.
+# From the color-blind safe palette of Okabe and Ito, in the order of the curves.
 COLORS = ("#0072B2", "#E69F00", "#009E73")
 
 
 def export_chart(
     run_name: str, chart_id: str, curves: Sequence[Curve], window: PlotWindow, x_label: str, folder: Path
 ) -> list[Path]:
-    """Write the window as SVG and all points as CSV, to files named after run and chart, numbered where those exist.
-    Raises OSError."""
+    """Write the window as SVG and all points as CSV, and return both paths.
+
+    The files are named after run and chart, with a number if the name is in use. Raises OSError if writing fails.
+    """
     name = f"{run_name}-{chart_id}"
     for number in count(1):
         stem = name if number == 1 else f"{name}-{number}"
@@ -54,7 +56,7 @@ def export_chart(
 
 
 def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str) -> str:
-    """The window's curves with axes, names and, where they are smoothed, the raw ones behind."""
+    """Draw the curves within `window` with axes and a legend; raw curves are drawn pale behind smoothed ones."""
     seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
     if window.log:
         seen = [(curve, mask_nonpositive(series)) for curve, series in seen]

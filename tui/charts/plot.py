@@ -1,6 +1,8 @@
-"""Curves as lines of text, by plotext. Only finite numbers cross into it, at most two for each column of dots: a NaN
-would end the process (plotext 6.1), and its time grows with the points. Its figure is one for the whole process, so it
-is drawn from one thread."""
+"""Plots of curves as lines of text, drawn by plotext; `tui.widgets.chart` shows them.
+
+plotext only receives finite values, because a NaN ends the process (plotext 6.1), and at most two points per column of
+Braille dots, because its run time grows with the points. Its figure is global, so call `plot` from one thread only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tui.charts.axis import (
     ticks,
 )
 
-# A character of Braille is two dots wide.
+# A Braille character is two dots wide.
 DOTS_PER_COLUMN = 2
 BLANK_BRAILLE = "\u2800"
 MAX_JOINED_GAP_COLUMNS = 6
@@ -31,7 +33,7 @@ MIN_MARKER_COLUMNS = 12
 
 @dataclass(frozen=True)
 class Curve:
-    """`marker` is `braille`, which is joined by lines, or a sign; `color` is one of the terminal's 256."""
+    """A named series. `marker` is "braille" for a line or a character for points; `color` is a 256-color index."""
 
     label: str
     series: Series
@@ -41,19 +43,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class PlotWindow:
-    """What of the curves is seen: from `low` to `high` on the x axis."""
+    """The visible part of the x axis, from `low` to `high`, and how the curves are drawn in it."""
 
     low: float
     high: float
     log: bool = False
     smoothing: float = 0.0
-    """The share of the points in the window that is drawn as one."""
+    """Share of the points in the window that the moving average covers; 0 disables smoothing."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines of text. The x axis begins at column `area_left` and is `area_width` columns long; 0 where nothing is
-    drawn."""
+    """A drawn plot. The x axis starts at column `area_left` and is `area_width` columns long; 0 without curves."""
 
     lines: list[Text]
     area_left: int = 0
@@ -61,9 +62,9 @@ class Plot:
 
 
 def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -> Plot:
-    """`height` lines of `width` columns, or one that says why there are none."""
+    """Plot the curves as `height` lines of `width` columns, or return one line that says why nothing is drawn."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
-        return Plot([Text("too small to draw")])
+        return Plot([Text("Too small to draw")])
     seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
     if window.log:
         seen = [(curve, mask_nonpositive(series)) for curve, series in seen]
@@ -74,8 +75,10 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
 
 
 def _parse_ansi(line: str) -> Text:
-    """A line of plotext's with its colours. A short gap between two strokes of one colour becomes Braille without dots,
-    which is shorter to send than two changes of colour."""
+    """Convert a line of plotext output with ANSI colors to `Text`.
+
+    A short gap between two strokes of one color becomes blank Braille, which takes fewer bytes than two color changes.
+    """
     first, *parts = line.split("\x1b[")
     pieces: list[tuple[str, str]] = [(first, "")] if first else []
     colour = weight = ""
@@ -103,8 +106,8 @@ def _merge_across_gap(pieces: list[tuple[str, str]]) -> None:
 
 def _empty_message(visible: Sequence[tuple[Curve, Series]], log: bool) -> str:
     if any(len(series.y) for _, series in visible):
-        return "nothing that can be drawn: no value is a number above 0" if log else "no value is a finite number"
-    return "no data here yet"
+        return "No positive value for the log scale" if log else "No finite value"
+    return "No data yet"
 
 
 def _draw(
@@ -116,7 +119,7 @@ def _draw(
     (low, high), log = y_limits, window.log
     y_ticks = (log_ticks if log else ticks)(low, high, max(height // 3, 2))
     y_labels = tick_labels(y_ticks)
-    # plotext takes the width of the longest label and of the axis off.
+    # plotext reserves the columns of the longest y label and of the axis line.
     left = max(map(len, y_labels), default=0) + 1
     inner = max(width - left, 2)
     x_ticks = ticks(window.low, window.high, max(inner // 12, 2))

@@ -1,5 +1,7 @@
-"""Which part of a run's curves is visible: over which axis, from where to where, how smooth; and the cursor that reads
-them. The curves themselves are `tui.charts.curves`."""
+"""The view of a run's charts: x axis, zoom, pan, smoothing, log scale and cursor.
+
+`tui.screens.run` changes it on key presses; the data is in `tui.charts.curves`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ VALIDATION_MARKER = "•"
 
 @dataclass(frozen=True)
 class ChartView:
-    """The visible window, without the data that is looked at. `span` is the visible length of the axis, None for all;
-    `end` is where it ends, None for the latest point."""
+    """An immutable view without data. `span` is the visible length of the x axis, None for all of it; `end` is the
+    right edge, None to follow the latest point."""
 
     axis: XAxis = "epoch"
     smoothing: float = 0.0
@@ -53,7 +55,7 @@ class ChartView:
         return curves
 
     def subtitle(self, data: CurveData, chart_id: str) -> str:
-        """What is not plain to see: the axis, the scale, and what cannot be drawn."""
+        """Describe the x axis or cursor position, log scale, smoothing, and the number of non-finite values."""
         words = [self.axis if self.cursor is None else f"{self.axis} {format_number(self.cursor)}"]
         if self.log and chart_id != "accuracy":
             words.append("log")
@@ -75,7 +77,10 @@ class ChartView:
         return replace(self, span=None, end=None, cursor=None)
 
     def zoom(self, data: CurveData, factor: float) -> ChartView:
-        """Around the cursor where there is one, else around the middle; the latest point stays in view."""
+        """Scale the visible span by `factor`, around the cursor if there is one.
+
+        Without a cursor, zoom around the middle; a view that follows the latest point keeps its right edge.
+        """
         (low, high), last = self.x_limits(data), data.last_x(self.axis)
         span = (high - low) * factor
         if span >= last:
@@ -91,7 +96,7 @@ class ChartView:
         (low, high), last = self.x_limits(data), data.last_x(self.axis)
         span = high - low
         end = min(max(high + share * span, span), last)
-        # At the end it goes on with what comes.
+        # At the right end, follow the latest point again.
         return replace(self, end=None if end >= last else end)
 
     def move_cursor(self, data: CurveData, steps: int) -> ChartView:
