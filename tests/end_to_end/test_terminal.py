@@ -42,7 +42,7 @@ def test_tui_exit_restores_terminal(gputrain: Gputrain) -> None:
     terminals = {name: Terminal(gputrain, SCREEN) for name in ways}
     for name, way in ways.items():
         terminal = terminals[name]
-        terminal.wait_for("no runs yet")
+        terminal.wait_for("No runs yet")
         if isinstance(way, str):
             terminal.press(way)
         else:
@@ -60,7 +60,7 @@ def test_tui_exception_restores_terminal_and_is_reported(gputrain: Gputrain) -> 
         "from tui import screen; screen()"
     )
     terminal = Terminal(gputrain, sys.executable, "-c", program)
-    terminal.wait_for("no runs yet")
+    terminal.wait_for("No runs yet")
     terminal.press(" ")
     assert terminal.wait_for_end() != 0
     assert terminal.restored()
@@ -181,7 +181,7 @@ def test_tui_screens_never_load_torch(gputrain: Gputrain) -> None:
     terminal = Terminal(gputrain, SCREEN, "--demo")
     terminal.wait_for("digits-3")
     for keys, text in (
-        ("\t\t\r", "learning rate"),
+        ("\t\t\r", "Learning rate"),
         ("\x1b", "Processes"),
         ("n", "preset"),
         ("\x1b", "Processes"),

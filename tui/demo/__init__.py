@@ -1,1 +1,1 @@
-"""A replayed server for `gputrain-tui --demo`."""
+"""A simulated server for `gputrain-tui --demo`."""

@@ -1,6 +1,8 @@
-"""Replays a recorded server for `gputrain-tui --demo`: eight GPUs and two runs, for a look around without a GPU.
-`tests/recordings/make_demo.py` generated the recordings in `data/`. The pollers read the replayed files like those of a
-real server; every screen says that they are made up."""
+"""Replays a simulated server for `gputrain-tui --demo`: eight GPUs and two runs, to try the screens without a GPU.
+
+`tests/recordings/make_demo.py` generates the recordings in `data/`. The pollers read the replayed files like those of a
+real server; every screen shows `DEMO_NOTICE`.
+"""
 
 from __future__ import annotations
 
@@ -35,31 +37,31 @@ from engine.runs.journal import Journal, from_line
 from engine.runs.ownership import Ownership
 from engine.utils.files import write_json
 
-DEMO_NOTICE = "MADE UP: no such server"
+DEMO_NOTICE = "DEMO: simulated server"
 DATA = Path(__file__).with_name("data")
 LIVE_RUN, FINISHED_RUN = "fashion-17", "digits-3"
 LIVE_AGE_SECONDS = 248.0
-"""How long the live run has been training when the demo opens: six of its thirty epochs."""
+"""Training time of the live run when the demo opens: six of its thirty epochs."""
 DONE_AGE_SECONDS = 7300.0
 REPLAY_INTERVAL_SECONDS = 0.2
 
 
 def recorded(name: str) -> str:
-    """Return the text of a compressed file of `DATA`."""
+    """Return the text of a gzip file in `DATA`."""
     return gzip.decompress((DATA / f"{name}.gz").read_bytes()).decode()
 
 
 def recorded_events(recording: str, start_time: float) -> list[Event]:
-    """Return the events of a recorded run as if it had begun at this time."""
+    """Return the events of a recorded run, shifted to start at `start_time` (Unix seconds)."""
     events = map(from_line, recorded(f"{recording}/events.jsonl").splitlines())
     return [replace(event, time=event.time + start_time) for event in events if event is not None]
 
 
 class ReplayedRun:
-    """A new run folder, to which events of a recorded run are appended."""
+    """A new run folder that receives the events of a recorded run."""
 
     def __init__(self, folder: RunFolder, recording: str, past: Sequence[Event]) -> None:
-        """The run begins with its `past` events."""
+        """Create the folder with the `past` events in its journal."""
         self.folder = folder
         for path in (folder.path, folder.control, folder.checkpoints):
             path.mkdir(parents=True)
@@ -70,7 +72,7 @@ class ReplayedRun:
         self.append(*past)
 
     def append(self, *events: Event) -> None:
-        """Write the events to the journal, and what they come to beside it."""
+        """Append events to the journal, and update the log and `evaluation.json` accordingly."""
         with self.folder.log.open("a", encoding="utf-8") as log:
             for event in events:
                 self._journal.append(event)
@@ -87,7 +89,7 @@ class ReplayedRun:
 
 
 class DemoServer:
-    """A runs folder that is removed at the end, a thread that continues its live run, and a recording of GPUs."""
+    """A context manager with a temporary runs folder, a thread that continues its live run, and replayed GPUs."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="gputrain-demo-"))
@@ -115,13 +117,13 @@ class DemoServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def gpu_monitor(self, interval_s: float) -> RecordingMonitor:
-        """Return a monitor that replays the GPUs in a loop."""
+        """Return a monitor that replays the recorded GPUs in a loop."""
         path = self._folder / "gpus.jsonl"
         path.write_text(recorded("gpus.jsonl"))
         return RecordingMonitor(path, SamplerOptions(interval_s).stale_after_s)
 
     def _continue_live_run(self) -> None:
-        """Append events as their time comes; checkpoint, pause and stop on request."""
+        """Append events when they are due; answer checkpoint, pause, continue and stop requests."""
         run, asked, paused, step, epoch, paused_s = self._live, RequestCounters(), False, 0, 0, 0.0
         ownership = Ownership(run.folder)
         while self._upcoming and not self._stop_event.wait(REPLAY_INTERVAL_SECONDS):
@@ -136,7 +138,7 @@ class DemoServer:
                 paused = asked.paused
                 run.append(RunPaused(step=step, epoch=epoch) if paused else RunContinued(step=step, epoch=epoch))
             if asked.stop:
-                run.append(RunFinished(state="stopped", message="made up, and so cannot be resumed"))
+                run.append(RunFinished(state="stopped", message="simulated run; it cannot be resumed"))
                 break
             if paused:
                 paused_s += REPLAY_INTERVAL_SECONDS

@@ -1,1 +1,1 @@
-"""The choices and checks behind the form that starts a run."""
+"""State (`model`) and checks (`checks`) of the form that starts a run, without widgets."""

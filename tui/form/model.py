@@ -1,5 +1,7 @@
-"""What has been chosen in the form of a run: a base, and what is typed over it. Everything that a field knows comes
-from the config's schema."""
+"""The form for a new run without its widgets: a base config, and the values that the user typed over it.
+
+Keys, descriptions and choices come from `engine.config.schema`; `tui.screens.form` shows them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tui.charts.axis import FloatArray
 from tui.flags import format_value, run_arguments
 
 FORM_FORMAT = 1
-# Shown from the start, in this order; the rest on demand.
+# Shown by default, in this order; the other keys are shown on demand.
 MAIN_KEYS = (
     *("device.gpus", "device.ranks", "data.workers", "data.dataset", "data.path", "model.name", "model.weights"),
     *("run.epochs", "data.batch_size", "optim.lr", "optim.lr_scaling", "optim.name", "optim.momentum"),
@@ -33,14 +35,14 @@ MAIN_KEYS = (
     *("schedule.start_factor", "schedule.end_factor", "schedule.patience", "precision.amp", "augment.flip"),
     "run.name",
 )
-# `run` decides these itself, or they make no sense for a run that begins.
+# Keys without effect on a new run.
 EXCLUDED_KEYS = {"run.resume"}
 
 
 @dataclass(frozen=True)
 class ConfigField:
-    """One key of the config. `choices` are the words that it may be, where those are few; an `allows_other` one takes
-    others too."""
+    """A config key as the form shows it. `choices` are its allowed values if it has a fixed set; `allows_other` means
+    that it accepts other values, too."""
 
     key: str
     description: str
@@ -54,7 +56,7 @@ class ConfigField:
 
 
 def form_fields() -> list[ConfigField]:
-    """The main ones in their order, then the others in the schema's."""
+    """Return a field per config key: the main keys in form order, then the others in schema order."""
     found = {
         key: ConfigField(key, info.description or "", *field_kind(info.annotation))
         for key, info in fields()
@@ -64,7 +66,7 @@ def form_fields() -> list[ConfigField]:
 
 
 def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
-    """The choices of a key, whether it is a switch, and whether it takes more than its choices."""
+    """Return the choices of a config type, whether it is boolean, and whether it accepts other values."""
     if get_origin(annotation) is Literal:
         return tuple(map(str, get_args(annotation))), False, False
     parts = get_args(annotation)
@@ -79,25 +81,26 @@ def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
 
 @dataclass
 class Form:
-    """`base` is a preset or a file; `overrides` holds what stands in the fields that were touched."""
+    """The values of the form. `base` is a preset or a file; `overrides` maps changed keys to their text."""
 
     base: str | None = None
     overrides: dict[str, str] = field(default_factory=dict)
 
     def base_config(self) -> Config:
-        """The base by itself, which may want for something, such as where the data lies. Raises UsageError where it
-        cannot be read at all."""
+        """Return the base without the overrides. Invalid or missing keys, such as `data.path`, keep their default.
+        Raises UsageError if the base cannot be read."""
         try:
             return resolve_config(self.base).config
         except ConfigError as error:
             return error.valid_part
 
     def config(self) -> Config:
-        """Raises UsageError with every problem that can be seen without a look at the machine."""
+        """Return the resolved config. Raises UsageError with all problems of its values; nothing is checked against the
+        machine."""
         return resolve_config(self.base, flags={key: (key, text) for key, text in self.overrides.items()}).config
 
     def values(self) -> dict[str, str]:
-        """What each field shows: what was typed, else what the base says."""
+        """Return the text of each field: the override if there is one, else the value of the base."""
         try:
             values = as_dict(self.base_config())
         except UsageError:
@@ -108,21 +111,24 @@ class Form:
         return shown | self.overrides
 
     def set_value(self, key: str, text: str) -> None:
-        """Keep what was typed, unless it is what the base says."""
+        """Override a key, or drop its override if the text equals the value of the base."""
         self.overrides.pop(key, None)
         if key == "optim.name":
-            # As in a layer over others, see `engine.config.loader`.
+            # A new optimizer invalidates parameters of the previous one, as in `engine.config.loader`.
             for parameter in OPTIMIZER_SPECIFIC_KEYS:
                 self.overrides.pop(f"optim.{parameter}", None)
         if self.values().get(key) != text:
             self.overrides[key] = text
 
     def arguments(self) -> list[str]:
-        """Those of `gputrain` that start this run. Raises UsageError."""
+        """Return the `gputrain` arguments that start this run. Raises UsageError if the config is invalid."""
         return run_arguments(self.base, self.base_config(), self.config())
 
     def save_preset(self, name: str) -> Path:
-        """A name goes to the user's presets, a path where it says. Raises UsageError."""
+        """Write the config to `name`, a path or a name in the user's presets folder, and return the path.
+
+        Raises UsageError if the config is invalid, or the file exists or cannot be written.
+        """
         config = self.config()
         kept = as_dict(
             config.model_copy(update={"run": config.run.model_copy(update={"name": None})}), only_changed=True
@@ -134,20 +140,20 @@ class Form:
             with path.open("x", encoding="utf-8") as file:
                 file.write(to_yaml(kept) if kept else "")
         except FileExistsError as error:
-            raise UsageError.one(str(path), "exists; give another name") from error
+            raise UsageError.one(str(path), "already exists; choose another name") from error
         except OSError as error:
             raise UsageError.one(str(path), f"cannot be written: {error.strerror}") from error
         return path
 
 
 def optimizer_placeholders(values: dict[str, str]) -> dict[str, str]:
-    """What fields that are left empty stand for beside these values."""
+    """Return the defaults of the selected optimizer, which empty `optim` fields stand for."""
     own = default_options(values["optim.name"])
     return {f"optim.{key}": format_value(value) for key, value in own.items()}
 
 
 def is_relevant(key: str, values: dict[str, str]) -> bool:
-    """Whether a key has an effect beside these values."""
+    """Whether a key has an effect in combination with these values."""
     other, words = DEPENDS_ON.get(key, ("", set()))
     value = values.get(other)
     return not other or value in words or (ANY_USER_CODE in words and is_user_code(value))
@@ -162,7 +168,7 @@ def form_problems(form: Form) -> list[Problem]:
 
 
 def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) -> tuple[FloatArray, FloatArray]:
-    """Epochs and the learning rate that training has there, at no more steps than there are points."""
+    """Return epochs and learning rates of the schedule, sampled at up to `max_points` steps."""
     import numpy as np
 
     steps = steps_per_epoch * config.run.epochs
@@ -173,7 +179,7 @@ def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) 
 
 
 def load_last_form() -> Form:
-    """The choices of the last run that was started from the form; the preset of the digits before the first."""
+    """Return the last submitted form; the `digits` preset if there is none or its base cannot be read."""
     stored = read_json(state_folder() / "form.json") or {}
     typed = stored.get("typed")
     if stored.get("format") != FORM_FORMAT or not isinstance(typed, dict):
@@ -187,25 +193,25 @@ def load_last_form() -> Form:
     try:
         form.base_config()
     except UsageError:
-        # Its preset is gone.
+        # The preset was deleted.
         return Form("digits")
     return form
 
 
 def save_last_form(form: Form) -> None:
-    """Keep the choices for next time, but for the name, which another run will not have."""
+    """Store the form for the next new run, without the run name, which must be unique."""
     path = state_folder() / "form.json"
     typed = {key: text for key, text in form.overrides.items() if key != "run.name"}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"format": FORM_FORMAT, "base": form.base, "typed": typed})
     except OSError:
-        # It costs the user some typing next time.
+        # Not worth an error: the next form only starts from an older state.
         return
 
 
 def form_from_run(run_config: Path) -> Form:
-    """A run like this one, under a name that is not taken."""
+    """Return a form with the config of an existing run and an unused run name."""
     folder = run_config.parent
     return Form(
         str(run_config),

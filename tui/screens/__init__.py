@@ -1,1 +1,1 @@
-"""The screens."""
+"""The Textual screens that `tui.app` pushes."""

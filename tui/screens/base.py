@@ -1,5 +1,4 @@
-"""What all screens have: a title, the keys at the foot, a filter where there is something to filter, and a sentence
-instead of all that where the terminal is too small."""
+"""The base class of all screens: title line, footer, optional filter, and a notice when the terminal is too small."""
 
 from __future__ import annotations
 
@@ -27,11 +26,12 @@ MIN_COLUMNS, MIN_ROWS = 60, 15
 
 
 class Filter(Entry):
-    """One line, shown while it is used. Enter goes back to what is filtered, escape empties and hides it as well."""
+    """A one-line filter, hidden until it is activated. Enter keeps the text and returns the focus; escape also clears
+    and hides the line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", show=False)]
 
-    def __init__(self, id: str = "filter", placeholder: str = "type to filter, enter keeps it, esc ends it") -> None:  # noqa: A002
+    def __init__(self, id: str = "filter", placeholder: str = "Type to filter; enter keeps it, esc clears it") -> None:  # noqa: A002
         super().__init__(id=id, placeholder=placeholder)
         self.display = False
         self._previous_focus: Widget | None = None
@@ -52,7 +52,7 @@ class Filter(Entry):
         self.restore_focus()
 
     def restore_focus(self) -> None:
-        """To what had the focus before, where that is still shown."""
+        """Focus the previously focused widget if it is still visible, else the next one."""
         came_from = self._previous_focus
         if came_from is not None and came_from.is_attached and came_from.region:
             came_from.focus()
@@ -61,18 +61,18 @@ class Filter(Entry):
 
 
 class AppServices(Protocol):
-    """What screens need of the app: its settings, what its pollers found, and the way to other screens."""
+    """The part of `tui.app.GputrainApp` that screens use: settings, pollers and navigation."""
 
     runs_dir: Path
     demo_notice: str | None
-    """Shown on every screen of a demonstration, in which nothing is started; None outside of one."""
+    """Notice on every screen of the demo, which starts no runs; None outside the demo."""
     intervals: RefreshIntervals
     gpu_poller: GpuPoller
     run_list_poller: RunListPoller
     picked_gpu_uuids: set[str]
-    """GPUs for the next run."""
+    """UUIDs of the GPUs picked for the next run."""
     pending_run: LaunchedRun | None
-    """A run that was started here and has not begun."""
+    """A run launched from this app that has no run folder yet, or failed before it had one."""
 
     def source_notice(self) -> str | None: ...
 
@@ -92,8 +92,11 @@ class AppServices(Protocol):
 
 
 class GputrainScreen(Screen[None]):
-    """`SCREEN_COMMANDS` are its own; `update_content` is called while it is shown, once a period and when it comes
-    up."""
+    """Base class of all screens.
+
+    A subclass sets `SCREEN_COMMANDS` and implements `compose_body` and `update_content`. `update_content` runs when the
+    screen appears and once per poll interval while it is on top.
+    """
 
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = ()
     SHARED_COMMANDS: ClassVar[Sequence[Command]] = GLOBAL_COMMANDS
@@ -123,8 +126,8 @@ class GputrainScreen(Screen[None]):
             yield Filter()
         yield Keys(self.COMMAND_TABLE)
         yield Static(
-            f"This terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
-            "Make it larger, or press q to leave; runs go on.",
+            f"The terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
+            "Enlarge it, or press q to quit; runs continue.",
             id="too-small",
         )
 
@@ -133,13 +136,13 @@ class GputrainScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_interval(self.gputrain_app.intervals.poll_s, self._update_if_on_top)
-        # What comes first need not wait for the first of those.
+        # The first results arrive well before the first interval ends.
         for seconds in (0.1, 0.3, 0.6):
             self.set_timer(seconds, self._update_if_on_top)
 
     def on_screen_resume(self) -> None:
         self.gputrain_app.run_list_poller.enabled = self.SHOWS_RUNS
-        # By then it may have been left again.
+        # After the refresh, another screen may already be on top.
         self.call_after_refresh(self._update_if_on_top)
 
     def _update_if_on_top(self) -> None:
@@ -148,27 +151,27 @@ class GputrainScreen(Screen[None]):
 
     @property
     def is_on_top(self) -> bool:
-        """Textual's `is_current` holds for the screen below, too, which would then be drawn for nobody."""
+        """Whether this screen is topmost. Textual's `is_current` also holds for a screen covered by a modal one."""
         return self.app.screen_stack[-1:] == [self]
 
     def update_content(self) -> None:
-        """Show what the pollers found."""
+        """Show the latest results of the pollers."""
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < MIN_COLUMNS or event.size.height < MIN_ROWS, "-too-small")
         self.call_after_refresh(self._update_if_on_top)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """In a terminal that is too small nothing is done that cannot be seen."""
+        """Disable all actions except `quit` while the terminal is too small to show their effect."""
         return action == "quit" or not self.has_class("-too-small")
 
     def show_title(self, left: str, right: str = "") -> None:
-        """What this is at the left, what goes on at the right, and what is made up in between."""
+        """Show `left`, then the notice on simulated or recorded data if any, and `right` at the right edge."""
         line = Text(no_wrap=True, end="", overflow="ellipsis")
         line.append(" gputrain ", STRONG)
         notice = self.gputrain_app.source_notice()
         told = Text(f" {left}", no_wrap=True)
-        # What is made up is said before all else.
+        # The notice must never be cut off, so `left` is truncated instead.
         told.truncate(
             max(self.size.width - line.cell_len - len(f"   {notice} " if notice else ""), 0), overflow="ellipsis"
         )
@@ -182,11 +185,11 @@ class GputrainScreen(Screen[None]):
         self.show_line("#title", line)
 
     def show_line(self, selector: str, line: Text) -> None:
-        """Draw a line again only where it has changed."""
+        """Update a `Static` line if its text has changed."""
         static = self.query_one(selector, Static)
         if getattr(static, "shown", None) != line:
             static.shown = line  # type: ignore[attr-defined]
-            # Its place does not hang on what it says: nothing else is to be laid out again.
+            # The height is fixed at one line, so no other widget needs a new layout.
             static.update(line, layout=False)
 
     @property
@@ -198,7 +201,7 @@ class GputrainScreen(Screen[None]):
         self.query_one(Filter).activate()
 
     async def action_back(self) -> None:
-        """First out of the filter, then to the screen before."""
+        """Close the filter if it is open, else return to the previous screen."""
         for line in self.query(Filter):
             if line.display:
                 line.action_dismiss()

@@ -1,4 +1,7 @@
-"""The evaluations of one run: which class was taken for which, the worst mistakes, and the accuracy of each class."""
+"""The confusion screen: confusion matrix, worst mistakes and per-class accuracy of a run's best or last epoch.
+
+`tui.pollers.EvaluationPoller` reads the evaluations; `tui.widgets.matrix` draws the matrix.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ from tui.text.run_progress import progress_bar
 from tui.widgets.lines import Lines, Row
 from tui.widgets.matrix import Matrix
 
-# Of more classes than these the matrix does not show all at once on most screens, and the worst come first.
+# With more classes than this, the matrix does not fit most terminals, so the worst classes come first by default.
 MAX_UNSORTED_CLASSES = 30
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS, MAX_NAME_COLUMNS = 5, 30, 16
 SCROLLBAR_COLUMNS = 1
-TAKEN_FOR = " taken for "
+TAKEN_FOR = " → "
 
 
 class ConfusionScreen(GputrainScreen):
@@ -54,11 +57,11 @@ class ConfusionScreen(GputrainScreen):
         with Container(id="confusion"):
             yield Matrix(id="matrix")
             with Container(id="worst"):
-                pairs = Lines(selectable=True, id="pairs", empty_text=Text("no mistake", MUTED))
-                pairs.border_title = "worst mistakes"
+                pairs = Lines(selectable=True, id="pairs", empty_text=Text("No mistakes", MUTED))
+                pairs.border_title = "Worst mistakes (true → predicted)"
                 yield pairs
                 classes = Lines(selectable=True, id="classes")
-                classes.border_title = "accuracy, worst first"
+                classes.border_title = "Accuracy per class, worst first"
                 yield classes
 
     def on_mount(self) -> None:
@@ -70,15 +73,15 @@ class ConfusionScreen(GputrainScreen):
 
     def update_content(self) -> None:
         poller, name = self.evaluation_poller, printable(self.folder.name)
-        self.show_title(f"{name}   which class was taken for which")
+        self.show_title(f"{name}   confusion matrix")
         found, problem = poller.latest, poller.problem or poller.unexpected_error
         self.show_line("#scores", self._scores_line(found, problem, has_polled=poller.has_polled))
         panels = self.query_one("#confusion")
         if found is not None and not panels.display:
-            # What is hidden cannot hold the focus.
+            # A hidden widget cannot take the focus, so wait until the panels are displayed.
             self.call_after_refresh(self.query_one(Matrix).focus)
         panels.display = found is not None
-        # What is drawn hangs on these alone; the file is read again only where it has changed.
+        # The poller returns a new object only when the file has changed, so its id is part of the key.
         now = (id(found), self._show_best, self._sort_worst_first, *(lines.size for lines in self.query(Lines)))
         if found is not None and now != self._drawn_key:
             self._drawn_key = now
@@ -90,7 +93,7 @@ class ConfusionScreen(GputrainScreen):
             line.append(f" {printable(problem)}", BAD)
         elif evaluations is None:
             line.append(
-                " no evaluation yet: the first comes at the end of an epoch" if has_polled else " looking …", MUTED
+                " No evaluation yet; the first follows at the end of an epoch" if has_polled else " Loading …", MUTED
             )
         else:
             shown = self._selected_evaluation(evaluations)
@@ -159,7 +162,7 @@ class ConfusionScreen(GputrainScreen):
 
 
 def mistake_lines(found_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> list[Text]:
-    """`4 taken for 9: 7 images, 12%`; all of them without that word where one would not find room."""
+    """Format mistakes as `4 → 9: 7 images, 12%`. If one of them exceeds `width`, all omit the word "images"."""
     tails = [f": {pluralize(one.images, 'image')}, {format_percent(one.share)}" for one in found_mistakes]
     whole = [
         names[one.true_class] + TAKEN_FOR + names[one.predicted_class] + tail
@@ -174,7 +177,7 @@ def mistake_lines(found_mistakes: Sequence[Mistake], names: Sequence[str], width
 
 
 def mistake_line(true_name: str, predicted_name: str, tail: str, width: int) -> Text:
-    """The names are cut where there is no room for them."""
+    """Format one mistake; the class names are truncated to fit `width` columns."""
     room = max(width - len(TAKEN_FOR) - len(tail), 2)
     if cell_len(true_name) + cell_len(predicted_name) > room:
         longest = max(room // 2, room - min(cell_len(true_name), cell_len(predicted_name)))
@@ -183,12 +186,12 @@ def mistake_line(true_name: str, predicted_name: str, tail: str, width: int) -> 
 
 
 def class_line(name: str, accuracy: float, images: int | None, name_columns: int, width: int) -> Text:
-    """Name, a bar, the accuracy, and of how many images."""
+    """Format a class as name, bar, accuracy and number of validation images."""
     line = Text(no_wrap=True, end="")
     name = truncate_cells(name, name_columns)
     line.append(name + " " * (name_columns - cell_len(name) + 1), STRONG)
     if math.isnan(accuracy):
-        line.append("no image", MUTED)
+        line.append("no images", MUTED)
         return line
     tail = f" {accuracy:6.1%}" + ("" if images is None else f" of {images:,}")
     room = min(width - line.cell_len - len(tail), MAX_BAR_COLUMNS)

@@ -1,4 +1,4 @@
-"""Small windows over a screen: a choice, a question for text, something to read."""
+"""Modal dialogs: choose one row, choose several rows, enter text, read text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tui.widgets.lines import Lines, Row
 
 
 class ChoiceDialog(ModalScreen[str | None]):
-    """One of several rows, by its key; None where it was left with escape."""
+    """Choose one of several rows. Returns the row's key, or None if canceled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", show=False)]
 
@@ -33,7 +33,7 @@ class ChoiceDialog(ModalScreen[str | None]):
             if self._note:
                 yield Static(self._note, classes="note", markup=False)
             yield Lines(selectable=True)
-            yield Static("enter choose   esc back", classes="hint")
+            yield Static("enter choose   esc cancel", classes="hint")
 
     def on_mount(self) -> None:
         lines = self.query_one(Lines)
@@ -49,12 +49,12 @@ class ChoiceDialog(ModalScreen[str | None]):
 
 
 def stop_dialog(question: str) -> ChoiceDialog:
-    """Answered with `yes`; what comes first changes nothing."""
-    return ChoiceDialog(question, [Row("no", Text("go on training")), Row("yes", Text("stop"))])
+    """Ask whether to stop a run. Returns "yes" or "no"; "no" is first, so a stray enter stops nothing."""
+    return ChoiceDialog(question, [Row("no", Text("Keep it running")), Row("yes", Text("Stop"))])
 
 
 class MultiChoiceDialog(ModalScreen[list[str] | None]):
-    """Any number of rows, by their keys; None where it was left with escape."""
+    """Choose any number of rows. Returns their keys, or None if canceled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "leave", show=False),
@@ -69,7 +69,7 @@ class MultiChoiceDialog(ModalScreen[list[str] | None]):
         with Vertical(classes="dialog") as box:
             box.border_title = self._title
             yield Lines(selectable=True)
-            yield Static("space pick   enter done   esc back", classes="hint")
+            yield Static("space select   enter confirm   esc cancel", classes="hint")
 
     def on_mount(self) -> None:
         self.query_one(Lines).styles.height = min(len(self._rows), 16)
@@ -95,7 +95,7 @@ class MultiChoiceDialog(ModalScreen[list[str] | None]):
 
 
 class TextInputDialog(ModalScreen[str | None]):
-    """A line of text; None where it was left with escape."""
+    """Enter a line of text. Returns it stripped, or None if empty or canceled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
@@ -108,7 +108,7 @@ class TextInputDialog(ModalScreen[str | None]):
             box.border_title = self._title
             yield Static(self._note, classes="note", markup=False)
             yield Entry(self._value)
-            yield Static("enter done   esc back", classes="hint")
+            yield Static("enter confirm   esc cancel", classes="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip() or None)
@@ -118,7 +118,7 @@ class TextInputDialog(ModalScreen[str | None]):
 
 
 class TextDialog(ModalScreen[None]):
-    """Lines to read and scroll."""
+    """Read and copy lines of text, wrapped to the dialog's width."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "leave", show=False),
@@ -133,7 +133,7 @@ class TextDialog(ModalScreen[None]):
         with Vertical(classes="dialog wide") as box:
             box.border_title = self._title
             yield Lines()
-            yield Static("esc back   ^y copy", classes="hint")
+            yield Static("esc close   ^y copy", classes="hint")
 
     def on_mount(self) -> None:
         self.query_one(Lines).focus()
@@ -149,13 +149,14 @@ class TextDialog(ModalScreen[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard("\n".join(line.plain for line in self._lines))
-        self.app.notify("copied")
+        self.app.notify("Copied to the clipboard")
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
 def help_lines(commands: Sequence[Command]) -> list[Text]:
+    """Return one aligned line per command: key, title, help."""
     width = max(len(command.key_label) for command in commands)
     titles = max(len(command.title) for command in commands)
     return [
@@ -167,7 +168,7 @@ def help_lines(commands: Sequence[Command]) -> list[Text]:
 
 
 def problem_lines(problems: Sequence[tuple[str, str]]) -> list[Text]:
-    """What is wrong: where, and what."""
+    """Format (location, message) pairs; the message follows its location on an indented line."""
     found: list[Text] = []
     for where, what in problems:
         found += [Text(where, BAD), Text(f"  {what}")] if where else [Text(what)]

@@ -1,4 +1,7 @@
-"""A new run: every key of the config as a field, and beside them what they come to."""
+"""The form for a new run: one field per config key, beside the learning rate curve, the plan and the command.
+
+`tui.form.model` holds the values, `tui.form.checks` checks them against this machine.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ from tui.widgets.chart import Chart
 from tui.widgets.field import Chooser, Field
 from tui.widgets.lines import Row
 
-# The curve is drawn with these where the number of images is not known yet.
+# For the learning rate curve while the number of images is unknown.
 ASSUMED_STEPS_PER_EPOCH = 100
 MAX_LR_CURVE_POINTS = 1000
 NO_PRESET = "(none)"
@@ -55,7 +58,7 @@ class FormScreen(GputrainScreen):
     AUTO_FOCUS = "#preset"
 
     def __init__(self, app: AppServices, run_config: Path | None = None) -> None:
-        """Filled from the config of a run where one is given, else with the last choices."""
+        """Start from the config of an existing run (`run_config`), or from the last submitted form."""
         super().__init__(app)
         self._run_config = run_config
         self.form = Form()
@@ -69,13 +72,13 @@ class FormScreen(GputrainScreen):
         if self._run_config is not None:
             self.form = form_from_run(self._run_config)
         else:
-            # What is tried in a demonstration is not what is wanted next time.
+            # The demo always shows the same form.
             self.form = load_last_form() if self.gputrain_app.demo_notice is None else Form("digits")
         self._apply_picked_gpus()
         values = self.form.values()
         with Container(id="form"):
             with Vertical(id="left"):
-                yield Filter("search", "search all fields; enter goes to them, esc ends the search")
+                yield Filter("search", "Search all fields; enter goes to the matches, esc clears")
                 with VerticalScroll(id="fields", can_focus=False):
                     with Container(classes="line preset"):
                         yield Static("preset", classes="key")
@@ -86,17 +89,17 @@ class FormScreen(GputrainScreen):
                             compact=True,
                             id="preset",
                         )
-                        yield Static("What the fields begin with.", classes="description")
+                        yield Static("Initial values of all fields.", classes="description")
                     for info in self._fields:
                         if info.is_main:
                             yield Field(info, values[info.key])
                 yield Static("", id="about", markup=False)
             with Container(id="beside"):
-                yield Chart("learning rate", "form-lr")
+                yield Chart("Learning rate", "form-lr")
                 with Vertical(id="told"):
                     yield Static("", id="plan", markup=False)
                     command = Static("", id="command", markup=False)
-                    command.border_title = "the same run as a command"
+                    command.border_title = "Equivalent command"
                     yield command
 
     def _presets(self) -> list[tuple[Text, str]]:
@@ -107,14 +110,14 @@ class FormScreen(GputrainScreen):
         return [(Text(printable(Path(name).parent.name if "/" in name else name)), name) for name in names]
 
     def _apply_picked_gpus(self) -> None:
-        """The GPUs that were picked on the first screen."""
+        """Set `device.gpus` to the GPUs picked on the monitor screen."""
         snapshot, picked = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids
         if snapshot is not None and picked:
             indices = [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
             self.form.set_value("device.gpus", ",".join(indices))
 
     def on_mount(self) -> None:
-        self.query_one("#plan").border_title = "plan"
+        self.query_one("#plan").border_title = "Plan"
         self._show_fields()
         self._validate_form()
 
@@ -124,13 +127,13 @@ class FormScreen(GputrainScreen):
     def update_content(self) -> None:
         wrong = len(self._all_problems())
         ready = "ready to start " if self._check_result is not None else "checking … "
-        right = f"{pluralize(wrong, 'thing')} to mend " if wrong else ready
+        right = f"{pluralize(wrong, 'error')} to fix " if wrong else ready
         self.show_title("new run", right)
 
     # Fields
 
     def _show_fields(self) -> None:
-        """Those that matter beside what is chosen, or that are searched for."""
+        """Show the fields that match the search or, without one, that take effect with the current values."""
         values, wanted = self.form.values(), self.query_one("#search", Input).value.strip().lower()
         snapshot = self.gputrain_app.gpu_poller.snapshot
         no_gpu = snapshot is None or not snapshot.gpus
@@ -148,7 +151,7 @@ class FormScreen(GputrainScreen):
                 one.display = shown and on_cpu and is_relevant(key, values)
 
     def _show_values(self) -> None:
-        """Show in each field what holds by now."""
+        """Copy the form's values to the fields, then validate."""
         values = self.form.values()
         for one in self.query(Field):
             one.set_value(values[one.info.key])
@@ -217,9 +220,9 @@ class FormScreen(GputrainScreen):
             about.append(field.info.key, "bold")
             about.append(f"  {field.info.description}")
             if field.info.choices:
-                about.append(f"  enter shows {pluralize(len(field.info.choices), 'choice')}.", MUTED)
+                about.append(f"  Press enter for {pluralize(len(field.info.choices), 'choice')}.", MUTED)
             elif field.info.key == "device.gpus":
-                about.append("  enter picks from a list.", MUTED)
+                about.append("  Press enter to pick from a list.", MUTED)
         self.query_one("#about", Static).update(about)
 
     def key_down(self) -> None:
@@ -228,7 +231,7 @@ class FormScreen(GputrainScreen):
     def key_up(self) -> None:
         self.focus_previous()
 
-    # What is wrong, and what it comes to
+    # Validation and plan
 
     def _validate_form(self) -> None:
         self._problems = form_problems(self.form)
@@ -246,8 +249,8 @@ class FormScreen(GputrainScreen):
         try:
             checked = self._checker.check(config, self.gputrain_app.gpu_poller.snapshot)
         except Exception as error:
-            # Whatever a machine does to a look, it ends no screen.
-            checked = FormCheckResult(problems=[Problem("", f"this machine could not be looked at: {error}")])
+            # A fault of the host, such as a broken mount, must not take down the screen.
+            checked = FormCheckResult(problems=[Problem("", f"checking this machine failed: {error}")])
         if self.is_attached:
             self.app.call_from_thread(self._apply_check_result, config, checked)
 
@@ -275,7 +278,9 @@ class FormScreen(GputrainScreen):
             chart.draw([], PlotWindow(0.0, 1.0))
             keys = {info.key for info in self._fields}
             strange = [str(problem) for problem in self._problems if problem.location not in keys]
-            told = Text(printable("\n".join(strange)), BAD) if strange else Text("told when nothing is wrong", MUTED)
+            told = (
+                Text(printable("\n".join(strange)), BAD) if strange else Text("Fix all errors to see the plan", MUTED)
+            )
             self.query_one("#plan", Static).update(told)
             self.query_one("#command", Static).update(Text(UNKNOWN, MUTED))
             return
@@ -308,13 +313,13 @@ class FormScreen(GputrainScreen):
             self._mark_problems()
             lines = problem_lines([(problem.label, printable(problem.message)) for problem in problems])
             wrapped = [part for line in lines for part in line.wrap(self.app.console, 100)]
-            self.app.push_screen(TextDialog(f"not started: {pluralize(len(problems), 'thing')} to mend", wrapped))
+            self.app.push_screen(TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", wrapped))
             return
         save_last_form(self.form)
         self.gputrain_app.launch([*self._command_arguments(), "--headless"])
 
     async def action_search(self) -> None:
-        # First: what is typed meanwhile is for it.
+        # Focus the search line first: keys typed while the fields are mounted belong to it.
         self.query_one("#search", Filter).activate()
         await self._mount_all_fields()
         self._show_fields()
@@ -332,10 +337,10 @@ class FormScreen(GputrainScreen):
 
     def action_copy(self) -> None:
         if self._problems:
-            self.gputrain_app.show_toast("there is no command while something is wrong", warning=True)
+            self.gputrain_app.show_toast("Fix the errors first; the command needs a valid config", warning=True)
             return
         self.app.copy_to_clipboard(self._shell_command())
-        self.gputrain_app.show_toast("copied")
+        self.gputrain_app.show_toast("Copied to the clipboard")
 
     def action_save_preset(self) -> None:
         def answer(name: str | None) -> None:
@@ -346,28 +351,28 @@ class FormScreen(GputrainScreen):
             except UsageError as error:
                 self.gputrain_app.show_toast(str(error), warning=True)
                 return
-            self.gputrain_app.show_toast(f"saved as {path}; `gputrain run {path.stem}` starts it", timeout_s=8)
+            self.gputrain_app.show_toast(f"Saved as {path}. Start it with `gputrain run {path.stem}`.", timeout_s=8)
 
-        note = "A name, by which `gputrain run NAME` finds it, or the path of a YAML file."
-        self.app.push_screen(TextInputDialog("save these choices as a preset", "", note), answer)
+        note = "A name for `gputrain run NAME`, or the path of a YAML file."
+        self.app.push_screen(TextInputDialog("Save as preset", "", note), answer)
 
 
 def plan_text(config: Config, result: FormCheckResult | None) -> Text:
-    """What the choices come to, and where."""
+    """Summarize the run: devices, global batch size, steps and images."""
     if result is None:
-        return Text("looking at this machine …", MUTED)
+        return Text("Checking this machine …", MUTED)
     what = "GPU" if result.on_gpus else "process"
     many = {"GPU": "GPUs", "process": "processes"}[what] if result.total_ranks != 1 else what
     where = "" if result.on_gpus else " on the CPU"
-    global_batch = "as large as fits"
+    global_batch = "auto"
     if config.data.batch_size != "auto":
         global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)
-    lines = [f"{result.total_ranks} {many}{where}, global batch {global_batch}"]
+    lines = [f"{result.total_ranks} {many}{where}, global batch size {global_batch}"]
     if result.sampler is not None:
         shares, epochs = result.sampler, config.run.epochs
         steps = shares.steps_per_epoch
-        lines.append(f"{pluralize(steps, 'step')} an epoch, {steps * epochs:,} in {pluralize(epochs, 'epoch')}")
-        lines.append(f"{shares.train_images:,} images, {shares.val_images:,} for validation")
+        lines.append(f"{pluralize(steps, 'step')} per epoch, {steps * epochs:,} in {pluralize(epochs, 'epoch')}")
+        lines.append(f"{shares.train_images:,} training, {shares.val_images:,} validation images")
     elif not result.problems:
-        lines.append("counting the images …")
+        lines.append("Counting images …")
     return Text("\n".join(lines), BAD if result.problems else "")

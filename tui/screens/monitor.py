@@ -1,4 +1,7 @@
-"""Home: what the GPUs of this host do, who is on them, and which runs there are."""
+"""The monitor screen, shown first: the GPUs of this host, the processes on them, and the runs.
+
+`tui.pollers` provides the data; `tui.text.gpus` and `tui.text.run_lines` format it.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,12 @@ from tui.widgets.lines import Lines, Row
 
 MAX_HISTORY_SAMPLES = 32
 SIGNALS = (
-    (signal.SIGTERM, "ask it to end"),
-    (signal.SIGINT, "as Ctrl-C"),
-    (signal.SIGHUP, "as the end of its terminal"),
-    (signal.SIGKILL, "end it at once; it can save nothing"),
-    (signal.SIGSTOP, "hold it"),
-    (signal.SIGCONT, "let it go on"),
+    (signal.SIGTERM, "Request termination"),
+    (signal.SIGINT, "Interrupt, same as Ctrl-C"),
+    (signal.SIGHUP, "Hang up, as when its terminal closes"),
+    (signal.SIGKILL, "Kill immediately; it saves nothing"),
+    (signal.SIGSTOP, "Suspend"),
+    (signal.SIGCONT, "Continue after SIGSTOP"),
 )
 
 
@@ -55,15 +58,15 @@ class MonitorScreen(GputrainScreen):
         self._last_snapshot: Snapshot | None = None
         self._processes: dict[str, GpuProcess] = {}
         self._process_start_times: dict[int, float | None] = {}
-        """When each of those processes began, as it was first seen."""
+        """PID -> start time when first seen; a different one later means that the PID was reused."""
         self._moved_focus_to_runs = False
 
     def compose_body(self) -> ComposeResult:
-        gpus = Lines(selectable=True, id="gpus", empty_text=Text("looking …", MUTED))
+        gpus = Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
         gpus.border_title = "GPUs"
         yield gpus
         with Container(id="below"):
-            processes = Lines(selectable=True, id="processes", empty_text=Text("none", MUTED))
+            processes = Lines(selectable=True, id="processes", empty_text=Text("No GPU processes", MUTED))
             processes.border_title = "Processes"
             yield processes
             runs = Lines(selectable=True, id="runs")
@@ -144,8 +147,8 @@ class MonitorScreen(GputrainScreen):
         problem = printable(
             self.gputrain_app.run_list_poller.problem or self.gputrain_app.run_list_poller.unexpected_error or ""
         )
-        none = "no run holds this text" if self.filter_text else "no runs yet; n starts one"
-        empty = Text(problem or none if rows is not None else "looking …", MUTED)
+        none = "No run matches the filter" if self.filter_text else "No runs yet; press n to start one"
+        empty = Text(problem or none if rows is not None else "Loading …", MUTED)
         wanted = self.filter_text
         shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
         width = name_columns(shown, panel.size.width)
@@ -155,7 +158,7 @@ class MonitorScreen(GputrainScreen):
         lines = self.query_one("#gpus", Lines)
         snapshot = self.gputrain_app.gpu_poller.snapshot
         if lines.selected_key is None or snapshot is None or not snapshot.gpus:
-            self.gputrain_app.show_toast("there is no GPU to pick: training uses the CPU")
+            self.gputrain_app.show_toast("No GPU to pick: training uses the CPU")
             return
         self.gputrain_app.picked_gpu_uuids ^= {lines.selected_key}
         self._show_gpus(snapshot)
@@ -176,15 +179,13 @@ class MonitorScreen(GputrainScreen):
         panel = self.query_one("#processes", Lines)
         one = self._processes.get(panel.selected_key or "")
         if one is None:
-            self.gputrain_app.show_toast("there is no process to send a signal to")
+            self.gputrain_app.show_toast("No process to send a signal to")
             return
         if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("this process is made up")
+            self.gputrain_app.show_toast("The demo sends no signals: this process is simulated")
             return
         what = printable(f"{one.pid}  {one.user.value or '?'}  {one.command.value or '?'}")
-        note = (
-            f"It is rank {one.rank} of {one.run}: stopping the run on its own screen loses nothing." if one.run else ""
-        )
+        note = f"Rank {one.rank} of run {one.run}: stop the run on its screen to save a checkpoint." if one.run else ""
         rows = [Row(str(int(number)), Text(f"{number.name:<8} {told}")) for number, told in SIGNALS]
         began = self._process_start_times.get(one.pid)
 
@@ -192,25 +193,24 @@ class MonitorScreen(GputrainScreen):
             if number is not None:
                 self._send_signal(one.pid, began, int(number))
 
-        self.app.push_screen(ChoiceDialog(f"signal to {what}"[:60], rows, printable(note)), send)
+        self.app.push_screen(ChoiceDialog(f"Send a signal to {what}"[:60], rows, printable(note)), send)
 
     def _send_signal(self, pid: int, expected_start_time: float | None, signum: int) -> None:
         name = signal.Signals(signum).name
-        # Between the question and the answer the number can have become another process's.
+        # The PID may have been reused while the dialog was open.
         if expected_start_time is None or _process_start_time(pid) != expected_start_time:
-            self.gputrain_app.show_toast(
-                f"process {pid} is not here any more, or runs in another container", warning=True
-            )
+            self.gputrain_app.show_toast(f"Process {pid} has ended, or runs in another container", warning=True)
             return
         try:
             os.kill(pid, signum)
         except OSError as error:
-            self.gputrain_app.show_toast(f"{name} to process {pid}: {error.strerror}", warning=True)
+            self.gputrain_app.show_toast(f"{name} could not be sent to process {pid}: {error.strerror}", warning=True)
             return
         self.gputrain_app.show_toast(f"{name} sent to process {pid}")
 
 
 def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:
+    """Format CPU load, its recent history and memory use of the host, for hosts without a GPU."""
     memory = f"memory {load.memory_used_bytes / GIB:.1f}/{load.memory_total_bytes / GIB:.1f} GiB"
     return Text(f"CPU {load.cpu_percent:3.0f}% {sparkline(history[-16:]):<16}  {memory}", no_wrap=True)
 

@@ -1,4 +1,7 @@
-"""One run: how far it is, its curves, its GPUs, its log, and the requests that can be made of it."""
+"""The screen of one run: progress, bottleneck, charts, GPUs, log, and the control requests that it sends.
+
+`tui.pollers.RunPoller` reads the journal; `tui.charts` turns its events into curves.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ from tui.text.runs import RunSnapshot
 from tui.widgets.chart import Chart
 from tui.widgets.lines import Lines
 
-# What of a second the reading of a long history may take, and how often it goes on.
+# A long journal is read in slices, so that the screen stays responsive meanwhile.
 DRAIN_BUDGET_SECONDS = 0.02
 DRAIN_INTERVAL_SECONDS = 0.05
 IDLE_SECONDS = 0.25
 STOP_QUESTIONS = {
-    RunState.RUNNING: "Stop it? It saves a checkpoint, and can be resumed.",
-    RunState.PAUSED: "Stop it? It saves a checkpoint, and can be resumed.",
-    RunState.STARTING: "Stop it before its first step?",
+    RunState.RUNNING: "Stop the run? It saves a checkpoint and can be resumed.",
+    RunState.PAUSED: "Stop the run? It saves a checkpoint and can be resumed.",
+    RunState.STARTING: "Stop the run before its first step?",
 }
 
 
@@ -61,14 +64,14 @@ class RunScreen(GputrainScreen):
         yield Static("", id="limit", markup=False)
         yield Static("", id="message", markup=False)
         with Container(id="charts"):
-            yield Chart("loss", "loss")
-            yield Chart("accuracy", "accuracy")
-            yield Chart("learning rate", "lr")
+            yield Chart("Loss", "loss")
+            yield Chart("Accuracy", "accuracy")
+            yield Chart("Learning rate", "lr")
             devices = Lines(id="devices")
             devices.border_title = "GPUs of this run"
             yield devices
         log = Lines(id="log")
-        log.border_title = "log"
+        log.border_title = "Log"
         yield log
 
     def on_mount(self) -> None:
@@ -80,7 +83,7 @@ class RunScreen(GputrainScreen):
         self._poller.close()
 
     def _drain_events(self) -> None:
-        """Take events from the queue for a little while, and draw when they are due."""
+        """Consume queued events within the time budget, and redraw the charts when due."""
         now = time.monotonic()
         if not self.is_on_top or now < self._idle_until:
             return
@@ -105,7 +108,7 @@ class RunScreen(GputrainScreen):
             self._draw()
 
     def _draw(self) -> None:
-        """The charts one after the other, the one that has the focus first, so that no key waits for all of them."""
+        """Draw one chart per refresh, the focused one first, so that keys are handled in between."""
         self._next_draw_time = time.monotonic() + (
             self.gputrain_app.intervals.charts_s if self._drawn_version >= 0 else 0.5
         )
@@ -146,14 +149,14 @@ class RunScreen(GputrainScreen):
         if self._poller.unexpected_error is not None:
             line.append(f" {printable(self._poller.unexpected_error)}", BAD)
         elif snapshot.folder_missing:
-            line.append(" the folder of this run is gone; what was read of it is still shown", BAD)
+            line.append(" The run folder was deleted; this is the last known state", BAD)
         elif snapshot.row.message:
             style = BAD if snapshot.row.state in (RunState.FAILED, RunState.CRASHED) else MUTED
             line.append(f" {printable(snapshot.row.message)}", style)
         elif snapshot.row.state == RunState.STARTING:
-            line.append(" its ranks are being set up", MUTED)
+            line.append(" Starting the ranks", MUTED)
         elif not self._poller.caught_up:
-            line.append(f" reading its history: {self.data.last_step:,} steps so far", WARNING)
+            line.append(f" Reading the journal: {self.data.last_step:,} steps so far", WARNING)
         self.query_one("#message").display = bool(line.plain)
         self.show_line("#message", line)
 
@@ -165,14 +168,14 @@ class RunScreen(GputrainScreen):
 
     def _send_request(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
-            self.gputrain_app.show_toast(f"this run is over: it is {self.state or 'not read yet'}", warning=True)
+            self.gputrain_app.show_toast(f"Not sent: the run is {self.state or 'not read yet'}", warning=True)
             return
         try:
             send_request(self.folder.control, request)
         except UsageError as error:
             self.gputrain_app.show_toast(str(error), warning=True)
             return
-        self.gputrain_app.show_toast(f"asked to {request}; the log says when it has")
+        self.gputrain_app.show_toast(f"Sent the {request} request; the log shows when it takes effect")
 
     def action_stop(self) -> None:
         question = STOP_QUESTIONS.get(self.state) if self.state is not None else None
@@ -198,7 +201,7 @@ class RunScreen(GputrainScreen):
     def action_again(self) -> None:
         self.gputrain_app.open_form(self.folder.config)
 
-    # What is seen
+    # Charts
 
     def _set_view(self, view: ChartView) -> None:
         self.view = view
@@ -234,7 +237,7 @@ class RunScreen(GputrainScreen):
 
     @property
     def active_chart(self) -> Chart:
-        """The one that has the focus, else the first."""
+        """The focused chart, else the loss chart."""
         return self.focused if isinstance(self.focused, Chart) else self.query_one("#loss", Chart)
 
     def action_full(self) -> None:
@@ -251,16 +254,16 @@ class RunScreen(GputrainScreen):
 
         chart = self.active_chart
         if not any(len(curve.series.y) for curve in chart.curves):
-            self.gputrain_app.show_toast("there is nothing to export yet", warning=True)
+            self.gputrain_app.show_toast("This chart has no data to export yet", warning=True)
             return
         try:
             paths = export_chart(
                 self.folder.name, str(chart.id), chart.curves, chart.window, self.view.axis, Path.cwd()
             )
         except OSError as error:
-            self.gputrain_app.show_toast(f"cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
+            self.gputrain_app.show_toast(f"The chart cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
             return
-        self.gputrain_app.show_toast(f"saved {' and '.join(map(str, paths))}", timeout_s=8)
+        self.gputrain_app.show_toast(f"Saved {' and '.join(map(str, paths))}", timeout_s=8)
 
     def action_confusion(self) -> None:
         from tui.screens.confusion import ConfusionScreen
@@ -271,11 +274,11 @@ class RunScreen(GputrainScreen):
         try:
             text = self.folder.config.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            self.gputrain_app.show_toast(f"the config cannot be read: {error.strerror}", warning=True)
+            self.gputrain_app.show_toast(f"The config cannot be read: {error.strerror}", warning=True)
             return
-        self.app.push_screen(TextDialog("config", [Text(printable(line)) for line in text.splitlines()]))
+        self.app.push_screen(TextDialog("Config", [Text(printable(line)) for line in text.splitlines()]))
 
     def action_log(self) -> None:
         now = self._poller.latest
         lines = [Text(printable(line)) for line in (now.log if now else ())]
-        self.app.push_screen(TextDialog("log", lines or [Text("nothing yet", STRONG)]))
+        self.app.push_screen(TextDialog("Log", lines or [Text("The log is empty", STRONG)]))

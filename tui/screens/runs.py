@@ -1,4 +1,4 @@
-"""All runs, with their states and results."""
+"""The list of all runs in the runs folder, with their state and results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,13 @@ class RunsScreen(GputrainScreen):
             printable(
                 self.gputrain_app.run_list_poller.problem or self.gputrain_app.run_list_poller.unexpected_error or ""
             )
-            or ("looking …" if rows is None else "no run holds this text" if wanted else "no runs yet; n starts one"),
+            or (
+                "Loading …"
+                if rows is None
+                else "No run matches the filter"
+                if wanted
+                else "No runs yet; press n to start one"
+            ),
             MUTED,
         )
         shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
@@ -65,7 +71,7 @@ class RunsScreen(GputrainScreen):
             return
         folder, state = chosen
         if not state.live:
-            self.gputrain_app.show_toast(f"{folder.name} is not running, it is {state}", warning=True)
+            self.gputrain_app.show_toast(f"{folder.name} is not running: it is {state}", warning=True)
             return
 
         def answer(key: str | None) -> None:
@@ -73,11 +79,11 @@ class RunsScreen(GputrainScreen):
                 return
             try:
                 send_request(folder.control, "stop")
-                self.gputrain_app.show_toast(f"{folder.name} is asked to stop")
+                self.gputrain_app.show_toast(f"Sent the stop request to {folder.name}")
             except UsageError as error:
                 self.gputrain_app.show_toast(str(error), warning=True)
 
-        self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? It saves a checkpoint."), answer)
+        self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? It saves a checkpoint first."), answer)
 
     def action_resume(self) -> None:
         if (chosen := self._selected_run()) is not None:

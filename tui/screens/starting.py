@@ -1,4 +1,4 @@
-"""A run on its way: what its supervisor says until the run has begun, or why it has not."""
+"""The screen of a run that is starting: its supervisor's output until the run folder exists, or why it failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_INTERVAL_SECONDS = 0.2
 
 
 class StartingScreen(GputrainScreen):
-    """Gives way to the run's own screen as soon as that has something to show."""
+    """Shows the output of a launched run, and switches to the run screen once its run folder is found."""
 
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = STARTING_COMMANDS
 
@@ -30,7 +30,7 @@ class StartingScreen(GputrainScreen):
 
     def compose_body(self) -> ComposeResult:
         lines = Lines(id="output")
-        lines.border_title = "starting"
+        lines.border_title = "Starting"
         yield lines
 
     def on_mount(self) -> None:
@@ -54,24 +54,24 @@ class StartingScreen(GputrainScreen):
         if self._launched.warning is not None:
             texts.append(Text(self._launched.warning, WARNING))
         if code is None:
-            words = f"The run is being set up, since {seconds:.0f} s. It goes on when you leave."
+            words = f"The run is being set up ({seconds:.0f} s). It continues when you leave this screen."
             texts.append(Text(words, MUTED))
         elif code == 0:
-            texts.append(Text("There was nothing left to do. esc goes back.", MUTED))
+            texts.append(Text("The run had nothing left to do. Press esc to go back.", MUTED))
         else:
-            texts.append(Text("The run did not begin. esc goes back to where it was asked for.", BAD))
+            texts.append(Text("The run did not start. Press esc to go back.", BAD))
         lines = self.query_one(Lines)
-        lines.border_title = "starting" if code is None else "over" if code == 0 else "not started"
+        lines.border_title = "Starting" if code is None else "Done" if code == 0 else "Not started"
         lines.set_texts([part for text in texts for part in text.wrap(self.app.console, max(lines.size.width, 20))])
         self.show_title("new run")
 
     async def action_back(self) -> None:
         if self._launched.exit_code is not None:
-            # It was read here.
+            # Its output was shown here, so the command line need not print it on exit.
             self.gputrain_app.pending_run = None
         await super().action_back()
 
     def action_stop(self) -> None:
         if self._launched.exit_code is None:
             self._launched.process.terminate()
-            self.gputrain_app.show_toast("asked to stop")
+            self.gputrain_app.show_toast("Sent the stop request")

@@ -1,1 +1,1 @@
-"""What screens are made of."""
+"""Textual widgets that the screens are composed of."""

@@ -1,4 +1,4 @@
-"""A chart: its curves, told apart by their marker and their name, in a panel whose title reads their values."""
+"""The chart widget: curves drawn by `tui.charts.plot` in a panel whose title is the legend with current values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tui.widgets.lines import Lines
 
 MARKER_SYMBOLS = {"braille": "⣀"}
 CURSOR_CHARACTER = "│"
-# The axis and its labels, below what is drawn.
+# The axis line and its labels, at the bottom of the plot.
 X_AXIS_LINES = 2
 
 
 class Chart(Lines):
-    """Draws when it is told to. The frame's title shows the values at the cursor, or else the latest ones."""
+    """A panel of curves with an optional cursor. The title shows the values at the cursor, or the latest values."""
 
     def __init__(self, title: str, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
@@ -30,12 +30,13 @@ class Chart(Lines):
         self.window = PlotWindow(0.0, 1.0)
 
     def draw(self, curves: Sequence[Curve], window: PlotWindow, note: str = "", cursor: float | None = None) -> None:
+        """Draw the curves within `window`. `note` is the panel's subtitle, `cursor` a position on the x axis."""
         self.curves, self.window = list(curves), window
         self._redraw()
         self.set_cursor(cursor, note)
 
     def set_cursor(self, cursor: float | None, note: str) -> None:
-        """Put the cursor at this place of the x axis, without drawing the curves again."""
+        """Move the cursor to a position on the x axis, or hide it with None, without plotting the curves again."""
         self._cursor_x, self._note_text = cursor, note
         self.set_titles(self._legend(), note)
         self._update_lines()
@@ -60,7 +61,7 @@ class Chart(Lines):
         self._update_lines()
 
     def _legend(self) -> str:
-        """Read as markup by the frame; nothing in it comes from outside."""
+        """Title, and marker, label and value of each curve. Textual parses it as markup, so keep user text out."""
         words = [self._title]
         for curve in self.curves:
             value = curve.series.latest() if self._cursor_x is None else curve.series.value_at(self._cursor_x)
@@ -70,6 +71,6 @@ class Chart(Lines):
 
 
 def _draw_cursor(line: Text, column: int) -> Text:
-    """The line with the cursor in this column."""
+    """Return the line with the cursor character at `column`."""
     first, _, last = line.divide([column, column + 1]) if column < len(line) else (line, None, Text(""))
     return Text.assemble(first, (CURSOR_CHARACTER, "bold"), last, no_wrap=True, end="")

@@ -1,4 +1,4 @@
-"""A line to type in, without a blinking cursor: over a slow link nothing is sent while nothing happens."""
+"""A one-line text input for slow terminals: no blinking cursor, and keys take effect in the order typed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from textual.binding import Binding
 from textual.events import Key
 from textual.widgets import Input
 
-# Key -> what Textual's own line does at it.
+# Key -> action of Textual's `Input`.
 INPUT_ACTIONS = {
     key: binding.action for binding in Input.BINDINGS if isinstance(binding, Binding) for key in binding.key.split(",")
 }
 
 
 class Entry(Input):
+    """`Input` without a blinking cursor, which would send output over an otherwise idle connection."""
+
     def __init__(self, value: str = "", *, id: str | None = None, placeholder: str = "") -> None:  # noqa: A002 (Textual's name)
         super().__init__(value, id=id, compact=True, placeholder=placeholder)
         self.cursor_blink = False
 
     async def _on_key(self, event: Key) -> None:
-        """Textual puts letters in at once, and does what is bound to a key only when that has come up to the app: of
-        keys that are typed fast, or come in one piece over a slow link, the letters would overtake the rest."""
+        """Run key bindings immediately. Textual inserts letters at once but runs bindings only after the key has
+        bubbled up to the app, so letters would overtake keys such as backspace that arrive in the same packet."""
         if (action := INPUT_ACTIONS.get(event.key)) is not None:
             event.stop()
             event.prevent_default()

@@ -1,4 +1,4 @@
-"""One field of the form: the key, a control that fits it, what it is for, and what is wrong with it."""
+"""One field of the form: config key, input or select, description and error. `tui.form.model` describes the keys."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ OTHER_CHOICE = "other …"
 
 
 class Chooser(Select[str], inherit_bindings=False):
-    """A select that leaves the arrows to the form, to go from field to field."""
+    """A select that opens on enter or space only; the form uses the arrow keys to move between fields."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "show_overlay", show=False)]
 
 
 def select_options(choices: Sequence[str]) -> list[tuple[Text, str]]:
-    """The options of a select: as text, because a plain string would be read as markup."""
+    """Return the options of a select as `Text`, because Textual parses plain strings as markup."""
     return [(Text(printable(word)), word) for word in choices]
 
 
 class Field(Vertical):
-    """`typed` is told with each change that a person makes."""
+    """A form row for one config key. Posts `Typed` on every change by the user."""
 
     class Typed(Message):
+        """The user changed the value."""
+
         def __init__(self, key: str, text: str) -> None:
             super().__init__()
             self.key, self.text = key, text
 
     class Other(Message):
-        """Something that is none of the choices is wanted."""
+        """The user chose to enter a value that is not among the choices."""
 
         def __init__(self, info: ConfigField) -> None:
             super().__init__()
             self.info = info
 
     class Entered(Message):
-        """Enter in a field of text."""
+        """The user pressed enter in a text input."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
@@ -74,7 +76,7 @@ class Field(Vertical):
         yield Static("", classes="error", markup=False)
 
     def _choices_with(self, text: str) -> tuple[str, ...]:
-        """The words that can be chosen, this one among them."""
+        """Return the choices including `text`, before "other …" if it is not one of them."""
         if text in self._choices:
             return tuple(self._choices)
         own = [word for word in self._choices if word != OTHER_CHOICE]
@@ -85,7 +87,7 @@ class Field(Vertical):
         return self.query_one(Chooser if self._choices else Input)
 
     def set_value(self, text: str) -> None:
-        """Put this text into the control, where it is another."""
+        """Set the value without posting `Typed`."""
         if text == self._text:
             return
         self._text = text
@@ -94,12 +96,12 @@ class Field(Vertical):
         self.control.value = text
 
     def set_placeholder(self, text: str) -> None:
-        """Show in an empty line what that stands for."""
+        """Show the default that an empty text input stands for."""
         if not self._choices:
             self.control.placeholder = text
 
     def show_error(self, error: str) -> None:
-        """Say what is wrong, or nothing."""
+        """Show an error below the field; an empty string clears it."""
         self.set_class(bool(error), "-wrong")
         line = self.query_one(".error", Static)
         line.update(f"✗ {error}" if error else "")

@@ -1,4 +1,4 @@
-"""The last line of a screen: the keys that do something here, as many as find room. Each can be clicked."""
+"""The footer: the screen's commands from `tui.keymap` with their keys, as many as fit. Each can be clicked."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GAP_COLUMNS = 2
 
 
 class Keys(Widget):
-    """One line. Where it is narrow those of a lower rank are left out; the order stays that of the table."""
+    """A one-line footer. In a narrow terminal it omits commands of low priority and keeps the order of the table."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
         super().__init__()
         self._commands = [command for command in commands if command.priority > 0]
 
     def _visible_commands(self) -> list[tuple[int, Command]]:
-        """Each command that finds room, with the column that it begins in."""
+        """Return the commands that fit, each with its first column."""
         room, kept = self.size.width - 1, []
         for command in sorted(self._commands, key=lambda command: -command.priority):
             if (length := _command_columns(command)) > room:

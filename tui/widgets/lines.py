@@ -1,4 +1,4 @@
-"""Rows of text that are drawn again only where they have changed, and among which one can be chosen."""
+"""A scrollable list of text lines, optionally with a selection cursor. Redraws only the cells that have changed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ UNFOCUSED_CURSOR_STYLE = Style(bold=True)
 
 @dataclass(frozen=True)
 class Row:
-    """A line with the `key` by which it is known again when others have come or gone."""
+    """A line of text. `key` identifies the row across updates, so the cursor can follow it."""
 
     key: str
     text: Text
 
 
 class Lines(ScrollView, can_focus=True):
-    """Rows below lines that stay in place. With `selectable` it has a cursor."""
+    """Rows that scroll below fixed header lines. With `selectable`, one row is under the cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", show=False),
@@ -42,7 +42,7 @@ class Lines(ScrollView, can_focus=True):
     ]
 
     class Chosen(Message):
-        """Enter or a second click on a row."""
+        """The user pressed enter on a row or double-clicked it."""
 
         def __init__(self, lines: Lines, key: str) -> None:
             super().__init__()
@@ -69,7 +69,7 @@ class Lines(ScrollView, can_focus=True):
         self._empty_text = empty_text or Text("")
 
     def set_titles(self, title: str, subtitle: str = "") -> None:
-        """Put these into the frame, which alone is drawn again."""
+        """Set the title and subtitle of the frame, and redraw the frame only."""
         if (title, subtitle) == self._titles:
             return
         self._titles = (title, subtitle)
@@ -84,12 +84,11 @@ class Lines(ScrollView, can_focus=True):
 
     @property
     def selected_key(self) -> str | None:
-        """The key of the row under the cursor."""
+        """Key of the row under the cursor; None without rows or cursor."""
         return self._rows[self._cursor].key if self._selectable and self._rows else None
 
     def set_rows(self, rows: Sequence[Row], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
-        """Show these rows from now on, or `empty_text` where there are none. The cursor stays on its row where that is
-        still there."""
+        """Replace the rows; without rows, `empty_text` is shown. The cursor follows its row if that still exists."""
         key, before = self.selected_key, self._visible_lines()
         self._empty_text = empty_text or self._empty_text
         self._rows, self._header = list(rows), list(header)
@@ -106,11 +105,11 @@ class Lines(ScrollView, can_focus=True):
                 self._refresh_change(y, old, new)
 
     def set_texts(self, texts: Sequence[Text], header: Sequence[Text] = ()) -> None:
-        """Rows that are known by their place."""
+        """Replace the rows by plain lines, identified by their position."""
         self.set_rows([Row(str(place), text) for place, text in enumerate(texts)], header)
 
     def _refresh_change(self, y: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
-        """Draw a line again from the first cell to the last that differ."""
+        """Redraw a line from the first to the last cell that differs."""
         first, end = 0, self.size.width
         before, after = old[0].plain, new[0].plain
         alike = old[1] == new[1] and old[0].spans == new[0].spans and len(before) == len(after)
@@ -123,7 +122,7 @@ class Lines(ScrollView, can_focus=True):
             self.refresh(Region(first, y, end - first, 1))
 
     def _visible_lines(self) -> list[tuple[Text, bool]]:
-        """What each line of the window shows, and whether the cursor is on it."""
+        """Return each visible line, and whether the cursor is on it."""
         return [self._visible_line(y) for y in range(self.size.height)]
 
     def _visible_line(self, y: int) -> tuple[Text, bool]:

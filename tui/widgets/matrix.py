@@ -1,5 +1,8 @@
-"""A confusion matrix: a row for each class, a column for what its images were taken for. The darker a cell the fewer of
-the row's images are in it; the cell under the cursor is read out in the frame."""
+"""The confusion matrix widget: a row per true class, a column per predicted class.
+
+The background color encodes the cell's share of its row, brighter for larger shares. The frame's title describes the
+cell under the cursor. `tui.screens.confusion` uses it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from textual.widget import Widget
 from engine.utils.text import printable
 from tui.text.confusion import ConfusionCounts, format_percent, row_shares, shorten_names, truncate_cells
 
-# From few to many, in 256 colours; brought to 16 they stay blue for what is right, and red to yellow for what is not.
+# In order of increasing share, in 256 colors. Terminals with 16 colors map them to blue (correct) and red to yellow.
 CORRECT_STYLES = (
     *("color(231) on color(17)", "color(231) on color(18)", "color(231) on color(25)"),
     *("color(16) on color(32)", "bold color(16) on color(75)"),
@@ -27,7 +30,7 @@ WRONG_STYLES = (
     *("color(231) on color(52)", "color(231) on color(88)", "color(231) on color(130)"),
     *("color(16) on color(172)", "bold color(16) on color(214)"),
 )
-# Shares of a row from which on each shade is taken; fewer mistakes have none.
+# The smallest share of a row for each style; mistakes below the first threshold have no background.
 CORRECT_THRESHOLDS, WRONG_THRESHOLDS = (0.0, 0.5, 0.7, 0.85, 0.95), (0.01, 0.03, 0.06, 0.12, 0.25)
 EMPTY_CELL_STYLE = Style(dim=True)
 CURSOR_STYLE = Style(reverse=True, bold=True)
@@ -35,12 +38,15 @@ MAX_LABEL_WIDTH, MIN_CELL_WIDTH, MAX_CELL_WIDTH, MAX_CELL_HEIGHT = 16, 4, 12, 4
 
 
 def cell_style(share: float, *, correct: bool) -> Style:
+    """Return the style of a cell that holds `share` of its row's images."""
     shades, steps = (CORRECT_STYLES, CORRECT_THRESHOLDS) if correct else (WRONG_STYLES, WRONG_THRESHOLDS)
     reached = sum(share >= step for step in steps)
     return Style.parse(shades[reached - 1]) if reached else Style.null()
 
 
 class Matrix(Widget, can_focus=True):
+    """A scrollable confusion matrix with a cursor on one pair of classes."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1, 0)", show=False),
         Binding("down", "move(1, 0)", show=False),
@@ -63,7 +69,10 @@ class Matrix(Widget, can_focus=True):
         self._cursor_row = self._cursor_column = self._first_row = self._first_column = 0
 
     def set_data(self, names: Sequence[str], counts: ConfusionCounts, order: Sequence[int]) -> None:
-        """The classes in this order from now on; the cursor stays on its pair of classes."""
+        """Show `counts`, an array of shape (classes, classes), with rows and columns in `order`.
+
+        The cursor stays on its pair of classes.
+        """
         pair = self.pair
         self._names = tuple(map(printable, names))
         self._labels = shorten_names(self._names, MAX_LABEL_WIDTH)
@@ -77,16 +86,16 @@ class Matrix(Widget, can_focus=True):
 
     @property
     def pair(self) -> tuple[int, int] | None:
-        """The numbers of the true class and of the one it was taken for, under the cursor."""
+        """Indices of the true and the predicted class under the cursor."""
         return (self._order[self._cursor_row], self._order[self._cursor_column]) if self._order else None
 
     def select_pair(self, true_class: int, predicted_class: int) -> None:
-        """Put the cursor on a pair of classes, and that into the middle."""
+        """Move the cursor to a pair of classes and center it."""
         row, column = self._order.index(true_class), self._order.index(predicted_class)
         self._first_row, self._first_column = row - self._visible_rows // 2, column - self._visible_columns // 2
         self.action_go_to(row, column)
 
-    # What is where
+    # Layout
 
     @property
     def _label_width(self) -> int:
@@ -94,14 +103,14 @@ class Matrix(Widget, can_focus=True):
 
     @property
     def _cell_width(self) -> int:
-        """Cells of a terminal that a count takes across: as many as its name needs, where there is room."""
+        """Columns per matrix cell: wide enough for the count and, if all classes then fit, for the class names."""
         least = max(self._count_digits + 2, MIN_CELL_WIDTH)
         wanted = min(self._longest_name + 2, MAX_CELL_WIDTH)
         return max(min((self.size.width - self._label_width) // max(len(self._order), 1), wanted), least)
 
     @property
     def _cell_height(self) -> int:
-        """Lines that a row takes: more where there is room, so that cells are less flat."""
+        """Lines per matrix row: more if there is room, so that cells are closer to square."""
         room = (self.size.height - 1) // max(len(self._order), 1)
         return max(min(room, MAX_CELL_HEIGHT, self._cell_width // 2), 1)
 
@@ -148,7 +157,7 @@ class Matrix(Widget, can_focus=True):
             segments.append(Segment(f"{text:>{self._cell_width - 1}} ", style))
         return segments
 
-    # The cursor
+    # Cursor
 
     def action_move(self, rows: int, columns: int) -> None:
         self.action_go_to(self._cursor_row + rows, self._cursor_column + columns)
@@ -173,9 +182,9 @@ class Matrix(Widget, can_focus=True):
             return
         true, taken = pair
         count, share = int(self._counts[true, taken]), float(self._shares[true, taken])
-        how = "right" if true == taken else f"taken for {self._names[taken]}"
+        how = "predicted correctly" if true == taken else f"predicted as {self._names[taken]}"
         of = int(self._counts[true].sum())
-        # What comes from outside is not read as markup.
+        # Class names may contain markup characters.
         self.border_title = f"{self._names[true]} {how}: {count:,} of {of:,}, {format_percent(share)}".replace(
             "[", "\\["
         )
@@ -186,7 +195,7 @@ class Matrix(Widget, can_focus=True):
                 f"rows {self._first_row + 1}-{min(self._first_row + rows, classes)}, "
                 f"columns {self._first_column + 1}-{min(self._first_column + columns, classes)} of {classes}   "
             )
-        self.border_subtitle = f"{part}row: true, column: taken for"
+        self.border_subtitle = f"{part}row: true, column: predicted"
 
     def on_resize(self) -> None:
         self.action_go_to(self._cursor_row, self._cursor_column)
@@ -211,6 +220,6 @@ class Matrix(Widget, can_focus=True):
 
 
 def _scroll_start(first: int, index: int, room: int, total: int) -> int:
-    """The first of those that are shown, moved as little as brings `index` among them."""
+    """Return the first visible index, scrolled as little as needed to make `index` visible."""
     first = min(max(first, index - room + 1), index)
     return max(min(first, total - room), 0)

@@ -1,4 +1,4 @@
-"""Which class was taken for which: the file, its lines, and the screen that shows it."""
+"""The confusion matrix: reading `evaluation.json`, text lines, and the confusion screen."""
 
 from __future__ import annotations
 
@@ -197,12 +197,12 @@ def test_confusion_screen_shows_scores_matrix_mistakes_and_classes(demo_run: Run
         assert "best epoch 3   top-1 73.33%   top-5 100.00%   loss 0.2500   30 images" in visible_text(pilot, "#scores")
         matrix = visible_text(pilot, "#matrix")
         assert [row.split()[1:] for row in matrix.splitlines()[1:] if "owl" in row[:6]] == [["5", "·", "5", "┃"]]
-        assert "owl taken for cat: 5 of 10, 50%" in matrix
+        assert "owl predicted as cat: 5 of 10, 50%" in matrix
         pairs = [line.strip("│ ") for line in visible_text(pilot, "#pairs").splitlines()]
         assert pairs[1:4] == [
-            "owl taken for cat: 5 images, 50%",
-            "cat taken for dog [bold]: 2 images, 20%",
-            "dog [bold] taken for owl: 1 image, 10%",
+            "owl → cat: 5 images, 50%",
+            "cat → dog [bold]: 2 images, 20%",
+            "dog [bold] → owl: 1 image, 10%",
         ]
         classes = [line.strip("│ ").split() for line in visible_text(pilot, "#classes").splitlines()]
         assert [(row[0], row[-3]) for row in classes[1:4]] == [("owl", "50.0%"), ("cat", "80.0%"), ("dog", "90.0%")]
@@ -216,8 +216,8 @@ def test_confusion_screen_toggles_best_and_last_epoch(demo_run: RunFolder) -> No
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         await drawn(pilot, "b")
         assert "last epoch 7" in visible_text(pilot, "#scores")
-        assert "dog [bold] taken for owl: 6 images, 60%" in visible_text(pilot, "#pairs")
-        assert "no image" in visible_text(pilot, "#classes")
+        assert "dog [bold] → owl: 6 images, 60%" in visible_text(pilot, "#pairs")
+        assert "no images" in visible_text(pilot, "#classes")
         await drawn(pilot, "b")
         assert "best epoch 3" in visible_text(pilot, "#scores")
 
@@ -229,12 +229,12 @@ def test_confusion_screen_cursor_describes_cell_and_enter_jumps_to_mistake(demo_
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         await drawn(pilot, "home")
-        assert "cat right: 8 of 10, 80%" in visible_text(pilot, "#matrix")
+        assert "cat predicted correctly: 8 of 10, 80%" in visible_text(pilot, "#matrix")
         await drawn(pilot, "right", "down", "down", "down")
-        assert "owl taken for dog [bold]: 0 of 10, 0%" in visible_text(pilot, "#matrix")
+        assert "owl predicted as dog [bold]: 0 of 10, 0%" in visible_text(pilot, "#matrix")
         await drawn(pilot, "tab", "down", "down", "enter")
         assert screen.query_one(Matrix).has_focus
-        assert "dog [bold] taken for owl: 1 of 10, 10%" in visible_text(pilot, "#matrix")
+        assert "dog [bold] predicted as owl: 1 of 10, 10%" in visible_text(pilot, "#matrix")
 
     drive(demo_run, act)
 
@@ -259,7 +259,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
     demo_run.evaluation.unlink()
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
-        assert "no evaluation yet" in visible_text(pilot, "#scores")
+        assert "No evaluation yet" in visible_text(pilot, "#scores")
         write_json(demo_run.evaluation, evaluation(best=found(BEST, 4)))
         await wait_until(pilot, lambda: screen.evaluation_poller.latest is not None)
         await drawn(pilot)
@@ -289,12 +289,12 @@ def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(de
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         first = [line for line in visible_text(pilot, "#matrix").splitlines() if "class-" in line[:8]]
         assert [line[1:10] for line in first[:2]] == ["class-700", "class-123"]
-        assert "class-700 taken for class-031: 40, 80%" in visible_text(pilot, "#pairs")
+        assert "class-700 → class-031: 40 images, 80%" in visible_text(pilot, "#pairs")
         await drawn(pilot, "end")
         assert "rows 9" in visible_text(pilot, "#matrix")
         assert screen.query_one(Matrix).pair == (999, 999)
         await drawn(pilot, "tab", "enter")
-        assert "class-700 taken for class-031: 40 of 50, 80%" in visible_text(pilot, "#matrix")
+        assert "class-700 predicted as class-031: 40 of 50, 80%" in visible_text(pilot, "#matrix")
 
     drive(demo_run, act)
 
@@ -326,10 +326,10 @@ def test_confusion_screen_clips_nothing_at_any_size(demo_run: RunFolder, size: t
         assert clipped_widgets(screen) == []
         matrix = screen.query_one(Matrix)
         assert screen.region.contains_region(matrix.region)
-        assert "Shirt taken for T-shirt/top" in visible_text(pilot, "#matrix")
+        assert "Shirt predicted as T-shirt/top" in visible_text(pilot, "#matrix")
         if size != (60, 15):
             assert all(name in visible_text(pilot, "#matrix") for name in ("Trouser", "Ankle boot"))
-            assert ": 104, 10%" in visible_text(pilot, "#pairs")
+            assert "Shirt → T-shirt/top: 104" in visible_text(pilot, "#pairs")
 
     drive(demo_run, act, size)
 

@@ -33,13 +33,13 @@ def test_form_screen_marks_invalid_values_and_refuses_start(tmp_path: Path) -> N
         await type_into(pilot, "data.batch_size", "x")
         await press(pilot, "ctrl+s")
         shown = visible_text(pilot)
-        assert "not started: 2 things to mend" in shown
+        assert "Not started: 2 errors to fix" in shown
         assert "run.epochs" in shown and "data.batch_size" in shown
         await press(pilot, "escape")
         await type_into(pilot, "run.epochs", "3")
         await type_into(pilot, "data.batch_size", "16")
         assert "ready to start" in visible_text(pilot)
-        assert "44 steps an epoch, 132 in 3 epochs" in visible_text(pilot, "#plan")
+        assert "44 steps per epoch, 132 in 3 epochs" in visible_text(pilot, "#plan")
         assert "gputrain run digits --epochs 3 --batch-size 16" in visible_text(pilot, "#command")
 
     drive(real_app(tmp_path / "runs"), act, (140, 40))

@@ -137,7 +137,7 @@ def test_run_screen_reports_deleted_run_folder(demo_runs_folder: Path) -> None:
         screen: Any = pilot.app.screen
         await wait_until(pilot, lambda: screen._poller.latest.folder_missing)
         await wait_until_idle(pilot)
-        assert "the folder of this run is gone" in visible_text(pilot)
+        assert "The run folder was deleted" in visible_text(pilot)
         assert "rank 1" in visible_text(pilot, "#devices")
         assert "train 0." in visible_text(pilot, "#loss")
         await press(pilot, "d", "s", "e")

@@ -38,7 +38,7 @@ def test_monitor_screen_shows_gpus_processes_and_runs(demo_runs_folder: Path) ->
         assert "stale, no answer for 4 s" in visible_text(pilot, "#gpus")
         assert "jupyter-lab" in visible_text(pilot, "#processes")
         assert "fashion-17  epoch 18/30  acc 0.9243  ETA 7m08s" in visible_text(pilot, "#runs")
-        assert "MADE UP: no such server" in shown
+        assert "DEMO: simulated server" in shown
         assert "1 run live   1 Hz" in shown
 
     drive(demo_app(demo_runs_folder), act, (120, 34))
@@ -50,7 +50,7 @@ def test_monitor_screen_selected_gpus_fill_form(demo_runs_folder: Path) -> None:
         assert visible_text(pilot, "#gpus").count("[x]") == 2
         await press(pilot, "n")
         assert "gputrain run digits --gpus 2,3" in visible_text(pilot, "#command")
-        assert "2 GPUs, global batch 64" in visible_text(pilot, "#plan")
+        assert "2 GPUs, global batch size 64" in visible_text(pilot, "#plan")
 
     drive(demo_app(demo_runs_folder), act)
 
@@ -61,7 +61,7 @@ def test_monitor_screen_without_gpu_shows_host_and_cpu_note(tmp_path: Path) -> N
         assert "training uses the CPU" in shown
         assert "CPU 37%" in shown
         assert "memory 12.0/64.0 GiB" in shown
-        assert "no runs yet; n starts one" in visible_text(pilot, "#runs")
+        assert "No runs yet; press n to start one" in visible_text(pilot, "#runs")
 
     drive(real_app(tmp_path / "runs"), act)
 
@@ -205,7 +205,7 @@ def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         async def act(pilot: Pilot[None]) -> None:
             await press(pilot, "tab", "tab", "enter", "p")
             await wait_until(pilot, lambda: "paused" in visible_text(pilot, "#progress"))
-            assert "MADE UP" in visible_text(pilot)
+            assert "DEMO: simulated server" in visible_text(pilot)
 
         drive(demo_app(server, RefreshIntervals()), act)
         assert list(tmp_path.glob("gputrain-demo-*"))
