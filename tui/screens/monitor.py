@@ -182,7 +182,7 @@ class MonitorScreen(GputrainScreen):
             self.gputrain_app.show_toast("No process to send a signal to")
             return
         if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("The demo sends no signals: this process is simulated")
+            self.gputrain_app.show_toast("Demo mode: this process is simulated")
             return
         what = printable(f"{one.pid}  {one.user.value or '?'}  {one.command.value or '?'}")
         note = f"Rank {one.rank} of run {one.run}: stop the run on its screen to save a checkpoint." if one.run else ""
