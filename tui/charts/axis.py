@@ -72,24 +72,24 @@ def downsample_min_max(series: Series, low: float, high: float, columns: int) ->
     if len(x) <= 2 * columns:
         return _split_at_gaps(x, y)
     width = (high - low) / columns
-    place = np.searchsorted(x, low + width * np.arange(columns + 1))
-    place[0], place[-1] = 0, len(x)
-    starts = place[:-1][np.diff(place) > 0]
-    least, most = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
+    edges = np.searchsorted(x, low + width * np.arange(columns + 1))
+    edges[0], edges[-1] = 0, len(x)
+    starts = edges[:-1][np.diff(edges) > 0]
+    minima, maxima = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
     middle = (x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2
     rising = y[starts] <= y[np.append(starts[1:], len(x)) - 1]
-    first, second = np.where(rising, least, most), np.where(rising, most, least)
+    first, second = np.where(rising, minima, maxima), np.where(rising, maxima, minima)
     return _split_at_gaps(np.repeat(middle, 2), np.stack([first, second], 1).reshape(-1))
 
 
 def _split_at_gaps(x: FloatArray, y: FloatArray) -> list[Series]:
     """Split at NaN; returns the stretches of finite values."""
-    good = np.isfinite(y)
-    if good.all():
+    finite = np.isfinite(y)
+    if finite.all():
         return [Series(x, y)]
-    edges = np.flatnonzero(np.diff(good.astype(np.int8))) + 1
-    parts = zip(np.split(x, edges), np.split(y, edges), np.split(good, edges), strict=True)
-    return [Series(one_x, one_y) for one_x, one_y, fine in parts if fine[0]]
+    edges = np.flatnonzero(np.diff(finite.astype(np.int8))) + 1
+    parts = zip(np.split(x, edges), np.split(y, edges), np.split(finite, edges), strict=True)
+    return [Series(part_x, part_y) for part_x, part_y, is_finite in parts if is_finite[0]]
 
 
 # Longer series are averaged in blocks to this many points before they are smoothed.
@@ -107,15 +107,15 @@ def smooth(series: Series, window_share: float) -> Series:
         return series
     sums, counts = np.add.reduceat(y, starts), np.diff(starts, append=len(y)).astype(np.float64)
     if np.isnan(sums).any():
-        good = np.isfinite(y)
-        sums = np.add.reduceat(np.where(good, y, 0.0), starts)
-        counts = np.add.reduceat(good.astype(np.float64), starts)
+        finite = np.isfinite(y)
+        sums = np.add.reduceat(np.where(finite, y, 0.0), starts)
+        counts = np.add.reduceat(finite.astype(np.float64), starts)
     half = max(int(len(starts) * window_share / 2), 1)
-    place = np.arange(len(starts))
-    low, high = np.maximum(place - half, 0), np.minimum(place + half + 1, len(starts))
+    index = np.arange(len(starts))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(starts))
     all_sums, all_counts = np.append(0.0, np.cumsum(sums)), np.append(0.0, np.cumsum(counts))
-    number = all_counts[high] - all_counts[low]
-    means = np.where(number > 0, (all_sums[high] - all_sums[low]) / np.maximum(number, 1.0), np.nan)
+    window_counts = all_counts[high] - all_counts[low]
+    means = np.where(window_counts > 0, (all_sums[high] - all_sums[low]) / np.maximum(window_counts, 1.0), np.nan)
     return Series((x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2, means)
 
 
@@ -129,14 +129,14 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
     rough = (high - low) / max(max_ticks - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     sizes = [size * power for size in (0.2, 0.5, 1, 2, 5, 10)]
-    place = next(place for place, size in enumerate(sizes) if size >= rough * (1 - 1e-9))
-    found: list[float] = []
+    first_fit = next(index for index, size in enumerate(sizes) if size >= rough * (1 - 1e-9))
+    tick_values: list[float] = []
     # If the largest step yields fewer than two ticks, try the next smaller ones.
-    for step in reversed(sizes[: place + 1]):
-        found = [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-        if len(found) >= min(max_ticks, 2):
+    for step in reversed(sizes[: first_fit + 1]):
+        tick_values = [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+        if len(tick_values) >= min(max_ticks, 2):
             break
-    return found
+    return tick_values
 
 
 def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:

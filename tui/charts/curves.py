@@ -146,15 +146,15 @@ class CurveData:
 
     def last_x(self, axis: XAxis) -> float:
         """Return the x position of the latest step; 1 before the first step."""
-        place = float(self.x_positions(np.array([float(max(self.last_step, 1))]), axis)[0])
-        return place if place > 0 else 1.0
+        position = float(self.x_positions(np.array([float(max(self.last_step, 1))]), axis)[0])
+        return position if position > 0 else 1.0
 
     def train_loss(self, axis: XAxis) -> Series:
-        places, length = self._step_positions.setdefault(axis, GrowingArray()), self._losses.length
-        if places.length < length:
+        positions, length = self._step_positions.setdefault(axis, GrowingArray()), self._losses.length
+        if positions.length < length:
             # There may be millions of steps, so compute only the positions that are new.
-            places.set(places.length, self.x_positions(np.arange(places.length + 1.0, length + 1.0), axis))
-        return Series(places.values[:length], self._losses.values)
+            positions.set(positions.length, self.x_positions(np.arange(positions.length + 1.0, length + 1.0), axis))
+        return Series(positions.values[:length], self._losses.values)
 
     def epoch_metric(self, name: str, axis: XAxis) -> Series:
         """Return a field of the `epoch` events, such as `val_loss` or `ema_val_accuracy`."""

@@ -57,16 +57,16 @@ def export_chart(
 
 def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str) -> str:
     """Draw the curves within `window` with axes and a legend; raw curves are drawn pale behind smoothed ones."""
-    seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
+    visible = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
     if window.log:
-        seen = [(curve, mask_nonpositive(series)) for curve, series in seen]
-    limits = [limit for _, series in seen for limit in series.y_limits() or ()]
+        visible = [(curve, mask_nonpositive(series)) for curve, series in visible]
+    limits = [limit for _, series in visible for limit in series.y_limits() or ()]
     low, high = pad_limits(min(limits, default=0.1), max(limits, default=1.0), window.log)
 
-    def across(x: float) -> float:
+    def x_to_px(x: float) -> float:
         return LEFT + (x - window.low) / (window.high - window.low) * (WIDTH - LEFT - RIGHT)
 
-    def up(y: float) -> float:
+    def y_to_px(y: float) -> float:
         share = math.log(y / low) / math.log(high / low) if window.log else (y - low) / (high - low)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
@@ -81,27 +81,33 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
     ]
     y_ticks = (log_ticks if window.log else ticks)(low, high, 6)
     for tick, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
-        y = up(tick)
+        y = y_to_px(tick)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     x_ticks = ticks(window.low, window.high, 9)
     for tick, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
-        parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
-    place = LEFT + 260.0
-    for number, (curve, series) in enumerate(seen):
-        colour, lines = COLORS[number % len(COLORS)], curve.marker == "braille"
-        smoothed = lines and window.smoothing > 0
+        parts.append(f'<text x="{x_to_px(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
+    legend_x = LEFT + 260.0
+    for number, (curve, series) in enumerate(visible):
+        color, connected = COLORS[number % len(COLORS)], curve.marker == "braille"
+        smoothed = connected and window.smoothing > 0
         for drawn, opacity in (
             ((series, 0.3), (smooth(series, window.smoothing), 1.0)) if smoothed else ((series, 1.0),)
         ):
             parts += _strokes(
-                series=drawn, window=window, x_to_px=across, y_to_px=up, color=colour, opacity=opacity, connected=lines
+                series=drawn,
+                window=window,
+                x_to_px=x_to_px,
+                y_to_px=y_to_px,
+                color=color,
+                opacity=opacity,
+                connected=connected,
             )
         if curve.label:
-            sign = f'<path d="M{place} 20h24" stroke="{colour}" stroke-width="2"/>'
-            parts.append(sign if lines else f'<circle cx="{place + 12}" cy="20" r="4" fill="{colour}"/>')
-            parts.append(f'<text x="{place + 32}" y="24">{escape(curve.label)}</text>')
-            place += 110
+            symbol = f'<path d="M{legend_x} 20h24" stroke="{color}" stroke-width="2"/>'
+            parts.append(symbol if connected else f'<circle cx="{legend_x + 12}" cy="20" r="4" fill="{color}"/>')
+            parts.append(f'<text x="{legend_x + 32}" y="24">{escape(curve.label)}</text>')
+            legend_x += 110
     parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="black"/></svg>')
     return "\n".join(parts) + "\n"
 
@@ -109,17 +115,17 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
 def _strokes(
     series: Series, window: PlotWindow, x_to_px: Scale, y_to_px: Scale, color: str, opacity: float, connected: bool
 ) -> list[str]:
-    found = []
+    elements = []
     for piece in downsample_min_max(series, window.low, window.high, WIDTH):
         points = [(x_to_px(x), y_to_px(y)) for x, y in zip(piece.x.tolist(), piece.y.tolist(), strict=True)]
         if connected and len(points) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            found.append(
+            elements.append(
                 f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5" opacity="{opacity}" '
                 'clip-path="url(#window)"/>'
             )
         else:
-            found += [
+            elements += [
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}" clip-path="url(#window)"/>' for x, y in points
             ]
-    return found
+    return elements

@@ -65,13 +65,13 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
     """Plot the curves as `height` lines of `width` columns, or return one line that says why nothing is drawn."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return Plot([Text("Too small to draw")])
-    seen = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
+    visible = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
     if window.log:
-        seen = [(curve, mask_nonpositive(series)) for curve, series in seen]
-    ys = [limit for _, series in seen for limit in series.y_limits() or ()]
+        visible = [(curve, mask_nonpositive(series)) for curve, series in visible]
+    ys = [limit for _, series in visible for limit in series.y_limits() or ()]
     if not ys:
-        return Plot([Text(_empty_message(seen, window.log))])
-    return _draw(seen, window, pad_limits(min(ys), max(ys), window.log), width, height)
+        return Plot([Text(_empty_message(visible, window.log))])
+    return _draw(visible, window, pad_limits(min(ys), max(ys), window.log), width, height)
 
 
 def _parse_ansi(line: str) -> Text:
@@ -81,17 +81,17 @@ def _parse_ansi(line: str) -> Text:
     """
     first, *parts = line.split("\x1b[")
     pieces: list[tuple[str, str]] = [(first, "")] if first else []
-    colour = weight = ""
+    color = weight = ""
     for part in parts:
         code, _, text = part.partition("m")
         if code == "0":
-            colour = weight = ""
+            color = weight = ""
         elif code == "2":
             weight = "dim "
         elif code.startswith("38;5;"):
-            colour = f"color({code.removeprefix('38;5;')})"
+            color = f"color({code.removeprefix('38;5;')})"
         if text:
-            pieces.append((text, weight + colour))
+            pieces.append((text, weight + color))
             _merge_across_gap(pieces)
     return Text.assemble(*pieces, no_wrap=True, end="")
 
@@ -99,9 +99,11 @@ def _parse_ansi(line: str) -> Text:
 def _merge_across_gap(pieces: list[tuple[str, str]]) -> None:
     if len(pieces) < 3:
         return
-    (before, style), (gap, _), (after, same) = pieces[-3:]
-    if style == same and gap.isspace() and len(gap) <= MAX_JOINED_GAP_COLUMNS and before[-1] > BLANK_BRAILLE < after[0]:
-        pieces[-3:] = [(before + BLANK_BRAILLE * len(gap) + after, style)]
+    (left, left_style), (gap, _), (right, right_style) = pieces[-3:]
+    if left_style != right_style or not gap.isspace() or len(gap) > MAX_JOINED_GAP_COLUMNS:
+        return
+    if left[-1] > BLANK_BRAILLE < right[0]:
+        pieces[-3:] = [(left + BLANK_BRAILLE * len(gap) + right, left_style)]
 
 
 def _empty_message(visible: Sequence[tuple[Curve, Series]], log: bool) -> str:
@@ -137,9 +139,9 @@ def _draw(
     figure.ruler(0, 0).ticks(x_ticks, tick_labels(x_ticks))
     figure.ruler(1, 0).ticks([_scaled(tick, log) for tick in y_ticks], y_labels)
 
-    def stroke(series: Series, marker: str, colour: int, columns: int, style: str | None = None) -> None:
+    def stroke(series: Series, marker: str, color: int, columns: int, style: str | None = None) -> None:
         for piece in downsample_min_max(series, window.low, window.high, columns):
-            paint = pixel(foreground=colour, style=style) if style else pixel(foreground=colour)
+            paint = pixel(foreground=color, style=style) if style else pixel(foreground=color)
             ys = [_scaled(y, log) for y in piece.y.tolist()]
             signal = figure.signal(piece.x.tolist(), ys, marker=plotext.marker(marker, pixel=paint))
             figure.draw(signal.lines() if marker == "braille" and len(ys) > 1 else signal)

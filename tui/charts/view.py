@@ -70,8 +70,8 @@ class ChartView:
         return replace(self, axis=axis, span=None, end=None, cursor=None)
 
     def next_smoothing(self) -> ChartView:
-        place = (SMOOTHING_LEVELS.index(self.smoothing) + 1) % len(SMOOTHING_LEVELS)
-        return replace(self, smoothing=SMOOTHING_LEVELS[place])
+        index = (SMOOTHING_LEVELS.index(self.smoothing) + 1) % len(SMOOTHING_LEVELS)
+        return replace(self, smoothing=SMOOTHING_LEVELS[index])
 
     def reset_zoom(self) -> ChartView:
         return replace(self, span=None, end=None, cursor=None)
@@ -101,5 +101,5 @@ class ChartView:
 
     def move_cursor(self, data: CurveData, steps: int) -> ChartView:
         low, high = self.x_limits(data)
-        place = high if self.cursor is None else self.cursor + steps * CURSOR_STEP_SHARE * (high - low)
-        return replace(self, cursor=min(max(place, low), high))
+        cursor = high if self.cursor is None else self.cursor + steps * CURSOR_STEP_SHARE * (high - low)
+        return replace(self, cursor=min(max(cursor, low), high))

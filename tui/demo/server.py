@@ -80,7 +80,7 @@ class ReplayedRun:
                     log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(event.time))}  {line}\n")
         if epochs := [event.epoch for event in events if isinstance(event, EpochEvent)]:
             evaluated = self._evaluations["epochs"][: max(epochs)]
-            best = max(evaluated, key=lambda one: one["top1"])
+            best = max(evaluated, key=lambda evaluation: evaluation["top1"])
             classes = self._evaluations["classes"]
             write_json(self.folder.evaluation, {"format": 1, "classes": classes, "last": evaluated[-1], "best": best})
 
@@ -124,20 +124,22 @@ class DemoServer:
 
     def _continue_live_run(self) -> None:
         """Append events when they are due; answer checkpoint, pause, continue and stop requests."""
-        run, asked, paused, step, epoch, paused_s = self._live, RequestCounters(), False, 0, 0, 0.0
+        run, counters, paused, step, epoch, paused_s = self._live, RequestCounters(), False, 0, 0, 0.0
         ownership = Ownership(run.folder)
         while self._upcoming and not self._stop_event.wait(REPLAY_INTERVAL_SECONDS):
             ownership.renew_heartbeat()
             for request in consume_requests(run.folder.control):
-                checkpoints = asked.checkpoints
-                run.append(ControlEvent(request=request.request, by=request.by, outcome=asked.apply(request.request)))
-                if asked.checkpoints > checkpoints:
+                checkpoints = counters.checkpoints
+                run.append(
+                    ControlEvent(request=request.request, by=request.by, outcome=counters.apply(request.request))
+                )
+                if counters.checkpoints > checkpoints:
                     path = f"checkpoints/step-{step:08d}.pt"
                     run.append(CheckpointSaved(path=path, step=step, epoch=epoch, asked=True))
-            if asked.paused != paused:
-                paused = asked.paused
+            if counters.paused != paused:
+                paused = counters.paused
                 run.append(RunPaused(step=step, epoch=epoch) if paused else RunContinued(step=step, epoch=epoch))
-            if asked.stop:
+            if counters.stop:
                 run.append(RunFinished(state="stopped", message="simulated run; it cannot be resumed"))
                 break
             if paused:

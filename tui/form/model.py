@@ -57,12 +57,12 @@ class ConfigField:
 
 def form_fields() -> list[ConfigField]:
     """Return a field per config key: the main keys in form order, then the others in schema order."""
-    found = {
+    by_key = {
         key: ConfigField(key, info.description or "", *field_kind(info.annotation))
         for key, info in fields()
         if key not in EXCLUDED_KEYS
     }
-    return [found[key] for key in MAIN_KEYS] + [one for key, one in found.items() if key not in MAIN_KEYS]
+    return [by_key[key] for key in MAIN_KEYS] + [info for key, info in by_key.items() if key not in MAIN_KEYS]
 
 
 def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
@@ -72,10 +72,10 @@ def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
     parts = get_args(annotation)
     if bool in parts:
         return ("false", "true"), False, False
-    words = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
-    number = any(part in (int, float) or get_args(part)[:1] in ((int,), (float,)) for part in parts)
-    if words and not number:
-        return tuple(map(str, words)), False, True
+    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+    is_number = any(part in (int, float) or get_args(part)[:1] in ((int,), (float,)) for part in parts)
+    if choices and not is_number:
+        return tuple(map(str, choices)), False, True
     return (), annotation is bool, False
 
 
@@ -105,10 +105,10 @@ class Form:
             values = as_dict(self.base_config())
         except UsageError:
             values = as_dict(Config())
-        shown = {
+        texts = {
             f"{section}.{name}": format_value(value) for section, part in values.items() for name, value in part.items()
         }
-        return shown | self.overrides
+        return texts | self.overrides
 
     def set_value(self, key: str, text: str) -> None:
         """Override a key, or drop its override if the text equals the value of the base."""
@@ -130,7 +130,7 @@ class Form:
         Raises UsageError if the config is invalid, or the file exists or cannot be written.
         """
         config = self.config()
-        kept = as_dict(
+        changed = as_dict(
             config.model_copy(update={"run": config.run.model_copy(update={"name": None})}), only_changed=True
         )
         is_path = "/" in name or name.endswith((".yaml", ".yml"))
@@ -138,7 +138,7 @@ class Form:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as file:
-                file.write(to_yaml(kept) if kept else "")
+                file.write(to_yaml(changed) if changed else "")
         except FileExistsError as error:
             raise UsageError.one(str(path), "already exists; choose another name") from error
         except OSError as error:
@@ -148,15 +148,15 @@ class Form:
 
 def optimizer_placeholders(values: dict[str, str]) -> dict[str, str]:
     """Return the defaults of the selected optimizer, which empty `optim` fields stand for."""
-    own = default_options(values["optim.name"])
-    return {f"optim.{key}": format_value(value) for key, value in own.items()}
+    defaults = default_options(values["optim.name"])
+    return {f"optim.{key}": format_value(value) for key, value in defaults.items()}
 
 
 def is_relevant(key: str, values: dict[str, str]) -> bool:
     """Whether a key has an effect in combination with these values."""
-    other, words = DEPENDS_ON.get(key, ("", set()))
-    value = values.get(other)
-    return not other or value in words or (ANY_USER_CODE in words and is_user_code(value))
+    controlling_key, enabling_values = DEPENDS_ON.get(key, ("", set()))
+    value = values.get(controlling_key)
+    return not controlling_key or value in enabling_values or (ANY_USER_CODE in enabling_values and is_user_code(value))
 
 
 def form_problems(form: Form) -> list[Problem]:
@@ -172,10 +172,13 @@ def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) 
     import numpy as np
 
     steps = steps_per_epoch * config.run.epochs
-    highest = scaled_lr(config.optim, ranks)
-    chosen = np.unique(np.linspace(1, steps, min(steps, max_points)).round().astype(int))
-    rates = [highest * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs) for step in chosen.tolist()]
-    return chosen / steps_per_epoch, np.array(rates, np.float64)
+    peak_lr = scaled_lr(config.optim, ranks)
+    sampled_steps = np.unique(np.linspace(1, steps, min(steps, max_points)).round().astype(int))
+    rates = [
+        peak_lr * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs)
+        for step in sampled_steps.tolist()
+    ]
+    return sampled_steps / steps_per_epoch, np.array(rates, np.float64)
 
 
 def load_last_form() -> Form:
@@ -184,11 +187,11 @@ def load_last_form() -> Form:
     typed = stored.get("typed")
     if stored.get("format") != FORM_FORMAT or not isinstance(typed, dict):
         return Form("digits")
-    known = {one.key for one in form_fields()}
+    known_keys = {info.key for info in form_fields()}
     base = stored.get("base")
     form = Form(
         base if isinstance(base, str) else None,
-        {key: text for key, text in typed.items() if key in known and isinstance(text, str)},
+        {key: text for key, text in typed.items() if key in known_keys and isinstance(text, str)},
     )
     try:
         form.base_config()

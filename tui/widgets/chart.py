@@ -65,8 +65,8 @@ class Chart(Lines):
         words = [self._title]
         for curve in self.curves:
             value = curve.series.latest() if self._cursor_x is None else curve.series.value_at(self._cursor_x)
-            shown = UNKNOWN if value is None else format_number(value, 3)
-            words.append(f"{MARKER_SYMBOLS.get(curve.marker, curve.marker)}{curve.label} {shown}")
+            text = UNKNOWN if value is None else format_number(value, 3)
+            words.append(f"{MARKER_SYMBOLS.get(curve.marker, curve.marker)}{curve.label} {text}")
         return "  ".join(words)
 
 

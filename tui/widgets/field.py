@@ -28,7 +28,7 @@ class Chooser(Select[str], inherit_bindings=False):
 
 def select_options(choices: Sequence[str]) -> list[tuple[Text, str]]:
     """Return the options of a select as `Text`, because Textual parses plain strings as markup."""
-    return [(Text(printable(word)), word) for word in choices]
+    return [(Text(printable(choice)), choice) for choice in choices]
 
 
 class Field(Vertical):
@@ -79,8 +79,8 @@ class Field(Vertical):
         """Return the choices including `text`, before "other …" if it is not one of them."""
         if text in self._choices:
             return tuple(self._choices)
-        own = [word for word in self._choices if word != OTHER_CHOICE]
-        return (*own, text, *self._choices[len(own) :])
+        fixed = [choice for choice in self._choices if choice != OTHER_CHOICE]
+        return (*fixed, text, *self._choices[len(fixed) :])
 
     @property
     def control(self) -> Any:

@@ -23,18 +23,18 @@ class Keys(Widget):
 
     def _visible_commands(self) -> list[tuple[int, Command]]:
         """Return the commands that fit, each with its first column."""
-        room, kept = self.size.width - 1, []
+        room, visible = self.size.width - 1, []
         for command in sorted(self._commands, key=lambda command: -command.priority):
             if (length := _command_columns(command)) > room:
                 break
             room -= length + GAP_COLUMNS
-            kept.append(command)
-        column, places = 1, []
+            visible.append(command)
+        column, positions = 1, []
         for command in self._commands:
-            if command in kept:
-                places.append((column, command))
+            if command in visible:
+                positions.append((column, command))
                 column += _command_columns(command) + GAP_COLUMNS
-        return places
+        return positions
 
     def render(self) -> Text:
         line = Text(no_wrap=True, end="")

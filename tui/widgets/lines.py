@@ -93,8 +93,8 @@ class Lines(ScrollView, can_focus=True):
         self._empty_text = empty_text or self._empty_text
         self._rows, self._header = list(rows), list(header)
         if key is not None:
-            places = [place for place, row in enumerate(rows) if row.key == key]
-            self._cursor = places[0] if places else min(self._cursor, max(len(rows) - 1, 0))
+            matches = [index for index, row in enumerate(rows) if row.key == key]
+            self._cursor = matches[0] if matches else min(self._cursor, max(len(rows) - 1, 0))
         size = Size(self.size.width, len(self._header) + len(self._rows))
         if size != self.virtual_size:
             self.virtual_size = size
@@ -106,18 +106,18 @@ class Lines(ScrollView, can_focus=True):
 
     def set_texts(self, texts: Sequence[Text], header: Sequence[Text] = ()) -> None:
         """Replace the rows by plain lines, identified by their position."""
-        self.set_rows([Row(str(place), text) for place, text in enumerate(texts)], header)
+        self.set_rows([Row(str(index), text) for index, text in enumerate(texts)], header)
 
     def _refresh_change(self, y: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
         """Redraw a line from the first to the last cell that differs."""
         first, end = 0, self.size.width
         before, after = old[0].plain, new[0].plain
-        alike = old[1] == new[1] and old[0].spans == new[0].spans and len(before) == len(after)
-        alike = alike and old[0].style == new[0].style
-        if alike and before.isascii() and after.isascii():
-            differ = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
-            if differ:
-                first, end = differ[0], min(differ[-1] + 1, end)
+        same_style = old[1] == new[1] and old[0].spans == new[0].spans and old[0].style == new[0].style
+        # Only ASCII text has one cell per character.
+        if same_style and len(before) == len(after) and before.isascii() and after.isascii():
+            changed = [column for column, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+            if changed:
+                first, end = changed[0], min(changed[-1] + 1, end)
         if first < end:
             self.refresh(Region(first, y, end - first, 1))
 
@@ -128,16 +128,16 @@ class Lines(ScrollView, can_focus=True):
     def _visible_line(self, y: int) -> tuple[Text, bool]:
         if y < len(self._header):
             return self._header[y], False
-        place = y - len(self._header) + int(self.scroll_offset.y)
-        if place < len(self._rows):
-            return self._rows[place].text, self._selectable and place == self._cursor
-        return (self._empty_text if not self._rows and place == 0 else Text("")), False
+        index = y - len(self._header) + int(self.scroll_offset.y)
+        if index < len(self._rows):
+            return self._rows[index].text, self._selectable and index == self._cursor
+        return (self._empty_text if not self._rows and index == 0 else Text("")), False
 
     def render_line(self, y: int) -> Strip:
-        text, chosen = self._visible_line(y)
+        text, under_cursor = self._visible_line(y)
         width = self.size.width
         base = self.rich_style
-        if chosen:
+        if under_cursor:
             base += CURSOR_STYLE if self.has_focus else UNFOCUSED_CURSOR_STYLE
         line = text.copy()
         line.truncate(width, overflow="ellipsis", pad=True)
@@ -185,9 +185,9 @@ class Lines(ScrollView, can_focus=True):
             self.scroll_to(y=self._cursor if self._cursor < top else self._cursor - room + 1, animate=False, force=True)
 
     def on_click(self, event: events.Click) -> None:
-        place = event.y - len(self._header) + int(self.scroll_offset.y)
-        if self._selectable and 0 <= place < len(self._rows) and event.y >= len(self._header):
-            again = place == self._cursor and event.chain > 1
-            self._move_to(place)
-            if again:
+        index = event.y - len(self._header) + int(self.scroll_offset.y)
+        if self._selectable and 0 <= index < len(self._rows) and event.y >= len(self._header):
+            double_clicked = index == self._cursor and event.chain > 1
+            self._move_to(index)
+            if double_clicked:
                 self.action_choose()

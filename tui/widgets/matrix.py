@@ -39,9 +39,9 @@ MAX_LABEL_WIDTH, MIN_CELL_WIDTH, MAX_CELL_WIDTH, MAX_CELL_HEIGHT = 16, 4, 12, 4
 
 def cell_style(share: float, *, correct: bool) -> Style:
     """Return the style of a cell that holds `share` of its row's images."""
-    shades, steps = (CORRECT_STYLES, CORRECT_THRESHOLDS) if correct else (WRONG_STYLES, WRONG_THRESHOLDS)
-    reached = sum(share >= step for step in steps)
-    return Style.parse(shades[reached - 1]) if reached else Style.null()
+    styles, thresholds = (CORRECT_STYLES, CORRECT_THRESHOLDS) if correct else (WRONG_STYLES, WRONG_THRESHOLDS)
+    level = sum(share >= threshold for threshold in thresholds)
+    return Style.parse(styles[level - 1]) if level else Style.null()
 
 
 class Matrix(Widget, can_focus=True):
@@ -104,9 +104,9 @@ class Matrix(Widget, can_focus=True):
     @property
     def _cell_width(self) -> int:
         """Columns per matrix cell: wide enough for the count and, if all classes then fit, for the class names."""
-        least = max(self._count_digits + 2, MIN_CELL_WIDTH)
-        wanted = min(self._longest_name + 2, MAX_CELL_WIDTH)
-        return max(min((self.size.width - self._label_width) // max(len(self._order), 1), wanted), least)
+        min_width = max(self._count_digits + 2, MIN_CELL_WIDTH)
+        name_width = min(self._longest_name + 2, MAX_CELL_WIDTH)
+        return max(min((self.size.width - self._label_width) // max(len(self._order), 1), name_width), min_width)
 
     @property
     def _cell_height(self) -> int:
@@ -130,28 +130,28 @@ class Matrix(Widget, can_focus=True):
         if y == 0:
             names = shorten_names(self._names, self._cell_width - 1)
             segments = [Segment(" " * self._label_width)]
-            for place, name in enumerate((names[number] for number in shown), self._first_column):
-                style = CURSOR_STYLE if place == self._cursor_column and self.has_focus else Style(bold=True)
+            for column, name in enumerate((names[number] for number in shown), self._first_column):
+                style = CURSOR_STYLE if column == self._cursor_column and self.has_focus else Style(bold=True)
                 segments += [Segment(" " * (self._cell_width - 1 - cell_len(name))), Segment(name, style), Segment(" ")]
             return Strip(segments).adjust_cell_length(width, self.rich_style)
-        place, line = self._first_row + (y - 1) // self._cell_height, (y - 1) % self._cell_height
-        if place >= len(self._order):
+        row, line = self._first_row + (y - 1) // self._cell_height, (y - 1) % self._cell_height
+        if row >= len(self._order):
             return Strip.blank(width, self.rich_style)
-        return Strip(self._row_segments(place, shown, middle=line == self._cell_height // 2)).adjust_cell_length(
+        return Strip(self._row_segments(row, shown, middle=line == self._cell_height // 2)).adjust_cell_length(
             width, self.rich_style
         )
 
-    def _row_segments(self, place: int, shown: Sequence[int], *, middle: bool) -> list[Segment]:
-        true = self._order[place]
+    def _row_segments(self, row: int, shown: Sequence[int], *, middle: bool) -> list[Segment]:
+        true = self._order[row]
         segments = [Segment(" " * self._label_width)]
         if middle:
             name = truncate_cells(self._labels[true], self._label_width - 1)
-            style = CURSOR_STYLE if place == self._cursor_row and self.has_focus else Style(bold=True)
+            style = CURSOR_STYLE if row == self._cursor_row and self.has_focus else Style(bold=True)
             segments = [Segment(name, style), Segment(" " * (self._label_width - cell_len(name)))]
-        for column, taken in enumerate(shown, self._first_column):
-            count, share = int(self._counts[true, taken]), float(self._shares[true, taken])
-            style = cell_style(share, correct=true == taken) if count else EMPTY_CELL_STYLE
-            if self.has_focus and (place, column) == (self._cursor_row, self._cursor_column):
+        for column, predicted in enumerate(shown, self._first_column):
+            count, share = int(self._counts[true, predicted]), float(self._shares[true, predicted])
+            style = cell_style(share, correct=true == predicted) if count else EMPTY_CELL_STYLE
+            if self.has_focus and (row, column) == (self._cursor_row, self._cursor_column):
                 style += CURSOR_STYLE
             text = str(count or "·") if middle else ""
             segments.append(Segment(f"{text:>{self._cell_width - 1}} ", style))
@@ -180,22 +180,22 @@ class Matrix(Widget, can_focus=True):
         if pair is None:
             self.border_title = self.border_subtitle = None
             return
-        true, taken = pair
-        count, share = int(self._counts[true, taken]), float(self._shares[true, taken])
-        how = "predicted correctly" if true == taken else f"predicted as {self._names[taken]}"
-        of = int(self._counts[true].sum())
+        true, predicted = pair
+        count, share = int(self._counts[true, predicted]), float(self._shares[true, predicted])
+        outcome = "predicted correctly" if true == predicted else f"predicted as {self._names[predicted]}"
+        row_total = int(self._counts[true].sum())
         # Class names may contain markup characters.
-        self.border_title = f"{self._names[true]} {how}: {count:,} of {of:,}, {format_percent(share)}".replace(
-            "[", "\\["
+        self.border_title = (
+            f"{self._names[true]} {outcome}: {count:,} of {row_total:,}, {format_percent(share)}".replace("[", "\\[")
         )
         classes, rows, columns = len(self._order), self._visible_rows, self._visible_columns
-        part = ""
+        visible_part = ""
         if classes > min(rows, columns):
-            part = (
+            visible_part = (
                 f"rows {self._first_row + 1}-{min(self._first_row + rows, classes)}, "
                 f"columns {self._first_column + 1}-{min(self._first_column + columns, classes)} of {classes}   "
             )
-        self.border_subtitle = f"{part}row: true, column: predicted"
+        self.border_subtitle = f"{visible_part}row: true, column: predicted"
 
     def on_resize(self) -> None:
         self.action_go_to(self._cursor_row, self._cursor_column)
@@ -207,9 +207,9 @@ class Matrix(Widget, can_focus=True):
         self.refresh()
 
     def on_click(self, event: events.Click) -> None:
-        place = event.get_content_offset(self)
-        if place is not None and place.y > 0 and place.x >= self._label_width:
-            row, column = (place.y - 1) // self._cell_height, (place.x - self._label_width) // self._cell_width
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.y > 0 and offset.x >= self._label_width:
+            row, column = (offset.y - 1) // self._cell_height, (offset.x - self._label_width) // self._cell_width
             self.action_go_to(self._first_row + row, self._first_column + column)
 
     def on_mouse_scroll_down(self) -> None:
