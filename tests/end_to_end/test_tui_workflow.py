@@ -60,7 +60,7 @@ def test_tui_workflow_start_watch_detach_attach_stop_and_resume(
             for key, text in TYPED:
                 await set_field(pilot, key, text)
             await wait_until(pilot, lambda: "ready to start" in visible_text(pilot, "#title"), PATIENCE)
-            assert "1 process on the CPU" in visible_text(pilot, "#plan")
+            assert "1 CPU rank" in visible_text(pilot, "#plan")
             await pilot.press("ctrl+s")
             await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), PATIENCE)
             assert [type(screen) for screen in pilot.app.screen_stack] == [MonitorScreen, RunScreen]

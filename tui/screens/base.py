@@ -53,9 +53,9 @@ class Filter(Entry):
 
     def restore_focus(self) -> None:
         """Focus the previously focused widget if it is still visible, else the next one."""
-        came_from = self._previous_focus
-        if came_from is not None and came_from.is_attached and came_from.region:
-            came_from.focus()
+        previous = self._previous_focus
+        if previous is not None and previous.is_attached and previous.region:
+            previous.focus()
         else:
             self.screen.focus_next()
 
@@ -170,12 +170,12 @@ class GputrainScreen(Screen[None]):
         line = Text(no_wrap=True, end="", overflow="ellipsis")
         line.append(" gputrain ", STRONG)
         notice = self.gputrain_app.source_notice()
-        told = Text(f" {left}", no_wrap=True)
+        left_text = Text(f" {left}", no_wrap=True)
         # The notice must never be cut off, so `left` is truncated instead.
-        told.truncate(
+        left_text.truncate(
             max(self.size.width - line.cell_len - len(f"   {notice} " if notice else ""), 0), overflow="ellipsis"
         )
-        line.append_text(told)
+        line.append_text(left_text)
         if notice is not None:
             line.append("  ")
             line.append(f" {notice} ", NOTICE)
@@ -194,8 +194,8 @@ class GputrainScreen(Screen[None]):
 
     @property
     def filter_text(self) -> str:
-        found = self.query("#filter").results(Input)
-        return next((one.value.strip().lower() for one in found), "")
+        inputs = self.query("#filter").results(Input)
+        return next((line.value.strip().lower() for line in inputs), "")
 
     def action_filter(self) -> None:
         self.query_one(Filter).activate()

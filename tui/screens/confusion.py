@@ -38,7 +38,7 @@ from tui.widgets.matrix import Matrix
 MAX_UNSORTED_CLASSES = 30
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS, MAX_NAME_COLUMNS = 5, 30, 16
 SCROLLBAR_COLUMNS = 1
-TAKEN_FOR = " → "
+ARROW = " → "
 
 
 class ConfusionScreen(GputrainScreen):
@@ -56,7 +56,7 @@ class ConfusionScreen(GputrainScreen):
         yield Static("", id="scores", markup=False)
         with Container(id="confusion"):
             yield Matrix(id="matrix")
-            with Container(id="worst"):
+            with Container(id="rankings"):
                 pairs = Lines(selectable=True, id="pairs", empty_text=Text("No mistakes", MUTED))
                 pairs.border_title = "Worst mistakes (true → predicted)"
                 yield pairs
@@ -74,18 +74,23 @@ class ConfusionScreen(GputrainScreen):
     def update_content(self) -> None:
         poller, name = self.evaluation_poller, printable(self.folder.name)
         self.show_title(f"{name}   confusion matrix")
-        found, problem = poller.latest, poller.problem or poller.unexpected_error
-        self.show_line("#scores", self._scores_line(found, problem, has_polled=poller.has_polled))
+        evaluations, problem = poller.latest, poller.problem or poller.unexpected_error
+        self.show_line("#scores", self._scores_line(evaluations, problem, has_polled=poller.has_polled))
         panels = self.query_one("#confusion")
-        if found is not None and not panels.display:
+        if evaluations is not None and not panels.display:
             # A hidden widget cannot take the focus, so wait until the panels are displayed.
             self.call_after_refresh(self.query_one(Matrix).focus)
-        panels.display = found is not None
+        panels.display = evaluations is not None
         # The poller returns a new object only when the file has changed, so its id is part of the key.
-        now = (id(found), self._show_best, self._sort_worst_first, *(lines.size for lines in self.query(Lines)))
-        if found is not None and now != self._drawn_key:
-            self._drawn_key = now
-            self._draw(found)
+        drawn_key = (
+            id(evaluations),
+            self._show_best,
+            self._sort_worst_first,
+            *(lines.size for lines in self.query(Lines)),
+        )
+        if evaluations is not None and drawn_key != self._drawn_key:
+            self._drawn_key = drawn_key
+            self._draw(evaluations)
 
     def _scores_line(self, evaluations: RunEvaluations | None, problem: str | None, *, has_polled: bool) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis", end="")
@@ -96,52 +101,52 @@ class ConfusionScreen(GputrainScreen):
                 " No evaluation yet; the first follows at the end of an epoch" if has_polled else " Loading …", MUTED
             )
         else:
-            shown = self._selected_evaluation(evaluations)
-            which = "best" if self._show_best else "last"
-            line.append(f" {which} epoch {shown.epoch}", STRONG)
-            line.append(f"   top-1 {shown.top1:.2%}   top-5 {shown.top5:.2%}")
-            line.append("" if shown.loss is None else f"   loss {shown.loss:.4f}")
-            line.append(f"   {shown.images:,} images")
+            evaluation = self._selected_evaluation(evaluations)
+            epoch_label = "best" if self._show_best else "last"
+            line.append(f" {epoch_label} epoch {evaluation.epoch}", STRONG)
+            line.append(f"   top-1 {evaluation.top1:.2%}   top-5 {evaluation.top5:.2%}")
+            line.append("" if evaluation.loss is None else f"   loss {evaluation.loss:.4f}")
+            line.append(f"   {evaluation.images:,} images")
         return line
 
     def _selected_evaluation(self, evaluations: RunEvaluations) -> EpochEvaluation:
         return evaluations.best if self._show_best else evaluations.last
 
     def _draw(self, evaluations: RunEvaluations) -> None:
-        shown = self._selected_evaluation(evaluations)
+        evaluation = self._selected_evaluation(evaluations)
         names = [printable(name) for name in evaluations.classes]
-        worst = worst_first(shown.per_class)
+        worst = worst_first(evaluation.per_class)
         by_worst = len(names) > MAX_UNSORTED_CLASSES if self._sort_worst_first is None else self._sort_worst_first
         matrix, pairs = self.query_one(Matrix), self.query_one("#pairs", Lines)
-        kept = bool(shown.counts.size)
-        matrix.display = pairs.display = kept
-        if kept:
-            found_mistakes = mistakes(shown.counts)
-            begins = matrix.pair is None
-            matrix.set_data(names, shown.counts, worst if by_worst else range(len(names)))
-            if begins and found_mistakes and not by_worst:
-                matrix.select_pair(found_mistakes[0].true_class, found_mistakes[0].predicted_class)
-            lines = mistake_lines(found_mistakes, names, pairs.size.width - SCROLLBAR_COLUMNS)
-            keys = [f"{one.true_class} {one.predicted_class}" for one in found_mistakes]
+        has_matrix = bool(evaluation.counts.size)
+        matrix.display = pairs.display = has_matrix
+        if has_matrix:
+            worst_mistakes = mistakes(evaluation.counts)
+            is_first_draw = matrix.pair is None
+            matrix.set_data(names, evaluation.counts, worst if by_worst else range(len(names)))
+            if is_first_draw and worst_mistakes and not by_worst:
+                matrix.select_pair(worst_mistakes[0].true_class, worst_mistakes[0].predicted_class)
+            lines = mistake_lines(worst_mistakes, names, pairs.size.width - SCROLLBAR_COLUMNS)
+            keys = [f"{mistake.true_class} {mistake.predicted_class}" for mistake in worst_mistakes]
             pairs.set_rows([Row(key, line) for key, line in zip(keys, lines, strict=True)])
         classes = self.query_one("#classes", Lines)
-        images = shown.counts.sum(1).tolist() if kept else [None] * len(names)
+        images = evaluation.counts.sum(1).tolist() if has_matrix else [None] * len(names)
         label, room = min(max(map(cell_len, names)), MAX_NAME_COLUMNS), classes.size.width - SCROLLBAR_COLUMNS
         classes.set_rows(
             [
                 Row(
                     f"{number} {number}",
-                    class_line(names[number], float(shown.per_class[number]), images[number], label, room),
+                    class_line(names[number], float(evaluation.per_class[number]), images[number], label, room),
                 )
                 for number in worst
             ]
         )
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        true, taken = map(int, event.key.split())
+        true, predicted = map(int, event.key.split())
         matrix = self.query_one(Matrix)
         if matrix.display:
-            matrix.select_pair(true, taken)
+            matrix.select_pair(true, predicted)
             matrix.focus()
 
     def action_find(self) -> None:
@@ -154,35 +159,36 @@ class ConfusionScreen(GputrainScreen):
         self.update_content()
 
     def action_order(self) -> None:
-        found = self.evaluation_poller.latest
-        if found is not None:
-            many = len(found.classes) > MAX_UNSORTED_CLASSES
-            self._sort_worst_first = not (many if self._sort_worst_first is None else self._sort_worst_first)
+        evaluations = self.evaluation_poller.latest
+        if evaluations is not None:
+            by_default = len(evaluations.classes) > MAX_UNSORTED_CLASSES
+            self._sort_worst_first = not (by_default if self._sort_worst_first is None else self._sort_worst_first)
             self.update_content()
 
 
-def mistake_lines(found_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> list[Text]:
+def mistake_lines(worst_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> list[Text]:
     """Format mistakes as `4 → 9: 7 images, 12%`. If one of them exceeds `width`, all omit the word "images"."""
-    tails = [f": {pluralize(one.images, 'image')}, {format_percent(one.share)}" for one in found_mistakes]
-    whole = [
-        names[one.true_class] + TAKEN_FOR + names[one.predicted_class] + tail
-        for one, tail in zip(found_mistakes, tails, strict=True)
+    tails = [f": {pluralize(mistake.images, 'image')}, {format_percent(mistake.share)}" for mistake in worst_mistakes]
+    lines = [
+        names[mistake.true_class] + ARROW + names[mistake.predicted_class] + tail
+        for mistake, tail in zip(worst_mistakes, tails, strict=True)
     ]
-    if max(map(cell_len, whole), default=0) > width:
-        tails = [f": {one.images:,}, {format_percent(one.share)}" for one in found_mistakes]
+    if max(map(cell_len, lines), default=0) > width:
+        tails = [f": {mistake.images:,}, {format_percent(mistake.share)}" for mistake in worst_mistakes]
     return [
-        mistake_line(names[one.true_class], names[one.predicted_class], tail, width)
-        for one, tail in zip(found_mistakes, tails, strict=True)
+        mistake_line(names[mistake.true_class], names[mistake.predicted_class], tail, width)
+        for mistake, tail in zip(worst_mistakes, tails, strict=True)
     ]
 
 
 def mistake_line(true_name: str, predicted_name: str, tail: str, width: int) -> Text:
     """Format one mistake; the class names are truncated to fit `width` columns."""
-    room = max(width - len(TAKEN_FOR) - len(tail), 2)
+    room = max(width - len(ARROW) - len(tail), 2)
     if cell_len(true_name) + cell_len(predicted_name) > room:
-        longest = max(room // 2, room - min(cell_len(true_name), cell_len(predicted_name)))
-        true_name, predicted_name = truncate_cells(true_name, longest), truncate_cells(predicted_name, longest)
-    return Text.assemble((true_name, STRONG), TAKEN_FOR, (predicted_name, STRONG), (tail, MUTED), no_wrap=True, end="")
+        max_name_columns = max(room // 2, room - min(cell_len(true_name), cell_len(predicted_name)))
+        true_name = truncate_cells(true_name, max_name_columns)
+        predicted_name = truncate_cells(predicted_name, max_name_columns)
+    return Text.assemble((true_name, STRONG), ARROW, (predicted_name, STRONG), (tail, MUTED), no_wrap=True, end="")
 
 
 def class_line(name: str, accuracy: float, images: int | None, name_columns: int, width: int) -> Text:

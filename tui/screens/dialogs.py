@@ -169,7 +169,7 @@ def help_lines(commands: Sequence[Command]) -> list[Text]:
 
 def problem_lines(problems: Sequence[tuple[str, str]]) -> list[Text]:
     """Format (location, message) pairs; the message follows its location on an indented line."""
-    found: list[Text] = []
-    for where, what in problems:
-        found += [Text(where, BAD), Text(f"  {what}")] if where else [Text(what)]
-    return found
+    lines: list[Text] = []
+    for location, message in problems:
+        lines += [Text(location, BAD), Text(f"  {message}")] if location else [Text(message)]
+    return lines

@@ -94,9 +94,9 @@ class FormScreen(GputrainScreen):
                         if info.is_main:
                             yield Field(info, values[info.key])
                 yield Static("", id="about", markup=False)
-            with Container(id="beside"):
+            with Container(id="sidebar"):
                 yield Chart("Learning rate", "form-lr")
-                with Vertical(id="told"):
+                with Vertical(id="summary"):
                     yield Static("", id="plan", markup=False)
                     command = Static("", id="command", markup=False)
                     command.border_title = "Equivalent command"
@@ -134,27 +134,27 @@ class FormScreen(GputrainScreen):
 
     def _show_fields(self) -> None:
         """Show the fields that match the search or, without one, that take effect with the current values."""
-        values, wanted = self.form.values(), self.query_one("#search", Input).value.strip().lower()
+        values, query = self.form.values(), self.query_one("#search", Input).value.strip().lower()
         snapshot = self.gputrain_app.gpu_poller.snapshot
         no_gpu = snapshot is None or not snapshot.gpus
-        self.query_one(".preset").display = not wanted
-        empty = optimizer_placeholders(values)
-        for one in self.query(Field):
-            key = one.info.key
-            if one.is_mounted:
-                one.set_placeholder(empty.get(key, ""))
-            if wanted:
-                one.display = wanted in key or wanted in one.info.description.lower()
+        self.query_one(".preset").display = not query
+        placeholders = optimizer_placeholders(values)
+        for field in self.query(Field):
+            key = field.info.key
+            if field.is_mounted:
+                field.set_placeholder(placeholders.get(key, ""))
+            if query:
+                field.display = query in key or query in field.info.description.lower()
             else:
-                shown = one.info.is_main or self._show_all or key in self.form.overrides or one.has_class("-wrong")
-                on_cpu = key != "device.ranks" or no_gpu or values["device.gpus"] == "cpu"
-                one.display = shown and on_cpu and is_relevant(key, values)
+                shown = field.info.is_main or self._show_all or key in self.form.overrides or field.has_class("-wrong")
+                ranks_apply = key != "device.ranks" or no_gpu or values["device.gpus"] == "cpu"
+                field.display = shown and ranks_apply and is_relevant(key, values)
 
     def _show_values(self) -> None:
         """Copy the form's values to the fields, then validate."""
         values = self.form.values()
-        for one in self.query(Field):
-            one.set_value(values[one.info.key])
+        for field in self.query(Field):
+            field.set_value(values[field.info.key])
         self._show_fields()
         self._validate_form()
 
@@ -192,14 +192,14 @@ class FormScreen(GputrainScreen):
             return
         lines = gpu_lines(snapshot, 70)[1:]
         rows = [Row(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
-        chosen = self.form.values()["device.gpus"].split(",")
+        selected = self.form.values()["device.gpus"].split(",")
 
         def answer(picked: list[str] | None) -> None:
             if picked is not None:
                 self.form.set_value("device.gpus", ",".join(picked) or "cpu")
                 self._show_values()
 
-        self.app.push_screen(MultiChoiceDialog("GPUs to train on", rows, chosen), answer)
+        self.app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
 
     @on(Select.Changed, "#preset")
     def _apply_preset(self, event: Select.Changed) -> None:
@@ -214,7 +214,7 @@ class FormScreen(GputrainScreen):
         self._show_fields()
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        field = next((one for one in event.widget.ancestors_with_self if isinstance(one, Field)), None)
+        field = next((widget for widget in event.widget.ancestors_with_self if isinstance(widget, Field)), None)
         about = Text()
         if field is not None:
             about.append(field.info.key, "bold")
@@ -265,11 +265,11 @@ class FormScreen(GputrainScreen):
         return self._problems or (self._check_result.problems if self._check_result is not None else [])
 
     def _mark_problems(self) -> None:
-        wrong: dict[str, str] = {}
+        messages: dict[str, str] = {}
         for problem in self._all_problems():
-            wrong.setdefault(problem.location, problem.message)
-        for one in self.query(Field):
-            one.show_error(printable(wrong.get(one.info.key, "")))
+            messages.setdefault(problem.location, problem.message)
+        for field in self.query(Field):
+            field.show_error(printable(messages.get(field.info.key, "")))
         self.update_content()
 
     def _show_plan(self, config: Config | None) -> None:
@@ -277,11 +277,11 @@ class FormScreen(GputrainScreen):
         if config is None:
             chart.draw([], PlotWindow(0.0, 1.0))
             keys = {info.key for info in self._fields}
-            strange = [str(problem) for problem in self._problems if problem.location not in keys]
-            told = (
-                Text(printable("\n".join(strange)), BAD) if strange else Text("Fix all errors to see the plan", MUTED)
-            )
-            self.query_one("#plan", Static).update(told)
+            other_problems = [str(problem) for problem in self._problems if problem.location not in keys]
+            message = Text("Fix all errors to see the plan", MUTED)
+            if other_problems:
+                message = Text(printable("\n".join(other_problems)), BAD)
+            self.query_one("#plan", Static).update(message)
             self.query_one("#command", Static).update(Text(UNKNOWN, MUTED))
             return
         steps = checked.sampler.steps_per_epoch if checked and checked.sampler else ASSUMED_STEPS_PER_EPOCH
@@ -297,10 +297,10 @@ class FormScreen(GputrainScreen):
         arguments = self.form.arguments()
         root = self.gputrain_app.runs_dir
         try:
-            usual = root.absolute() == runs_root()
+            is_default = root.absolute() == runs_root()
         except UsageError:
-            usual = False
-        return arguments if usual else [*arguments, "--runs-dir", str(root)]
+            is_default = False
+        return arguments if is_default else [*arguments, "--runs-dir", str(root)]
 
     def _shell_command(self) -> str:
         return shlex.join(["gputrain", *self._command_arguments()])
@@ -361,18 +361,17 @@ def plan_text(config: Config, result: FormCheckResult | None) -> Text:
     """Summarize the run: devices, global batch size, steps and images."""
     if result is None:
         return Text("Checking this machine …", MUTED)
-    what = "GPU" if result.on_gpus else "process"
-    many = {"GPU": "GPUs", "process": "processes"}[what] if result.total_ranks != 1 else what
-    where = "" if result.on_gpus else " on the CPU"
+    # In a terminal of 80 columns, the panel has 38 per line.
+    devices = pluralize(result.total_ranks, "GPU" if result.on_gpus else "CPU rank")
     global_batch = "auto"
     if config.data.batch_size != "auto":
         global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)
-    lines = [f"{result.total_ranks} {many}{where}, global batch size {global_batch}"]
+    lines = [f"{devices}, global batch size {global_batch}"]
     if result.sampler is not None:
-        shares, epochs = result.sampler, config.run.epochs
-        steps = shares.steps_per_epoch
-        lines.append(f"{pluralize(steps, 'step')} per epoch, {steps * epochs:,} in {pluralize(epochs, 'epoch')}")
-        lines.append(f"{shares.train_images:,} training, {shares.val_images:,} validation images")
+        sampler = result.sampler
+        steps = sampler.steps_per_epoch
+        lines.append(f"{pluralize(steps, 'step')} per epoch, {steps * config.run.epochs:,} total")
+        lines.append(f"{sampler.train_images:,} train, {sampler.val_images:,} val images")
     elif not result.problems:
         lines.append("Counting images …")
     return Text("\n".join(lines), BAD if result.problems else "")

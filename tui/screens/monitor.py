@@ -127,30 +127,33 @@ class MonitorScreen(GputrainScreen):
         if snapshot is None or not panel.display:
             self._processes, self._process_start_times = {}, {}
             return
-        wanted = self.filter_text
-        found = [
-            (gpu, one)
-            for gpu, one in list_gpu_processes(snapshot)
-            if not wanted or (one and _matches_filter(wanted, gpu, one))
+        query = self.filter_text
+        processes = [
+            (gpu, process)
+            for gpu, process in list_gpu_processes(snapshot)
+            if not query or (process and _matches_filter(query, gpu, process))
         ]
-        head, *texts = process_lines(found, panel.size.width)
-        keys = [f"{gpu.index}/{one.pid if one else ''}" for gpu, one in found]
-        self._processes = {key: one for key, (_, one) in zip(keys, found, strict=True) if one is not None}
-        self._process_start_times = {
-            one.pid: self._process_start_times.get(one.pid) or _process_start_time(one.pid)
-            for one in self._processes.values()
+        head, *texts = process_lines(processes, panel.size.width)
+        keys = [f"{gpu.index}/{process.pid if process else ''}" for gpu, process in processes]
+        self._processes = {
+            key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
         }
-        panel.set_rows([Row(key, text) for key, text in zip(keys, texts, strict=True)], [head])
+        self._process_start_times = {
+            process.pid: self._process_start_times.get(process.pid) or _process_start_time(process.pid)
+            for process in self._processes.values()
+        }
+        empty = Text("No process matches the filter" if query else "No GPU processes", MUTED)
+        panel.set_rows([Row(key, text) for key, text in zip(keys, texts, strict=True)], [head], empty)
 
     def _show_runs(self, rows: list[RunRow] | None) -> None:
         panel = self.query_one("#runs", Lines)
         problem = printable(
             self.gputrain_app.run_list_poller.problem or self.gputrain_app.run_list_poller.unexpected_error or ""
         )
-        none = "No run matches the filter" if self.filter_text else "No runs yet; press n to start one"
-        empty = Text(problem or none if rows is not None else "Loading …", MUTED)
-        wanted = self.filter_text
-        shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
+        no_match = "No run matches the filter" if self.filter_text else "No runs yet; press n to start one"
+        empty = Text(problem or no_match if rows is not None else "Loading …", MUTED)
+        query = self.filter_text
+        shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
         width = name_columns(shown, panel.size.width)
         panel.set_rows([Row(row.folder, run_line(row, width)) for row in shown], empty_text=empty)
 
@@ -177,23 +180,25 @@ class MonitorScreen(GputrainScreen):
 
     def action_signal(self) -> None:
         panel = self.query_one("#processes", Lines)
-        one = self._processes.get(panel.selected_key or "")
-        if one is None:
+        process = self._processes.get(panel.selected_key or "")
+        if process is None:
             self.gputrain_app.show_toast("No process to send a signal to")
             return
         if self.gputrain_app.demo_notice:
             self.gputrain_app.show_toast("Demo mode: this process is simulated")
             return
-        what = printable(f"{one.pid}  {one.user.value or '?'}  {one.command.value or '?'}")
-        note = f"Rank {one.rank} of run {one.run}: stop the run on its screen to save a checkpoint." if one.run else ""
-        rows = [Row(str(int(number)), Text(f"{number.name:<8} {told}")) for number, told in SIGNALS]
-        began = self._process_start_times.get(one.pid)
+        label = printable(f"{process.pid}  {process.user.value or '?'}  {process.command.value or '?'}")
+        note = ""
+        if process.run:
+            note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
+        rows = [Row(str(int(number)), Text(f"{number.name:<8} {description}")) for number, description in SIGNALS]
+        start_time = self._process_start_times.get(process.pid)
 
         def send(number: str | None) -> None:
             if number is not None:
-                self._send_signal(one.pid, began, int(number))
+                self._send_signal(process.pid, start_time, int(number))
 
-        self.app.push_screen(ChoiceDialog(f"Send a signal to {what}"[:60], rows, printable(note)), send)
+        self.app.push_screen(ChoiceDialog(f"Send a signal to {label}"[:60], rows, printable(note)), send)
 
     def _send_signal(self, pid: int, expected_start_time: float | None, signum: int) -> None:
         name = signal.Signals(signum).name
@@ -216,8 +221,8 @@ def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:
 
 
 def _matches_filter(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
-    told = (str(process.pid), process.user.value or "", process.command.value or "", process.run or "", str(gpu.index))
-    return any(filter_text in text.lower() for text in told)
+    fields = (process.pid, process.user.value or "", process.command.value or "", process.run or "", gpu.index)
+    return any(filter_text in str(field).lower() for field in fields)
 
 
 def _process_start_time(pid: int) -> float | None:

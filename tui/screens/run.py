@@ -61,7 +61,7 @@ class RunScreen(GputrainScreen):
 
     def compose_body(self) -> ComposeResult:
         yield Static("", id="progress", markup=False)
-        yield Static("", id="limit", markup=False)
+        yield Static("", id="bottleneck", markup=False)
         yield Static("", id="message", markup=False)
         with Container(id="charts"):
             yield Chart("Loss", "loss")
@@ -127,22 +127,22 @@ class RunScreen(GputrainScreen):
                 return
 
     def update_content(self) -> None:
-        now = self._poller.latest
-        if now is None:
+        snapshot = self._poller.latest
+        if snapshot is None:
             self.show_title(printable(self.folder.name))
             return
         self.show_title(f"{printable(self.folder.name)}   {printable(str(self.folder.path.parent))}")
-        self.show_line("#progress", progress_line(now.row, self.size.width))
-        limit = bottleneck_text(now.row, self.size.width)
-        self.query_one("#limit").display = bool(limit.plain)
-        self.show_line("#limit", limit)
-        self._show_message(now)
+        self.show_line("#progress", progress_line(snapshot.row, self.size.width))
+        bottleneck = bottleneck_text(snapshot.row, self.size.width)
+        self.query_one("#bottleneck").display = bool(bottleneck.plain)
+        self.show_line("#bottleneck", bottleneck)
+        self._show_message(snapshot)
         devices = self.query_one("#devices", Lines)
-        title, lines = device_lines(now, devices.size.width)
+        title, lines = device_lines(snapshot, devices.size.width)
         devices.set_titles(title)
         devices.set_texts(lines)
         log = self.query_one("#log", Lines)
-        log.set_texts([Text(printable(line)) for line in now.log[-max(log.size.height, 1) :]])
+        log.set_texts([Text(printable(line)) for line in snapshot.log[-max(log.size.height, 1) :]])
 
     def _show_message(self, snapshot: RunSnapshot) -> None:
         line = Text(no_wrap=True, overflow="ellipsis", end="")
@@ -243,8 +243,8 @@ class RunScreen(GputrainScreen):
     def action_full(self) -> None:
         full = not self.has_class("-full")
         chart = self.active_chart
-        for one in self.query("#charts > Lines"):
-            one.set_class(full and one is chart, "shown")
+        for panel in self.query("#charts > Lines"):
+            panel.set_class(full and panel is chart, "shown")
         self.set_class(full, "-full")
         chart.focus()
         self.call_after_refresh(self._draw)
@@ -279,6 +279,6 @@ class RunScreen(GputrainScreen):
         self.app.push_screen(TextDialog("Config", [Text(printable(line)) for line in text.splitlines()]))
 
     def action_log(self) -> None:
-        now = self._poller.latest
-        lines = [Text(printable(line)) for line in (now.log if now else ())]
+        snapshot = self._poller.latest
+        lines = [Text(printable(line)) for line in (snapshot.log if snapshot else ())]
         self.app.push_screen(TextDialog("Log", lines or [Text("The log is empty", STRONG)]))

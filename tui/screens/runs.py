@@ -32,7 +32,7 @@ class RunsScreen(GputrainScreen):
 
     def update_content(self) -> None:
         lines = self.query_one("#all-runs", Lines)
-        rows, wanted = self.gputrain_app.run_list_poller.rows, self.filter_text
+        rows, query = self.gputrain_app.run_list_poller.rows, self.filter_text
         empty = Text(
             printable(
                 self.gputrain_app.run_list_poller.problem or self.gputrain_app.run_list_poller.unexpected_error or ""
@@ -41,12 +41,12 @@ class RunsScreen(GputrainScreen):
                 "Loading …"
                 if rows is None
                 else "No run matches the filter"
-                if wanted
+                if query
                 else "No runs yet; press n to start one"
             ),
             MUTED,
         )
-        shown = [row for row in rows or [] if wanted in row.name.lower() or wanted in row.state]
+        shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
         room = lines.size.width
         width = name_columns(shown, room)
         lines.set_rows(
@@ -56,20 +56,20 @@ class RunsScreen(GputrainScreen):
 
     def _selected_run(self) -> tuple[RunFolder, RunState] | None:
         key = self.query_one("#all-runs", Lines).selected_key
-        found = [row for row in self.gputrain_app.run_list_poller.rows or [] if row.folder == key]
-        return (RunFolder(Path(found[0].folder)), RunState(found[0].state)) if found else None
+        matches = [row for row in self.gputrain_app.run_list_poller.rows or [] if row.folder == key]
+        return (RunFolder(Path(matches[0].folder)), RunState(matches[0].state)) if matches else None
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.gputrain_app.open_run(event.key)
 
     def action_open(self) -> None:
-        if (chosen := self._selected_run()) is not None:
-            self.gputrain_app.open_run(str(chosen[0].path))
+        if (selected := self._selected_run()) is not None:
+            self.gputrain_app.open_run(str(selected[0].path))
 
     def action_stop(self) -> None:
-        if (chosen := self._selected_run()) is None:
+        if (selected := self._selected_run()) is None:
             return
-        folder, state = chosen
+        folder, state = selected
         if not state.live:
             self.gputrain_app.show_toast(f"{folder.name} is not running: it is {state}", warning=True)
             return
@@ -86,9 +86,9 @@ class RunsScreen(GputrainScreen):
         self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? It saves a checkpoint first."), answer)
 
     def action_resume(self) -> None:
-        if (chosen := self._selected_run()) is not None:
-            self.gputrain_app.resume_run(*chosen)
+        if (selected := self._selected_run()) is not None:
+            self.gputrain_app.resume_run(*selected)
 
     def action_again(self) -> None:
-        if (chosen := self._selected_run()) is not None:
-            self.gputrain_app.open_form(chosen[0].config)
+        if (selected := self._selected_run()) is not None:
+            self.gputrain_app.open_form(selected[0].config)

@@ -48,14 +48,14 @@ class StartingScreen(GputrainScreen):
         self.update_content()
 
     def update_content(self) -> None:
-        code, told = self._launched.exit_code, self._launched.output_lines()
+        code, output = self._launched.exit_code, self._launched.output_lines()
         seconds = time.time() - self._launched.launched_at
-        texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in told]
+        texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in output]
         if self._launched.warning is not None:
             texts.append(Text(self._launched.warning, WARNING))
         if code is None:
-            words = f"The run is being set up ({seconds:.0f} s). It continues when you leave this screen."
-            texts.append(Text(words, MUTED))
+            progress = f"The run is being set up ({seconds:.0f} s). It continues when you leave this screen."
+            texts.append(Text(progress, MUTED))
         elif code == 0:
             texts.append(Text("The run had nothing left to do. Press esc to go back.", MUTED))
         else:

@@ -39,7 +39,7 @@ def test_form_screen_marks_invalid_values_and_refuses_start(tmp_path: Path) -> N
         await type_into(pilot, "run.epochs", "3")
         await type_into(pilot, "data.batch_size", "16")
         assert "ready to start" in visible_text(pilot)
-        assert "44 steps per epoch, 132 in 3 epochs" in visible_text(pilot, "#plan")
+        assert "44 steps per epoch, 132 total" in visible_text(pilot, "#plan")
         assert "gputrain run digits --epochs 3 --batch-size 16" in visible_text(pilot, "#command")
 
     drive(real_app(tmp_path / "runs"), act, (140, 40))
