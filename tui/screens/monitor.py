@@ -66,7 +66,7 @@ class MonitorScreen(GputrainScreen):
         gpus.border_title = "GPUs"
         yield gpus
         with Container(id="below"):
-            processes = Lines(selectable=True, id="processes", empty_text=Text("No GPU processes", MUTED))
+            processes = Lines(selectable=True, id="processes")
             processes.border_title = "Processes"
             yield processes
             runs = Lines(selectable=True, id="runs")
