@@ -1,9 +1,9 @@
-"""Keeps torch's compiler out of processes that compile nothing.
+"""Avoids the import of torch's compiler in processes that compile nothing.
 
-To import `torch._dynamo` takes one to two seconds of a rank's start. torch does it for two reasons: to have the
-compiler leave optimizers alone, and to learn how DDP is split for it. A function is changed here only where its code
-reads what it is known by. In a torch that differs nothing is changed, and torch imports its compiler. Called by
-`optimizers` and by `engine.distributed.parallel`.
+Importing `torch._dynamo` adds one to two seconds to the start of a rank. torch imports it for two reasons: to exclude
+optimizers and DDP from compilation, and to read how DDP splits its graph. Each patch here first checks that the code of
+the torch function contains the expected names; if another torch version differs, nothing is patched and torch imports
+its compiler. `optimizers` and `engine.distributed.parallel` call this module.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-# What `get_optimize_ddp_mode` returns unless somebody has imported the compiler and set `config.optimize_ddp`.
+# Return value of `get_optimize_ddp_mode` with the default of `torch._dynamo.config.optimize_ddp`.
 _OPTIMIZE_DDP_MODE = "ddp_optimizer"
 
 
 def _reads(function: Any, *names: str) -> bool:
-    """Whether the code of a function, and not of one inside it, has all of these as names or constants."""
+    """Whether a function's own code, without nested functions, contains all `names` as names or constants."""
     code = getattr(function, "__code__", None)
     return code is not None and {*code.co_names, *code.co_consts} >= set(names)
 
 
 def avoid_dynamo_import() -> None:
-    """Let the methods of optimizers and of DDP run as they are. Call it before the first of them is made."""
+    """Keep the methods of optimizers and DDP from importing the compiler. Call it before creating the first one."""
     for owner in (Optimizer, DistributedDataParallel):
         for method in vars(owner).values():
             _preset_dynamo_disable(method)
 
 
 def _preset_dynamo_disable(method: Any) -> None:
-    """Preset what the wrapper that `torch._disable_dynamo` makes would ask the compiler for in its first call."""
+    """Fill the cache of the `torch._disable_dynamo` wrapper, which its first call would get from the compiler."""
     while (inner := getattr(method, "__wrapped__", None)) is not None:
         if _reads(method, "__dynamo_disable"):
             inner.__dict__.setdefault("__dynamo_disable", inner)
@@ -45,7 +45,7 @@ def _preset_dynamo_disable(method: Any) -> None:
 
 
 def unwrap_step(instance: Optimizer) -> None:
-    """Take from the optimizer's `step` what torch wraps it in for the compiler, the profiler and hooks."""
+    """Remove torch's wrappers for the compiler, the profiler and hooks from the optimizer's `step`."""
     step: Any = type(instance).step
     while hasattr(step, "__wrapped__") and (
         _reads(step, "_dynamo", "graph_break") or _reads(step, "record_function", "_optimizer_step_pre_hooks")
@@ -57,7 +57,7 @@ def unwrap_step(instance: Optimizer) -> None:
 
 @contextmanager
 def dynamo_stub() -> Iterator[None]:
-    """Within it DDP can be constructed without the compiler, where that is not imported yet."""
+    """Context in which DDP is constructed without importing the compiler, unless it is already imported."""
     constructor = DistributedDataParallel.__init__
     known = _reads(constructor, "_dynamo", "get_optimize_ddp_mode", "python_reducer")
     if not known or "torch._dynamo" in sys.modules:
@@ -74,7 +74,7 @@ def dynamo_stub() -> Iterator[None]:
 
 
 class _ModuleStub:
-    """Has the given attributes of a module, and takes any other from the module itself, which it imports for that."""
+    """Stand-in for a module: holds the given attributes, and imports the module for any other attribute."""
 
     def __init__(self, name: str, **attributes: object) -> None:
         self._name = name

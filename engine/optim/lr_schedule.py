@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step number, so that no skipped step and no resume can shift it."""
+"""Learning rate schedules as pure functions of the step number, so skipped steps and resumes cannot shift them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from engine.utils.errors import Problem
 
 
 def scaled_lr(optim: OptimConfig, world_size: int) -> float:
-    """The highest learning rate of a run: `optim.lr` times the number of ranks or its root, as `optim.lr_scaling` says
-    (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017)."""
+    """Return the peak learning rate: `optim.lr` scaled with the world size according to `optim.lr_scaling`.
+
+    The factor is 1 (none), the world size (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017) or its square
+    root (sqrt).
+    """
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.lr_scaling]
     return optim.lr * factor
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """What the highest learning rate is multiplied by at `step`, which counts from 1.
+    """Return the factor on the peak learning rate at `step`, which counts from 1.
 
-    The warm-up grows linearly, at every step, and reaches 1 with its last. After it step and multistep count from the
-    start of the run, the others from the end of the warm-up, or of the epoch that it ends in, up to the end of the
-    run. For plateau it is the warm-up alone, to be multiplied by `engine.optim.plateau.PlateauFactor.factor`.
+    The warmup grows linearly with every step and reaches 1 at its last step. After that, step and multistep count from
+    the start of the run. The other schedules span the rest of the run, from the end of the warmup or, if they change by
+    epoch, from the end of the epoch in which the warmup ends. For plateau this is only the warmup; multiply it by
+    `engine.optim.plateau.PlateauFactor.factor`.
     """
     warmup = warmup_steps(schedule, steps_per_epoch)
     if step <= warmup:
@@ -42,7 +46,7 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs:
 
 
 def _cycle_position(elapsed: int, cycle_length: int, cycle_factor: int) -> tuple[int, int]:
-    """How much of its cycle has passed, and how long that is."""
+    """Return the position within the current cycle, and the length of that cycle."""
     if cycle_factor == 1:
         return elapsed % cycle_length, cycle_length
     while elapsed >= cycle_length:
@@ -51,9 +55,11 @@ def _cycle_position(elapsed: int, cycle_length: int, cycle_factor: int) -> tuple
 
 
 def _anneal(schedule: ScheduleConfig, elapsed: int, length: int) -> float:
-    """From 1 towards r, the final ratio, with t = passed / length from 0 to nearly 1: cosine is
-    `((1 + cos(pi t)) / 2) (1 - r) + r` (Loshchilov and Hutter, SGDR, 2017), polynomial `(1 - t)^power (1 - r) + r`, and
-    linear that with the power 1."""
+    """Return the factor of a schedule that anneals from 1 to the final ratio r, with t = elapsed / length.
+
+    cosine and restarts: `((1 + cos(pi t)) / 2) (1 - r) + r` (Loshchilov and Hutter, SGDR, 2017). polynomial:
+    `(1 - t)^power (1 - r) + r`. linear: polynomial with power 1. onecycle: see `_one_cycle_factor`. Others: 1.
+    """
     if schedule.name == "onecycle":
         return _one_cycle_factor(schedule, elapsed, length)
     if schedule.name in ("cosine", "restarts"):
@@ -68,8 +74,8 @@ def _anneal(schedule: ScheduleConfig, elapsed: int, length: int) -> float:
 
 
 def _one_cycle_factor(schedule: ScheduleConfig, elapsed: int, length: int) -> float:
-    """Up along half a cosine, and down along another, as torch's OneCycleLR in two phases (Smith and Topin,
-    Super-Convergence, 2019)."""
+    """Return the factor of torch's two-phase OneCycleLR: cosine warmup to the peak, then cosine annealing (Smith and
+    Topin, Super-Convergence, 2019)."""
     first = 1 / schedule.start_factor
     last = first / schedule.end_factor
     peak, end = schedule.peak_at * length - 1, length - 1
@@ -83,7 +89,7 @@ def _cosine_anneal(start: float, end: float, fraction: float) -> float:
 
 
 def schedule_length_problems(schedule: ScheduleConfig, steps_per_epoch: int, epochs: int) -> list[Problem]:
-    """What of a schedule lies behind the end of the run, where that takes the number of steps to know."""
+    """Return the problems of a schedule that depend on the steps per epoch: warmup or milestones beyond the run."""
     steps = steps_per_epoch * epochs
     problems = []
     if schedule.warmup_steps > steps:

@@ -1,4 +1,7 @@
-"""Optimizers by name: built, stepped, and put back."""
+"""Builds, steps and restores optimizers by their config name.
+
+`engine.training` calls it; `param_groups` provides the parameter groups, `timm_optimizers` the options of timm's.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +39,19 @@ OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
 
 
 class _SupportsFoundInf(Protocol):
-    """What torch's fused optimizers take from their gradient scaler: they leave a step out, without a word to the
-    host, where `found_inf` is 1."""
+    """Attributes that torch's GradScaler sets on fused optimizers; they skip the step on the device, without a host
+    sync, if `found_inf` is 1."""
 
     grad_scale: Tensor | None
     found_inf: Tensor | None
 
 
 class MuonAdamW(Optimizer):
-    """Muon for the parameters of exactly two dimensions, AdamW for all others, as one optimizer: its groups are
-    Muon's, then AdamW's, and its state is that of both.
+    """Muon for all two-dimensional parameters and AdamW for the others, as one optimizer.
 
-    Weights of convolutions have four dimensions, so a convolutional network trains with AdamW but for its linear
-    layers; of a vision transformer nearly all weights are matrices.
+    Its groups are Muon's followed by AdamW's, and its state is the union of both. Convolution weights have four
+    dimensions, so a convolutional network trains with AdamW except for its linear layers; most weights of a vision
+    transformer are matrices.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class MuonAdamW(Optimizer):
         return [self.muon] if self.adamw is None else [self.muon, self.adamw]
 
     def _share_state(self) -> None:
-        """Let both work on the groups and the state of the whole."""
+        """Make both sub-optimizers use this optimizer's groups and state."""
         muons = len(self.muon.param_groups)
         for part, groups in zip(
             self.sub_optimizers(), (self.param_groups[:muons], self.param_groups[muons:]), strict=False
@@ -88,7 +91,7 @@ class MuonAdamW(Optimizer):
 
 
 def split_matrices(param_groups: list[ParamGroup]) -> tuple[list[ParamGroup], list[ParamGroup]]:
-    """The groups with only their parameters of exactly two dimensions, and with only the others; no group is empty."""
+    """Split each group into its two-dimensional parameters and the others; empty groups are dropped."""
     matrices, others = (
         [
             {**group, "params": chosen}
@@ -101,10 +104,13 @@ def split_matrices(param_groups: list[ParamGroup]) -> tuple[list[ParamGroup], li
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) -> Optimizer:
-    """Over the parameters that train, see `build_param_groups`; fused where torch has it so, else as torch decides:
-    with one kernel for many parameters on GPUs, one by one on the CPU, where the other way was not found to be faster.
-    The learning rate is set before each step, see `set_lr`; it begins with the highest, which some of timm's optimizers
-    take their weight decay from. Raises UsageError."""
+    """Build the optimizer for the trainable parameters of `model`; see `build_param_groups`.
+
+    Uses torch's fused implementation if there is one, else torch's default: foreach on GPUs, a loop on the CPU, where
+    foreach measured no faster. `set_lr` sets the learning rate before each step. The initial value is the peak learning
+    rate, from which some of timm's optimizers derive their weight decay. Raises UsageError if the config does not fit
+    the model or the installed libraries.
+    """
     groups = build_param_groups(config, model)
     lr = scaled_lr(config, world_size)
     avoid_dynamo_import()
@@ -116,7 +122,8 @@ def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) 
             optimizer = _build_muon(groups, lr, arguments)
         else:
             kind = OPTIMIZER_CLASSES[config.name]
-            # The zeros that a fused SGD's momentum begins with would be dampened with the first gradient.
+            # torch initializes the momentum buffer with the undampened first gradient; `_init_momentum_buffers` sets
+            # zeros for fused SGD, so that gradient would be dampened.
             kernels = {} if arguments.get("dampening") else fused_kwargs(kind)
             optimizer = kind(groups, **{"lr": lr, **arguments, **kernels})
     if isinstance(optimizer, optim.SGD):
@@ -128,9 +135,9 @@ def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) 
 
 def _build_muon(param_groups: list[ParamGroup], lr: float, arguments: dict[str, Any]) -> Optimizer:
     if not hasattr(optim, "Muon"):
-        raise UsageError.one("optim.name", f"muon came with torch 2.9, and this is torch {torch.__version__}")
+        raise UsageError.one("optim.name", f"muon requires torch 2.9 or newer; this is torch {torch.__version__}")
     if not split_matrices(param_groups)[0]:
-        raise UsageError.one("optim.name", "muon trains matrices, and none of this model trains; take adamw")
+        raise UsageError.one("optim.name", "muon trains matrices, and this model has no trainable matrix; use adamw")
     betas = {"betas": arguments.pop("betas")} if "betas" in arguments else {}
     eps = {"eps": arguments["eps"]} if "eps" in arguments else {}
     adamw = {"lr": lr, "weight_decay": arguments["weight_decay"], **betas, **eps, "fused": True}
@@ -151,20 +158,22 @@ def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) 
     try:
         built: Optimizer = create_optimizer_v2(param_groups, name, lr, **arguments)
         if config.options:
-            # Some values are only looked at in the first step.
+            # Some optimizers validate their options only in the first step.
             trial = nn.Linear(8, 8)
             trial(torch.ones(1, 8)).sum().backward()
             create_optimizer_v2(trial.parameters(), name, lr, **arguments).step()
     except Exception as error:
-        # timm checks its arguments in many ways.
-        why = f"{config.name} cannot be made with these: {type(error).__name__}: {error}"
+        # timm rejects invalid options with exceptions of any type.
+        why = f"{config.name} cannot be created with these options: {type(error).__name__}: {error}"
         raise UsageError.one("optim.options", why) from error
     return built
 
 
 def fused_kwargs(optimizer_class: Callable[..., Optimizer]) -> dict[str, bool]:
-    """The argument for an optimizer that has kernels for all of its parameters at once. Adagrad's are not there for
-    CUDA in every torch."""
+    """Return `fused=True` as a keyword argument if the class supports it, else nothing.
+
+    Adagrad is excluded, because not every torch version has its fused kernel for CUDA.
+    """
     return (
         {"fused": True}
         if "fused" in inspect.signature(optimizer_class).parameters and optimizer_class is not optim.Adagrad
@@ -173,8 +182,10 @@ def fused_kwargs(optimizer_class: Callable[..., Optimizer]) -> dict[str, bool]:
 
 
 def _init_momentum_buffers(sgd: optim.SGD) -> None:
-    """Momentum buffers of zeros: the fused first step makes them of memory as it finds it, which stays there if that
-    step is left out."""
+    """Initialize the momentum buffers of fused SGD with zeros.
+
+    The first fused step allocates them uninitialized, and a skipped first step would leave them so.
+    """
     for group in sgd.param_groups:
         if group["fused"] and group["momentum"]:
             for parameter in group["params"]:
@@ -182,15 +193,17 @@ def _init_momentum_buffers(sgd: optim.SGD) -> None:
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Give each group its share of the learning rate."""
+    """Set the learning rate of each group to `lr` times its `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 
 
 def optimizer_step(optimizer: Optimizer, nonfinite: Tensor, *, may_skip: bool) -> None:
-    """One step, which changes nothing where `nonfinite` (no dimension, bool, on the device) is true. Fused optimizers
-    see to that on the device. Others have to wait for it, and only do so where steps `may_skip`: a run that may not is
-    halted by its log before such a step is saved."""
+    """Take an optimizer step, or skip it if `nonfinite`, a scalar bool tensor on the device, is true.
+
+    Fused optimizers skip on the device. Others need a host sync and therefore check only if `may_skip` is set; without
+    it, the step log stops the run before a checkpoint contains such a step.
+    """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         skipping = cast(_SupportsFoundInf, optimizer)
         skipping.grad_scale, skipping.found_inf = None, nonfinite.float()
@@ -201,8 +214,11 @@ def optimizer_step(optimizer: Optimizer, nonfinite: Tensor, *, may_skip: bool) -
 
 
 def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Take over the state of a checkpoint, by the names of the parameters, and keep the settings: both they and the
-    groups may be changed on the way. What the checkpoint does not know begins anew."""
+    """Load the state of a checkpoint, matched by parameter name, and keep the groups and settings of `optimizer`.
+
+    Groups and settings may differ from those of the checkpoint. Parameters without saved state keep their initial
+    state.
+    """
     own = optimizer.state_dict()
     numbers: dict[str, int] = {
         name: number
@@ -214,7 +230,7 @@ def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         for name, number in zip(group["param_names"], group["params"], strict=True):
             if numbers.get(name) in saved["state"]:
                 state[number] = saved["state"][numbers[name]]
-    # Some of timm's optimizers count their steps in the groups, alike in all of them.
+    # Some of timm's optimizers keep a step count in every group, with the same value.
     counts = {key: value for key, value in saved["param_groups"][0].items() if key not in own["param_groups"][0]}
     groups = [{**group, **deepcopy(counts)} for group in own["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -225,7 +241,7 @@ def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def match_strides(value: Tensor, reference: Tensor) -> Tensor:
-    """`value`, laid out as a tensor of the same shape, as fused optimizers take it for granted of their state."""
+    """Return `value` with the strides of `reference`, a tensor of the same shape; fused optimizers require it."""
     return (
         value if value.stride() == reference.stride() else torch.empty_like(reference, dtype=value.dtype).copy_(value)
     )

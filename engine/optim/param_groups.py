@@ -1,4 +1,4 @@
-"""Parameter groups: which parts of a model train with which learning rate and weight decay."""
+"""Builds parameter groups with their own learning rate scale and weight decay. `optimizers` calls it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from torch import nn
 from engine.config.training_sections import OptimConfig
 from engine.utils.errors import Problem, UsageError, did_you_mean
 
-# A group as torch's optimizers take it.
+# A parameter group in the format of `torch.optim.Optimizer`.
 ParamGroup = dict[str, Any]
 
 
 def build_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroup]:
-    """The parameters that train, with their names, in groups of one learning rate and weight decay each, in the order
-    of the model: one group where nothing else is asked for. `lr_scale` is the group's share of the learning rate, the
-    product of what `optim.layer_lr` and `optim.layer_decay` say. Raises UsageError."""
+    """Group the trainable parameters, with their names, by learning rate scale and weight decay, in model order.
+
+    The default config yields one group. `lr_scale` is the product of the factors of `optim.layer_lr` and
+    `optim.layer_decay`. Raises UsageError if a prefix of `optim.layer_lr` is not in the model or no parameter is
+    trainable.
+    """
     parameters = list(model.named_parameters())
     _check_prefixes(config, [name for name, _ in parameters])
     if not any(parameter.requires_grad for _, parameter in parameters):
-        raise UsageError.one("model.freeze", "leaves nothing of the model to train; name fewer parts, or none")
+        raise UsageError.one("model.freeze", "freezes all parameters of the model; freeze fewer parts")
     layers = layer_ids(model) if config.layer_decay != 1.0 else {}
     last = max(layers.values(), default=0)
     undecayed = _no_weight_decay(config, model)
@@ -51,18 +54,21 @@ def _check_prefixes(config: OptimConfig, names: list[str]) -> None:
 
 
 def _top_level_hint(parts: dict[str, None]) -> str:
-    return "; there are " + ", ".join(part for part in parts if "." not in part)
+    return "; choose from " + ", ".join(part for part in parts if "." not in part)
 
 
 def layer_lr_factor(factors: dict[str, float], name: str) -> float:
-    """The factor of the longest of the prefixes that a parameter's name begins with, up to a dot; 1 without one."""
+    """Return the factor of the longest prefix, in whole dotted components, of a parameter name; 1 without one."""
     fitting = [prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")]
     return factors[max(fitting, key=len)] if fitting else 1.0
 
 
 def _no_weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
-    """What has no weight decay with `optim.decay_norms` false: biases and the weights of normalisation, which are the
-    parameters of fewer than two dimensions, and what the model itself names (`no_weight_decay`, as timm's do)."""
+    """Return a predicate on name and parameter: whether the parameter is exempt from weight decay.
+
+    With `optim.decay_norms=false` these are biases and normalization weights (fewer than two dimensions), and the
+    parameters that the model's `no_weight_decay` method names, as in timm.
+    """
     if config.decay_norms:
         return lambda name, parameter: False
     named: Any = getattr(model, "no_weight_decay", tuple)()
@@ -70,13 +76,13 @@ def _no_weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn
 
 
 def layer_ids(model: nn.Module) -> dict[str, int]:
-    """For each parameter the number of its layer, from 0 at the images to the greatest at the head.
+    """Map each parameter name to its layer, from 0 at the input to the largest number at the head.
 
-    A model of timm says itself what its layers are (`group_matcher`). Of others the parts are taken in their order:
-    the model, containers (Sequential, ModuleList, ModuleDict) and whatever holds more than half of the weights, such as
-    a vision transformer's encoder, are opened; every other module is one part, such as a block of a ResNet. A part with
-    a weight of two dimensions or more begins a layer; one without, a norm or a scale, belongs to the layer before it,
-    and so do parameters that an opened module has of its own, such as the position embedding.
+    timm models define their layers in `group_matcher`. Other models are walked in module order. The model, containers
+    (Sequential, ModuleList, ModuleDict) and modules with more than half of the weights, such as the encoder of a vision
+    transformer, are expanded; every other module, such as a ResNet block, is one part. A part with a parameter of two
+    or more dimensions starts a new layer. A part without one, such as a norm, belongs to the previous layer, and so do
+    direct parameters of an expanded module, such as the position embedding.
     """
     if hasattr(model, "group_matcher"):
         from timm.models import group_parameters
@@ -97,7 +103,7 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
 
 
 def _iter_blocks(module: nn.Module, max_block_size: float) -> Iterator[tuple[bool, list[nn.Parameter]]]:
-    """The parameters of each part of a model, and whether it begins a layer."""
+    """Yield the parameters of each part of a model, and whether the part starts a new layer."""
     children = [child for child in module.children() if _parameter_count(child)]
     opened = (
         isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or _parameter_count(module) > max_block_size

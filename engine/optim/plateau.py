@@ -1,4 +1,4 @@
-"""The learning rate that falls when the validation loss no longer does."""
+"""The plateau schedule: reduces the learning rate when the validation loss stops improving."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from engine.config.training_sections import ScheduleConfig
 
-# What torch's scheduler has seen; its settings are the config's.
+# Only the progress is saved; settings such as patience come from the current config.
 _SCHEDULER_STATE_KEYS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
 
 class PlateauFactor:
-    """torch's ReduceLROnPlateau on a learning rate of 1, which is the factor on the real one. For schedules of another
-    name it stays 1."""
+    """torch's ReduceLROnPlateau applied to a learning rate of 1, which gives a factor on the actual learning rate.
+
+    For other schedules the factor is always 1.
+    """
 
     def __init__(self, schedule: ScheduleConfig) -> None:
         self._factor_optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -35,7 +37,7 @@ class PlateauFactor:
         return float(self._factor_optimizer.param_groups[0]["lr"])
 
     def step(self, val_loss: float) -> None:
-        """Once an epoch, with the same loss on all ranks."""
+        """Update the factor at the end of an epoch; all ranks must pass the same loss."""
         if self._scheduler is not None:
             self._scheduler.step(val_loss)
 
@@ -45,7 +47,7 @@ class PlateauFactor:
         return {"factor": self.factor, **{key: getattr(self._scheduler, key) for key in _SCHEDULER_STATE_KEYS}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is taken over where this schedule or that of the state is another than plateau."""
+        """Restore the state, unless it or this instance belongs to a schedule other than plateau."""
         if self._scheduler is None or not state:
             return
         self._factor_optimizer.param_groups[0]["lr"] = state["factor"]

@@ -1,5 +1,8 @@
-"""timm's optimizers and what they take, told without importing timm: a short-lived process writes it once for each
-installed version into the user's cache."""
+"""Names and options of timm's optimizers, without importing timm in the calling process.
+
+A helper process imports timm and describes its optimizers; the result is cached per timm version in the user's cache
+folder. `optimizers` and `engine.launch.preflight` call this module.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ TIMM_PREFIX = "timm:"
 
 
 def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:
-    """What is wrong with an optimizer of timm, or with its parameters; nothing for others."""
+    """Return the problems of a `timm:NAME` optimizer and its options; none for other optimizers."""
     if not optim.name.startswith(TIMM_PREFIX):
         return []
     try:
@@ -37,22 +40,22 @@ def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:
 
 
 def timm_options(name: str) -> dict[str, OptimizerOption]:
-    """The parameters of `timm:NAME`. Raises UsageError where there is no such optimizer, or it takes no plain step."""
+    """Return the options of `timm:NAME`. Raises UsageError if timm lacks the optimizer or it is not supported."""
     known = _catalog()
     plain = name.removeprefix(TIMM_PREFIX)
     if plain.startswith("lookahead_"):
-        raise UsageError.one("optim.name", f"{name}: timm's lookahead around an optimizer is not supported")
+        raise UsageError.one("optim.name", f"{name}: timm's lookahead wrapper is not supported")
     if plain not in known:
         usable = [TIMM_PREFIX + one for one, about in known.items() if "options" in about]
-        hint = did_you_mean(name, usable) or f"; there are {', '.join(usable)}"
+        hint = did_you_mean(name, usable) or f"; choose from {', '.join(usable)}"
         raise UsageError.one("optim.name", f"timm has no optimizer {plain!r}{hint}")
     if "refused" in known[plain]:
-        raise UsageError.one("optim.name", f"{name} cannot be taken: it {known[plain]['refused']}")
+        raise UsageError.one("optim.name", f"{name} cannot be used: it {known[plain]['refused']}")
     return {key: _option_from_default(key, **about) for key, about in known[plain]["options"].items()}
 
 
 def _option_from_default(key: str, default: Any, optional: bool) -> OptimizerOption:
-    """What a parameter may be, as its default shows it; the optimizer itself has the last word on it."""
+    """Derive the allowed values of an option from its default; the optimizer itself validates the rest."""
     common = COMMON_OPTIONS.get(key)
     if common is not None and (default is None or common.is_valid(default) or default == 0):
         return OptimizerOption(default, common)
@@ -64,7 +67,7 @@ def _option_from_default(key: str, default: Any, optional: bool) -> OptimizerOpt
         count = len(default)
         rule = ValueRule(f"{count} numbers", lambda value: are_numbers(value, count))
     else:
-        rule = ValueRule("what timm takes", lambda value: True)
+        rule = ValueRule("a value that timm accepts", lambda value: True)
     if optional:
         return OptimizerOption(
             default, ValueRule(f"{rule.allowed}, or null", lambda value: value is None or rule.is_valid(value))
@@ -89,18 +92,18 @@ def _catalog() -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"optimizers": known})
     except OSError:
-        # Without a cache the next run asks again.
+        # Without a cache, the next call starts the helper process again.
         return known
     return known
 
 
 def main(parent: ParentPipe) -> None:
-    """The helper process that imports timm."""
+    """Entry point of the helper process, which imports timm."""
     parent.send(describe_optimizers())
 
 
 def describe_optimizers() -> dict[str, Any]:
-    """Of each of timm's optimizers the parameters, or why it cannot be taken. Imports timm, and with it torch."""
+    """Map each of timm's optimizers to its options, or to the reason why it is not supported. Imports timm."""
     from timm.optim import get_optimizer_info, list_optimizers
 
     found: dict[str, Any] = {}
@@ -111,21 +114,23 @@ def describe_optimizers() -> dict[str, Any]:
         elif about.second_order:
             found[name] = {"refused": "needs second derivatives of the loss, which a plain step does not have"}
         elif about.opt_class.__name__ == "Kron":
-            found[name] = {"refused": "draws random numbers that no checkpoint keeps, so no run could go on exactly"}
+            found[name] = {
+                "refused": "draws random numbers that checkpoints do not save, so a resumed run would differ"
+            }
         else:
             found[name] = {"options": _optimizer_parameters(about)}
     return found
 
 
 def _optimizer_parameters(info: Any) -> dict[str, Any]:
-    """`info` is timm's OptimInfo."""
+    """Return default and optionality of each option; `info` is timm's OptimInfo."""
     found = {}
     for key, parameter in inspect.signature(info.opt_class).parameters.items():
         if key in RESERVED_ARGUMENTS:
             continue
         default = (info.defaults or {}).get(key, parameter.default)
         if key == "momentum" and not default:
-            # As timm's own maker of optimizers has it.
+            # The default of timm's `create_optimizer_v2`.
             default = 0.9
         optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
         found[key] = {"default": default if _is_serializable(default) else None, "optional": optional}

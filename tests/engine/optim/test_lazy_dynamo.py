@@ -1,4 +1,4 @@
-"""The compiler is imported by no rank that compiles nothing, and by any whose torch is not the one that is known."""
+"""Ranks that compile nothing do not import torch's compiler, unless torch differs from the version patched here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def has_compiler():
 
 
 def after(statements: str) -> Any:
-    """What is printed, as JSON, by a process that can train."""
+    """Run `statements` in a new process and return its last output line, parsed as JSON."""
     command = [sys.executable, "-c", TRAIN + statements]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""The learning rate: a function of the step, equal to torch's own schedulers."""
+"""LR schedules: equal to torch's schedulers at every step, and rejected if they do not fit the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS, EPOCHS = 7, 12
 EXACT = 1e-12
 Make = Callable[[torch.optim.Optimizer, int], LRScheduler]
 
-# Values of a schedule, and torch's scheduler for it over so many steps or epochs.
+# Config values of a schedule, and a function that builds torch's equivalent over a number of steps or epochs.
 SCHEDULES: dict[str, tuple[dict[str, Any], Make]] = {
     "constant": ({"name": "constant"}, lambda optimizer, length: torchs.ConstantLR(optimizer, 1.0)),
     "step": (
@@ -73,7 +73,7 @@ SCHEDULES: dict[str, tuple[dict[str, Any], Make]] = {
         ),
     ),
 }
-# Those that go on counting from the end of a warm-up, which torch's SequentialLR does as well.
+# Schedules that start counting at the end of the warmup, like torch's SequentialLR.
 AFTER_WARMUP = [
     name for name, (values, _) in SCHEDULES.items() if values["name"] not in ("step", "multistep", "onecycle")
 ]
@@ -87,7 +87,7 @@ def ours(**values: Any) -> list[float]:
 def theirs(
     make: Callable[[torch.optim.Optimizer], LRScheduler], every: int, steps: int = STEPS * EPOCHS
 ) -> list[float]:
-    """Rates at each step of torch's scheduler, which is told of every so many steps."""
+    """Return the learning rate at each step with a torch scheduler that is stepped every `every` steps."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = make(optimizer)
     seen = []
@@ -115,7 +115,7 @@ def test_lr_factor_after_warmup_matches_torch_by_step(name: str, warmup: dict[st
     steps = warmup.get("warmup_steps") or round(warmup["warmup_epochs"] * STEPS)
 
     def sequence(optimizer: torch.optim.Optimizer) -> LRScheduler:
-        # Its first rate is that of the first step, its last one that of the step after the last of the warm-up.
+        # LinearLR starts at the rate of step 1 and reaches 1.0 at the last warmup step.
         growing = torchs.LinearLR(optimizer, 1 / steps, 1.0, steps - 1)
         after = make(optimizer, STEPS * EPOCHS - steps)
         return torchs.SequentialLR(optimizer, [growing, after], [steps])
@@ -146,7 +146,7 @@ def test_lr_factor_by_epoch_is_constant_within_epochs(name: str) -> None:
     rates = ours(by="epoch", warmup_steps=10, **SCHEDULES[name][0])
     for epoch in range(2, EPOCHS):
         assert len(set(rates[epoch * STEPS : (epoch + 1) * STEPS])) == 1
-    # The epoch that the warm-up ends in goes on as it began.
+    # The epoch in which the warmup ends continues at the peak rate.
     assert set(rates[9 : 2 * STEPS]) == {rates[9 + 1], 1.0}
 
 
@@ -189,7 +189,7 @@ def test_scaled_lr_multiplies_by_ranks(scaling: str, factor: float) -> None:
     assert scaled_lr(OptimConfig(lr=0.1, lr_scaling=scaling), 4) == pytest.approx(0.1 * factor)  # type: ignore[arg-type]
 
 
-# Plateau.
+# Plateau
 
 LOSSES = [1.0, 0.9, 0.91, 0.92, 0.8999, 0.95, 0.5, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56, 0.57, 0.58, 0.59, 0.6, 0.4, 0.4]
 PLATEAU = ScheduleConfig(
@@ -242,7 +242,7 @@ def test_plateau_is_inactive_for_other_schedules() -> None:
     assert set(ours(name="plateau")) == {1.0}
 
 
-# What cannot be.
+# Invalid configs
 
 
 @pytest.mark.parametrize(

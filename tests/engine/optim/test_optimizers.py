@@ -1,4 +1,4 @@
-"""Optimizers: what they take, that they are torch's own, and that a step can be left out."""
+"""Optimizers: options, equality with torch's own, and skipped steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from small_model import goes_on_alike, names_in, refused, same, small, train
 FUSED = {"sgd", "adam", "adamw"}
 TORCHS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}
 
-# Of each optimizer a config with nothing left at its default, and torch's arguments for the same.
+# Config values that differ from every default, and the equivalent arguments of torch.
 RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sgd": (
         {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01, "options": {"dampening": 0}},
@@ -73,7 +73,7 @@ def problems(**values: Any) -> list[str]:
     return list(map(str, config_conflicts(config)))
 
 
-# What they take.
+# Options
 
 
 def test_optimizer_table_covers_every_torch_optimizer() -> None:
@@ -156,7 +156,7 @@ def test_state_copies_matches_optimizer_state_size(name: str) -> None:
         config, model = OptimConfig(name=name, **values), small()
         optimizer = build_optimizer(config, model)
         train(model, optimizer)
-        # A step count is one number for each parameter.
+        # Step counts are scalars, which the estimate ignores.
         kept = sum(
             value.numel()
             for state in optimizer.state.values()
@@ -166,7 +166,7 @@ def test_state_copies_matches_optimizer_state_size(name: str) -> None:
         assert 0 <= state_copies(config) - kept / sum(one.numel() for one in model.parameters()) < 1
 
 
-# That they are torch's own.
+# Equality with torch
 
 
 def test_sgd_with_dampening_matches_torch_first_step() -> None:
@@ -212,7 +212,7 @@ def test_restore_optimizer_continues_training_identically(name: str) -> None:
     assert goes_on_alike(config, model, optimizer, later)
 
 
-# Muon.
+# Muon
 
 
 def test_muon_trains_matrices_and_adamw_the_rest() -> None:
@@ -241,9 +241,7 @@ def test_muon_trains_matrices_and_adamw_the_rest() -> None:
 
 
 def test_muon_rejects_model_without_matrix() -> None:
-    assert "muon trains matrices, and none of this model trains" in refused(
-        OptimConfig(name="muon"), nn.Conv2d(1, 2, 3)
-    )
+    assert "this model has no trainable matrix" in refused(OptimConfig(name="muon"), nn.Conv2d(1, 2, 3))
 
 
 def test_muon_accepts_model_with_only_matrices() -> None:
@@ -278,7 +276,7 @@ def test_grad_scaler_skips_nonfinite_step(name: str) -> None:
         assert any(changed) is changes
 
 
-# Steps that are left out.
+# Skipped steps
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -1,4 +1,4 @@
-"""Parameter groups: which parts of a model train how, and that a resume finds their state again."""
+"""Parameter groups: learning rate and weight decay per part, and state restored across changed groups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_layer_lr_rejects_unknown_part() -> None:
     message = refused(OptimConfig(layer_lr={"layer2": 0.1, "zzz": 0.1, "fc": 0.1}), model)
     assert message.splitlines() == [
         "optim.layer_lr: the model has no part 'layer2'; did you mean layer1?",
-        "optim.layer_lr: the model has no part 'zzz'; there are layer1, fc",
+        "optim.layer_lr: the model has no part 'zzz'; choose from layer1, fc",
     ]
 
 
@@ -63,7 +63,7 @@ def test_build_optimizer_excludes_frozen_parameters() -> None:
     for one in model[0].parameters():
         one.requires_grad_(False)
     assert "0.weight" not in names_in(build_optimizer(OptimConfig(), model))[0]
-    assert "leaves nothing of the model to train" in refused(OptimConfig(), model.requires_grad_(False))
+    assert "freezes all parameters of the model" in refused(OptimConfig(), model.requires_grad_(False))
 
 
 def test_decay_norms_false_exempts_biases_and_norms() -> None:

@@ -1,4 +1,4 @@
-"""timm's optimizers: that they are timm's own, and what is said of those that cannot be taken."""
+"""timm's optimizers: equal to those of timm, and rejected with a reason if unsupported."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_timm_adamc_uses_scaled_lr_as_maximum() -> None:
     [
         (OptimConfig(name="timm:lamp"), "optim.name: timm has no optimizer 'lamp'; did you mean timm:lamb?"),
         (OptimConfig(name="timm:adahessian"), "needs second derivatives of the loss, which a plain step does not have"),
-        (OptimConfig(name="timm:fusedadam"), "optim.name: timm:fusedadam cannot be taken: it needs apex, which is not"),
+        (OptimConfig(name="timm:fusedadam"), "optim.name: timm:fusedadam cannot be used: it needs apex, which is not"),
         (
             OptimConfig(name="timm:bnbadam"),
-            "optim.name: timm:bnbadam cannot be taken: it needs bitsandbytes, which is not",
+            "optim.name: timm:bnbadam cannot be used: it needs bitsandbytes, which is not",
         ),
-        (OptimConfig(name="timm:lookahead_adam"), "timm's lookahead around an optimizer is not supported"),
+        (OptimConfig(name="timm:lookahead_adam"), "timm's lookahead wrapper is not supported"),
         (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum: timm:lamb does not take it"),
         (OptimConfig(name="timm:lamb", options={"trust_clp": True}), "did you mean trust_clip?"),
         (
@@ -90,7 +90,7 @@ def test_timm_optimizer_rejects_unsupported_config(config: OptimConfig, message:
 )
 def test_timm_optimizer_reports_constructor_error_as_usage_error(name: str, options: dict[str, Any]) -> None:
     message = refused(OptimConfig(name=name, options=options), small())
-    assert message.startswith(f"optim.options: {name} cannot be made with these: ")
+    assert message.startswith(f"optim.options: {name} cannot be created with these options: ")
     assert "none such" in message
 
 
@@ -106,7 +106,7 @@ def test_timm_options_survive_what_timm_prints(tmp_path: Path, monkeypatch: pyte
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(UsageError, match="timm:stub cannot be taken: it needs second derivatives"):
+    with pytest.raises(UsageError, match="timm:stub cannot be used: it needs second derivatives"):
         timm_options("timm:stub")
 
 
