@@ -59,8 +59,8 @@ def unwrap_step(instance: Optimizer) -> None:
 def dynamo_stub() -> Iterator[None]:
     """Context in which DDP is constructed without importing the compiler, unless it is already imported."""
     constructor = DistributedDataParallel.__init__
-    known = _reads(constructor, "_dynamo", "get_optimize_ddp_mode", "python_reducer")
-    if not known or "torch._dynamo" in sys.modules:
+    patchable = _reads(constructor, "_dynamo", "get_optimize_ddp_mode", "python_reducer")
+    if not patchable or "torch._dynamo" in sys.modules:
         yield
         return
     utils = _ModuleStub("torch._dynamo.utils", get_optimize_ddp_mode=lambda: _OPTIMIZE_DDP_MODE)

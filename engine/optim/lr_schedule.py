@@ -37,12 +37,12 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs:
         return schedule.gamma ** (done // schedule.step_size)
     if schedule.name == "multistep":
         return schedule.gamma ** bisect_right(schedule.milestones, done)
-    passed, length = max(done - start, 0), max(end - start, 1)
+    elapsed, length = max(done - start, 0), max(end - start, 1)
     if schedule.name == "exponential":
-        return schedule.gamma**passed
+        return schedule.gamma**elapsed
     if schedule.name == "restarts":
-        passed, length = _cycle_position(passed, schedule.restart_every, schedule.restart_factor)
-    return _anneal(schedule, min(passed, length), length)
+        elapsed, length = _cycle_position(elapsed, schedule.restart_every, schedule.restart_factor)
+    return _anneal(schedule, min(elapsed, length), length)
 
 
 def _cycle_position(elapsed: int, cycle_length: int, cycle_factor: int) -> tuple[int, int]:
@@ -63,25 +63,25 @@ def _anneal(schedule: ScheduleConfig, elapsed: int, length: int) -> float:
     if schedule.name == "onecycle":
         return _one_cycle_factor(schedule, elapsed, length)
     if schedule.name in ("cosine", "restarts"):
-        left = (1 + math.cos(math.pi * elapsed / length)) / 2
+        remaining = (1 + math.cos(math.pi * elapsed / length)) / 2
     elif schedule.name == "polynomial":
-        left = (1 - elapsed / length) ** schedule.power
+        remaining = (1 - elapsed / length) ** schedule.power
     elif schedule.name == "linear":
-        left = 1 - elapsed / length
+        remaining = 1 - elapsed / length
     else:
         return 1.0
-    return left * (1 - schedule.final_lr_ratio) + schedule.final_lr_ratio
+    return remaining * (1 - schedule.final_lr_ratio) + schedule.final_lr_ratio
 
 
 def _one_cycle_factor(schedule: ScheduleConfig, elapsed: int, length: int) -> float:
     """Return the factor of torch's two-phase OneCycleLR: cosine warmup to the peak, then cosine annealing (Smith and
     Topin, Super-Convergence, 2019)."""
-    first = 1 / schedule.start_factor
-    last = first / schedule.end_factor
+    initial = 1 / schedule.start_factor
+    final = initial / schedule.end_factor
     peak, end = schedule.peak_at * length - 1, length - 1
     if elapsed < peak:
-        return _cosine_anneal(first, 1.0, elapsed / peak)
-    return _cosine_anneal(1.0, last, min((elapsed - peak) / (end - peak), 1.0))
+        return _cosine_anneal(initial, 1.0, elapsed / peak)
+    return _cosine_anneal(1.0, final, min((elapsed - peak) / (end - peak), 1.0))
 
 
 def _cosine_anneal(start: float, end: float, fraction: float) -> float:

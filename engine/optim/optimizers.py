@@ -62,8 +62,8 @@ class MuonAdamW(Optimizer):
         self.adamw = optim.AdamW(others, **adamw_options) if others else None
         named = [
             {**group, "params": list(zip(group["param_names"], group["params"], strict=True))}
-            for part in self.sub_optimizers()
-            for group in part.param_groups
+            for optimizer in self.sub_optimizers()
+            for group in optimizer.param_groups
         ]
         super().__init__(named, {})
         self._share_state()
@@ -73,11 +73,13 @@ class MuonAdamW(Optimizer):
 
     def _share_state(self) -> None:
         """Make both sub-optimizers use this optimizer's groups and state."""
-        muons = len(self.muon.param_groups)
-        for part, groups in zip(
-            self.sub_optimizers(), (self.param_groups[:muons], self.param_groups[muons:]), strict=False
+        num_muon_groups = len(self.muon.param_groups)
+        for optimizer, groups in zip(
+            self.sub_optimizers(),
+            (self.param_groups[:num_muon_groups], self.param_groups[num_muon_groups:]),
+            strict=False,
         ):
-            part.param_groups, part.state = groups, self.state
+            optimizer.param_groups, optimizer.state = groups, self.state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -85,22 +87,22 @@ class MuonAdamW(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for part in self.sub_optimizers():
-            part.step()
+        for optimizer in self.sub_optimizers():
+            optimizer.step()
         return loss
 
 
 def split_matrices(param_groups: list[ParamGroup]) -> tuple[list[ParamGroup], list[ParamGroup]]:
     """Split each group into its two-dimensional parameters and the others; empty groups are dropped."""
-    matrices, others = (
-        [
-            {**group, "params": chosen}
+
+    def select(*, is_matrix: bool) -> list[ParamGroup]:
+        groups = [
+            {**group, "params": [(name, value) for name, value in group["params"] if (value.ndim == 2) is is_matrix]}
             for group in param_groups
-            if (chosen := [(name, one) for name, one in group["params"] if (one.ndim == 2) is wanted])
         ]
-        for wanted in (True, False)
-    )
-    return matrices, others
+        return [group for group in groups if group["params"]]
+
+    return select(is_matrix=True), select(is_matrix=False)
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) -> Optimizer:
@@ -121,15 +123,15 @@ def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) 
         if config.name == "muon":
             optimizer = _build_muon(groups, lr, arguments)
         else:
-            kind = OPTIMIZER_CLASSES[config.name]
+            optimizer_class = OPTIMIZER_CLASSES[config.name]
             # torch initializes the momentum buffer with the undampened first gradient; `_init_momentum_buffers` sets
             # zeros for fused SGD, so that gradient would be dampened.
-            kernels = {} if arguments.get("dampening") else fused_kwargs(kind)
-            optimizer = kind(groups, **{"lr": lr, **arguments, **kernels})
+            kernels = {} if arguments.get("dampening") else fused_kwargs(optimizer_class)
+            optimizer = optimizer_class(groups, **{"lr": lr, **arguments, **kernels})
     if isinstance(optimizer, optim.SGD):
         _init_momentum_buffers(optimizer)
-    for part in optimizer.sub_optimizers() if isinstance(optimizer, MuonAdamW) else [optimizer]:
-        unwrap_step(part)
+    for plain_optimizer in optimizer.sub_optimizers() if isinstance(optimizer, MuonAdamW) else [optimizer]:
+        unwrap_step(plain_optimizer)
     return optimizer
 
 
@@ -164,8 +166,8 @@ def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) 
             create_optimizer_v2(trial.parameters(), name, lr, **arguments).step()
     except Exception as error:
         # timm rejects invalid options with exceptions of any type.
-        why = f"{config.name} cannot be created with these options: {type(error).__name__}: {error}"
-        raise UsageError.one("optim.options", why) from error
+        reason = f"{config.name} cannot be created with these options: {type(error).__name__}: {error}"
+        raise UsageError.one("optim.options", reason) from error
     return built
 
 
@@ -205,10 +207,10 @@ def optimizer_step(optimizer: Optimizer, nonfinite: Tensor, *, may_skip: bool) -
     it, the step log stops the run before a checkpoint contains such a step.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        skipping = cast(_SupportsFoundInf, optimizer)
-        skipping.grad_scale, skipping.found_inf = None, nonfinite.float()
+        fused = cast(_SupportsFoundInf, optimizer)
+        fused.grad_scale, fused.found_inf = None, nonfinite.float()
         optimizer.step()
-        skipping.found_inf = None
+        fused.found_inf = None
     elif not (may_skip and nonfinite.item()):
         optimizer.step()
 
@@ -219,25 +221,25 @@ def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     Groups and settings may differ from those of the checkpoint. Parameters without saved state keep their initial
     state.
     """
-    own = optimizer.state_dict()
-    numbers: dict[str, int] = {
-        name: number
+    current = optimizer.state_dict()
+    saved_indices: dict[str, int] = {
+        name: index
         for group in saved["param_groups"]
-        for name, number in zip(group["param_names"], group["params"], strict=True)
+        for name, index in zip(group["param_names"], group["params"], strict=True)
     }
-    state = dict(own["state"])
-    for group in own["param_groups"]:
-        for name, number in zip(group["param_names"], group["params"], strict=True):
-            if numbers.get(name) in saved["state"]:
-                state[number] = saved["state"][numbers[name]]
+    state = dict(current["state"])
+    for group in current["param_groups"]:
+        for name, index in zip(group["param_names"], group["params"], strict=True):
+            if saved_indices.get(name) in saved["state"]:
+                state[index] = saved["state"][saved_indices[name]]
     # Some of timm's optimizers keep a step count in every group, with the same value.
-    counts = {key: value for key, value in saved["param_groups"][0].items() if key not in own["param_groups"][0]}
-    groups = [{**group, **deepcopy(counts)} for group in own["param_groups"]]
+    counts = {key: value for key, value in saved["param_groups"][0].items() if key not in current["param_groups"][0]}
+    groups = [{**group, **deepcopy(counts)} for group in current["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    for parameter, kept in optimizer.state.items():
-        for key, value in kept.items():
+    for parameter, parameter_state in optimizer.state.items():
+        for key, value in parameter_state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                kept[key] = match_strides(value, parameter)
+                parameter_state[key] = match_strides(value, parameter)
 
 
 def match_strides(value: Tensor, reference: Tensor) -> Tensor:

@@ -28,13 +28,13 @@ def build_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroup
         raise UsageError.one("model.freeze", "freezes all parameters of the model; freeze fewer parts")
     layers = layer_ids(model) if config.layer_decay != 1.0 else {}
     last = max(layers.values(), default=0)
-    undecayed = _no_weight_decay(config, model)
+    is_exempt = _no_weight_decay(config, model)
     groups: dict[tuple[float, float], ParamGroup] = {}
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue
         scale = layer_lr_factor(config.layer_lr, name) * config.layer_decay ** (last - layers.get(name, last))
-        decay = 0.0 if undecayed(name, parameter) else config.weight_decay
+        decay = 0.0 if is_exempt(name, parameter) else config.weight_decay
         group = groups.setdefault((scale, decay), {"params": [], "lr_scale": scale, "weight_decay": decay})
         group["params"].append((name, parameter))
     return list(groups.values())
@@ -59,8 +59,8 @@ def _top_level_hint(parts: dict[str, None]) -> str:
 
 def layer_lr_factor(factors: dict[str, float], name: str) -> float:
     """Return the factor of the longest prefix, in whole dotted components, of a parameter name; 1 without one."""
-    fitting = [prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")]
-    return factors[max(fitting, key=len)] if fitting else 1.0
+    matches = [prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")]
+    return factors[max(matches, key=len)] if matches else 1.0
 
 
 def _no_weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
@@ -71,8 +71,8 @@ def _no_weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn
     """
     if config.decay_norms:
         return lambda name, parameter: False
-    named: Any = getattr(model, "no_weight_decay", tuple)()
-    return lambda name, parameter: parameter.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in named)
+    patterns: Any = getattr(model, "no_weight_decay", tuple)()
+    return lambda name, parameter: parameter.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def layer_ids(model: nn.Module) -> dict[str, int]:
@@ -88,15 +88,15 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
         from timm.models import group_parameters
 
         matcher: Any = model.group_matcher
-        found: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
-        return found
+        timm_layers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
+        return timm_layers
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     layers: dict[str, int] = {}
-    layer, begun = 0, False
-    for begins, part in _iter_blocks(model, _parameter_count(model) / 2):
-        if begins and begun:
+    layer, has_layer = 0, False
+    for starts_layer, part in _iter_blocks(model, _parameter_count(model) / 2):
+        if starts_layer and has_layer:
             layer += 1
-        begun = begun or begins
+        has_layer = has_layer or starts_layer
         for parameter in part:
             layers.setdefault(names[id(parameter)], layer)
     return layers
@@ -105,15 +105,15 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
 def _iter_blocks(module: nn.Module, max_block_size: float) -> Iterator[tuple[bool, list[nn.Parameter]]]:
     """Yield the parameters of each part of a model, and whether the part starts a new layer."""
     children = [child for child in module.children() if _parameter_count(child)]
-    opened = (
+    expanded = (
         isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or _parameter_count(module) > max_block_size
     )
-    if not children or not opened:
+    if not children or not expanded:
         parameters = list(module.parameters())
         yield any(parameter.ndim >= 2 for parameter in parameters), parameters
         return
-    if own := list(module.parameters(recurse=False)):
-        yield False, own
+    if direct := list(module.parameters(recurse=False)):
+        yield False, direct
     for child in children:
         yield from _iter_blocks(child, max_block_size)
 

@@ -41,17 +41,17 @@ def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:
 
 def timm_options(name: str) -> dict[str, OptimizerOption]:
     """Return the options of `timm:NAME`. Raises UsageError if timm lacks the optimizer or it is not supported."""
-    known = _catalog()
-    plain = name.removeprefix(TIMM_PREFIX)
-    if plain.startswith("lookahead_"):
+    catalog = _catalog()
+    timm_name = name.removeprefix(TIMM_PREFIX)
+    if timm_name.startswith("lookahead_"):
         raise UsageError.one("optim.name", f"{name}: timm's lookahead wrapper is not supported")
-    if plain not in known:
-        usable = [TIMM_PREFIX + one for one, about in known.items() if "options" in about]
+    if timm_name not in catalog:
+        usable = [TIMM_PREFIX + key for key, entry in catalog.items() if "options" in entry]
         hint = did_you_mean(name, usable) or f"; choose from {', '.join(usable)}"
-        raise UsageError.one("optim.name", f"timm has no optimizer {plain!r}{hint}")
-    if "refused" in known[plain]:
-        raise UsageError.one("optim.name", f"{name} cannot be used: it {known[plain]['refused']}")
-    return {key: _option_from_default(key, **about) for key, about in known[plain]["options"].items()}
+        raise UsageError.one("optim.name", f"timm has no optimizer {timm_name!r}{hint}")
+    if "refused" in catalog[timm_name]:
+        raise UsageError.one("optim.name", f"{name} cannot be used: it {catalog[timm_name]['refused']}")
+    return {key: _option_from_default(key, **entry) for key, entry in catalog[timm_name]["options"].items()}
 
 
 def _option_from_default(key: str, default: Any, optional: bool) -> OptimizerOption:
@@ -81,20 +81,20 @@ def _catalog() -> dict[str, Any]:
     except PackageNotFoundError as error:
         raise UsageError.one("optim.name", not_installed("timm")) from error
     path = cache_folder() / f"optimizers-timm-{installed}.json"
-    stored = read_json(path)
-    if stored is not None and isinstance(stored.get("optimizers"), dict):
-        return dict(stored["optimizers"])
+    cached = read_json(path)
+    if cached is not None and isinstance(cached.get("optimizers"), dict):
+        return dict(cached["optimizers"])
     try:
-        known: dict[str, Any] = ask_helper("engine.optim.timm_optimizers")
+        catalog: dict[str, Any] = ask_helper("engine.optim.timm_optimizers")
     except HelperError as error:
         raise UsageError.one("optim.name", f"timm's optimizers cannot be listed: {error}") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"optimizers": known})
+        write_json(path, {"optimizers": catalog})
     except OSError:
         # Without a cache, the next call starts the helper process again.
-        return known
-    return known
+        return catalog
+    return catalog
 
 
 def main(parent: ParentPipe) -> None:
@@ -106,25 +106,25 @@ def describe_optimizers() -> dict[str, Any]:
     """Map each of timm's optimizers to its options, or to the reason why it is not supported. Imports timm."""
     from timm.optim import get_optimizer_info, list_optimizers
 
-    found: dict[str, Any] = {}
+    catalog: dict[str, Any] = {}
     for name in map(str, list_optimizers()):
-        about = get_optimizer_info(name)
-        if isinstance(about.opt_class, str):
-            found[name] = {"refused": f"needs {about.opt_class.split('.')[0]}, which is not supported"}
-        elif about.second_order:
-            found[name] = {"refused": "needs second derivatives of the loss, which a plain step does not have"}
-        elif about.opt_class.__name__ == "Kron":
-            found[name] = {
+        info = get_optimizer_info(name)
+        if isinstance(info.opt_class, str):
+            catalog[name] = {"refused": f"needs {info.opt_class.split('.')[0]}, which is not supported"}
+        elif info.second_order:
+            catalog[name] = {"refused": "needs second derivatives of the loss, which a plain step does not have"}
+        elif info.opt_class.__name__ == "Kron":
+            catalog[name] = {
                 "refused": "draws random numbers that checkpoints do not save, so a resumed run would differ"
             }
         else:
-            found[name] = {"options": _optimizer_parameters(about)}
-    return found
+            catalog[name] = {"options": _optimizer_parameters(info)}
+    return catalog
 
 
 def _optimizer_parameters(info: Any) -> dict[str, Any]:
     """Return default and optionality of each option; `info` is timm's OptimInfo."""
-    found = {}
+    options = {}
     for key, parameter in inspect.signature(info.opt_class).parameters.items():
         if key in RESERVED_ARGUMENTS:
             continue
@@ -133,8 +133,8 @@ def _optimizer_parameters(info: Any) -> dict[str, Any]:
             # The default of timm's `create_optimizer_v2`.
             default = 0.9
         optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
-        found[key] = {"default": default if _is_serializable(default) else None, "optional": optional}
-    return found
+        options[key] = {"default": default if _is_serializable(default) else None, "optional": optional}
+    return options
 
 
 def _is_serializable(value: object) -> bool:
