@@ -168,7 +168,7 @@ class RunScreen(GputrainScreen):
 
     def _send_request(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
-            self.gputrain_app.show_toast(f"Not sent: the run is {self.state or 'still loading'}", warning=True)
+            self.gputrain_app.show_toast(f"Cannot {request}: the run is {self.state or 'still loading'}", warning=True)
             return
         try:
             send_request(self.folder.control, request)
