@@ -69,6 +69,7 @@ class MuonAdamW(Optimizer):
         self._share_state()
 
     def sub_optimizers(self) -> list[Optimizer]:
+        """Return Muon, and AdamW unless all parameters are matrices."""
         return [self.muon] if self.adamw is None else [self.muon, self.adamw]
 
     def _share_state(self) -> None:

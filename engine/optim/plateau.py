@@ -34,6 +34,7 @@ class PlateauFactor:
 
     @property
     def factor(self) -> float:
+        """Current factor on the learning rate, from 1 down to `schedule.final_lr_ratio`."""
         return float(self._factor_optimizer.param_groups[0]["lr"])
 
     def step(self, val_loss: float) -> None:

@@ -35,6 +35,7 @@ class GrowingArray:
         self.length = 0
 
     def set(self, start: int, values: FloatArray | list[float]) -> None:
+        """Set the values from index `start` on; a gap before `start` is filled with NaN."""
         end = start + len(values)
         if end > len(self._values):
             grown = np.full(max(end, 2 * len(self._values)), np.nan)
@@ -44,6 +45,7 @@ class GrowingArray:
         self.length = max(self.length, end)
 
     def append(self, value: float | None) -> None:
+        """Append a value; anything but a finite number becomes NaN."""
         if self.length == len(self._values):
             self.set(self.length, np.array([math.nan]))
             self.length -= 1
@@ -150,6 +152,7 @@ class CurveData:
         return position if position > 0 else 1.0
 
     def train_loss(self, axis: XAxis) -> Series:
+        """Return the training loss of every step."""
         positions, length = self._step_positions.setdefault(axis, GrowingArray()), self._losses.length
         if positions.length < length:
             # There may be millions of steps, so compute only the positions that are new.
@@ -161,6 +164,7 @@ class CurveData:
         return self._series_over_steps(self._epoch_events["step"].values, self._epoch_events[name].values, axis)
 
     def lr(self, axis: XAxis) -> Series:
+        """Return the learning rate at every `step` event."""
         return self._series_over_steps(self._step_events["step"].values, self._step_events["lr"].values, axis)
 
     def _series_over_steps(self, steps: FloatArray, values: FloatArray, axis: XAxis) -> Series:

@@ -32,16 +32,19 @@ class ChartView:
     cursor: float | None = None
 
     def x_limits(self, data: CurveData) -> tuple[float, float]:
+        """Return the left and right edge of the visible x axis."""
         last = data.last_x(self.axis)
         end = last if self.end is None else self.end
         return end - (last if self.span is None else self.span), end
 
     def window(self, data: CurveData, chart_id: str) -> PlotWindow:
+        """Return the plot window of a chart; only the loss is smoothed, and accuracy has no log scale."""
         low, high = self.x_limits(data)
         smoothing = self.smoothing if chart_id == "loss" else 0.0
         return PlotWindow(low, high, self.log and chart_id != "accuracy", smoothing)
 
     def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
+        """Return the curves of the chart `loss`, `accuracy` or `lr`."""
         if chart_id == "lr":
             return [Curve("", data.lr(self.axis), "braille", LR_COLOR)]
         train = data.train_loss(self.axis) if chart_id == "loss" else data.epoch_metric("train_accuracy", self.axis)
@@ -66,6 +69,7 @@ class ChartView:
         return "  ".join(words)
 
     def next_axis(self) -> ChartView:
+        """Switch to the next x axis; zoom and cursor are reset, because they are positions on the old one."""
         axis = X_AXES[(X_AXES.index(self.axis) + 1) % len(X_AXES)]
         return replace(self, axis=axis, span=None, end=None, cursor=None)
 
@@ -93,6 +97,7 @@ class ChartView:
         return replace(self, span=span, end=min(max(middle + span / 2, span), last))
 
     def pan(self, data: CurveData, share: float) -> ChartView:
+        """Move the visible span by `share` of its length, positive to the right."""
         (low, high), last = self.x_limits(data), data.last_x(self.axis)
         span = high - low
         end = min(max(high + share * span, span), last)
@@ -100,6 +105,7 @@ class ChartView:
         return replace(self, end=None if end >= last else end)
 
     def move_cursor(self, data: CurveData, steps: int) -> ChartView:
+        """Move the cursor by `steps` of 1% of the visible span; the first move shows it at the right edge."""
         low, high = self.x_limits(data)
         cursor = high if self.cursor is None else self.cursor + steps * CURSOR_STEP_SHARE * (high - low)
         return replace(self, cursor=min(max(cursor, low), high))

@@ -160,6 +160,7 @@ def is_relevant(key: str, values: dict[str, str]) -> bool:
 
 
 def form_problems(form: Form) -> list[Problem]:
+    """Return the problems of the form's values, without the checks of this machine."""
     try:
         form.config()
     except UsageError as error:

@@ -37,6 +37,7 @@ class Filter(Entry):
         self._previous_focus: Widget | None = None
 
     def activate(self) -> None:
+        """Show and focus the filter."""
         if not self.has_focus:
             self._previous_focus = self.screen.focused
         self.display = True
@@ -116,6 +117,7 @@ class GputrainScreen(Screen[None]):
             self.add_binding(binding)
 
     def add_binding(self, binding: Binding) -> None:
+        """Bind the keys of one command on this instance."""
         for key in binding.key.split(","):
             self._bindings.bind(key, binding.action, binding.description, show=False)
 
@@ -194,6 +196,7 @@ class GputrainScreen(Screen[None]):
 
     @property
     def filter_text(self) -> str:
+        """The filter in lower case; empty without a filter."""
         inputs = self.query("#filter").results(Input)
         return next((line.value.strip().lower() for line in inputs), "")
 

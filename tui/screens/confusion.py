@@ -42,6 +42,8 @@ ARROW = " → "
 
 
 class ConfusionScreen(GputrainScreen):
+    """Scores, confusion matrix, worst mistakes and per-class accuracy of one epoch."""
+
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = CONFUSION_COMMANDS
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:

@@ -53,6 +53,8 @@ NO_PRESET = "(none)"
 
 
 class FormScreen(GputrainScreen):
+    """The form for a new run. Every change is validated at once; checks of this machine run in a worker thread."""
+
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FORM_COMMANDS
     SHARED_COMMANDS: ClassVar[Sequence[Command]] = TYPING_GLOBAL_COMMANDS
     AUTO_FOCUS = "#preset"

@@ -48,6 +48,8 @@ SIGNALS = (
 
 
 class MonitorScreen(GputrainScreen):
+    """GPUs, processes and runs; the process panel is hidden on a host without a GPU."""
+
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MONITOR_COMMANDS
     SHOWS_RUNS = True
 

@@ -45,6 +45,8 @@ STOP_QUESTIONS = {
 
 
 class RunScreen(GputrainScreen):
+    """Follows one run, live or ended, and sends it control requests."""
+
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUN_COMMANDS
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
@@ -162,6 +164,7 @@ class RunScreen(GputrainScreen):
 
     @property
     def state(self) -> RunState | None:
+        """The state of the run at the latest poll; None before the first one."""
         return RunState(self._poller.latest.row.state) if self._poller.latest is not None else None
 
     # Requests

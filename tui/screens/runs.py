@@ -22,6 +22,8 @@ from tui.widgets.lines import Lines, Row
 
 
 class RunsScreen(GputrainScreen):
+    """A table of all runs that can be filtered, opened, stopped, resumed and repeated."""
+
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUNS_COMMANDS
     SHOWS_RUNS = True
 

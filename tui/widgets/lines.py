@@ -80,6 +80,7 @@ class Lines(ScrollView, can_focus=True):
         self.refresh(Region(-1, -1, width + 3, 1), Region(-1, height, width + 3, 1))
 
     def refresh(self, *regions: Region, **options: Any) -> Self:
+        """Ignore the full refresh that Textual requests when only the frame's titles change."""
         return self if self._frame_only else super().refresh(*regions, **options)
 
     @property

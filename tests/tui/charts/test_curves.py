@@ -1,4 +1,4 @@
-"""What the curves are drawn from: a journal's events in arrays, and what of them is seen."""
+"""Curve data from journal events, and the visible part of it."""
 
 from __future__ import annotations
 

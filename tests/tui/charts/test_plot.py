@@ -1,4 +1,4 @@
-"""Curves as lines of text: nothing that is no number harms them, and no spike is lost."""
+"""Plots as lines of text: robust to NaN and infinity, and without losing a spike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gputrain-tui --demo` replays: the recordings in the package, and the server that is made of them."""
+"""The demo of `gputrain-tui --demo`: its recordings, and the simulated server that replays them."""
 
 from __future__ import annotations
 

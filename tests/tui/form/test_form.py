@@ -1,4 +1,4 @@
-"""The form of a run: what is typed comes to one config, one command, one curve."""
+"""The form without widgets: values, config, command, LR curve and checks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_form_command_resolves_to_same_config(base: str | None, gputrain: Gputra
 
 
 def config_of_run(arguments: list[str]) -> Config:
-    """What `gputrain run` makes of these arguments."""
+    """Return the config that `gputrain run` resolves from these arguments."""
     found: list[Config] = []
 
     def keep(resolved: ResolvedConfig, *_: object, **__: object) -> None:
@@ -180,7 +180,7 @@ def test_checker_counts_ranks_steps_and_images() -> None:
 
 
 def test_checker_reports_what_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The models' names are asked for once for all tests.
+    # Listing the model names takes seconds, so all tests share one cache.
     monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
     snapshot = demo_snapshot(0.0)
     assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]

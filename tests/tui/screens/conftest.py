@@ -1,4 +1,4 @@
-"""A folder of the test's own, and the demo's runs in it."""
+"""Fixtures of the screen tests: an isolated working folder, and the runs of the demo in it."""
 
 from __future__ import annotations
 

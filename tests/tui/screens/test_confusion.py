@@ -74,7 +74,7 @@ def demo_run(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def drive(run: RunFolder, act: Drive, size: tuple[int, int] = (120, 34)) -> None:
-    """On the screen that the run's key leads to."""
+    """Open the confusion screen of a run from its run screen, then call `act`."""
 
     async def main() -> None:
         async with demo_app(run.path.parent, run=run.name).run_test(size=size) as pilot:
@@ -94,7 +94,7 @@ async def opened(pilot: Pilot[None]) -> ConfusionScreen:
 
 
 async def drawn(pilot: Pilot[None], *keys: str) -> None:
-    """Keys are pressed, and what comes of them is drawn; a panel that has just come up is drawn when it has a size."""
+    """Press keys and update the screen twice: a panel that just appeared has its size only in the second update."""
     await pilot.press(*keys)
     for _ in range(2):
         screen = pilot.app.screen
@@ -103,7 +103,7 @@ async def drawn(pilot: Pilot[None], *keys: str) -> None:
         await pilot.pause()
 
 
-# The file
+# evaluation.json
 
 
 def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_shades_are_monotonic_and_readable_in_16_colors() -> None:
             assert ground not in (0, 7, 8, 15)
 
 
-# The screen
+# Confusion screen
 
 
 def test_confusion_screen_shows_scores_matrix_mistakes_and_classes(demo_run: RunFolder) -> None:

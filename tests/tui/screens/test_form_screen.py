@@ -1,4 +1,4 @@
-"""The form that starts a run, driven by its keys."""
+"""The form for a new run, driven by key presses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen of one run, driven by its keys, over made-up runs."""
+"""The screen of one run, driven by key presses on simulated runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screens of GPUs and of all runs, and what every screen has, driven by keys over a made-up server."""
+"""The monitor, the list of runs, and the parts shared by all screens, driven by key presses on a simulated server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_runs_screen_filters_opens_and_restarts_runs(demo_runs_folder: Path) -> 
     drive(demo_app(demo_runs_folder), act)
 
 
-# Everywhere
+# All screens
 
 
 TABLES: dict[type[Any], tuple[Command, ...]] = {

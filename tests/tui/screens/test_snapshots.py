@@ -1,5 +1,7 @@
-"""Every screen as a picture, at three sizes. `pytest tests/tui/screens/test_snapshots.py --snapshot-update` keeps the
-ones of now: look at them before."""
+"""SVG snapshots of every screen at three terminal sizes.
+
+`pytest tests/tui/screens/test_snapshots.py --snapshot-update` replaces the stored snapshots; review the report first.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.parametrize("size", SIZES, ids=[f"{columns}x{rows}" for
 
 @pytest.fixture(autouse=True)
 def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of its own, in a time and a place that stand still."""
+    """Isolated folders, and a fixed time, time zone and number of CPU cores."""
     monkeypatch.chdir(tmp_path)
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -58,7 +60,7 @@ def shown(
 
 
 async def with_a_past(pilot: Pilot[None]) -> None:
-    """As after half a minute of looking."""
+    """Fill the GPU history of the monitor with 32 samples."""
     screen = pilot.app.screen
     assert isinstance(screen, MonitorScreen)
     for place, (uuid, values) in enumerate(screen._busy_history.items()):

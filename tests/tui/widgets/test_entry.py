@@ -1,4 +1,4 @@
-"""A line to type in: what is typed arrives in the order in which it was typed."""
+"""Text input: queued keys take effect in the order in which they were typed."""
 
 from __future__ import annotations
 
