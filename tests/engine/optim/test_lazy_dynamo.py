@@ -46,19 +46,19 @@ def has_compiler():
 """
 
 
-def after(statements: str) -> Any:
+def run_json(statements: str) -> Any:
     """Run `statements` in a new process and return its last output line, parsed as JSON."""
     command = [sys.executable, "-c", TRAIN + statements]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_lazy_dynamo_imports_the_compiler_only_where_torch_differs(known: bool) -> None:
-    differs = "" if known else "lazy_dynamo._reads = lambda *_: False\n"
-    found = after(differs + "steps_of_ddp()\nprint(json.dumps([has_compiler(), losses()]))")
-    assert found[0] is not known
-    assert found[1] == after("print(json.dumps(losses()))"), "it trains alike"
+@pytest.mark.parametrize("torch_as_expected", [True, False])
+def test_lazy_dynamo_imports_the_compiler_only_where_torch_differs(torch_as_expected: bool) -> None:
+    differs = "" if torch_as_expected else "lazy_dynamo._reads = lambda *_: False\n"
+    result = run_json(differs + "steps_of_ddp()\nprint(json.dumps([has_compiler(), losses()]))")
+    assert result[0] is not torch_as_expected
+    assert result[1] == run_json("print(json.dumps(losses()))"), "the losses differ"
 
 
 def test_dynamo_stub_answers_as_the_compiler_and_leaves_all_else_to_it() -> None:
@@ -68,7 +68,7 @@ with dynamo_stub():
     asked = [torch._dynamo.config.__name__, torch._dynamo.utils.counters.__class__.__name__]
 print(json.dumps([early, told == torch._dynamo.utils.get_optimize_ddp_mode(), *asked, type(torch._dynamo).__name__]))
 """
-    assert after(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]
+    assert run_json(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]
 
 
 def test_dynamo_stub_leaves_torch_alone_where_ddp_asks_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,23 +93,23 @@ def test_unwrap_step_keeps_a_step_that_is_wrapped_in_something_else() -> None:
     class Plain(torch.optim.SGD):
         pass
 
-    other = Plain(nn.Linear(1, 1).parameters())
+    wrapped_elsewhere = Plain(nn.Linear(1, 1).parameters())
     Plain.step = logged(torch.optim.SGD.step)  # type: ignore[method-assign, assignment]
-    unwrap_step(other)
-    assert "step" not in vars(other)
-    known = torch.optim.SGD(nn.Linear(1, 1).parameters())
-    unwrap_step(known)
-    assert "step" in vars(known)
+    unwrap_step(wrapped_elsewhere)
+    assert "step" not in vars(wrapped_elsewhere)
+    wrapped_by_torch = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    unwrap_step(wrapped_by_torch)
+    assert "step" in vars(wrapped_by_torch)
 
 
 def test_preset_dynamo_disable_marks_only_what_the_compiler_is_asked_about() -> None:
     def method() -> None: ...
 
     @wraps(method)
-    def other() -> None:
+    def wrapped_elsewhere() -> None:
         method()
 
-    lazy_dynamo._preset_dynamo_disable(other)
+    lazy_dynamo._preset_dynamo_disable(wrapped_elsewhere)
     assert vars(method) == {}
     lazy_dynamo._preset_dynamo_disable(torch._disable_dynamo(method))
     assert vars(method) == {"__dynamo_disable": method}

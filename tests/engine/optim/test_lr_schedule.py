@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler as torchs
+from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import LRScheduler
 
 from engine.config.rules import config_conflicts
@@ -25,50 +25,50 @@ Make = Callable[[torch.optim.Optimizer, int], LRScheduler]
 
 # Config values of a schedule, and a function that builds torch's equivalent over a number of steps or epochs.
 SCHEDULES: dict[str, tuple[dict[str, Any], Make]] = {
-    "constant": ({"name": "constant"}, lambda optimizer, length: torchs.ConstantLR(optimizer, 1.0)),
+    "constant": ({"name": "constant"}, lambda optimizer, length: torch_schedulers.ConstantLR(optimizer, 1.0)),
     "step": (
         {"name": "step", "step_size": 3, "gamma": 0.3},
-        lambda optimizer, length: torchs.StepLR(optimizer, 3, 0.3),
+        lambda optimizer, length: torch_schedulers.StepLR(optimizer, 3, 0.3),
     ),
     "multistep": (
         {"name": "multistep", "milestones": (2, 3, 8), "gamma": 0.2},
-        lambda optimizer, length: torchs.MultiStepLR(optimizer, [2, 3, 8], 0.2),
+        lambda optimizer, length: torch_schedulers.MultiStepLR(optimizer, [2, 3, 8], 0.2),
     ),
     "exponential": (
         {"name": "exponential", "gamma": 0.9},
-        lambda optimizer, length: torchs.ExponentialLR(optimizer, 0.9),
+        lambda optimizer, length: torch_schedulers.ExponentialLR(optimizer, 0.9),
     ),
     "cosine": (
         {"name": "cosine", "final_lr_ratio": 0.1},
-        lambda optimizer, length: torchs.CosineAnnealingLR(optimizer, length, 0.1),
+        lambda optimizer, length: torch_schedulers.CosineAnnealingLR(optimizer, length, 0.1),
     ),
     "cosine to nothing": (
         {"name": "cosine"},
-        lambda optimizer, length: torchs.CosineAnnealingLR(optimizer, length),
+        lambda optimizer, length: torch_schedulers.CosineAnnealingLR(optimizer, length),
     ),
     "restarts": (
         {"name": "restarts", "restart_every": 3, "final_lr_ratio": 0.1},
-        lambda optimizer, length: torchs.CosineAnnealingWarmRestarts(optimizer, 3, 1, 0.1),
+        lambda optimizer, length: torch_schedulers.CosineAnnealingWarmRestarts(optimizer, 3, 1, 0.1),
     ),
     "longer restarts": (
         {"name": "restarts", "restart_every": 2, "restart_factor": 3},
-        lambda optimizer, length: torchs.CosineAnnealingWarmRestarts(optimizer, 2, 3),
+        lambda optimizer, length: torch_schedulers.CosineAnnealingWarmRestarts(optimizer, 2, 3),
     ),
     "polynomial": (
         {"name": "polynomial", "power": 2.5},
-        lambda optimizer, length: torchs.PolynomialLR(optimizer, length, 2.5),
+        lambda optimizer, length: torch_schedulers.PolynomialLR(optimizer, length, 2.5),
     ),
     "linear": (
         {"name": "linear", "final_lr_ratio": 0.25},
-        lambda optimizer, length: torchs.LinearLR(optimizer, 1.0, 0.25, length),
+        lambda optimizer, length: torch_schedulers.LinearLR(optimizer, 1.0, 0.25, length),
     ),
     "linear to nothing": (
         {"name": "linear"},
-        lambda optimizer, length: torchs.PolynomialLR(optimizer, length, 1.0),
+        lambda optimizer, length: torch_schedulers.PolynomialLR(optimizer, length, 1.0),
     ),
     "onecycle": (
         {"name": "onecycle", "peak_at": 0.4, "start_factor": 20, "end_factor": 500},
-        lambda optimizer, length: torchs.OneCycleLR(
+        lambda optimizer, length: torch_schedulers.OneCycleLR(
             optimizer, 1.0, length, pct_start=0.4, div_factor=20, final_div_factor=500
         ),
     ),
@@ -79,12 +79,12 @@ AFTER_WARMUP = [
 ]
 
 
-def ours(**values: Any) -> list[float]:
+def our_rates(**values: Any) -> list[float]:
     schedule = ScheduleConfig(**values)
     return [lr_factor(schedule, step, STEPS, EPOCHS) for step in range(1, STEPS * EPOCHS + 1)]
 
 
-def theirs(
+def torch_rates(
     make: Callable[[torch.optim.Optimizer], LRScheduler], every: int, steps: int = STEPS * EPOCHS
 ) -> list[float]:
     """Return the learning rate at each step with a torch scheduler that is stepped every `every` steps."""
@@ -104,8 +104,8 @@ def theirs(
 def test_lr_factor_matches_torch_scheduler(name: str, by: str) -> None:
     values, make = SCHEDULES[name]
     length, every = (STEPS * EPOCHS, 1) if by == "step" else (EPOCHS, STEPS)
-    expected = theirs(lambda optimizer: make(optimizer, length), every)
-    assert ours(by=by, **values) == pytest.approx(expected, rel=EXACT, abs=0)
+    expected = torch_rates(lambda optimizer: make(optimizer, length), every)
+    assert our_rates(by=by, **values) == pytest.approx(expected, rel=EXACT, abs=0)
 
 
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 10}, {"warmup_epochs": 2.0}, {"warmup_epochs": 0.5}])
@@ -116,18 +116,18 @@ def test_lr_factor_after_warmup_matches_torch_by_step(name: str, warmup: dict[st
 
     def sequence(optimizer: torch.optim.Optimizer) -> LRScheduler:
         # LinearLR starts at the rate of step 1 and reaches 1.0 at the last warmup step.
-        growing = torchs.LinearLR(optimizer, 1 / steps, 1.0, steps - 1)
+        growing = torch_schedulers.LinearLR(optimizer, 1 / steps, 1.0, steps - 1)
         after = make(optimizer, STEPS * EPOCHS - steps)
-        return torchs.SequentialLR(optimizer, [growing, after], [steps])
+        return torch_schedulers.SequentialLR(optimizer, [growing, after], [steps])
 
-    assert ours(by="step", **warmup, **values) == pytest.approx(theirs(sequence, 1), rel=EXACT, abs=0)
+    assert our_rates(by="step", **warmup, **values) == pytest.approx(torch_rates(sequence, 1), rel=EXACT, abs=0)
 
 
 @pytest.mark.parametrize("name", AFTER_WARMUP)
 def test_lr_factor_after_warmup_matches_torch_by_epoch(name: str) -> None:
     values, make = SCHEDULES[name]
-    rates = ours(by="epoch", warmup_epochs=2.0, **values)
-    after = theirs(lambda optimizer: make(optimizer, EPOCHS - 2), STEPS, STEPS * (EPOCHS - 2))
+    rates = our_rates(by="epoch", warmup_epochs=2.0, **values)
+    after = torch_rates(lambda optimizer: make(optimizer, EPOCHS - 2), STEPS, STEPS * (EPOCHS - 2))
     assert rates[: 2 * STEPS] == pytest.approx([step / (2 * STEPS) for step in range(1, 2 * STEPS + 1)], rel=EXACT)
     assert rates[2 * STEPS :] == pytest.approx(after, rel=EXACT, abs=0)
 
@@ -136,14 +136,14 @@ def test_lr_factor_after_warmup_matches_torch_by_epoch(name: str) -> None:
 @pytest.mark.parametrize("by", ["step", "epoch"])
 def test_lr_factor_step_and_multistep_count_from_start_with_warmup(name: str, by: str) -> None:
     values, _ = SCHEDULES[name]
-    plain, warmed = ours(by=by, **values), ours(by=by, warmup_steps=10, **values)
+    plain, warmed = our_rates(by=by, **values), our_rates(by=by, warmup_steps=10, **values)
     assert warmed[10:] == plain[10:]
     assert warmed[:10] == pytest.approx([step / 10 for step in range(1, 11)])
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "onecycle"])
 def test_lr_factor_by_epoch_is_constant_within_epochs(name: str) -> None:
-    rates = ours(by="epoch", warmup_steps=10, **SCHEDULES[name][0])
+    rates = our_rates(by="epoch", warmup_steps=10, **SCHEDULES[name][0])
     for epoch in range(2, EPOCHS):
         assert len(set(rates[epoch * STEPS : (epoch + 1) * STEPS])) == 1
     # The epoch in which the warmup ends continues at the peak rate.
@@ -153,20 +153,22 @@ def test_lr_factor_by_epoch_is_constant_within_epochs(name: str) -> None:
 def test_lr_factor_cosine_and_polynomial_reach_final_ratio() -> None:
     passed = [step / (STEPS * EPOCHS) for step in range(STEPS * EPOCHS)]
     cosine = [((1 + math.cos(math.pi * t)) / 2) * (1 - 0.1) + 0.1 for t in passed]
-    assert ours(name="cosine", final_lr_ratio=0.1) == pytest.approx(cosine, rel=EXACT)
+    assert our_rates(name="cosine", final_lr_ratio=0.1) == pytest.approx(cosine, rel=EXACT)
     polynomial = [(1 - t) ** 2 * (1 - 0.1) + 0.1 for t in passed]
-    assert ours(name="polynomial", power=2.0, final_lr_ratio=0.1) == pytest.approx(polynomial, rel=EXACT)
+    assert our_rates(name="polynomial", power=2.0, final_lr_ratio=0.1) == pytest.approx(polynomial, rel=EXACT)
 
 
 def test_lr_factor_of_full_warmup_ends_at_one() -> None:
-    assert ours(name="cosine", warmup_epochs=float(EPOCHS))[-1] == 1.0
+    assert our_rates(name="cosine", warmup_epochs=float(EPOCHS))[-1] == 1.0
 
 
 @pytest.mark.parametrize("length", range(1, 8))
 def test_lr_factor_of_short_onecycle_matches_torch(length: int) -> None:
     schedule = ScheduleConfig(name="onecycle", peak_at=0.3)
     got = [lr_factor(schedule, step, length, 1) for step in range(1, length + 1)]
-    expected = theirs(lambda optimizer: torchs.OneCycleLR(optimizer, 1.0, length, pct_start=0.3), 1, length)
+    expected = torch_rates(
+        lambda optimizer: torch_schedulers.OneCycleLR(optimizer, 1.0, length, pct_start=0.3), 1, length
+    )
     assert got == pytest.approx(expected, rel=EXACT, abs=0)
 
 
@@ -199,7 +201,7 @@ PLATEAU = ScheduleConfig(
 
 def test_plateau_matches_torch() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
-    scheduler = torchs.ReduceLROnPlateau(
+    scheduler = torch_schedulers.ReduceLROnPlateau(
         optimizer, factor=0.3, patience=1, threshold=1e-3, cooldown=1, min_lr=0.4 * 0.02
     )
     plateau = PlateauFactor(PLATEAU)
@@ -239,7 +241,7 @@ def test_plateau_is_inactive_for_other_schedules() -> None:
     plateau.load_state_dict(PlateauFactor(PLATEAU).state_dict())
     assert plateau.factor == 1.0
     assert plateau.state_dict() == {}
-    assert set(ours(name="plateau")) == {1.0}
+    assert set(our_rates(name="plateau")) == {1.0}
 
 
 # Invalid configs
@@ -289,7 +291,7 @@ def test_schedule_rules_accept_one_reachable_milestone(milestones: tuple[int, ..
     assert list(config_conflicts(config)) == []
 
 
-def test_unreachable_reports_settings_beyond_total_steps() -> None:
+def test_schedule_length_problems_reports_settings_beyond_total_steps() -> None:
     late = ScheduleConfig(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
     assert [str(problem) for problem in schedule_length_problems(late, STEPS, EPOCHS)] == [
         "schedule.warmup_steps: must be at most the 84 steps of this run, not 85",

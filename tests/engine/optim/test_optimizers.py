@@ -19,7 +19,7 @@ from engine.optim.optimizers import OPTIMIZER_CLASSES, MuonAdamW, build_optimize
 from small_model import goes_on_alike, names_in, refused, same, small, train
 
 FUSED = {"sgd", "adam", "adamw"}
-TORCHS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}
+TORCH_OPTIMIZERS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}
 
 # Config values that differ from every default, and the equivalent arguments of torch.
 RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -78,13 +78,13 @@ def problems(**values: Any) -> list[str]:
 
 def test_optimizer_table_covers_every_torch_optimizer() -> None:
     kinds = {one for one in vars(optim).values() if inspect.isclass(one) and issubclass(one, optim.Optimizer)}
-    assert kinds - {optim.Optimizer, optim.LBFGS, optim.SparseAdam} == set(TORCHS.values())
-    assert set(TORCHS) == set(OPTIMIZERS)
+    assert kinds - {optim.Optimizer, optim.LBFGS, optim.SparseAdam} == set(TORCH_OPTIMIZERS.values())
+    assert set(TORCH_OPTIMIZERS) == set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_table_matches_names_and_defaults_of_torch(name: str) -> None:
-    parameters = inspect.signature(TORCHS[name]).parameters
+    parameters = inspect.signature(TORCH_OPTIMIZERS[name]).parameters
     torchs = {key: one.default for key, one in parameters.items() if key not in RESERVED_ARGUMENTS}
     ours = {key: option.default for key, option in OPTIMIZERS[name].items()}
     if name == "muon":
@@ -184,7 +184,7 @@ def test_build_optimizer_matches_torch_after_three_steps(name: str) -> None:
     config = OptimConfig(name=name, lr=0.02, **values)  # type: ignore[arg-type]
     assert problems(name=name, lr=0.02, **values) == []
     train(ours, build_optimizer(config, ours))
-    train(theirs, TORCHS[name](theirs.parameters(), **{"lr": 0.02, **arguments, **extra}))
+    train(theirs, TORCH_OPTIMIZERS[name](theirs.parameters(), **{"lr": 0.02, **arguments, **extra}))
     assert same(ours, theirs)
     assert not same(ours, small())
 
@@ -297,7 +297,7 @@ def test_skipped_step_changes_neither_weights_nor_state(name: str, beyond: bool)
     assert same(model, plain)
 
 
-def test_take_step_ignores_flag_without_may_skip() -> None:
+def test_optimizer_step_ignores_flag_without_may_skip() -> None:
     model = small()
     optimizer = build_optimizer(OptimConfig(name="rmsprop"), model)
     model(torch.ones(2, 1, 8, 8)).sum().backward()

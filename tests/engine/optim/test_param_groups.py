@@ -111,7 +111,7 @@ LAYERS: dict[str, tuple[int, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_orders_blocks_from_stem_to_head(name: str) -> None:
+def test_layer_ids_orders_blocks_from_stem_to_head(name: str) -> None:
     count, expected = LAYERS[name]
     if name == "resnet18-small":
         model = resnet18_small(1, 3)
@@ -145,19 +145,19 @@ def test_restore_optimizer_keeps_state_across_changed_groups(name: str) -> None:
     model[0].requires_grad_(False)
     optimizer = build_optimizer(before, model)
     train(model, optimizer)
-    kept = {
-        key: optimizer.state[one]
+    saved_state = {
+        key: optimizer.state[parameter]
         for group in optimizer.param_groups
-        for key, one in zip(group["param_names"], group["params"], strict=True)
+        for key, parameter in zip(group["param_names"], group["params"], strict=True)
     }
     model[0].requires_grad_(True)
     later = build_optimizer(after, model)
-    fresh = {one: dict(state) for one, state in later.state.items()}
+    fresh = {parameter: dict(state) for parameter, state in later.state.items()}
     restore_optimizer(later, deepcopy(optimizer.state_dict()))
     assert sorted({group["lr_scale"] for group in later.param_groups}) == pytest.approx([0.081, 0.81, 0.9, 1.0])
     for group in later.param_groups:
-        for key, one in zip(group["param_names"], group["params"], strict=True):
-            expected = kept.get(key, fresh.get(one, {}))
-            assert later.state[one].keys() == expected.keys()
-            assert all(torch.equal(later.state[one][what], value) for what, value in expected.items())
+        for key, parameter in zip(group["param_names"], group["params"], strict=True):
+            expected = saved_state.get(key, fresh.get(parameter, {}))
+            assert later.state[parameter].keys() == expected.keys()
+            assert all(torch.equal(later.state[parameter][field], value) for field, value in expected.items())
     train(model, later)

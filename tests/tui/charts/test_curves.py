@@ -26,10 +26,10 @@ def steps(last: int, losses: list[float | None], time: float, lr: float = 0.1) -
 
 
 def curves(*events: Event) -> CurveData:
-    found = CurveData()
+    data = CurveData()
     for event in events:
-        found.add(event)
-    return found
+        data.add(event)
+    return data
 
 
 def test_curves_place_losses_at_their_steps() -> None:
@@ -44,17 +44,17 @@ def test_curves_leave_gap_for_missing_step_event() -> None:
 
 
 def test_curves_count_non_finite_losses_and_leave_gap() -> None:
-    found = curves(make_run_started(), steps(3, [1.0, None, math.inf], 10.0))
-    assert found.nonfinite_count == 2
-    assert np.array_equal(found.train_loss("step").y, [1, math.nan, math.nan], equal_nan=True)
+    data = curves(make_run_started(), steps(3, [1.0, None, math.inf], 10.0))
+    assert data.nonfinite_count == 2
+    assert np.array_equal(data.train_loss("step").y, [1, math.nan, math.nan], equal_nan=True)
 
 
 def test_curves_drop_steps_after_resumed_checkpoint() -> None:
     first = [make_run_started(), steps(10, [1.0] * 10, 10.0), make_epoch(1, 0.5), steps(14, [9.0] * 4, 14.0)]
-    found = curves(*first, make_run_resumed(10, 100.0), steps(12, [2.0, 2.0], 102.0))
-    assert found.train_loss("step").y.tolist() == [1.0] * 10 + [2.0] * 2
-    assert found.lr("step").x.tolist() == [10, 12]
-    assert found.epoch_metric("val_accuracy", "step").y.tolist() == [0.5]
+    data = curves(*first, make_run_resumed(10, 100.0), steps(12, [2.0, 2.0], 102.0))
+    assert data.train_loss("step").y.tolist() == [1.0] * 10 + [2.0] * 2
+    assert data.lr("step").x.tolist() == [10, 12]
+    assert data.epoch_metric("val_accuracy", "step").y.tolist() == [0.5]
 
 
 def test_curves_show_ema_accuracy_as_separate_series() -> None:
@@ -73,10 +73,10 @@ def test_curves_support_step_epoch_and_hour_axes() -> None:
         make_run_resumed(10, 90_000.0),
         steps(20, [1.0] * 10, 93_600.0),
     ]
-    found = curves(*events)
-    assert found.lr("step").x.tolist() == [10, 20]
-    assert found.lr("epoch").x.tolist() == [1, 2]
-    assert found.lr("hours").x.tolist() == [1, 2]
+    data = curves(*events)
+    assert data.lr("step").x.tolist() == [10, 20]
+    assert data.lr("epoch").x.tolist() == [1, 2]
+    assert data.lr("hours").x.tolist() == [1, 2]
 
 
 def test_curves_without_events_are_empty() -> None:
@@ -84,22 +84,22 @@ def test_curves_without_events_are_empty() -> None:
     assert ChartView().window(CurveData(), "loss").high > 0
 
 
-def seen(view: ChartView, data: CurveData) -> tuple[float, float]:
+def visible_range(view: ChartView, data: CurveData) -> tuple[float, float]:
     low, high = view.x_limits(data)
     return round(low, 6), round(high, 6)
 
 
 def test_view_zoom_follows_latest_point() -> None:
     data = curves(make_run_started(), steps(40, [1.0] * 40, 10.0))
-    assert seen(ChartView(), data) == (0, 4)
+    assert visible_range(ChartView(), data) == (0, 4)
     near = ChartView().zoom(data, 0.5)
-    assert seen(near, data) == (2, 4)
+    assert visible_range(near, data) == (2, 4)
     data.add_events([steps(80, [1.0] * 40, 20.0)])
-    assert seen(near, data) == (6, 8)
-    assert seen(near.pan(data, -0.5), data) == (5, 7)
-    assert seen(near.pan(data, -9.0), data) == (0, 2)
-    assert seen(near.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
-    assert seen(near.reset_zoom(), data) == (0, 8)
+    assert visible_range(near, data) == (6, 8)
+    assert visible_range(near.pan(data, -0.5), data) == (5, 7)
+    assert visible_range(near.pan(data, -9.0), data) == (0, 2)
+    assert visible_range(near.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
+    assert visible_range(near.reset_zoom(), data) == (0, 8)
 
 
 def test_view_cursor_stays_in_window_and_reads_nearest_point() -> None:

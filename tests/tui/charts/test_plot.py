@@ -18,7 +18,7 @@ def series(values: list[float] | FloatArray) -> Series:
     return Series(np.arange(len(y), dtype=np.float64), np.where(np.isfinite(y), y, np.nan))
 
 
-def drawn(
+def plot_lines(
     values: list[float] | FloatArray, *, log: bool = False, low: float = 0.0, high: float | None = None
 ) -> list[str]:
     curve = Curve("train", series(values), "braille", 75)
@@ -43,7 +43,7 @@ STRANGE = {
 @pytest.mark.parametrize("log", [False, True], ids=["linear", "log"])
 @pytest.mark.parametrize("values", STRANGE.values(), ids=STRANGE)
 def test_plot_draws_or_explains_any_values(values: list[float], log: bool) -> None:
-    lines = drawn(values, log=log)
+    lines = plot_lines(values, log=log)
     assert len(lines) in (1, HEIGHT)
     assert all(len(line) <= WIDTH for line in lines)
     if len(lines) == 1:
@@ -51,14 +51,14 @@ def test_plot_draws_or_explains_any_values(values: list[float], log: bool) -> No
 
 
 def test_plot_without_drawable_values_says_why() -> None:
-    assert drawn([]) == ["No data yet"]
-    assert drawn([math.nan]) == ["No finite value"]
-    assert drawn([0.0, -1.0], log=True) == ["No positive value for the log scale"]
+    assert plot_lines([]) == ["No data yet"]
+    assert plot_lines([math.nan]) == ["No finite value"]
+    assert plot_lines([0.0, -1.0], log=True) == ["No positive value for the log scale"]
 
 
 def test_plot_leaves_gap_for_nan() -> None:
     values = [1.0] * 30 + [math.nan] * 30 + [1.0] * 30
-    line = next(line for line in drawn(values) if "⠒" in line or "⠤" in line or "⠉" in line or "⣀" in line)
+    line = next(line for line in plot_lines(values) if "⠒" in line or "⠤" in line or "⠉" in line or "⣀" in line)
     body = line.split("┤")[-1]
     assert " " * 10 in body.strip()
 
@@ -67,14 +67,14 @@ def test_plot_leaves_gap_for_nan() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.01, 0.001])
 def test_plot_shows_single_step_spike_at_every_zoom(size: int, share: float) -> None:
     values = np.ones(size)
-    place = int(size * 0.77777)
-    values[place] = 100.0
-    low = max(place - share * size / 2, 0)
-    top = drawn(values, low=low, high=low + max(share * size, 4))[:2]
+    index = int(size * 0.77777)
+    values[index] = 100.0
+    low = max(index - share * size / 2, 0)
+    top = plot_lines(values, low=low, high=low + max(share * size, 4))[:2]
     assert any(not line.split("│")[-1].split("┤")[-1].isspace() for line in top)
 
 
-def test_reduce_to_columns_keeps_minimum_and_maximum() -> None:
+def test_downsample_min_max_keeps_minimum_and_maximum() -> None:
     generator = np.random.default_rng(0)
     values = generator.normal(size=10_000)
     pieces = downsample_min_max(series(values), 0, 10_000, 50)
@@ -91,7 +91,7 @@ def test_smooth_averages_neighbors_within_gaps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "wanted"),
+    ("low", "high", "expected"),
     [
         (0, 1, ["0", "0.5", "1"]),
         (0.02, 0.03, ["0.02", "0.025", "0.03"]),
@@ -99,8 +99,8 @@ def test_smooth_averages_neighbors_within_gaps() -> None:
         (-5, 3, ["-4", "-2", "0", "2"]),
     ],
 )
-def test_ticks_are_round_numbers(low: float, high: float, wanted: list[str]) -> None:
-    assert tick_labels(ticks(low, high, 5)) == wanted
+def test_ticks_are_round_numbers(low: float, high: float, expected: list[str]) -> None:
+    assert tick_labels(ticks(low, high, 5)) == expected
 
 
 def test_log_ticks_are_powers_of_ten() -> None:

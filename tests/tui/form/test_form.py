@@ -58,9 +58,9 @@ def test_form_command_resolves_to_same_config(base: str | None, gputrain: Gputra
     form = Form(base, dict(TYPED))
     command = shlex.join(["gputrain", *form.arguments()])
     keys = [f"{key}={text}" for key, text in TYPED.items()]
-    shown = json.loads(gputrain("config", *([base] if base else []), *keys, "--json").stdout)
-    assert shown == as_dict(form.config())
-    assert as_dict(config_of_run(shlex.split(command)[1:])) == shown
+    resolved = json.loads(gputrain("config", *([base] if base else []), *keys, "--json").stdout)
+    assert resolved == as_dict(form.config())
+    assert as_dict(config_of_run(shlex.split(command)[1:])) == resolved
 
 
 def config_of_run(arguments: list[str]) -> Config:
@@ -82,10 +82,10 @@ def test_form_has_described_field_for_every_key() -> None:
     assert all(info.description for info in infos)
 
 
-def test_only_with_conditions_refer_to_existing_keys() -> None:
-    known = {key for key, _ in fields()}
-    assert set(DEPENDS_ON) <= known
-    assert {other for other, _ in DEPENDS_ON.values()} <= known
+def test_dependent_keys_refer_to_existing_keys() -> None:
+    keys = {key for key, _ in fields()}
+    assert set(DEPENDS_ON) <= keys
+    assert {other for other, _ in DEPENDS_ON.values()} <= keys
     values = Form("digits").values()
     assert is_relevant("optim.momentum", values)
     assert not is_relevant("optim.betas", values)
@@ -106,8 +106,8 @@ def test_form_ignores_value_equal_to_base() -> None:
 def test_lr_curve_matches_training_schedule() -> None:
     config = Form("digits", {"run.epochs": "4", "optim.lr_scaling": "linear"}).config()
     epochs, rates = lr_curve(config, ranks=2, steps_per_epoch=11, max_points=1000)
-    wanted = [0.2 * lr_factor(config.schedule, step, 11, 4) for step in range(1, 45)]
-    assert np.allclose(rates, wanted)
+    expected = [0.2 * lr_factor(config.schedule, step, 11, 4) for step in range(1, 45)]
+    assert np.allclose(rates, expected)
     assert epochs[-1] == 4.0
 
 

@@ -79,12 +79,12 @@ def drive(run: RunFolder, act: Drive, size: tuple[int, int] = (120, 34)) -> None
     async def main() -> None:
         async with demo_app(run.path.parent, run=run.name).run_test(size=size) as pilot:
             await wait_until_idle(pilot)
-            await act(pilot, await opened(pilot))
+            await act(pilot, await open_confusion(pilot))
 
     asyncio.run(main())
 
 
-async def opened(pilot: Pilot[None]) -> ConfusionScreen:
+async def open_confusion(pilot: Pilot[None]) -> ConfusionScreen:
     await pilot.press("v")
     screen = pilot.app.screen
     assert isinstance(screen, ConfusionScreen)
@@ -108,11 +108,11 @@ async def drawn(pilot: Pilot[None], *keys: str) -> None:
 
 def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", evaluation())
-    told = read_evaluations(tmp_path / "a.json")
-    assert told.classes == tuple(NAMES)
-    assert (told.last.epoch, told.best.epoch) == (7, 3)
-    assert told.best.counts.tolist() == BEST
-    assert np.isnan(told.last.per_class[2])
+    evaluations = read_evaluations(tmp_path / "a.json")
+    assert evaluations.classes == tuple(NAMES)
+    assert (evaluations.last.epoch, evaluations.best.epoch) == (7, 3)
+    assert evaluations.best.counts.tolist() == BEST
+    assert np.isnan(evaluations.last.per_class[2])
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_shades_are_monotonic_and_readable_in_16_colors() -> None:
     for shades, right in ((CORRECT_STYLES, True), (WRONG_STYLES, False)):
         levels = [str(cell_style(share, correct=right)) for share in np.linspace(0, 1, 401)]
         assert list(dict.fromkeys(levels))[-5:] == list(shades)
-        for one in map(Style.parse, shades):
-            assert one.color is not None
-            assert one.bgcolor is not None
-            ink, ground = (colour.downgrade(ColorSystem.STANDARD).number for colour in (one.color, one.bgcolor))
+        for style in map(Style.parse, shades):
+            assert style.color is not None
+            assert style.bgcolor is not None
+            ink, ground = (color.downgrade(ColorSystem.STANDARD).number for color in (style.color, style.bgcolor))
             assert ink in (0, 15)
             assert ground not in (0, 7, 8, 15)
 
@@ -283,8 +283,8 @@ def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(de
     counts[700, 700], counts[700, 31] = 10, 40
     counts[123, 123], counts[123, 999] = 45, 5
     one = found(counts.tolist())
-    told = evaluation(classes=[f"class-{n:03d}" for n in range(1000)], best=one, last=one)
-    demo_run.evaluation.write_text(json.dumps(told))
+    content = evaluation(classes=[f"class-{n:03d}" for n in range(1000)], best=one, last=one)
+    demo_run.evaluation.write_text(json.dumps(content))
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         first = [line for line in visible_text(pilot, "#matrix").splitlines() if "class-" in line[:8]]
@@ -335,10 +335,10 @@ def test_confusion_screen_clips_nothing_at_any_size(demo_run: RunFolder, size: t
 
 
 def test_confusion_screen(demo_run: RunFolder, snap_compare: Callable[..., bool]) -> None:
-    async def before(pilot: Pilot[None]) -> None:
+    async def open_screen(pilot: Pilot[None]) -> None:
         await wait_until_idle(pilot)
-        await opened(pilot)
+        await open_confusion(pilot)
 
     os.chdir(demo_run.path.parent.parent)
     app = demo_app(Path("runs"), run=demo_run.name)
-    assert snap_compare(app, terminal_size=(120, 34), run_before=before)
+    assert snap_compare(app, terminal_size=(120, 34), run_before=open_screen)

@@ -179,8 +179,8 @@ def test_app_with_no_color_sends_no_colors(demo_runs_folder: Path, monkeypatch: 
     async def act(pilot: Pilot[None]) -> None:
         for strip in pilot.app.screen._compositor.render_strips():
             for segment in strip:
-                for colour in (segment.style.color, segment.style.bgcolor) if segment.style else ():
-                    assert colour is None or colour.is_default
+                for color in (segment.style.color, segment.style.bgcolor) if segment.style else ():
+                    assert color is None or color.is_default
 
     drive(demo_app(demo_runs_folder), act)
 
@@ -188,7 +188,7 @@ def test_app_with_no_color_sends_no_colors(demo_runs_folder: Path, monkeypatch: 
 def test_app_inputs_do_not_blink(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
-        assert not any(one.cursor_blink for one in pilot.app.screen.query(Input))
+        assert not any(line.cursor_blink for line in pilot.app.screen.query(Input))
 
     drive(demo_app(demo_runs_folder), act)
 

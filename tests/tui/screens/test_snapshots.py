@@ -44,7 +44,7 @@ def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     time.tzset()
 
 
-def shown(
+def matches_snapshot(
     compare: Compare, app: GputrainApp, size: tuple[int, int], keys: str = "", before: Before | None = None
 ) -> bool:
     async def drive(pilot: Pilot[None]) -> None:
@@ -59,14 +59,14 @@ def shown(
     return compare(app, terminal_size=size, run_before=drive)
 
 
-async def with_a_past(pilot: Pilot[None]) -> None:
+async def fill_gpu_history(pilot: Pilot[None]) -> None:
     """Fill the GPU history of the monitor with 32 samples."""
     screen = pilot.app.screen
     assert isinstance(screen, MonitorScreen)
-    for place, (uuid, values) in enumerate(screen._busy_history.items()):
+    for index, (uuid, values) in enumerate(screen._busy_history.items()):
         last = values[-1]
         past = [
-            None if last is None else max(min(last + (tick * 7 + place * 5) % 13 - 6, 100), 0) for tick in range(31)
+            None if last is None else max(min(last + (tick * 7 + index * 5) % 13 - 6, 100), 0) for tick in range(31)
         ]
         screen._busy_history[uuid] = deque([*past, last], maxlen=32)
     screen.update_content()
@@ -75,28 +75,28 @@ async def with_a_past(pilot: Pilot[None]) -> None:
 
 def test_monitor(snap_compare: Compare, size: tuple[int, int]) -> None:
     owners = demo_runs(Path("runs"))
-    assert shown(snap_compare, demo_app(Path("runs")), size, "space down space", with_a_past)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "space down space", fill_gpu_history)
     owners[0].release()
 
 
 def test_monitor_without_gpu(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert shown(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size)
 
 
 def test_run(snap_compare: Compare, size: tuple[int, int]) -> None:
     owners = demo_runs(Path("runs"))
-    assert shown(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "m")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "m")
     owners[0].release()
 
 
 def test_run_with_one_chart(snap_compare: Compare, size: tuple[int, int]) -> None:
     demo_runs(Path("runs"))[0].release()
-    assert shown(snap_compare, demo_app(Path("runs"), run="digits-3"), size, "f x g left left left")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run="digits-3"), size, "f x g left left left")
 
 
 def test_form(snap_compare: Compare, size: tuple[int, int]) -> None:
     demo_runs(Path("runs"))[0].release()
-    assert shown(snap_compare, demo_app(Path("runs")), size, "space n")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "space n")
 
 
 def test_form_with_mistakes(snap_compare: Compare, size: tuple[int, int]) -> None:
@@ -106,15 +106,15 @@ def test_form_with_mistakes(snap_compare: Compare, size: tuple[int, int]) -> Non
             screen.query_one(f"#field-{key.replace('.', '-')}").control.value = text
         await wait_until_idle(pilot)
 
-    assert shown(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size, "n", mistakes)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size, "n", mistakes)
 
 
 def test_runs(snap_compare: Compare, size: tuple[int, int]) -> None:
     owners = demo_runs(Path("runs"))
-    assert shown(snap_compare, demo_app(Path("runs")), size, "r down")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "r down")
     owners[0].release()
 
 
 def test_help(snap_compare: Compare, size: tuple[int, int]) -> None:
     demo_runs(Path("runs"))[0].release()
-    assert shown(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "question_mark")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "question_mark")
