@@ -190,18 +190,20 @@ class GputrainApp(App[None]):
         self.pending_run = launched
         self.push_screen(StartingScreen(self, launched))
 
-    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> None:
-        """Start `gputrain` with these arguments and show its start; refused in the demo."""
+    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> bool:
+        """Start `gputrain` with these arguments and show its start. Return whether it was started; the demo refuses."""
         from engine.utils.errors import UsageError
         from tui.launcher import launch_run
 
         if self.demo_notice:
             self.show_toast("Demo mode: runs cannot be started", warning=True)
-            return
+            return False
         try:
             self.show_launch(launch_run(arguments, runs_dir or self.runs_dir))
         except UsageError as error:
             self.show_toast(str(error), warning=True)
+            return False
+        return True
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
         """Resume a run that has ended from its last checkpoint."""

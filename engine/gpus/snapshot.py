@@ -288,7 +288,7 @@ class SnapshotSource:
         """Notice to show next to the snapshot, None if it comes from the driver."""
         if self.kind == "driver":
             return None
-        return "MADE UP: no such GPUs exist" if self.made_up else "recording: not the current state of the GPUs"
+        return "SIMULATED: these GPUs do not exist" if self.made_up else "recording: not the current state of the GPUs"
 
 
 @dataclass(frozen=True, slots=True)

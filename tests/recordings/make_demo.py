@@ -28,7 +28,7 @@ HOST = "demo-server"
 LOG_EVERY, GPUS_EVERY = 10, 60  # steps
 SECONDS_PER_STEP, GLOBAL_BATCH_SIZE, PEAK_LR = 0.08, 512, 0.2
 IMAGES_PER_CLASS = 1000
-# How much harder than others a class is, and which classes it is taken for most.
+# How much harder each class is than the others, and the classes it is most often predicted as.
 CLASS_DIFFICULTY = (1.5, 0.2, 1.4, 0.9, 1.5, 0.3, 2.9, 0.5, 0.3, 0.5)
 CONFUSED_WITH = ((6, 3), (3, 0), (6, 4), (0, 4), (6, 2), (7, 9), (0, 4), (9, 5), (6, 0), (7, 5))
 FIRST_PID = 41200
@@ -132,15 +132,17 @@ def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
     rng = random.Random(epoch.epoch)  # noqa: S311 (nothing is kept secret by it)
     images = IMAGES_PER_CLASS * num_classes
     wrong = round((1 - epoch.val_accuracy) * images)
-    counts = [[IMAGES_PER_CLASS * (taken == true) for taken in range(num_classes)] for true in range(num_classes)]
+    counts = [
+        [IMAGES_PER_CLASS * (predicted == true) for predicted in range(num_classes)] for true in range(num_classes)
+    ]
     for _ in range(wrong):
         weights = [hard * (counts[true][true] > 0) for true, hard in enumerate(CLASS_DIFFICULTY)]
         true = rng.choices(range(num_classes), weights)[0]
         alike = CONFUSED_WITH[true]
-        taken = rng.choice([*alike, *alike, alike[0], rng.choice(range(num_classes))])
-        taken = taken if taken != true else alike[0]
+        predicted = rng.choice([*alike, *alike, alike[0], rng.choice(range(num_classes))])
+        predicted = predicted if predicted != true else alike[0]
         counts[true][true] -= 1
-        counts[true][taken] += 1
+        counts[true][predicted] += 1
     return {
         "epoch": epoch.epoch,
         "loss": epoch.val_loss,

@@ -118,16 +118,16 @@ class TextInputDialog(ModalScreen[str | None]):
 
 
 class TextDialog(ModalScreen[None]):
-    """Read and copy lines of text, wrapped to the dialog's width."""
+    """Read and copy lines of text, wrapped to the dialog's width. `at_end` opens it at the last line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "leave", show=False),
         Binding("ctrl+y", "copy", show=False),
     ]
 
-    def __init__(self, title: str, lines: Sequence[Text]) -> None:
+    def __init__(self, title: str, lines: Sequence[Text], *, at_end: bool = False) -> None:
         super().__init__()
-        self._title, self._lines = title, list(lines)
+        self._title, self._lines, self._at_end = title, list(lines), at_end
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide") as box:
@@ -146,6 +146,8 @@ class TextDialog(ModalScreen[None]):
         wrapped = [part for line in self._lines for part in line.wrap(self.app.console, max(lines.size.width, 20))]
         lines.styles.height = len(wrapped)
         lines.set_texts(wrapped)
+        if self._at_end:
+            lines.scroll_end(animate=False)
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard("\n".join(line.plain for line in self._lines))

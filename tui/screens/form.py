@@ -317,8 +317,8 @@ class FormScreen(GputrainScreen):
             wrapped = [part for line in lines for part in line.wrap(self.app.console, 100)]
             self.app.push_screen(TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", wrapped))
             return
-        save_last_form(self.form)
-        self.gputrain_app.launch([*self._command_arguments(), "--headless"])
+        if self.gputrain_app.launch([*self._command_arguments(), "--headless"]):
+            save_last_form(self.form)
 
     async def action_search(self) -> None:
         # Focus the search line first: keys typed while the fields are mounted belong to it.
@@ -353,7 +353,8 @@ class FormScreen(GputrainScreen):
             except UsageError as error:
                 self.gputrain_app.show_toast(str(error), warning=True)
                 return
-            self.gputrain_app.show_toast(f"Saved as {path}. Start it with `gputrain run {path.stem}`.", timeout_s=8)
+            reference = path.stem if presets().get(path.stem) == path else shlex.quote(str(path))
+            self.gputrain_app.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)
 
         note = "A name for `gputrain run NAME`, or the path of a YAML file."
         self.app.push_screen(TextInputDialog("Save as preset", "", note), answer)

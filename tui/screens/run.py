@@ -284,4 +284,4 @@ class RunScreen(GputrainScreen):
     def action_log(self) -> None:
         snapshot = self._poller.latest
         lines = [Text(printable(line)) for line in (snapshot.log if snapshot else ())]
-        self.app.push_screen(TextDialog("Log", lines or [Text("The log is empty", STRONG)]))
+        self.app.push_screen(TextDialog("Log", lines or [Text("The log is empty", STRONG)], at_end=True))

@@ -119,7 +119,7 @@ def test_gpus_recording_replays_samples(gputrain: Gputrain, gpu_host: FakeGpuHos
 
 
 def test_gpus_replay_marks_synthetic_data(gputrain: Gputrain) -> None:
-    assert "MADE UP: no such GPUs exist" in gputrain("gpus", **REPLAY).stdout
+    assert "SIMULATED: these GPUs do not exist" in gputrain("gpus", **REPLAY).stdout
     assert json.loads(gputrain("gpus", "--json", **REPLAY).stdout)["source"] == {"kind": "recording", "made_up": True}
 
 

@@ -9,6 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from demo_app import demo_app, visible_text, wait_until_idle
+from engine.utils.files import state_folder
 from screen_driver import drive, press, real_app
 from tui.screens.form import FormScreen
 
@@ -89,9 +90,24 @@ def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
     drive(real_app(tmp_path / "runs"), act)
 
 
-def test_form_screen_in_demo_starts_nothing(demo_runs_folder: Path) -> None:
+def test_form_screen_in_demo_starts_and_saves_nothing(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n", "ctrl+s")
         assert isinstance(pilot.app.screen, FormScreen)
 
     drive(demo_app(demo_runs_folder), act)
+    assert not (state_folder() / "form.json").exists()
+
+
+def test_form_screen_names_file_of_preset_outside_presets_folder(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        screen: Any = pilot.app.screen
+        screen.action_save_preset()
+        await wait_until_idle(pilot)
+        await pilot.press(*"./mine.yaml")
+        await press(pilot, "enter")
+        messages = [notification.message for notification in pilot.app._notifications]
+        assert any(message.endswith("Start it with `gputrain run mine.yaml`.") for message in messages)
+
+    drive(real_app(tmp_path / "runs"), act)

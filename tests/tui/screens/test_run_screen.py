@@ -155,3 +155,15 @@ def test_run_screen_draws_new_events(tmp_path: Path) -> None:
         await wait_until(pilot, lambda: "val 0.75" in visible_text(pilot, "#accuracy"))
 
     drive(real_app(tmp_path / "runs", run="a"), act)
+
+
+def test_log_dialog_opens_at_the_end(demo_runs_folder: Path) -> None:
+    log = RunFolder(demo_runs_folder / FINISHED_RUN).log
+    log.write_text("".join(f"line {number}\n" for number in range(1, 201)))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "line 200" in visible_text(pilot, "#log"))
+        await press(pilot, "l")
+        assert "line 200" in visible_text(pilot) and "line 100" not in visible_text(pilot)
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
