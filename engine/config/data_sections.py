@@ -17,58 +17,66 @@ DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100",
 class DataConfig(Section):
     dataset: DatasetName | UserCodePath = Field(
         "digits",
-        description="Digits (shipped), mnist, fashion-mnist, cifar10, cifar100, a folder of images, fake ones, or your "
-        "own code (module:name): called with the text train and then val, it gives a dataset of (image, label) pairs.",
+        description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder or fake (random images). User "
+        "code (module:name) is called with train, then with val, and returns a dataset of (image, label) pairs.",
     )
-    path: Text | None = Field(None, description="Folder that the data lies in; digits and fake need none.")
-    download: bool = Field(False, description="Fetch a missing torchvision dataset into data.path.")
+    path: Text | None = Field(None, description="Folder of the dataset. Not needed for digits and fake.")
+    download: bool = Field(False, description="Download a missing torchvision dataset to data.path.")
     batch_size: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
         64,
-        description="Images that a rank takes at once, or each GPU with device.parallel dp; auto is the most that fit.",
+        description="Batch size per rank; auto finds the largest that fits in memory. With device.parallel=dp, it is "
+        "the batch size per GPU.",
     )
-    drop_last: bool = Field(True, description="Leave out the last, partial batch of a training epoch.")
+    drop_last: bool = Field(True, description="Drop the last incomplete batch of each training epoch.")
     pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
         "auto",
-        description="How images reach the model: decoded once and held in memory, the GPU's own where they fit "
-        "(memory), read by loader processes again in each epoch (stream), memory where it fits and is faster (auto), "
-        "or one batch again and again (fixed), which shows how fast the rest of the machine is.",
+        description="Input pipeline: auto, memory, stream or fixed. memory decodes all images once and keeps them in "
+        "(GPU) memory; stream loads them with workers in every epoch; auto uses memory if they fit and it is faster; "
+        "fixed repeats one batch, to measure throughput without input.",
     )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="Loader processes a rank in the stream pipeline; auto finds out how many it takes.",
+        description="Loader workers per rank in the stream pipeline. auto measures how many are needed; 0 loads in "
+        "the rank's own process.",
     )
-    prefetch: int = Field(4, ge=1, description="Batches that a loader process prepares ahead.")
+    prefetch: int = Field(4, ge=1, description="Number of batches that each loader worker prefetches.")
     image_size: int | None = Field(
-        None, ge=1, description="Height and width that images are brought to; the dataset's own when left out."
+        None, ge=1, description="Height and width of the model's input in pixels. Default: the dataset's own."
     )
     channels: Literal[1, 3] | None = Field(
-        None, description="1 for grey, 3 for colour; the dataset's own when left out."
+        None, description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own."
     )
     num_classes: int | None = Field(
-        None, ge=2, description="Classes; must agree with the data where given, and says how many for fake."
+        None,
+        ge=2,
+        description="Number of classes; must match the dataset. For fake, the number of classes to generate.",
     )
     val_split: float = Field(
-        0.2, gt=0, lt=1, description="Share of each class kept for validation where the data has no validation part."
+        0.2,
+        gt=0,
+        lt=1,
+        description="Fraction of each class held out for validation. Used if the dataset has no validation set of its "
+        "own.",
     )
     mean: Floats | None = Field(
         None,
         min_length=1,
         max_length=3,
-        description="Mean of each channel, on 0 to 1; the dataset's own when left out.",
+        description="Mean of each channel, for images scaled to [0, 1]. Default: the dataset's own.",
     )
     std: Floats | None = Field(
         None,
         min_length=1,
         max_length=3,
-        description="Standard deviation of each channel, on 0 to 1; the dataset's own when left out.",
+        description="Standard deviation of each channel, for images scaled to [0, 1]. Default: the dataset's own.",
     )
     on_bad: Literal["fail", "skip"] = Field(
         "fail",
-        description="An image that can no longer be read while training: fail, or skip it and count it. What is broken "
-        "at the start is left out, and named.",
+        description="On an image that becomes unreadable during training: fail or skip. Skipped images are counted. "
+        "Images that are unreadable at the start are always skipped and listed.",
     )
-    fake_train: int = Field(1024, ge=1, le=10**9, description="Training images that fake makes.")
-    fake_val: int = Field(256, ge=1, le=10**9, description="Validation images that fake makes.")
+    fake_train: int = Field(1024, ge=1, le=10**9, description="Number of training images of the dataset fake.")
+    fake_val: int = Field(256, ge=1, le=10**9, description="Number of validation images of the dataset fake.")
 
     @property
     def numeric_batch_size(self) -> int:
@@ -77,43 +85,60 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    crop_padding: int = Field(0, ge=0, description="Pixels of border for random crops in training; 0 for no crop.")
+    crop_padding: int = Field(0, ge=0, description="Padding in pixels for random crops of training images; 0 disables.")
     resized_crop: bool = Field(
-        False, description="Cut a part of random size and shape out of each training image, and bring it to its size."
+        False,
+        description="Crop a random region and resize it to the input size. The region's area and aspect ratio are "
+        "random (RandomResizedCrop).",
     )
-    crop_scale: FloatPair = Field((0.08, 1.0), description="Least and greatest area of resized_crop, as shares.")
-    crop_ratio: FloatPair = Field((0.75, 4 / 3), description="Least and greatest width by height of resized_crop.")
-    flip: bool = Field(False, description="Mirror training images left to right, each with probability one half.")
-    brightness: float = Field(0.0, ge=0, le=10, description="Colour jitter: change the brightness by up to this share.")
-    contrast: float = Field(0.0, ge=0, le=10, description="Colour jitter: change the contrast by up to this share.")
+    crop_scale: FloatPair = Field(
+        (0.08, 1.0), description="Minimum and maximum area of resized_crop, as fractions of the image."
+    )
+    crop_ratio: FloatPair = Field(
+        (0.75, 4 / 3), description="Minimum and maximum aspect ratio (width / height) of resized_crop."
+    )
+    flip: bool = Field(False, description="Flip training images horizontally with probability 0.5.")
+    brightness: float = Field(
+        0.0, ge=0, le=10, description="Color jitter: maximum relative change of brightness; 0 disables."
+    )
+    contrast: float = Field(
+        0.0, ge=0, le=10, description="Color jitter: maximum relative change of contrast; 0 disables."
+    )
     saturation: float = Field(
         0.0,
         ge=0,
         le=10,
-        description="Colour jitter: change the saturation by up to this share; grey images have none.",
+        description="Color jitter: maximum relative change of saturation; 0 disables. No effect on grayscale images.",
     )
     hue: float = Field(
         0.0,
         ge=0,
         le=0.5,
-        description="Colour jitter: turn the hue by up to this share of the circle; grey images have none.",
+        description="Color jitter: maximum hue shift, 0 to 0.5 of the color wheel. No effect on grayscale images.",
     )
     policy: Literal["none", "randaugment", "trivialaugment"] = Field(
-        "none", description="Random distortions of training images: none, randaugment or trivialaugment."
+        "none", description="Automatic augmentation: none, randaugment or trivialaugment."
     )
-    policy_ops: int = Field(2, ge=1, le=14, description="Distortions that randaugment makes of each image.")
-    policy_magnitude: int = Field(9, ge=0, le=30, description="Strength of randaugment's distortions, 0 to 30.")
+    policy_ops: int = Field(2, ge=1, le=14, description="Number of operations that randaugment applies to each image.")
+    policy_magnitude: int = Field(9, ge=0, le=30, description="Magnitude of randaugment's operations, from 0 to 30.")
     erasing: float = Field(
-        0.0, ge=0, le=1, description="Probability that a random rectangle of an image is set to the mean colour."
+        0.0,
+        ge=0,
+        le=1,
+        description="Probability of random erasing: a rectangle is set to the mean color.",
     )
     mixup: float = Field(
-        0.0, ge=0, le=1000, description="Alpha of mixup, which blends pairs of images and their labels; 0 for none."
+        0.0, ge=0, le=1000, description="Alpha of mixup, which blends pairs of images and labels; 0 disables."
     )
     cutmix: float = Field(
-        0.0, ge=0, le=1000, description="Alpha of cutmix, which cuts a part of one image into another; 0 for none."
+        0.0,
+        ge=0,
+        le=1000,
+        description="Alpha of CutMix, which pastes a patch of another image; 0 disables. If augment.mixup is set too, "
+        "each batch uses one of the two at random.",
     )
     transform: UserCodePath | None = Field(
         None,
-        description="Your own transform (module:name), called with each training image as a C x H x W tensor of uint8, "
-        "which gives one of the same form.",
+        description="User code (module:name) that transforms each training image. It is called with a uint8 tensor of "
+        "shape (C, H, W) and returns one of the same shape and dtype.",
     )

@@ -11,33 +11,32 @@ from engine.config.section import RUN_NAME_PATTERN, GpuSelection, Section, Text
 
 class RunConfig(Section):
     name: Annotated[Text, Field(pattern=RUN_NAME_PATTERN, max_length=100)] | None = Field(
-        None, description="Name of the run and of its folder; made from the config's name and a number when left out."
+        None, description="Name of the run and its folder. Default: the config's name and a number, such as digits-3."
     )
-    epochs: int = Field(10, ge=1, le=10**9, description="Times that training goes through the data.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the split, the order, the augmentation and the model.")
-    resume: bool = Field(False, description="Continue the run of this name from its last checkpoint, if it exists.")
+    epochs: int = Field(10, ge=1, le=10**9, description="Number of training epochs.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed for weights, validation split, shuffling and augmentation.")
+    resume: bool = Field(False, description="Resume run.name from its last checkpoint; start it if it does not exist.")
     code: Text | None = Field(
         None,
-        description="Folder that code of your own (module:name) is imported from; where gputrain is started when left "
-        "out.",
+        description="Folder to import user code (module:name) from. Default: the working directory.",
     )
-    log_every: int = Field(10, ge=1, description="Steps between two `step` events.")
+    log_every: int = Field(10, ge=1, description="Log loss, learning rate and throughput every this many steps.")
     watchdog: float = Field(
         600.0,
         ge=0,
-        description="Seconds without a step of any rank after which the run fails; 0 for no limit. To be more than the "
-        "longest step or save takes.",
+        description="Fail if no rank makes progress for this many seconds; 0 disables. Set it higher than the longest "
+        "step or checkpoint save takes.",
     )
     max_restarts: int = Field(
         0,
         ge=0,
-        description="Times that a run whose rank failed is started again from its last checkpoint; under torchrun its "
-        "own --max-restarts counts.",
+        description="Maximum restarts from the last checkpoint after a rank fails. Under torchrun, its own "
+        "--max-restarts applies instead.",
     )
     requeue: bool = Field(
         False,
-        description="Put the SLURM job back into the queue when SIGUSR1 (sbatch --signal=USR1@60) stops the run. "
-        "Includes run.resume.",
+        description="Requeue the Slurm job when SIGUSR1 stops the run; implies run.resume. Submit the job with sbatch "
+        "--signal=USR1@60.",
     )
 
 
@@ -45,43 +44,55 @@ class DeviceConfig(Section):
     gpus: GpuSelection = Field(
         "auto",
         min_length=1,
-        description="GPUs to train on: auto (those that nobody computes on, else the CPU), all, cpu, free:N, "
-        "indices such as 0,2, or UUIDs.",
+        description="GPUs to train on: auto, all, cpu, free:N, indices (0,2) or UUIDs. auto uses all free GPUs, or "
+        "the CPU if there are none.",
     )
-    wait: bool = Field(False, description="Wait until the GPUs are free, and take them in turn with others who wait.")
-    ranks: int = Field(1, ge=1, description="Processes that train when on the CPU; on GPUs there is one for each.")
+    wait: bool = Field(
+        False,
+        description="Wait in a queue until the requested GPUs are free. Runs that wait for the same GPUs start in "
+        "order of arrival.",
+    )
+    ranks: int = Field(1, ge=1, description="Number of ranks on the CPU. On GPUs, each GPU has one rank.")
     launcher: Literal["auto", "spawn", "env", "slurm"] = Field(
-        "auto", description="Who starts the ranks: gputrain itself (spawn), torchrun (env), srun (slurm), or found out."
+        "auto",
+        description="What starts the ranks: spawn (gputrain), env (torchrun), slurm (srun) or auto. auto detects it "
+        "from the environment.",
     )
-    deterministic: bool = Field(False, description="Only deterministic algorithms: the same bits each time, slower.")
-    cudnn_benchmark: bool = Field(True, description="Let cuDNN try its algorithms and keep the fastest.")
-    timeout: float = Field(600.0, gt=0, description="Seconds that a rank waits for another before the run fails.")
+    deterministic: bool = Field(
+        False,
+        description="Use only deterministic algorithms. Results are reproducible bit for bit, but training is slower.",
+    )
+    cudnn_benchmark: bool = Field(True, description="Let cuDNN benchmark its algorithms and use the fastest.")
+    timeout: float = Field(600.0, gt=0, description="Timeout in seconds for rendezvous and collectives between ranks.")
     parallel: Literal["ddp", "dp"] = Field(
         "ddp",
-        description="One process for each GPU (ddp), or torch's DataParallel in one process for all of them (dp), for "
-        "comparison.",
+        description="One process per GPU (ddp), or one process for all GPUs (dp). dp is torch's DataParallel; it is "
+        "slower and serves for comparison.",
     )
     backend: Literal["auto", "nccl", "gloo"] = Field(
-        "auto", description="How ranks exchange gradients: nccl, gloo, or what suits the devices (auto)."
+        "auto", description="Process group backend: nccl, gloo or auto. auto uses nccl on GPUs and gloo on the CPU."
     )
     init_method: Text = Field(
         "auto",
         min_length=1,
-        description="How ranks find each other: auto, env://, tcp://HOST:PORT or file:///PATH.",
+        description="Rendezvous: auto, env://, tcp://HOST:PORT or file:///PATH.",
     )
     bucket_view: bool = Field(
-        True, description="Let gradients be views into the buckets that ddp sends, which saves a copy of them."
+        True,
+        description="Make gradients views of DDP's communication buckets. Saves memory and a copy "
+        "(gradient_as_bucket_view).",
     )
     static_graph: bool = Field(
-        False, description="Tell ddp that every step uses the same parameters in the same order, which saves it work."
+        False,
+        description="Tell DDP that every step uses the same parameters in the same order. Lowers DDP's overhead.",
     )
-    empty_cache: bool = Field(False, description="Give cached GPU memory back to the driver after each evaluation.")
+    empty_cache: bool = Field(False, description="Release cached GPU memory to the driver after each evaluation.")
 
 
 class CheckpointConfig(Section):
-    keep: int = Field(3, ge=1, description="Newest checkpoints kept beside the best.")
+    keep: int = Field(3, ge=1, description="Number of recent checkpoints to keep, in addition to the best.")
     every_epochs: int = Field(
-        1, ge=1, description="Epochs between two checkpoints; the best so far and the last are saved as well."
+        1, ge=1, description="Epochs between checkpoints. A new best epoch and the last epoch are always saved."
     )
-    every_steps: int = Field(0, ge=0, le=10**9, description="Steps between two checkpoints; 0 for none by steps.")
-    every_minutes: float = Field(10.0, ge=0, description="Minutes between two checkpoints; 0 for none by the clock.")
+    every_steps: int = Field(0, ge=0, le=10**9, description="Steps between checkpoints; 0 disables.")
+    every_minutes: float = Field(10.0, ge=0, description="Minutes between checkpoints; 0 disables.")

@@ -22,16 +22,18 @@ from engine.config.training_sections import LossConfig, ModelConfig, OptimConfig
 class Config(Section):
     """Everything that a run depends on, and nothing else."""
 
-    run: RunConfig = Field(RunConfig(), description="The run itself.")
-    device: DeviceConfig = Field(DeviceConfig(), description="Where it trains.")
-    data: DataConfig = Field(DataConfig(), description="What it trains on, and how that is fed.")
-    augment: AugmentConfig = Field(AugmentConfig(), description="How training images are varied.")
-    model: ModelConfig = Field(ModelConfig(), description="What is trained.")
-    loss: LossConfig = Field(LossConfig(), description="What is made small.")
-    optim: OptimConfig = Field(OptimConfig(), description="How weights are changed.")
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description="How the learning rate goes.")
-    precision: PrecisionConfig = Field(PrecisionConfig(), description="What numbers it computes with.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="What is saved.")
+    run: RunConfig = Field(RunConfig(), description="Name, length and lifecycle of the run.")
+    device: DeviceConfig = Field(DeviceConfig(), description="GPUs, ranks and how they communicate.")
+    data: DataConfig = Field(DataConfig(), description="Dataset and input pipeline.")
+    augment: AugmentConfig = Field(AugmentConfig(), description="Augmentation of training images.")
+    model: ModelConfig = Field(ModelConfig(), description="Model, initial weights and compilation.")
+    loss: LossConfig = Field(LossConfig(), description="Loss function.")
+    optim: OptimConfig = Field(OptimConfig(), description="Optimizer and gradient handling.")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="LR schedule and warmup.")
+    precision: PrecisionConfig = Field(PrecisionConfig(), description="Mixed precision.")
+    checkpoint: CheckpointConfig = Field(
+        CheckpointConfig(), description="When checkpoints are saved and how many are kept."
+    )
 
 
 def sections() -> dict[str, type[Section]]:

@@ -47,115 +47,131 @@ class ModelConfig(Section):
     name: Text = Field(
         "cnn",
         min_length=1,
-        description="Model: cnn, resnet18-small, linear, one of `gputrain models`, or your own code (module:name).",
+        description="Model: a name from `gputrain models`, or user code (module:name). cnn, linear and resnet18-small "
+        "are built in.",
     )
     source: Literal["auto", "builtin", "torchvision", "timm"] = Field(
-        "auto", description="Whose model of that name: builtin, torchvision, timm, or the first of them to have it."
+        "auto",
+        description="Library of the model: builtin, torchvision, timm or auto. auto uses the first of them that has a "
+        "model of that name.",
     )
     options: Options = Field(
         {},
-        description="Further arguments of the model, such as {dropout: 0.2}, as its maker names them.",
+        description="Extra keyword arguments of the model, such as {dropout: 0.2}.",
     )
     weights: Text | None = Field(
         None,
-        description="Weights to begin with: pretrained (the library's own), or a file (a state dict, a checkpoint of "
-        "gputrain, safetensors); what does not fit is left out and listed.",
+        description="Initial weights: pretrained (the library's own), or a file. A file is a state dict, a gputrain "
+        "checkpoint or safetensors; weights that do not fit are skipped and listed.",
     )
     freeze: Annotated[Literal["none", "backbone"] | tuple[str, ...], BeforeValidator(_as_name_prefixes)] = Field(
         "none",
-        description="What does not train: none, backbone (all but the classifier), or beginnings of names such as "
-        "[conv1, layer1].",
+        description="Parameters to freeze: none, backbone or name prefixes. backbone is all but the classifier; "
+        "prefixes are given as [conv1, layer1].",
     )
-    sync_bn: bool = Field(False, description="BatchNorm over the images of all ranks (SyncBatchNorm; GPUs only).")
+    sync_bn: bool = Field(False, description="Synchronize BatchNorm across ranks (SyncBatchNorm). Needs GPUs.")
     ema: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Decay of a running average of the weights, evaluated and saved beside them, such as 0.999; 0 for "
-        "none.",
+        description="Decay of the EMA (averaged) weights, such as 0.999; 0 disables. They are evaluated and saved in "
+        "addition to the trained weights.",
     )
     channels_last: Literal["auto", "on", "off"] = Field(
-        "auto", description="Keep the channels of each pixel together in memory: on, off, or where it is faster (auto)."
+        "auto", description="Memory format channels_last: on, off, or auto (where it is faster)."
     )
-    compile: bool = Field(False, description="Compile the model (torch.compile): a slower start, faster steps.")
+    compile: bool = Field(False, description="Compile the model with torch.compile: slower start, faster steps.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
-        "default", description="How model.compile compiles; reduce-overhead replays CUDA graphs."
+        "default", description="Mode of torch.compile. reduce-overhead replays CUDA graphs."
     )
     init: Literal["default", "normal"] = Field(
-        "default", description="Starting weights: the library's own, or normal with deviation model.init_std."
+        "default",
+        description="Initial weights: default (the model's own) or normal. normal draws convolution and linear "
+        "weights from a normal distribution (model.init_std) and sets their biases to 0.",
     )
-    init_std: float = Field(0.02, gt=0, description="Standard deviation of the weights for model.init normal.")
+    init_std: float = Field(0.02, gt=0, description="Standard deviation of the weights with model.init=normal.")
 
 
 class LossConfig(Section):
     name: Literal["cross_entropy", "mse", "bce"] | UserCodePath = Field(
         "cross_entropy",
-        description="Loss: cross_entropy, mse or bce (squared error and binary cross-entropy on one-hot labels), or "
-        "your own code (module:name).",
+        description="Loss: cross_entropy, mse, bce or user code (module:name). mse and bce (binary cross-entropy) are "
+        "computed on one-hot labels.",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of each label that is spread over all classes.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing: the share of each label spread over all classes."
+    )
     class_weights: Literal["none", "balanced"] = Field(
-        "none", description="Weigh the classes alike (none), or each by how rare it is in the training data (balanced)."
+        "none",
+        description="Class weights in the loss: none or balanced. balanced weights each class inversely to its "
+        "frequency in the training data.",
     )
 
 
 class OptimConfig(Section):
     name: OptimizerName | TimmOptimizerName = Field(
         "sgd",
-        description="Optimizer: one of torch's (muon trains matrices, and adamw the rest), or of timm's as timm:NAME.",
+        description="Optimizer: one of torch's, such as adamw, or timm's as timm:NAME. muon updates weight matrices; "
+        "the other parameters use adamw.",
     )
-    lr: float = Field(0.05, gt=0, le=1e6, description="Highest learning rate of the schedule, before optim.lr_scaling.")
+    lr: float = Field(0.05, gt=0, le=1e6, description="Peak learning rate, before optim.lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="Multiply the learning rate by the number of ranks (with dp of GPUs), its root, or not at all.",
+        description="Scale optim.lr by the number of ranks: none, linear or sqrt. With device.parallel=dp, the number "
+        "of GPUs counts.",
     )
     momentum: float | None = Field(
-        None, ge=0, lt=1, description="Momentum; when left out 0.9 for sgd, and what the others have of themselves."
+        None, ge=0, lt=1, description="Momentum factor. Default: 0.9 for sgd, the optimizer's own otherwise."
     )
-    nesterov: bool | None = Field(
-        None, description="Nesterov's form of the momentum; when left out off for sgd, on for muon."
-    )
+    nesterov: bool | None = Field(None, description="Use Nesterov momentum. Default: off for sgd, on for muon.")
     betas: FloatPair | None = Field(
-        None, description="Decay rates of the running averages; the optimizer's own when left out."
+        None, description="Decay rates of the running averages. Default: the optimizer's own."
     )
-    eps: float | None = Field(
-        None, gt=0, description="Term added to the denominator; the optimizer's own when left out."
-    )
+    eps: float | None = Field(None, gt=0, description="Term added to the denominator. Default: the optimizer's own.")
     weight_decay: float = Field(
         0.0,
         ge=0,
-        description="Weight decay: decoupled for adamw, adafactor and muon, an L2 penalty for torch's others.",
+        description="Weight decay coefficient. Decoupled for adamw, adafactor and muon; an L2 penalty for torch's "
+        "other optimizers.",
     )
     decay_norms: bool = Field(
         True,
-        description="Weight decay also on biases, the weights of normalisation, and what else the model itself would "
-        "leave out.",
+        description="Apply weight decay to biases and normalization layers as well. If false, parameters in the "
+        "model's own no_weight_decay list are exempt too.",
     )
-    options: Options = Field({}, description="Further parameters of the optimizer, such as {alpha: 0.9} for rmsprop.")
+    options: Options = Field({}, description="Extra arguments of the optimizer, such as {alpha: 0.9} for rmsprop.")
     layer_lr: Factors = Field(
         {},
-        description="Factors on the learning rate for parts of the model, by the beginning of their names, such as "
-        "{layer4: 0.1, fc: 1.0}; the longest that fits holds, and 1 for all else.",
+        description="Learning rate factors by parameter name prefix. Example: {layer4: 0.1, fc: 1.0}. The longest "
+        "matching prefix applies; unmatched parameters use 1.",
     )
     layer_decay: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Factor on the learning rate from each layer to the one before it, beside optim.layer_lr; 1 for "
-        "none.",
+        description="Layer-wise learning rate decay from the head down; 1 disables. Each layer's rate is this "
+        "fraction of the next layer's; optim.layer_lr multiplies it.",
     )
-    accumulate: int = Field(1, ge=1, le=10**6, description="Batches of a rank whose gradients make one step.")
-    clip_norm: float = Field(0.0, ge=0, description="Greatest norm of the gradient, cut down to it; 0 for no limit.")
+    accumulate: int = Field(
+        1, ge=1, le=10**6, description="Gradient accumulation: number of micro-batches per optimizer step."
+    )
+    clip_norm: float = Field(0.0, ge=0, description="Gradient clipping: maximum norm of the gradient; 0 disables.")
     clip_norm_type: Annotated[float, Field(gt=0)] | Literal["inf"] = Field(
-        2.0, description="Which norm optim.clip_norm takes, such as 2, or inf for the greatest entry."
+        2.0, description="Norm that optim.clip_norm limits, such as 2, or inf for the maximum."
     )
-    clip_value: float = Field(0.0, ge=0, description="Greatest entry of the gradient, cut down to it; 0 for no limit.")
+    clip_value: float = Field(
+        0.0, ge=0, description="Gradient clipping: maximum absolute value of an entry; 0 disables."
+    )
     nonfinite: Literal["halt", "skip"] = Field(
         "halt",
-        description="A step whose loss or gradient is NaN or infinite on any rank: halt the run, or skip the step.",
+        description="On a NaN or infinite loss or gradient: halt the run or skip the step. One affected rank is "
+        "enough.",
     )
     nonfinite_limit: int = Field(
-        10, ge=1, description="Steps in a row that optim.nonfinite skip leaves out before the run fails after all."
+        10,
+        ge=1,
+        description="Maximum consecutive steps skipped with optim.nonfinite=skip. The run fails when more are "
+        "nonfinite.",
     )
 
 
@@ -171,49 +187,55 @@ class ScheduleConfig(Section):
         "linear",
         "onecycle",
         "plateau",
-    ] = Field("constant", description="How the learning rate goes on after the warm-up.")
+    ] = Field(
+        "constant",
+        description="LR schedule after warmup. step, multistep, exponential and plateau multiply by schedule.gamma; "
+        "cosine, restarts, polynomial and linear decay to schedule.final_lr_ratio; onecycle rises, then falls.",
+    )
     by: Literal["auto", "step", "epoch"] = Field(
         "auto",
-        description="Change the learning rate at every step or at the end of each epoch, which is also what the "
-        "schedule's numbers count; auto is epochs for step, multistep, exponential, restarts and plateau, else steps.",
+        description="Unit of the schedule: step, epoch or auto. The learning rate changes, and the schedule's values "
+        "count, in this unit; auto is epoch for step, multistep, exponential, restarts and plateau, else step.",
     )
-    warmup_epochs: float = Field(
-        0.0, ge=0, description="Epochs in which the learning rate grows linearly from nothing."
+    warmup_epochs: float = Field(0.0, ge=0, description="Epochs of linear warmup from 0 to the peak learning rate.")
+    warmup_steps: int = Field(
+        0, ge=0, le=10**9, description="Steps of linear warmup, instead of schedule.warmup_epochs."
     )
-    warmup_steps: int = Field(0, ge=0, le=10**9, description="The same in steps; give one of the two.")
-    step_size: int = Field(10, ge=1, description="Epochs (or steps, see schedule.by) between falls of schedule step.")
+    step_size: int = Field(10, ge=1, description="Epochs (or steps, see schedule.by) between decays of schedule step.")
     milestones: Annotated[tuple[int, ...], Strict(False)] = Field(
-        (), description="Epochs (or steps) after which schedule multistep falls."
+        (), description="Epochs (or steps) after which multistep decays, such as [30, 60]."
     )
     gamma: float = Field(
-        0.1, gt=0, le=1, description="Factor of each fall of schedules step, multistep, exponential and plateau."
+        0.1, gt=0, le=1, description="Decay factor of schedules step, multistep, exponential and plateau."
     )
     final_lr_ratio: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Learning rate at the end of schedules cosine, restarts, polynomial and linear, and the least of "
-        "plateau, as a share of the highest.",
+        description="Final learning rate as a fraction of the peak. Used by cosine, restarts, polynomial and linear, "
+        "and as the minimum of plateau.",
     )
     restart_every: int = Field(10, ge=1, description="Epochs (or steps) of the first cycle of schedule restarts.")
-    restart_factor: int = Field(1, ge=1, description="How many times longer each cycle of restarts is than the last.")
+    restart_factor: int = Field(1, ge=1, description="Factor that lengthens each cycle of schedule restarts.")
     power: float = Field(1.0, gt=0, description="Exponent of schedule polynomial.")
-    peak_at: float = Field(0.3, gt=0, lt=1, description="Share of the run in which onecycle grows to its highest.")
-    start_factor: float = Field(25.0, ge=1, description="The highest learning rate by onecycle's first.")
-    end_factor: float = Field(1e4, ge=1, description="The first learning rate of onecycle by its last.")
-    patience: int = Field(
-        3, ge=0, description="Epochs without a better validation loss that plateau lets pass before it falls."
+    peak_at: float = Field(0.3, gt=0, lt=1, description="Fraction of the run at which onecycle reaches the peak.")
+    start_factor: float = Field(25.0, ge=1, description="Ratio of the peak to the initial learning rate of onecycle.")
+    end_factor: float = Field(1e4, ge=1, description="Ratio of the initial to the final learning rate of onecycle.")
+    patience: int = Field(3, ge=0, description="Epochs without improvement that plateau allows before it decays.")
+    threshold: float = Field(
+        1e-4, ge=0, description="Relative decrease of validation loss that plateau counts as better."
     )
-    threshold: float = Field(1e-4, ge=0, description="Share by which a validation loss must be lower to be better.")
-    cooldown: int = Field(0, ge=0, description="Epochs after a fall of plateau that do not count.")
+    cooldown: int = Field(0, ge=0, description="Epochs that plateau waits after a decay before it counts again.")
 
 
 class PrecisionConfig(Section):
     amp: Literal["off", "fp16", "bf16", "O0", "O1", "O2", "O3"] = Field(
         "off",
-        description="Precision: off or O0 (float32), bf16 (autocast), fp16 or O1 (autocast and a gradient scaler), O2 "
-        "(half model, float32 BatchNorm and master weights), O3 (all half).",
+        description="Mixed precision: off, bf16 or fp16 autocast, or an Apex level O0 to O3. fp16 and O1 add loss "
+        "scaling. O0 is off; O2 is a float16 model with float32 BatchNorm and master weights; O3 is all float16.",
     )
     tf32: Literal["auto", "on", "off"] = Field(
-        "auto", description="TF32 for float32 products on GPUs: on, off, or as torch has it (auto: convolutions only)."
+        "auto",
+        description="TF32 for float32 math on GPUs: on, off or auto. auto keeps torch's default, which is TF32 for "
+        "convolutions only.",
     )

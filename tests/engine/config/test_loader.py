@@ -52,8 +52,8 @@ def test_resolve_resets_optimizer_parameters_when_optimizer_changes() -> None:
 
 def test_config_describe_lists_every_key_with_allowed_values(gputrain: Gputrain) -> None:
     told = gputrain("config", "--describe").stdout
-    assert "optim.momentum\n    Momentum; when left out 0.9 for sgd" in told
-    assert "augment.policy\n    Random distortions" in told
+    assert "optim.momentum\n    Momentum factor. Default: 0.9 for sgd, " in told
+    assert "augment.policy\n    Automatic augmentation: none, " in told
     assert "One of none, randaugment, trivialaugment. [default: none]" in told
     assert [line for line in told.splitlines() if not line.startswith(" ")] == [key for key, _ in fields()]
 
