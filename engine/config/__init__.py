@@ -1,1 +1,1 @@
-"""The configuration schema: YAML, command line, form and validation are derived from it."""
+"""Configuration: the schema, the layers that resolve to a config, and its validation."""

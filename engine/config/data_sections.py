@@ -1,4 +1,4 @@
-"""The config sections about input: `data` and `augment`."""
+"""Config sections `data` and `augment`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class DataConfig(Section):
 
     @property
     def numeric_batch_size(self) -> int:
-        """`batch_size` as a number; what `auto` begins with, until the most that fit is known."""
+        """`batch_size`, or for `auto` the batch size assumed before the search for the largest one has run."""
         return 64 if self.batch_size == "auto" else self.batch_size
 
 

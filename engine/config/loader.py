@@ -1,6 +1,6 @@
-"""From files, flags and `section.key=value` to one checked config, and where each of its values came from.
+"""Resolve YAML files, flags and `section.key=value` overrides to one validated config.
 
-Later layers win: defaults, each file of `base:`, the file itself, then flags and `key=value`.
+Later layers take precedence: defaults, each file in `base:`, the file itself, then flags and overrides.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ ConfigLayer = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A checked config, and for each `section.key` the name of the layer that its value came from; `typed` are the keys
-    that a flag or `key=value` sets."""
+    """A validated config.
+
+    `sources` maps each `section.key` to the layer that set it; `typed` has the keys set by a flag or `key=value`.
+    """
 
     config: Config
     sources: dict[str, str]
@@ -36,32 +38,34 @@ class ResolvedConfig:
 
 
 class ConfigError(UsageError):
-    """Raised for an invalid config; `valid_part` is the config without the invalid values, for further checks."""
+    """Invalid config. `valid_part` is the config without the invalid values, for further checks."""
 
     def __init__(self, problems: Sequence[Problem], valid_part: Config) -> None:
         super().__init__(problems)
         self.valid_part = valid_part
 
 
-# Which mean something else, or nothing, to another optimizer.
+# Keys whose values do not carry over to another optimizer.
 OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
 
 
 def presets() -> dict[str, Path]:
-    """Name -> file of the configs that travel with gputrain, in the wheel as data of `engine`, else in the checkout;
-    and of those that the user has saved, which go before them."""
+    """Map preset names to files: those shipped with gputrain, overridden by those that the user has saved.
+
+    Shipped presets are package data of `engine` in a wheel, and in `configs/` in a checkout.
+    """
     here = Path(__file__).parent.parent
     folder = here / "presets" if (here / "presets").is_dir() else here.parent / "configs"
     return {path.stem: path for where in (folder, user_presets_folder()) for path in sorted(where.glob("*.yaml"))}
 
 
 def user_presets_folder() -> Path:
-    """Where this user's presets lie: $XDG_CONFIG_HOME/gputrain/presets."""
+    """Folder of the user's saved presets: `$XDG_CONFIG_HOME/gputrain/presets`."""
     return config_folder() / "presets"
 
 
 def find_config(name: str) -> Path:
-    """The file that CONFIG names, be it a path or a preset. Raises UsageError."""
+    """Return the file for a path or a preset name. Raises UsageError if there is none."""
     path = expand_user(name)
     if is_file(path):
         return path
@@ -70,9 +74,9 @@ def find_config(name: str) -> Path:
         return known[name]
     with suppress(OSError):
         if path.is_dir():
-            raise UsageError.one(name, "is a folder; give a YAML file or a preset's name")
+            raise UsageError.one(name, "is a folder; use a YAML file or a preset name")
     hint = did_you_mean(path.stem, known)
-    raise UsageError.one(name, f"there is no such file, and no preset of that name ({', '.join(known)}){hint}")
+    raise UsageError.one(name, f"no such file or preset; presets: {', '.join(known)}{hint}")
 
 
 def _read_config_file(path: Path) -> dict[str, Any]:
@@ -81,7 +85,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError.one(str(path), "is not a text file in UTF-8") from error
+        raise UsageError.one(str(path), "is not UTF-8 text") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -91,27 +95,27 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UsageError.one(str(path), f"must hold sections ({', '.join(sections())}), each with its keys")
+        raise UsageError.one(str(path), f"must contain sections ({', '.join(sections())}), each with its keys")
     return content
 
 
 def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, ConfigLayer]]:
-    """The layers of a file, those of its `base:` first."""
+    """Return the layers of a file, starting with those of its `base:` files."""
     here = path.resolve()
     if here in chain:
         circle = " -> ".join(str(part) for part in (*chain[chain.index(here) :], here))
-        raise UsageError.one("base", f"these files are each other's base: {circle}; take one of the `base:` lines out")
+        raise UsageError.one("base", f"circular base files: {circle}; remove one of the `base:` lines")
     content = _read_config_file(path)
     bases = content.pop("base", [])
     if isinstance(bases, str):
         bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise UsageError.one(str(path), "base: must be the name of a file, or a list of them")
+        raise UsageError.one(str(path), "base: must be a file name or a list of file names")
     layers: list[tuple[str, ConfigLayer]] = []
     for base in bases:
         base_path = here.parent / expand_user(base)
         if not is_file(base_path):
-            raise UsageError.one(str(path), f"its base {base} cannot be found (looked for {base_path})")
+            raise UsageError.one(str(path), f"base file {base} does not exist (resolved to {base_path})")
         layers += _file_layers(base_path, (*chain, here))
     problems = [
         Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(path))
@@ -124,34 +128,40 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, Co
 
 
 def _parse_override(text: str) -> tuple[str, Any]:
-    """`section.key=value`, the value read as YAML."""
+    """Parse `section.key=value`."""
     key, _, value = text.partition("=")
     key = key.strip()
     if "." not in key:
         known = [name for name, _ in fields()]
         meant = [name for name in known if name.endswith(f".{key}")]
         hint = f"; did you mean {' or '.join(meant)}?" if meant else did_you_mean(key, known)
-        raise UsageError.one(key, f"is not of the form section.key=value{hint}")
+        raise UsageError.one(key, f"must have the form section.key=value{hint}")
     return key, parse_value(key, value)
 
 
 def parse_value(key: str, text: str) -> Any:
-    """What was typed for a key: as it stands where the key takes a name or a path, read as YAML elsewhere. Raises
-    UsageError."""
+    """Parse the value of a key: verbatim if the key holds text, as YAML otherwise.
+
+    Raises UsageError if the text is not valid YAML.
+    """
     field = dict(fields()).get(key)
     if field is not None and is_text_field(field):
         return None if text in ("null", "") else text
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UsageError.one(key, f"the value {text!r} cannot be read: {getattr(error, 'problem', error)}") from error
+        raise UsageError.one(
+            key, f"the value {text!r} is not valid YAML: {getattr(error, 'problem', error)}"
+        ) from error
 
 
 def resolve_config(
     file: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, str | bool]] | None = None
 ) -> ResolvedConfig:
-    """`flags` maps `section.key` to (flag as typed, its value). Raises ConfigError with every problem found,
-    UsageError where a file cannot be read."""
+    """Merge all layers and validate the result. `flags` maps `section.key` to (flag as typed, its value).
+
+    Raises ConfigError with all problems, and UsageError if a file cannot be read.
+    """
     layers = _file_layers(find_config(file)) if file is not None else []
     typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
@@ -167,9 +177,9 @@ def resolve_config(
             problems += error.problems
             continue
         if key in typed and typed[key][1] != value:
-            problems.append(Problem(key, f"is given twice with two values, by {typed[key][0]} and {text}; keep one"))
+            problems.append(Problem(key, f"is set to different values by {typed[key][0]} and {text}; keep one"))
         typed[key] = (text, value)
-    # The optimizer first: what is typed beside it is meant for it.
+    # The optimizer first: a change of it drops the optimizer keys of earlier layers, but not of this command line.
     for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
         section, _, name = key.partition(".")
         layers.append((source, {section: {name: value}}))
@@ -194,15 +204,17 @@ def resolve_config(
 
 
 def _drop_optimizer_keys(merged: dict[str, Any], layer: dict[str, Any]) -> None:
-    """Another optimizer than that of an earlier layer begins with parameters of its own."""
+    """Drop optimizer-specific keys of earlier layers if this layer changes the optimizer."""
     if layer.get("name", merged.get("name")) != merged.get("name"):
         for key in OPTIMIZER_SPECIFIC_KEYS:
             merged.pop(key, None)
 
 
 def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None = None) -> Config:
-    """The config of these values; `files` maps a key to the file that sets it. Raises ConfigError with every problem,
-    each with its key and what is allowed."""
+    """Validate merged values. `files` maps a key to the file that sets it.
+
+    Raises ConfigError with all problems, each with its key and the allowed values.
+    """
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
@@ -223,7 +235,7 @@ def _raise_usage_error(problems: list[Problem], valid_config: Config, cause: Exc
 
 
 def _config_without(values: Mapping[str, Any], invalid_paths: Collection[str]) -> Config:
-    """The config of what is left without these sections and keys. YAML has keys that are no text: none is ours."""
+    """Validate the values without these sections and keys. Keys that YAML does not parse as text are dropped."""
     kept = {
         section: {
             key: value
@@ -237,7 +249,7 @@ def _config_without(values: Mapping[str, Any], invalid_paths: Collection[str]) -
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """A run may be resumed from another folder than it was started in."""
+    """Make the config's paths absolute, so that the run can be resumed from another folder."""
 
     def absolute(path: str) -> str:
         return str(expand_user(path).absolute())
@@ -254,6 +266,6 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def changed_keys(before: Config, after: Config) -> list[str]:
-    """The keys in which two configs differ."""
+    """Return the keys in which two configs differ."""
     old, new = as_dict(before), as_dict(after)
     return [f"{section}.{key}" for section in old for key in old[section] if old[section][key] != new[section][key]]

@@ -1,4 +1,4 @@
-"""Turns pydantic's validation errors into messages that name the key and what is allowed."""
+"""Convert pydantic's validation errors to problems that name the key and the allowed values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from engine.config.schema import fields, sections
 from engine.utils.errors import Problem, did_you_mean
 
-# A few lines of YAML can stand for a value that fills the memory when it is written out.
+# YAML aliases expand exponentially: the full repr of a few lines can fill the memory.
 _value_repr = reprlib.Repr()
 
 
@@ -20,28 +20,28 @@ _value_repr.maxlevel = 2
 _value_repr.maxstring = _value_repr.maxlong = _value_repr.maxother = 200
 
 
-# Of keys that take one of two types, of which pydantic tells one error each.
+# Keys of a union type: pydantic reports one error per member.
 _UNION_KEY_MESSAGES = {
-    "data.workers": "must be a whole number from 0 up, or auto",
-    "data.batch_size": "must be a whole number from 1 up, or auto",
+    "data.workers": "must be an integer of at least 0, or auto",
+    "data.batch_size": "must be an integer of at least 1, or auto",
     "optim.betas": "must be two numbers, such as [0.9, 0.999]",
     "augment.crop_scale": "must be two numbers, such as [0.08, 1]",
     "augment.crop_ratio": "must be two numbers, such as [0.75, 1.33]",
-    "model.freeze": "must be none, backbone, or names of parts of the model such as [layer1, layer2]",
+    "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
 }
 
 
-# What else a key takes that takes one of a few words.
+# Values that a key accepts besides its choices.
 _EXTRA_ALLOWED_FORMS = {
-    "data.dataset": "your own code as module:name",
-    "loss.name": "your own code as module:name",
-    "optim.name": "one of timm's as timm:NAME",
+    "data.dataset": "user code as module:name",
+    "loss.name": "user code as module:name",
+    "optim.name": "a timm optimizer as timm:NAME",
 }
 
 
 def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
-    """One of pydantic's errors in words: the key, the file that sets it, what is allowed, the nearest known name."""
+    """Convert one pydantic error; `files` maps a key to the file that sets it."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location[:2])
     source = files.get(key, "")
@@ -49,12 +49,12 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         if len(location) == 1:
             known = list(sections())
             return Problem(
-                key, f"there is no such section; there are {', '.join(known)}{did_you_mean(key, known)}", source=source
+                key, f"unknown section; must be one of {', '.join(known)}{did_you_mean(key, known)}", source=source
             )
         names = [name for name, _ in fields()]
         same_section = [name for name in names if name.startswith(f"{location[0]}.")]
         hint = did_you_mean(key, same_section) or did_you_mean(key, names)
-        return Problem(key, f"there is no such key{hint}", source=source)
+        return Problem(key, f"unknown key{hint}", source=source)
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
     if key in _UNION_KEY_MESSAGES:
@@ -64,14 +64,14 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         also = f", or {_EXTRA_ALLOWED_FORMS[key]}" if key in _EXTRA_ALLOWED_FORMS else ""
         allowed = f"must be one of {words}{also}{did_you_mean(str(value), words.split(', '))}"
     elif detail["type"] == "string_pattern_mismatch":
-        allowed = "must start with a letter or digit and hold only letters, digits, dots, dashes and underscores"
+        allowed = "must start with a letter or digit and contain only letters, digits, dots, dashes and underscores"
     elif detail["type"] in ("missing", "too_short", "too_long"):
-        allowed = f"has the wrong number of values; the default is {dict(fields())[key].default}"
+        allowed = f"wrong number of values; the default is {dict(fields())[key].default}"
     for ours, theirs in (
         ("must be", "input should be"),
         ("must have", "input should have"),
         ("must have", "value should have"),
-        ("a whole number", "a valid integer"),
+        ("an integer", "a valid integer"),
         ("a number", "a valid number"),
         ("true or false", "a valid boolean"),
         ("text", "a valid string"),
@@ -79,5 +79,5 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         ("a list", "a valid tuple"),
     ):
         allowed = allowed.replace(theirs, ours)
-    told = "nothing" if value is None else _value_repr.repr(value)
+    told = "null" if value is None else _value_repr.repr(value)
     return Problem(key, f"{told} is not allowed: {allowed}", source=source)

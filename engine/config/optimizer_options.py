@@ -1,4 +1,4 @@
-"""What each optimizer takes, told without importing torch: names, limits and defaults of its parameters."""
+"""Options of torch's optimizers (names, allowed values, defaults) and their validation, without importing torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from engine.utils.errors import Problem, did_you_mean
 
 
 class ValueRule(NamedTuple):
-    """What a parameter may be, in words and as a test."""
+    """Allowed values of an option, as text and as a predicate."""
 
     allowed: str
     is_valid: Callable[[Any], bool]
 
 
 class OptimizerOption(NamedTuple):
+    """Default and allowed values of one optimizer option."""
+
     default: Any
     rule: ValueRule
 
@@ -31,10 +33,10 @@ def are_numbers(value: object, count: int) -> bool:
 
 
 BOOL = ValueRule("true or false", lambda value: isinstance(value, bool))
-NON_NEGATIVE = ValueRule("a number from 0 up", lambda value: is_finite_number(value) and value >= 0)
+NON_NEGATIVE = ValueRule("a number of at least 0", lambda value: is_finite_number(value) and value >= 0)
 POSITIVE = ValueRule("a number greater than 0", lambda value: is_finite_number(value) and value > 0)
-NON_POSITIVE = ValueRule("a number up to 0", lambda value: is_finite_number(value) and value <= 0)
-AT_LEAST_1 = ValueRule("a number from 1 up", lambda value: is_finite_number(value) and value >= 1)
+NON_POSITIVE = ValueRule("a number of at most 0", lambda value: is_finite_number(value) and value <= 0)
+AT_LEAST_1 = ValueRule("a number of at least 1", lambda value: is_finite_number(value) and value >= 1)
 UNIT_INTERVAL = ValueRule("a number from 0 to 1", lambda value: is_finite_number(value) and 0 <= value <= 1)
 UNIT_INTERVAL_BELOW_1 = ValueRule(
     "a number of at least 0 and less than 1", lambda value: is_finite_number(value) and 0 <= value < 1
@@ -48,11 +50,11 @@ ETAS = ValueRule(
     lambda value: are_numbers(value, 2) and 0 < value[0] < 1 < value[1],
 )
 STEP_SIZES = ValueRule(
-    "two numbers greater than 0, the smaller one first",
+    "two numbers greater than 0, the smaller first",
     lambda value: are_numbers(value, 2) and 0 < value[0] <= value[1],
 )
 EPS_PAIR = ValueRule(
-    "two numbers from 0 up, the first of which may be null",
+    "two numbers of at least 0; the first may be null",
     lambda value: (
         isinstance(value, list | tuple)
         and are_numbers([0 if one is None and place == 0 else one for place, one in enumerate(value)], 2)
@@ -61,13 +63,13 @@ EPS_PAIR = ValueRule(
 )
 THREE_NUMBERS = ValueRule("three numbers", lambda value: are_numbers(value, 3))
 NS_STEPS = ValueRule(
-    "a whole number from 1 to 99",
+    "an integer from 1 to 99",
     lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 99,
 )
 ADJUST_LR_FNS = ("original", "match_rms_adamw", "spectral_unclamped")
 ADJUST_LR_FN = ValueRule(f"one of {', '.join(ADJUST_LR_FNS)}", lambda value: value in ADJUST_LR_FNS)
 
-# Parameters with a config key of their own; of the others an optimizer's own name for something else.
+# Options with their own config key. An option of the same name but with another rule belongs in optim.options.
 COMMON_OPTIONS = {
     "momentum": UNIT_INTERVAL_BELOW_1,
     "nesterov": BOOL,
@@ -76,7 +78,7 @@ COMMON_OPTIONS = {
     "weight_decay": NON_NEGATIVE,
 }
 
-# Arguments that are not the user's to choose: what is trained, how fast (optim.lr), and how it is computed.
+# Constructor arguments that gputrain sets itself: parameters, learning rate (optim.lr) and implementation.
 RESERVED_ARGUMENTS = {"params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
 
 _DECAY = OptimizerOption(0, NON_NEGATIVE)
@@ -84,7 +86,7 @@ _BETAS = OptimizerOption((0.9, 0.999), BETAS)
 _EPS = OptimizerOption(1e-8, POSITIVE)
 _FALSE = OptimizerOption(False, BOOL)
 
-# Of torch's optimizers, with torch's defaults.
+# torch's optimizers with torch's defaults.
 OPTIMIZERS: dict[str, dict[str, OptimizerOption]] = {
     "sgd": {
         "momentum": OptimizerOption(0, UNIT_INTERVAL_BELOW_1),
@@ -140,7 +142,7 @@ OPTIMIZERS: dict[str, dict[str, OptimizerOption]] = {
         "d": OptimizerOption(1.0, AT_LEAST_1),
         "weight_decay": _DECAY,
     },
-    # And the betas of the AdamW beside it.
+    # betas are those of the AdamW that updates the parameters which Muon does not.
     "muon": {
         "weight_decay": OptimizerOption(0.1, NON_NEGATIVE),
         "momentum": OptimizerOption(0.95, UNIT_INTERVAL_BELOW_1),
@@ -153,26 +155,26 @@ OPTIMIZERS: dict[str, dict[str, OptimizerOption]] = {
     },
 }
 
-# Where ours differ from torch's: SGD without momentum is hardly ever meant, and Muon shares its learning rate with the
-# AdamW beside it, which it can only with this adjustment (Liu et al., Muon is Scalable for LLM Training, 2025).
+# Defaults that differ from torch's. SGD is rarely used without momentum. Muon shares optim.lr with the AdamW for the
+# other parameters, which requires this adjustment (Liu et al., Muon is Scalable for LLM Training, 2025).
 DEFAULT_OVERRIDES: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9}, "muon": {"adjust_lr_fn": "match_rms_adamw"}}
 
-# Copies of the weights that an optimizer keeps without momentum; the others, and most of timm's, keep two as Adam.
+# Weight-sized state tensors of an optimizer without momentum. All others, and most of timm's, keep two like Adam.
 _STATE_COPIES = {"sgd": 0, "rmsprop": 1, "adagrad": 1, "asgd": 1, "adafactor": 1}
 
 
 def accepts_key(options: Mapping[str, OptimizerOption], key: str) -> bool:
-    """Whether an optimizer with these parameters takes the config key `optim.KEY`."""
+    """Whether an optimizer with these options supports the config key `optim.KEY`."""
     return key in options and options[key].rule is COMMON_OPTIONS[key]
 
 
 def optimizers_accepting(key: str) -> set[str]:
-    """Names of torch's optimizers that take the config key `optim.KEY`."""
+    """Names of torch's optimizers that support the config key `optim.KEY`."""
     return {name for name, options in OPTIMIZERS.items() if accepts_key(options, key)}
 
 
 def default_options(name: str) -> dict[str, Any]:
-    """What each config key of an optimizer, `options` among them, stands for when left out; nothing for timm's."""
+    """Default of each optimizer-specific config key, including `options`; empty for timm's optimizers."""
     taken = OPTIMIZERS.get(name, {})
     values = {key: option.default for key, option in taken.items()} | DEFAULT_OVERRIDES.get(name, {})
     common = {key: values.pop(key) for key in COMMON_OPTIONS if accepts_key(taken, key)}
@@ -182,7 +184,7 @@ def default_options(name: str) -> dict[str, Any]:
 def optimizer_kwargs(
     optim: OptimConfig, options: Mapping[str, OptimizerOption], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments for the optimizer, but for parameters and learning rate; `defaults` where nothing is given."""
+    """Constructor arguments of the optimizer except parameters and learning rate: `defaults` updated by the config."""
     common = {key: getattr(optim, key) for key in COMMON_OPTIONS if accepts_key(options, key)}
     given = {key: value for key, value in common.items() if value is not None}
     further = {key: tuple(value) if isinstance(value, list) else value for key, value in optim.options.items()}
@@ -190,19 +192,19 @@ def optimizer_kwargs(
 
 
 def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) -> Iterator[Problem]:
-    """Each parameter in the config that an optimizer with these `options` cannot take."""
+    """Yield the config's optimizer keys and options that an optimizer with these `options` does not support."""
     named = ("optim.name",)
     for key in COMMON_OPTIONS:
-        # No momentum, no Nesterov and no decay are nothing to take.
+        # 0, false and null need no support: the feature is off.
         if getattr(optim, key) and not accepts_key(options, key):
             yield Problem(f"optim.{key}", _unsupported_key_message(optim.name, key, options), others=named)
     own = [key for key in options if not (key in COMMON_OPTIONS and accepts_key(options, key))]
     for key, value in optim.options.items():
         if key in COMMON_OPTIONS and accepts_key(options, key):
-            yield Problem("optim.options", f"{key} has a key of its own: give optim.{key}", others=named)
+            yield Problem("optim.options", f"{key} has its own config key; use optim.{key}", others=named)
         elif key not in own:
-            there_are = f"there are {', '.join(own)}" if own else "there are none"
-            reason = f"{optim.name} has no parameter {key!r}; {there_are}{did_you_mean(key, own)}"
+            there_are = f"it has {', '.join(own)}" if own else "it has none"
+            reason = f"{optim.name} has no option {key!r}; {there_are}{did_you_mean(key, own)}"
             yield Problem("optim.options", reason, others=named)
         elif not options[key].rule.is_valid(value):
             reason = f"{key} must be {options[key].rule.allowed}, not {_short_repr(value)}"
@@ -211,10 +213,10 @@ def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) 
 
 def _unsupported_key_message(name: str, key: str, options: Mapping[str, OptimizerOption]) -> str:
     if key in options:
-        return f"{name} takes {options[key].rule.allowed} for its {key}: give it in optim.options"
-    others = f"only {', '.join(sorted(optimizers_accepting(key)))} do, and some of timm's"
+        return f"{name} expects {options[key].rule.allowed} for {key}; set it in optim.options"
+    others = f"only {', '.join(sorted(optimizers_accepting(key)))} and some of timm's do"
     none = "0" if key == "weight_decay" else "null"
-    return f"{name} does not take it, {others}; leave it out, or give optim.{key}={none}"
+    return f"{name} does not support it, {others}; remove it or set optim.{key}={none}"
 
 
 def _short_repr(value: object) -> str:
@@ -223,7 +225,7 @@ def _short_repr(value: object) -> str:
 
 
 def torch_optimizer_problems(optim: OptimConfig) -> Iterator[Problem]:
-    """What one of torch's optimizers cannot take; nothing for others, whose parameters are not known here."""
+    """Yield the problems of a torch optimizer's config; nothing for timm's, whose options are not in this table."""
     if optim.name not in OPTIMIZERS:
         return
     yield from option_problems(optim, OPTIMIZERS[optim.name])
@@ -232,12 +234,12 @@ def torch_optimizer_problems(optim: OptimConfig) -> Iterator[Problem]:
             reason = "needs optim.momentum greater than 0"
             yield Problem("optim.nesterov", reason, others=("optim.name", "optim.momentum"))
         if optim.options.get("dampening"):
-            reason = "dampening must be 0 beside optim.nesterov"
+            reason = "dampening must be 0 with optim.nesterov=true"
             yield Problem("optim.options", reason, others=("optim.name", "optim.nesterov"))
 
 
 def state_copies(optim: OptimConfig) -> int:
-    """Copies of the weights that the optimizer keeps, rounded up."""
+    """Number of weight-sized state tensors that the optimizer keeps, rounded up."""
     copies = _STATE_COPIES.get(optim.name, 2)
     momentum = DEFAULT_OVERRIDES.get(optim.name, {}).get("momentum") if optim.momentum is None else optim.momentum
     if optim.name in ("sgd", "rmsprop") and momentum:

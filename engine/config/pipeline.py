@@ -1,4 +1,4 @@
-"""The input pipelines by name. Apart from the schema because the journal needs them without pydantic."""
+"""Names of the input pipelines. Separate from the schema because the journal uses them without pydantic."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Literal
 PipelineName = Literal["memory", "stream", "fixed"]
 
 
-# Why a run takes a pipeline that its config names.
+# The reason that the journal records for a pipeline set in the config; `engine.runs.bottleneck` compares it.
 PIPELINE_FROM_CONFIG = "as data.pipeline says"

@@ -1,4 +1,4 @@
-"""Keys that depend on others: those that matter only beside some values, and values that others make impossible."""
+"""Rules between config keys: which keys apply only with certain values of others, and which values conflict."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.config.user_code import is_user_code
 from engine.utils.errors import Problem, did_you_mean
 
 _SCHEDULES = set(get_args(ScheduleConfig.model_fields["name"].annotation))
-# Below it the numbers that are drawn with it are no more than 0 and 1.
+# Smallest positive alpha of mixup and CutMix: below it, the Beta distribution yields practically only 0 and 1.
 MIN_MIX_ALPHA = 1e-3
 _SCHEDULES_WITH_FINAL_LR = {"cosine", "restarts", "polynomial", "linear", "plateau"}
 
-# Among the values of ONLY_WITH: any code of the user's own.
+# Stands for any user code among the values in DEPENDS_ON.
 ANY_USER_CODE = "module:name"
 
-# Keys that matter only where another key has one of these values.
+# Key -> (other key, values): the key has an effect only if the other key has one of these values.
 DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "device.bucket_view": ("device.parallel", {"ddp"}),
     "device.static_graph": ("device.parallel", {"ddp"}),
@@ -62,7 +62,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
 
 
 def config_conflicts(config: Config) -> Iterator[Problem]:
-    """Each value that the value of another key makes impossible."""
+    """Yield the values that conflict with the value of another key or break a rule of their own."""
     for section in (
         _run_conflicts,
         _device_conflicts,
@@ -79,7 +79,7 @@ def config_conflicts(config: Config) -> Iterator[Problem]:
 def _run_conflicts(config: Config) -> Iterator[Problem]:
     for key in ("resume", "requeue"):
         if getattr(config.run, key) and config.run.name is None:
-            reason = "needs the name of the run to continue: give run.name (--name)"
+            reason = "needs the name of the run to resume; set run.name (--name)"
             yield Problem(f"run.{key}", reason, others=("run.name",))
 
 
@@ -88,38 +88,40 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
     if (reason := init_method_problem(device.init_method)) is not None:
         yield Problem("device.init_method", reason)
     if device.static_graph and config.optim.accumulate > 1:
-        # pytorch#143580: torch takes the passes without an exchange for the whole graph.
-        reason = "cannot count on the steps of optim.accumulate to be alike; keep one of the two"
+        # pytorch#143580: DDP takes the backward passes under no_sync() for the whole graph.
+        reason = "does not support gradient accumulation; set device.static_graph=false or optim.accumulate=1"
         yield Problem("device.static_graph", reason, others=("optim.accumulate",))
     if device.parallel == "dp":
         if device.static_graph:
-            reason = "is a promise to ddp; leave it out with device.parallel=dp"
+            reason = "applies only to ddp; remove it or set device.parallel=ddp"
             yield Problem("device.static_graph", reason, others=("device.parallel",))
         if config.precision.amp == "bf16":
-            # Its threads ask autocast for no type, which is float16 in each.
-            reason = "bf16 does not reach the threads of device.parallel=dp; give fp16 or off, or take ddp"
+            # DataParallel enters autocast in its threads without a dtype, which means float16.
+            reason = "device.parallel=dp does not support bf16; use fp16 or off, or set device.parallel=ddp"
             yield Problem("precision.amp", reason, others=("device.parallel",))
 
 
 def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
-        reason = f"{data.dataset} needs the folder that it lies in: give data.path (--data-path)"
+        reason = f"{data.dataset} needs the folder of the dataset; set data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",))
     if data.pipeline == "memory" and is_user_code(data.dataset):
-        reason = f"memory cannot hold {data.dataset}, which may draw each item anew; give stream or auto"
+        reason = (
+            f"memory does not support {data.dataset}: user datasets may generate items at random; use stream or auto"
+        )
         yield Problem("data.pipeline", reason, others=("data.dataset",))
     if data.pipeline == "memory" and data.dataset == "folder" and config.augment.resized_crop:
-        why = "augment.resized_crop cuts images at the size of their files"
-        reason = f"memory holds images at the model's size, and {why}; give stream or auto"
+        why = "augment.resized_crop crops images at their original size"
+        reason = f"memory holds images at the model's input size, but {why}; use stream or auto"
         yield Problem("data.pipeline", reason, others=("data.dataset", "augment.resized_crop"))
     if data.download and data.dataset not in IMAGE_FILE_DATASETS:
-        reason = f"{data.dataset} cannot be downloaded, only {', '.join(IMAGE_FILE_DATASETS)} can"
+        reason = f"{data.dataset} cannot be downloaded; only {', '.join(IMAGE_FILE_DATASETS)} can"
         yield Problem("data.download", reason, others=("data.dataset",))
     for key in ("mean", "std"):
         given = getattr(data, key)
         if given is not None and data.channels is not None and len(given) != data.channels:
-            reason = f"has {len(given)} values for data.channels={data.channels}; give one for each channel"
+            reason = f"has {len(given)} values for data.channels={data.channels}; use one value per channel"
             yield Problem(f"data.{key}", reason, others=("data.channels",))
     if data.std is not None and min(data.std) <= 0:
         yield Problem("data.std", "must be greater than 0 for each channel")
@@ -131,47 +133,45 @@ def _augment_conflicts(config: Config) -> Iterator[Problem]:
         low, high = getattr(augment, key)
         if not 0 < low <= high <= most:
             limit = " and at most 1" if most == 1.0 else ""
-            yield Problem(f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller one first")
+            yield Problem(f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller first")
     for key in ("mixup", "cutmix"):
         if 0 < getattr(augment, key) < MIN_MIX_ALPHA:
-            yield Problem(f"augment.{key}", f"must be 0 for none, or at least {MIN_MIX_ALPHA:g}")
+            yield Problem(f"augment.{key}", f"must be 0 (disabled) or at least {MIN_MIX_ALPHA:g}")
     if augment.resized_crop and augment.crop_padding:
-        reason = "and augment.resized_crop are two ways to crop; keep one"
+        reason = "conflicts with augment.resized_crop; set one of the two"
         yield Problem("augment.crop_padding", reason, others=("augment.resized_crop",))
 
 
 def _model_conflicts(config: Config) -> Iterator[Problem]:
     model = config.model
     if (named := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
-        yield Problem("model.name", f"{model.name} is given as model.name={named[2]} model.source={named[1]}")
+        yield Problem("model.name", f"write {model.name} as model.name={named[2]} model.source={named[1]}")
     ours = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
     if model.weights == "pretrained" and (ours or (model.source == "auto" and is_user_code(model.name))):
         reason = f"there are no pretrained weights of {model.name}; give a file"
         yield Problem("model.weights", reason, others=("model.name", "model.source"))
     if model.sync_bn and config.device.parallel == "dp":
-        reason = "needs device.parallel ddp: under dp there is one process, and nothing to synchronise"
+        reason = "needs device.parallel=ddp; dp runs a single process, with nothing to synchronize"
         yield Problem("model.sync_bn", reason, others=("device.parallel",))
     if model.compile and config.device.parallel == "dp":
-        reason = "does not reach the copies of the model that device.parallel=dp makes; take ddp"
+        reason = "does not support device.parallel=dp, which replicates the model in every step; use ddp"
         yield Problem("model.compile", reason, others=("device.parallel",))
     if model.compile and model.compile_mode != "default" and config.optim.accumulate > 1:
         reason = (
-            f"{model.compile_mode} replays CUDA graphs, which write over the gradients that optim.accumulate adds up; "
-            "give default"
+            f"{model.compile_mode} replays CUDA graphs, which overwrite the gradients that optim.accumulate sums; "
+            "use default"
         )
         yield Problem("model.compile_mode", reason, others=("model.compile", "optim.accumulate"))
 
 
 def sync_bn_problems(config: Config, world_size: int, *, on_gpu: bool) -> list[Problem]:
-    """Why `model.sync_bn` would synchronise nothing with so many ranks in all, known before any of them starts."""
+    """Return the problem if `model.sync_bn` cannot work with this world size and device."""
     if not config.model.sync_bn:
         return []
     if not on_gpu:
-        return [Problem("model.sync_bn", "needs GPUs: torch's SyncBatchNorm does not work on the CPU")]
+        return [Problem("model.sync_bn", "needs GPUs: torch's SyncBatchNorm does not support the CPU")]
     if world_size == 1:
-        return [
-            Problem("model.sync_bn", "one rank has nothing to synchronise with; train on more GPUs, or leave it out")
-        ]
+        return [Problem("model.sync_bn", "one rank has nothing to synchronize with; train on more GPUs or remove it")]
     return []
 
 
@@ -183,7 +183,7 @@ def _loss_conflicts(config: Config) -> Iterator[Problem]:
             ("class_weights", loss.class_weights != "none"),
         ):
             if given:
-                reason = f"{loss.name} is a loss of your own, which does that itself; leave it out"
+                reason = f"does not apply to user code ({loss.name}), which implements it itself; remove it"
                 yield Problem(f"loss.{key}", reason, others=("loss.name",))
 
 
@@ -191,7 +191,7 @@ def _optim_conflicts(config: Config) -> Iterator[Problem]:
     optim = config.optim
     yield from torch_optimizer_problems(optim)
     if optim.betas is not None and not all(0 <= beta < 1 for beta in optim.betas):
-        yield Problem("optim.betas", "must each be at least 0 and less than 1")
+        yield Problem("optim.betas", "must be two numbers of at least 0 and less than 1")
     for name, factor in optim.layer_lr.items():
         if factor < 0:
             yield Problem("optim.layer_lr", f"the factor of {name} must be at least 0, not {factor:g}")
@@ -202,20 +202,20 @@ def _schedule_conflicts(config: Config) -> Iterator[Problem]:
     if schedule.warmup_epochs > epochs:
         yield Problem("schedule.warmup_epochs", f"must be at most run.epochs ({epochs})", others=("run.epochs",))
     if schedule.warmup_epochs and schedule.warmup_steps:
-        reason = f"and schedule.warmup_epochs={schedule.warmup_epochs:g} are two lengths of one warm-up; set one to 0"
+        reason = f"conflicts with schedule.warmup_epochs={schedule.warmup_epochs:g}; set one of the two to 0"
         yield Problem("schedule.warmup_steps", reason, others=("schedule.warmup_epochs",))
     yield from _of_milestones(schedule, epochs)
     if schedule.name == "onecycle":
         for key in ("warmup_epochs", "warmup_steps"):
             if getattr(schedule, key):
-                reason = f"schedule onecycle has a warm-up of its own (schedule.peak_at); give {key}=0"
+                reason = f"schedule onecycle has its own warmup (schedule.peak_at); set {key}=0"
                 yield Problem(f"schedule.{key}", reason, others=("schedule.name",))
         if by_epoch(schedule) and epochs < 2:
-            reason = "schedule onecycle needs two epochs or more to change by epoch; give step"
+            reason = "schedule onecycle by epoch needs at least two epochs; use step"
             yield Problem("schedule.by", reason, others=("schedule.name", "run.epochs"))
     if schedule.name == "plateau":
         if schedule.by == "step":
-            reason = "schedule plateau looks at the validation loss, once an epoch; give epoch or auto"
+            reason = "schedule plateau reads the validation loss once per epoch; use epoch or auto"
             yield Problem("schedule.by", reason, others=("schedule.name",))
         if schedule.gamma == 1:
             yield Problem("schedule.gamma", "must be less than 1 for schedule plateau", others=("schedule.name",))
@@ -224,11 +224,13 @@ def _schedule_conflicts(config: Config) -> Iterator[Problem]:
 def _of_milestones(schedule: ScheduleConfig, epochs: int) -> Iterator[Problem]:
     key, multistep = "schedule.milestones", schedule.name == "multistep"
     if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
-        yield Problem(key, "must be whole numbers from 1 up, each greater than the one before")
+        yield Problem(key, "must be integers of at least 1 in increasing order")
     elif multistep and not schedule.milestones:
-        yield Problem(key, "schedule multistep needs at least one, such as [30, 60]", others=("schedule.name",))
+        yield Problem(
+            key, "schedule multistep needs at least one milestone, such as [30, 60]", others=("schedule.name",)
+        )
     elif multistep and by_epoch(schedule) and schedule.milestones[0] >= epochs:
-        reason = f"none of them is reached: run.epochs is {epochs}; give smaller ones"
+        reason = f"no milestone is reached: run.epochs is {epochs}; use smaller milestones"
         yield Problem(key, reason, others=("schedule.name", "schedule.by", "run.epochs"))
 
 
@@ -236,7 +238,7 @@ INIT_METHOD_FORMS = "auto, env://, tcp://HOST:PORT or file:///PATH"
 
 
 def init_method_problem(init_method: str) -> str | None:
-    """What is wrong with the words of `device.init_method`, whatever machine they are for."""
+    """Return what is wrong with the form of `device.init_method`, or None; hosts and files are not checked."""
     if init_method in ("auto", "env://"):
         return None
     scheme, separator, rest = init_method.partition("://")
@@ -247,7 +249,9 @@ def init_method_problem(init_method: str) -> str | None:
         )
     if scheme == "file":
         if not rest.startswith("/") or rest.endswith("/") or "?" in rest or "#" in rest:
-            return f"{init_method!r} is not allowed: must name a file by its whole path, such as file:///tmp/meeting"
+            return (
+                f"{init_method!r} is not allowed: must be the absolute path of a file, such as file:///tmp/rendezvous"
+            )
         return None
     try:
         url = urlsplit(init_method)

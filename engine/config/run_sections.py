@@ -1,4 +1,4 @@
-"""The config sections about a run and its machine: `run`, `device` and `checkpoint`."""
+"""Config sections `run`, `device` and `checkpoint`."""
 
 from __future__ import annotations
 

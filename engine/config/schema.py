@@ -1,7 +1,6 @@
-"""The one schema of a run. YAML, command line, form, validation and documentation all come from it.
+"""Schema of a run's config: the source for YAML, command line, form, validation and reference documentation.
 
-A config is frozen and knows nothing of where its values came from; `engine.config.loader` lays the layers over
-each other.
+A config is frozen and does not record where its values came from; `engine.config.loader` merges the layers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from engine.config.training_sections import LossConfig, ModelConfig, OptimConfig
 
 
 class Config(Section):
-    """Everything that a run depends on, and nothing else."""
+    """Config of a run: all sections."""
 
     run: RunConfig = Field(RunConfig(), description="Name, length and lifecycle of the run.")
     device: DeviceConfig = Field(DeviceConfig(), description="GPUs, ranks and how they communicate.")
@@ -37,26 +36,26 @@ class Config(Section):
 
 
 def sections() -> dict[str, type[Section]]:
-    """Name of each section -> its model, in the order of the schema."""
+    """Map each section's name to its model, in schema order."""
     return {name: type(field.default) for name, field in Config.model_fields.items()}
 
 
 def fields() -> Iterator[tuple[str, FieldInfo]]:
-    """Every key, as `section.key`, with its pydantic field."""
+    """Yield every key as `section.key`, with its pydantic field."""
     for section, model in sections().items():
         for name, field in model.model_fields.items():
             yield f"{section}.{name}", field
 
 
 def is_text_field(field: FieldInfo) -> bool:
-    """Whether a field takes a name, a path or a selection, and not a number or one of a few words."""
+    """Whether a field holds free text (a name, path or selection), not a number or one of fixed choices."""
     either = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else ()
     kinds = [field.annotation, *either]
     return any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in kinds)
 
 
 def describe_key(key: str) -> str:
-    """The one-line description of `section.key`, with its default where it has one."""
+    """Return the one-line description of `section.key`, with its default if it has one."""
     section, _, name = key.partition(".")
     field = sections()[section].model_fields[name]
     default = "" if field.default in (None, (), {}) else f" [default: {field.default}]"
@@ -64,7 +63,7 @@ def describe_key(key: str) -> str:
 
 
 def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
-    """Plain values by section, fit for YAML and JSON; with `only_changed` what differs from the defaults."""
+    """Return plain values by section, for YAML and JSON. `only_changed` omits the defaults."""
     values: dict[str, dict[str, Any]] = config.model_dump(mode="json")
     if not only_changed:
         return values

@@ -1,4 +1,4 @@
-"""The sections of a config, each key with its type, its limits, its default and its description."""
+"""Base class of the config sections, and the field types that they share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 
 def _as_text(value: object) -> object:
-    """A name like 2024 is a number to YAML and a name to its writer."""
+    """Convert numbers to text: YAML parses a name such as 2024 as a number."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _as_gpu_selection(value: object) -> object:
-    """`[0, 2]`, `0`, `"0,2"` and `"[0, 2]"` all name GPUs."""
+    """Normalize `[0, 2]`, `0`, `"0,2"` and `"[0, 2]"` to comma-separated text."""
     if isinstance(value, str):
         value = value.strip("[] ").split(",")
     if isinstance(value, list | tuple) and all(isinstance(part, str | int) for part in value):
@@ -22,14 +22,14 @@ def _as_gpu_selection(value: object) -> object:
 
 
 def _empty_if_none(value: object) -> object:
-    """Names of parts of a model can be numbers to YAML."""
+    """Return `{}` for None, and keys as text: YAML parses the module name 0 as a number."""
     if isinstance(value, dict):
         return {_as_text(key): part for key, part in value.items()}
     return {} if value is None else value
 
 
 def _as_name_prefixes(value: object) -> object:
-    """`layer1,layer2` and `[layer1, layer2]` both name parts of a model."""
+    """Parse `layer1,layer2` and `[layer1, layer2]` to a tuple of parameter name prefixes."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if isinstance(value, str) and value not in ("none", "backbone"):
@@ -41,14 +41,16 @@ Text = Annotated[str, BeforeValidator(_as_text)]
 GpuSelection = Annotated[str, BeforeValidator(_as_gpu_selection)]
 Floats = Annotated[tuple[float, ...], Strict(False)]
 FloatPair = Annotated[tuple[float, float], Strict(False)]
-# Left empty, as a key in YAML or a field in the form can be, they are so.
+# An empty key in YAML or an empty field in the form means `{}`.
 Options = Annotated[dict[str, Any], BeforeValidator(_empty_if_none)]
 Factors = Annotated[dict[str, float], BeforeValidator(_empty_if_none)]
-# Code of the user's own: a module, and what is called in it.
+# User code: a module and a callable in it.
 USER_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 UserCodePath = Annotated[str, Field(pattern=USER_CODE_PATTERN)]
 RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class Section(BaseModel):
+    """Base of the config sections: frozen, strictly typed, without unknown keys."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The config sections about learning: `model`, `loss`, `optim`, `schedule` and `precision`."""
+"""Config sections `model`, `loss`, `optim`, `schedule` and `precision`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _EPOCH_SCHEDULES = {"step", "multistep", "exponential", "restarts", "plateau"}
 
 
 def by_epoch(schedule: ScheduleConfig) -> bool:
-    """Whether the rate changes only at the ends of epochs, and the schedule's numbers count them."""
+    """Whether the learning rate changes per epoch and the schedule's values count epochs instead of steps."""
     return schedule.by == "epoch" or (schedule.by == "auto" and schedule.name in _EPOCH_SCHEDULES)
 
 
 def warmup_steps(schedule: ScheduleConfig, steps_per_epoch: int) -> int:
+    """Number of warmup steps, from `schedule.warmup_steps` or `schedule.warmup_epochs`."""
     return schedule.warmup_steps or round(schedule.warmup_epochs * steps_per_epoch)
 
 

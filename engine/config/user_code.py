@@ -1,4 +1,4 @@
-"""Code of the user's own, named by an import path: `mycode.nets:build` is `build` in the module `mycode.nets`."""
+"""User code, named by an import path: `mycode.nets:build` is `build` in the module `mycode.nets`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _IMPORT_TIMEOUT_S = 120.0
 
 
 def is_user_code(name: str | None) -> bool:
+    """Whether a value has the form `module:name`."""
     return name is not None and re.fullmatch(USER_CODE_PATTERN, name) is not None
 
 
 def user_code_names(config: Config) -> dict[str, str]:
-    """Each key that names code of the user's own, with that name."""
+    """Map each key that names user code to the name."""
     names: dict[str, str | None] = {
         "data.dataset": config.data.dataset,
         "model.name": config.model.name,
@@ -35,8 +36,10 @@ def user_code_names(config: Config) -> dict[str, str]:
 
 
 def load_user_code(key: str, name: str, folder: str | None) -> Any:
-    """What `name` stands for, imported from `folder` or the folder of this process. Raises UsageError for `key` where
-    that fails, or finds something that cannot be called."""
+    """Import the callable `name` from `folder`, or from the working directory.
+
+    Raises UsageError for `key` if the import fails or the object is not callable.
+    """
     where = Path(folder or Path.cwd())
     if str(where) not in sys.path:
         sys.path.insert(0, str(where))
@@ -44,7 +47,7 @@ def load_user_code(key: str, name: str, folder: str | None) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        # A module of someone's own can fail in any way.
+        # Importing user code runs it: any exception is possible, and sys.exit().
         raise UsageError.one(key, f"{name}: {_import_failure(error, module, where)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -52,9 +55,7 @@ def load_user_code(key: str, name: str, folder: str | None) -> Any:
             raise UsageError.one(key, f"{name}: {module} has no {attribute}{did_you_mean(part, public)}")
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError.one(
-            key, f"{name} must be something to call, a function or a class, not {type(found).__name__}"
-        )
+        raise UsageError.one(key, f"{name} must be a function or a class, not {type(found).__name__}")
     return found
 
 
@@ -63,17 +64,19 @@ def _import_failure(error: BaseException, module: str, folder: Path) -> str:
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return f"{module} cannot be imported: {describe_exception(error, folder)}"
     if not folder.is_dir():
-        return f"run.code names the folder {folder}, and there is none"
+        return f"the folder {folder} does not exist (run.code)"
     parent, _, last = missing.rpartition(".")
     there = folder.joinpath(*parent.split(".")) if parent else folder
     names = sorted(path.stem for path in there.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file())
-    hint = did_you_mean(last, names) or (f"; there are {', '.join(names[:10])}" if names else "")
-    return f"there is no module {missing} in {folder}{hint} (run.code says where to look)"
+    hint = did_you_mean(last, names) or (f"; it contains {', '.join(names[:10])}" if names else "")
+    return f"no module {missing} in {folder}{hint} (run.code sets the folder)"
 
 
 def describe_exception(error: BaseException, folder: Path | str | None = None) -> str:
-    """An exception that came out of the user's own code in one sentence, with the line of the code in `folder`, else of
-    the last that is none of ours."""
+    """Describe an exception of user code in one line, with the file and line that raised it.
+
+    The location is the last frame in `folder`, or else the last frame outside of gputrain.
+    """
     name = type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{name}: {error.msg} ({error.filename}, line {error.lineno})"
@@ -87,7 +90,7 @@ def describe_exception(error: BaseException, folder: Path | str | None = None) -
 
 
 def describe_value(value: Any) -> str:
-    """What code of the user's own gave: a dict, an ndarray of float32, 3 x 32 x 32."""
+    """Describe a value that user code returned, such as "a dict" or "an ndarray of float32, 3 x 32 x 32"."""
     name = type(value).__name__
     article = "an" if name[0].lower() in "aeio" or name == "ndarray" else "a"
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
@@ -97,8 +100,10 @@ def describe_value(value: Any) -> str:
 
 
 def check_user_code(config: Config) -> list[Problem]:
-    """What is wrong with the user's own code that a config names, found out by a short-lived process: it may import
-    torch, print, or end the process that imports it."""
+    """Return the problems of importing the user code in a config.
+
+    The import runs in a helper process because user code can import torch, print, or exit.
+    """
     names = user_code_names(config)
     if not names:
         return []
@@ -111,7 +116,7 @@ def check_user_code(config: Config) -> list[Problem]:
                 problems += [Problem(key, what) for what in helper.receive(deadline - time.monotonic())]
             except HelperTimeoutError:
                 found = (
-                    f"is still being imported after {_IMPORT_TIMEOUT_S:.0f} s; keep work out of the module's top level"
+                    f"is still being imported after {_IMPORT_TIMEOUT_S:.0f} s; move work out of the module's top level"
                 )
                 return [*problems, Problem(key, f"{name} {found}")]
             except HelperExitedError as error:
@@ -122,8 +127,8 @@ def check_user_code(config: Config) -> list[Problem]:
 
 
 def main(parent: ParentPipe) -> None:
-    """The helper process of `check_user_code`: answers for each name with what is wrong with it."""
-    # The user's folder stays as it is.
+    """Entry point of the helper process of `check_user_code`: send the problems of each name."""
+    # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
     request = parent.receive()
     for key, name in request["names"].items():

@@ -1,4 +1,4 @@
-"""YAML as gputrain reads and writes it: the scalars of YAML 1.2, and no key twice."""
+"""Read and write YAML with the scalars of YAML 1.2 and without duplicate keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 
 class _Yaml12Loader(yaml.SafeLoader):
-    """YAML with the scalars of YAML 1.2: `off` is a word and `1e-3` a number. A key given twice is an error."""
+    """Loader for YAML 1.2 scalars: `off` is a string and `1e-3` a number. Duplicate keys are errors."""
 
 
 _Yaml12Loader.yaml_implicit_resolvers = {
@@ -37,7 +37,7 @@ _Yaml12Loader.add_implicit_resolver(
 
 
 def _construct_int(loader: _Yaml12Loader, node: yaml.ScalarNode) -> int:
-    # The inherited reader takes 010 for octal.
+    # The inherited constructor parses 010 as octal.
     return int(str(loader.construct_scalar(node)))
 
 
@@ -45,9 +45,9 @@ def _construct_mapping(loader: _Yaml12Loader, node: yaml.MappingNode) -> dict[An
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
+            raise yaml.MarkedYAMLError(problem="a key must be a scalar", problem_mark=key.start_mark)
         if key.value in seen:
-            raise yaml.MarkedYAMLError(problem=f"the key {key.value} is given twice", problem_mark=key.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"the key {key.value} is duplicated", problem_mark=key.start_mark)
         seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 
@@ -59,16 +59,16 @@ _Yaml12Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def parse_yaml(text: str) -> Any:
-    """Raises `yaml.YAMLError`."""
+    """Parse YAML text. Raises `yaml.YAMLError` if it is not valid."""
     try:
         return yaml.load(text, _Yaml12Loader)  # noqa: S506 - the loader is a SafeLoader
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        # How its readers of numbers and dates answer what is none, such as `!!float` and `!!bool x`.
-        raise yaml.YAMLError(f"a value cannot be read ({type(error).__name__}: {error})") from error
+        # PyYAML's constructors raise these for explicit tags on invalid values, such as `!!float` and `!!bool x`.
+        raise yaml.YAMLError(f"a value cannot be parsed ({type(error).__name__}: {error})") from error
 
 
 class _QuotingDumper(yaml.SafeDumper):
-    """Quotes a word that this reader, or one of YAML 1.1, would take for something else: `1e3` is a fine name."""
+    """Dumper that quotes strings which a YAML 1.1 or 1.2 reader would not parse as strings, such as the name `1e3`."""
 
 
 _QuotingDumper.yaml_implicit_resolvers = {
@@ -81,4 +81,5 @@ _QuotingDumper.yaml_implicit_resolvers = {
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
+    """Return the values as YAML, in their order."""
     return yaml.dump(dict(values), Dumper=_QuotingDumper, sort_keys=False, allow_unicode=True)

@@ -115,12 +115,12 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
         key, separator, value = override.partition("=")
         section, _, name = key.strip().partition(".")
         if not separator:
-            problems.append(Problem(override, "is not of the form data.key=value"))
+            problems.append(Problem(override, "must have the form data.key=value"))
         elif section != "data":
             problems.append(Problem(key, "cannot be changed for an evaluation; only keys of data can"))
         elif name not in DataConfig.model_fields:
             allowed = [f"data.{field}" for field in DataConfig.model_fields if field not in CHECKPOINT_DATA_KEYS]
-            problems.append(Problem(key, f"there is no such key{did_you_mean(key, allowed)}"))
+            problems.append(Problem(key, f"unknown key{did_you_mean(key, allowed)}"))
         elif name in CHECKPOINT_DATA_KEYS:
             problems.append(Problem(key, "is fixed by the checkpoint; omit it"))
         else:

@@ -100,6 +100,8 @@ def schedule_length_problems(schedule: ScheduleConfig, steps_per_epoch: int, epo
         )
     if schedule.name == "multistep" and not by_epoch(schedule) and min(schedule.milestones, default=0) >= steps:
         problems.append(
-            Problem("schedule.milestones", f"none of them is reached: this run has {steps} steps; give smaller ones")
+            Problem(
+                "schedule.milestones", f"no milestone is reached: this run has {steps} steps; use smaller milestones"
+            )
         )
     return problems

@@ -151,7 +151,7 @@ def test_doctor_command_when_killed_leaves_no_all_reduce_ranks(gputrain: Gputrai
 def test_doctor_command_rejects_invalid_key_before_checks(gputrain: Gputrain) -> None:
     done = gputrain("doctor", "data.batch_sze=3")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: data.batch_sze: there is no such key; did you mean data.batch_size?\n"
+    assert done.stderr == "error: data.batch_sze: unknown key; did you mean data.batch_size?\n"
 
 
 # ---- The machine ----

@@ -112,8 +112,8 @@ def test_evaluate_command_reports_all_invalid_arguments_at_once(run: RunFolder) 
     assert done.stderr.splitlines() == [
         "error: data.image_size: is fixed by the checkpoint; omit it",
         "error: optim.lr: cannot be changed for an evaluation; only keys of data can",
-        "error: data.bathc_size: there is no such key; did you mean data.batch_size?",
-        "error: much: is not of the form data.key=value",
+        "error: data.bathc_size: unknown key; did you mean data.batch_size?",
+        "error: much: must have the form data.key=value",
     ]
 
 

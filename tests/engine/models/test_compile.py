@@ -60,7 +60,7 @@ def test_compile_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
     [
         (
             ("device.parallel=dp",),
-            "model.compile: does not reach the copies of the model that device.parallel=dp makes",
+            "model.compile: does not support device.parallel=dp",
         ),
         (
             ("model.compile_mode=reduce-overhead", "optim.accumulate=2"),

@@ -177,7 +177,7 @@ def test_sync_batch_norm_rejects_model_without_trainable_batch_norm() -> None:
         convert_to_sync_batch_norm(model, frozen)
     with pytest.raises(UsageError, match=r"0 is a Doubled with its own forward"):
         convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
-    with pytest.raises(UsageError, match=r"model.sync_bn: needs device.parallel ddp"):
+    with pytest.raises(UsageError, match=r"model.sync_bn: needs device.parallel=ddp"):
         validate_config({"model": {"sync_bn": True}, "device": {"parallel": "dp"}})
 
 

@@ -253,24 +253,27 @@ def test_plateau_is_inactive_for_other_schedules() -> None:
         ({"name": "cosine", "warmup_epochs": 11.0}, "schedule.warmup_epochs: must be at most run.epochs (10)"),
         (
             {"name": "cosine", "warmup_epochs": 1.0, "warmup_steps": 3},
-            "schedule.warmup_steps: and schedule.warmup_epochs=1 are two lengths of one warm-up; set one to 0",
+            "schedule.warmup_steps: conflicts with schedule.warmup_epochs=1; set one of the two to 0",
         ),
         (
             {"name": "onecycle", "warmup_steps": 3},
-            "schedule.warmup_steps: schedule onecycle has a warm-up of its own (schedule.peak_at); give warmup_steps=0",
+            "schedule.warmup_steps: schedule onecycle has its own warmup (schedule.peak_at); set warmup_steps=0",
         ),
-        ({"name": "multistep"}, "schedule.milestones: schedule multistep needs at least one, such as [30, 60]"),
+        (
+            {"name": "multistep"},
+            "schedule.milestones: schedule multistep needs at least one milestone, such as [30, 60]",
+        ),
         (
             {"name": "multistep", "milestones": (10, 20)},
-            "schedule.milestones: none of them is reached: run.epochs is 10; give smaller ones",
+            "schedule.milestones: no milestone is reached: run.epochs is 10; use smaller milestones",
         ),
         (
             {"name": "multistep", "milestones": (5, 5)},
-            "schedule.milestones: must be whole numbers from 1 up, each greater than the one before",
+            "schedule.milestones: must be integers of at least 1 in increasing order",
         ),
         (
             {"name": "plateau", "by": "step"},
-            "schedule.by: schedule plateau looks at the validation loss, once an epoch; give epoch or auto",
+            "schedule.by: schedule plateau reads the validation loss once per epoch; use epoch or auto",
         ),
         ({"name": "plateau", "gamma": 1.0}, "schedule.gamma: must be less than 1 for schedule plateau"),
     ],
@@ -295,7 +298,7 @@ def test_schedule_length_problems_reports_settings_beyond_total_steps() -> None:
     late = ScheduleConfig(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
     assert [str(problem) for problem in schedule_length_problems(late, STEPS, EPOCHS)] == [
         "schedule.warmup_steps: must be at most the 84 steps of this run, not 85",
-        "schedule.milestones: none of them is reached: this run has 84 steps; give smaller ones",
+        "schedule.milestones: no milestone is reached: this run has 84 steps; use smaller milestones",
     ]
     assert (
         schedule_length_problems(

@@ -106,14 +106,14 @@ def test_optimizer_options_report_all_problems_at_once() -> None:
         betas=(0.9, 0.99),
         options={"alfa": 0.9, "alpha": 1.5, "centered": 1, "momentum": 0.9},
     ) == [
-        "optim.nesterov: rmsprop does not take it, only muon, sgd do, and some of timm's; leave it out, "
-        "or give optim.nesterov=null",
-        "optim.betas: rmsprop does not take it, only adam, adamax, adamw, muon, nadam, radam do, and some of timm's; "
-        "leave it out, or give optim.betas=null",
-        "optim.options: rmsprop has no parameter 'alfa'; there are alpha, centered; did you mean alpha?",
+        "optim.nesterov: rmsprop does not support it, only muon, sgd and some of timm's do; remove it "
+        "or set optim.nesterov=null",
+        "optim.betas: rmsprop does not support it, only adam, adamax, adamw, muon, nadam, radam and some of timm's do; "
+        "remove it or set optim.betas=null",
+        "optim.options: rmsprop has no option 'alfa'; it has alpha, centered; did you mean alpha?",
         "optim.options: alpha must be a number of at least 0 and less than 1, not 1.5",
         "optim.options: centered must be true or false, not 1",
-        "optim.options: momentum has a key of its own: give optim.momentum",
+        "optim.options: momentum has its own config key; use optim.momentum",
     ]
 
 

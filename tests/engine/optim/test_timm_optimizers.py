@@ -67,7 +67,7 @@ def test_timm_adamc_uses_scaled_lr_as_maximum() -> None:
             "optim.name: timm:bnbadam cannot be used: it needs bitsandbytes, which is not",
         ),
         (OptimConfig(name="timm:lookahead_adam"), "timm's lookahead wrapper is not supported"),
-        (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum: timm:lamb does not take it"),
+        (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum: timm:lamb does not support it"),
         (OptimConfig(name="timm:lamb", options={"trust_clp": True}), "did you mean trust_clip?"),
         (
             OptimConfig(name="timm:lamb", options={"trust_clip": 3}),
@@ -75,7 +75,7 @@ def test_timm_adamc_uses_scaled_lr_as_maximum() -> None:
         ),
         (
             OptimConfig(name="timm:adan", betas=(0.9, 0.9)),
-            "timm:adan takes 3 numbers for its betas: give it in optim.options",
+            "timm:adan expects 3 numbers for betas; set it in optim.options",
         ),
     ],
 )

@@ -256,7 +256,7 @@ def test_user_transform_error_names_transform(tmp_path: Path, body: str, message
 def test_user_transform_rejects_missing_name_and_non_callable(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"augment\.transform: .*has no chnage; did you mean change"):
         user_augmentation(tmp_path, "def change(image): return image", "chnage")
-    with pytest.raises(UsageError, match=r"must be something to call, a function or a class, not int"):
+    with pytest.raises(UsageError, match=r"must be a function or a class, not int"):
         user_augmentation(tmp_path, "change = 3")
 
 

@@ -161,10 +161,13 @@ def test_choose_pipeline_counts_each_rank_without_writable_cache(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.dataset=my:data"], "data.pipeline: memory cannot hold my:data, which may draw each item anew; give"),
+        (
+            ["data.dataset=my:data"],
+            "data.pipeline: memory does not support my:data: user datasets may generate items at random; use",
+        ),
         (
             ["data.dataset=folder", "data.path=x", "augment.resized_crop=true"],
-            "data.pipeline: memory holds images at the model's size, and augment.resized_crop cuts images at the size",
+            "data.pipeline: memory holds images at the model's input size, but augment.resized_crop crops images",
         ),
     ],
 )

@@ -191,7 +191,7 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
     ("body", "name", "message"),
     [
         ("", "Dataa", "did you mean Data"),
-        ("three = 3", "three", r"data_\d+:three must be something to call, a function or a class, not int"),
+        ("three = 3", "three", r"data_\d+:three must be a function or a class, not int"),
         (
             "def build(part): return part.nothing",
             "build",
