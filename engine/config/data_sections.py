@@ -9,8 +9,6 @@ from pydantic import Field
 from engine.config.section import FloatPair, Floats, Section, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
-
-
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "fake"]
 
 

@@ -54,9 +54,9 @@ def presets() -> dict[str, Path]:
 
     Shipped presets are package data of `engine` in a wheel, and in `configs/` in a checkout.
     """
-    here = Path(__file__).parent.parent
-    folder = here / "presets" if (here / "presets").is_dir() else here.parent / "configs"
-    return {path.stem: path for where in (folder, user_presets_folder()) for path in sorted(where.glob("*.yaml"))}
+    package = Path(__file__).parent.parent
+    folder = package / "presets" if (package / "presets").is_dir() else package.parent / "configs"
+    return {path.stem: path for root in (folder, user_presets_folder()) for path in sorted(root.glob("*.yaml"))}
 
 
 def user_presets_folder() -> Path:
@@ -69,14 +69,14 @@ def find_config(name: str) -> Path:
     path = expand_user(name)
     if is_file(path):
         return path
-    known = presets()
-    if name in known:
-        return known[name]
+    available = presets()
+    if name in available:
+        return available[name]
     with suppress(OSError):
         if path.is_dir():
             raise UsageError.one(name, "is a folder; use a YAML file or a preset name")
-    hint = did_you_mean(path.stem, known)
-    raise UsageError.one(name, f"no such file or preset; presets: {', '.join(known)}{hint}")
+    hint = did_you_mean(path.stem, available)
+    raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}")
 
 
 def _read_config_file(path: Path) -> dict[str, Any]:
@@ -101,10 +101,10 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 
 def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, ConfigLayer]]:
     """Return the layers of a file, starting with those of its `base:` files."""
-    here = path.resolve()
-    if here in chain:
-        circle = " -> ".join(str(part) for part in (*chain[chain.index(here) :], here))
-        raise UsageError.one("base", f"circular base files: {circle}; remove one of the `base:` lines")
+    resolved = path.resolve()
+    if resolved in chain:
+        cycle = " -> ".join(str(part) for part in (*chain[chain.index(resolved) :], resolved))
+        raise UsageError.one("base", f"circular base files: {cycle}; remove one of the `base:` lines")
     content = _read_config_file(path)
     bases = content.pop("base", [])
     if isinstance(bases, str):
@@ -113,10 +113,10 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, Co
         raise UsageError.one(str(path), "base: must be a file name or a list of file names")
     layers: list[tuple[str, ConfigLayer]] = []
     for base in bases:
-        base_path = here.parent / expand_user(base)
+        base_path = resolved.parent / expand_user(base)
         if not is_file(base_path):
             raise UsageError.one(str(path), f"base file {base} does not exist (resolved to {base_path})")
-        layers += _file_layers(base_path, (*chain, here))
+        layers += _file_layers(base_path, (*chain, resolved))
     problems = [
         Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(path))
         for section, keys in content.items()
@@ -132,9 +132,9 @@ def _parse_override(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     key = key.strip()
     if "." not in key:
-        known = [name for name, _ in fields()]
-        meant = [name for name in known if name.endswith(f".{key}")]
-        hint = f"; did you mean {' or '.join(meant)}?" if meant else did_you_mean(key, known)
+        keys = [name for name, _ in fields()]
+        matches = [name for name in keys if name.endswith(f".{key}")]
+        hint = f"; did you mean {' or '.join(matches)}?" if matches else did_you_mean(key, keys)
         raise UsageError.one(key, f"must have the form section.key=value{hint}")
     return key, parse_value(key, value)
 
@@ -165,9 +165,9 @@ def resolve_config(
     layers = _file_layers(find_config(file)) if file is not None else []
     typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
-    for key, (flag, given) in (flags or {}).items():
+    for key, (flag, flag_value) in (flags or {}).items():
         try:
-            typed[key] = (flag, parse_value(key, given) if isinstance(given, str) else given)
+            typed[key] = (flag, parse_value(key, flag_value) if isinstance(flag_value, str) else flag_value)
         except UsageError as error:
             problems += error.problems
     for text in overrides:
@@ -218,20 +218,24 @@ def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None =
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        found: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         for detail in error.errors():
             problem = problem_from_pydantic(detail, files or {})
-            found.setdefault(problem.location, problem)
-        rest = _config_without(values, found.keys())
-        conflicts = [one for one in config_conflicts(rest) if found.keys().isdisjoint((one.location, *one.others))]
-        return _raise_usage_error([*found.values(), *conflicts], rest, error)
+            problems.setdefault(problem.location, problem)
+        valid_part = _config_without(values, problems.keys())
+        conflicts = [
+            conflict
+            for conflict in config_conflicts(valid_part)
+            if problems.keys().isdisjoint((conflict.location, *conflict.others))
+        ]
+        return _raise_usage_error([*problems.values(), *conflicts], valid_part, error)
     if conflicts := list(config_conflicts(config)):
         return _raise_usage_error(conflicts, config)
     return with_absolute_paths(config)
 
 
-def _raise_usage_error(problems: list[Problem], valid_config: Config, cause: Exception | None = None) -> NoReturn:
-    raise ConfigError(problems, with_absolute_paths(valid_config)) from cause
+def _raise_usage_error(problems: list[Problem], valid_part: Config, cause: Exception | None = None) -> NoReturn:
+    raise ConfigError(problems, with_absolute_paths(valid_part)) from cause
 
 
 def _config_without(values: Mapping[str, Any], invalid_paths: Collection[str]) -> Config:
@@ -265,7 +269,12 @@ def with_absolute_paths(config: Config) -> Config:
     return config.model_copy(update=update)
 
 
-def changed_keys(before: Config, after: Config) -> list[str]:
+def changed_keys(config: Config, other: Config) -> list[str]:
     """Return the keys in which two configs differ."""
-    old, new = as_dict(before), as_dict(after)
-    return [f"{section}.{key}" for section in old for key in old[section] if old[section][key] != new[section][key]]
+    values, other_values = as_dict(config), as_dict(other)
+    return [
+        f"{section}.{key}"
+        for section in values
+        for key in values[section]
+        if values[section][key] != other_values[section][key]
+    ]

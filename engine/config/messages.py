@@ -12,13 +12,8 @@ from engine.utils.errors import Problem, did_you_mean
 
 # YAML aliases expand exponentially: the full repr of a few lines can fill the memory.
 _value_repr = reprlib.Repr()
-
-
 _value_repr.maxlevel = 2
-
-
 _value_repr.maxstring = _value_repr.maxlong = _value_repr.maxother = 200
-
 
 # Keys of a union type: pydantic reports one error per member.
 _UNION_KEY_MESSAGES = {
@@ -30,7 +25,6 @@ _UNION_KEY_MESSAGES = {
     "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
 }
-
 
 # Values that a key accepts besides its choices.
 _EXTRA_ALLOWED_FORMS = {
@@ -47,9 +41,11 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
     source = files.get(key, "")
     if detail["type"] == "extra_forbidden":
         if len(location) == 1:
-            known = list(sections())
+            known_sections = list(sections())
             return Problem(
-                key, f"unknown section; must be one of {', '.join(known)}{did_you_mean(key, known)}", source=source
+                key,
+                f"unknown section; must be one of {', '.join(known_sections)}{did_you_mean(key, known_sections)}",
+                source=source,
             )
         names = [name for name, _ in fields()]
         same_section = [name for name in names if name.startswith(f"{location[0]}.")]
@@ -60,14 +56,14 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
     if key in _UNION_KEY_MESSAGES:
         allowed = _UNION_KEY_MESSAGES[key]
     elif detail["type"] == "literal_error":
-        words = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
-        also = f", or {_EXTRA_ALLOWED_FORMS[key]}" if key in _EXTRA_ALLOWED_FORMS else ""
-        allowed = f"must be one of {words}{also}{did_you_mean(str(value), words.split(', '))}"
+        choices = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
+        extra = f", or {_EXTRA_ALLOWED_FORMS[key]}" if key in _EXTRA_ALLOWED_FORMS else ""
+        allowed = f"must be one of {choices}{extra}{did_you_mean(str(value), choices.split(', '))}"
     elif detail["type"] == "string_pattern_mismatch":
         allowed = "must start with a letter or digit and contain only letters, digits, dots, dashes and underscores"
     elif detail["type"] in ("missing", "too_short", "too_long"):
         allowed = f"wrong number of values; the default is {dict(fields())[key].default}"
-    for ours, theirs in (
+    for our_phrase, pydantic_phrase in (
         ("must be", "input should be"),
         ("must have", "input should have"),
         ("must have", "value should have"),
@@ -78,6 +74,6 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         ("a mapping such as {name: value}", "a valid dictionary"),
         ("a list", "a valid tuple"),
     ):
-        allowed = allowed.replace(theirs, ours)
-    told = "null" if value is None else _value_repr.repr(value)
-    return Problem(key, f"{told} is not allowed: {allowed}", source=source)
+        allowed = allowed.replace(pydantic_phrase, our_phrase)
+    shown = "null" if value is None else _value_repr.repr(value)
+    return Problem(key, f"{shown} is not allowed: {allowed}", source=source)

@@ -57,8 +57,8 @@ EPS_PAIR = ValueRule(
     "two numbers of at least 0; the first may be null",
     lambda value: (
         isinstance(value, list | tuple)
-        and are_numbers([0 if one is None and place == 0 else one for place, one in enumerate(value)], 2)
-        and all(one is None or one >= 0 for one in value)
+        and are_numbers([0 if item is None and index == 0 else item for index, item in enumerate(value)], 2)
+        and all(item is None or item >= 0 for item in value)
     ),
 )
 THREE_NUMBERS = ValueRule("three numbers", lambda value: are_numbers(value, 3))
@@ -175,9 +175,9 @@ def optimizers_accepting(key: str) -> set[str]:
 
 def default_options(name: str) -> dict[str, Any]:
     """Default of each optimizer-specific config key, including `options`; empty for timm's optimizers."""
-    taken = OPTIMIZERS.get(name, {})
-    values = {key: option.default for key, option in taken.items()} | DEFAULT_OVERRIDES.get(name, {})
-    common = {key: values.pop(key) for key in COMMON_OPTIONS if accepts_key(taken, key)}
+    options = OPTIMIZERS.get(name, {})
+    values = {key: option.default for key, option in options.items()} | DEFAULT_OVERRIDES.get(name, {})
+    common = {key: values.pop(key) for key in COMMON_OPTIONS if accepts_key(options, key)}
     return common | ({"options": values} if values else {})
 
 
@@ -186,37 +186,37 @@ def optimizer_kwargs(
 ) -> dict[str, Any]:
     """Constructor arguments of the optimizer except parameters and learning rate: `defaults` updated by the config."""
     common = {key: getattr(optim, key) for key in COMMON_OPTIONS if accepts_key(options, key)}
-    given = {key: value for key, value in common.items() if value is not None}
-    further = {key: tuple(value) if isinstance(value, list) else value for key, value in optim.options.items()}
-    return {**defaults, **given, **further}
+    set_keys = {key: value for key, value in common.items() if value is not None}
+    extra = {key: tuple(value) if isinstance(value, list) else value for key, value in optim.options.items()}
+    return {**defaults, **set_keys, **extra}
 
 
 def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) -> Iterator[Problem]:
     """Yield the config's optimizer keys and options that an optimizer with these `options` does not support."""
-    named = ("optim.name",)
+    others = ("optim.name",)
     for key in COMMON_OPTIONS:
         # 0, false and null need no support: the feature is off.
         if getattr(optim, key) and not accepts_key(options, key):
-            yield Problem(f"optim.{key}", _unsupported_key_message(optim.name, key, options), others=named)
-    own = [key for key in options if not (key in COMMON_OPTIONS and accepts_key(options, key))]
+            yield Problem(f"optim.{key}", _unsupported_key_message(optim.name, key, options), others=others)
+    extra_keys = [key for key in options if not (key in COMMON_OPTIONS and accepts_key(options, key))]
     for key, value in optim.options.items():
         if key in COMMON_OPTIONS and accepts_key(options, key):
-            yield Problem("optim.options", f"{key} has its own config key; use optim.{key}", others=named)
-        elif key not in own:
-            there_are = f"it has {', '.join(own)}" if own else "it has none"
-            reason = f"{optim.name} has no option {key!r}; {there_are}{did_you_mean(key, own)}"
-            yield Problem("optim.options", reason, others=named)
+            yield Problem("optim.options", f"{key} has its own config key; use optim.{key}", others=others)
+        elif key not in extra_keys:
+            available = f"it has {', '.join(extra_keys)}" if extra_keys else "it has none"
+            reason = f"{optim.name} has no option {key!r}; {available}{did_you_mean(key, extra_keys)}"
+            yield Problem("optim.options", reason, others=others)
         elif not options[key].rule.is_valid(value):
             reason = f"{key} must be {options[key].rule.allowed}, not {_short_repr(value)}"
-            yield Problem("optim.options", reason, others=named)
+            yield Problem("optim.options", reason, others=others)
 
 
 def _unsupported_key_message(name: str, key: str, options: Mapping[str, OptimizerOption]) -> str:
     if key in options:
         return f"{name} expects {options[key].rule.allowed} for {key}; set it in optim.options"
-    others = f"only {', '.join(sorted(optimizers_accepting(key)))} and some of timm's do"
-    none = "0" if key == "weight_decay" else "null"
-    return f"{name} does not support it, {others}; remove it or set optim.{key}={none}"
+    supported_by = f"only {', '.join(sorted(optimizers_accepting(key)))} and some of timm's do"
+    off_value = "0" if key == "weight_decay" else "null"
+    return f"{name} does not support it, {supported_by}; remove it or set optim.{key}={off_value}"
 
 
 def _short_repr(value: object) -> str:

@@ -112,16 +112,18 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
         )
         yield Problem("data.pipeline", reason, others=("data.dataset",))
     if data.pipeline == "memory" and data.dataset == "folder" and config.augment.resized_crop:
-        why = "augment.resized_crop crops images at their original size"
-        reason = f"memory holds images at the model's input size, but {why}; use stream or auto"
+        reason = (
+            "memory holds images at the model's input size, but augment.resized_crop crops images at their original "
+            "size; use stream or auto"
+        )
         yield Problem("data.pipeline", reason, others=("data.dataset", "augment.resized_crop"))
     if data.download and data.dataset not in IMAGE_FILE_DATASETS:
         reason = f"{data.dataset} cannot be downloaded; only {', '.join(IMAGE_FILE_DATASETS)} can"
         yield Problem("data.download", reason, others=("data.dataset",))
     for key in ("mean", "std"):
-        given = getattr(data, key)
-        if given is not None and data.channels is not None and len(given) != data.channels:
-            reason = f"has {len(given)} values for data.channels={data.channels}; use one value per channel"
+        values = getattr(data, key)
+        if values is not None and data.channels is not None and len(values) != data.channels:
+            reason = f"has {len(values)} values for data.channels={data.channels}; use one value per channel"
             yield Problem(f"data.{key}", reason, others=("data.channels",))
     if data.std is not None and min(data.std) <= 0:
         yield Problem("data.std", "must be greater than 0 for each channel")
@@ -129,10 +131,10 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
 
 def _augment_conflicts(config: Config) -> Iterator[Problem]:
     augment = config.augment
-    for key, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
+    for key, maximum in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
         low, high = getattr(augment, key)
-        if not 0 < low <= high <= most:
-            limit = " and at most 1" if most == 1.0 else ""
+        if not 0 < low <= high <= maximum:
+            limit = " and at most 1" if maximum == 1.0 else ""
             yield Problem(f"augment.{key}", f"must be two numbers greater than 0{limit}, the smaller first")
     for key in ("mixup", "cutmix"):
         if 0 < getattr(augment, key) < MIN_MIX_ALPHA:
@@ -144,10 +146,10 @@ def _augment_conflicts(config: Config) -> Iterator[Problem]:
 
 def _model_conflicts(config: Config) -> Iterator[Problem]:
     model = config.model
-    if (named := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
-        yield Problem("model.name", f"write {model.name} as model.name={named[2]} model.source={named[1]}")
-    ours = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
-    if model.weights == "pretrained" and (ours or (model.source == "auto" and is_user_code(model.name))):
+    if (match := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
+        yield Problem("model.name", f"write {model.name} as model.name={match[2]} model.source={match[1]}")
+    is_builtin = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
+    if model.weights == "pretrained" and (is_builtin or (model.source == "auto" and is_user_code(model.name))):
         reason = f"there are no pretrained weights of {model.name}; give a file"
         yield Problem("model.weights", reason, others=("model.name", "model.source"))
     if model.sync_bn and config.device.parallel == "dp":
@@ -178,11 +180,11 @@ def sync_bn_problems(config: Config, world_size: int, *, on_gpu: bool) -> list[P
 def _loss_conflicts(config: Config) -> Iterator[Problem]:
     loss = config.loss
     if is_user_code(loss.name):
-        for key, given in (
+        for key, is_set in (
             ("label_smoothing", loss.label_smoothing > 0),
             ("class_weights", loss.class_weights != "none"),
         ):
-            if given:
+            if is_set:
                 reason = f"does not apply to user code ({loss.name}), which implements it itself; remove it"
                 yield Problem(f"loss.{key}", reason, others=("loss.name",))
 
@@ -204,7 +206,7 @@ def _schedule_conflicts(config: Config) -> Iterator[Problem]:
     if schedule.warmup_epochs and schedule.warmup_steps:
         reason = f"conflicts with schedule.warmup_epochs={schedule.warmup_epochs:g}; set one of the two to 0"
         yield Problem("schedule.warmup_steps", reason, others=("schedule.warmup_epochs",))
-    yield from _of_milestones(schedule, epochs)
+    yield from _milestone_conflicts(schedule, epochs)
     if schedule.name == "onecycle":
         for key in ("warmup_epochs", "warmup_steps"):
             if getattr(schedule, key):
@@ -221,7 +223,7 @@ def _schedule_conflicts(config: Config) -> Iterator[Problem]:
             yield Problem("schedule.gamma", "must be less than 1 for schedule plateau", others=("schedule.name",))
 
 
-def _of_milestones(schedule: ScheduleConfig, epochs: int) -> Iterator[Problem]:
+def _milestone_conflicts(schedule: ScheduleConfig, epochs: int) -> Iterator[Problem]:
     key, multistep = "schedule.milestones", schedule.name == "multistep"
     if list(schedule.milestones) != sorted(set(schedule.milestones)) or min(schedule.milestones, default=1) < 1:
         yield Problem(key, "must be integers of at least 1 in increasing order")
@@ -241,21 +243,21 @@ def init_method_problem(init_method: str) -> str | None:
     """Return what is wrong with the form of `device.init_method`, or None; hosts and files are not checked."""
     if init_method in ("auto", "env://"):
         return None
-    scheme, separator, rest = init_method.partition("://")
+    scheme, separator, address = init_method.partition("://")
     if not separator or scheme not in ("tcp", "file"):
         return (
             f"{init_method!r} is not allowed: must be "
             f"{INIT_METHOD_FORMS}{did_you_mean(scheme, ('auto', 'env', 'tcp', 'file'))}"
         )
     if scheme == "file":
-        if not rest.startswith("/") or rest.endswith("/") or "?" in rest or "#" in rest:
+        if not address.startswith("/") or address.endswith("/") or "?" in address or "#" in address:
             return (
                 f"{init_method!r} is not allowed: must be the absolute path of a file, such as file:///tmp/rendezvous"
             )
         return None
     try:
         url = urlsplit(init_method)
-        whole = url.hostname and url.port and not (url.path or url.query or url.fragment or url.username)
+        is_valid = url.hostname and url.port and not (url.path or url.query or url.fragment or url.username)
     except ValueError:
-        whole = False
-    return None if whole else f"{init_method!r} is not allowed: must be tcp://HOST:PORT, with a port from 1 to 65535"
+        is_valid = False
+    return None if is_valid else f"{init_method!r} is not allowed: must be tcp://HOST:PORT, with a port from 1 to 65535"

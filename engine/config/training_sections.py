@@ -9,8 +9,6 @@ from pydantic import BeforeValidator, Field, Strict
 from engine.config.section import Factors, FloatPair, Options, Section, Text, UserCodePath, _as_name_prefixes
 
 BUILTIN_MODELS = ("cnn", "linear", "resnet18-small")
-
-
 _EPOCH_SCHEDULES = {"step", "multistep", "exponential", "restarts", "plateau"}
 
 
@@ -39,8 +37,6 @@ OptimizerName = Literal[
     "adafactor",
     "muon",
 ]
-
-
 TimmOptimizerName = Annotated[str, Field(pattern=r"^timm:\w+$")]
 
 

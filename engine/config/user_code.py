@@ -40,23 +40,23 @@ def load_user_code(key: str, name: str, folder: str | None) -> Any:
 
     Raises UsageError for `key` if the import fails or the object is not callable.
     """
-    where = Path(folder or Path.cwd())
-    if str(where) not in sys.path:
-        sys.path.insert(0, str(where))
+    root = Path(folder or Path.cwd())
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
     module, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # Importing user code runs it: any exception is possible, and sys.exit().
-        raise UsageError.one(key, f"{name}: {_import_failure(error, module, where)}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [word for word in dir(found) if not word.startswith("_")]
-            raise UsageError.one(key, f"{name}: {module} has no {attribute}{did_you_mean(part, public)}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError.one(key, f"{name} must be a function or a class, not {type(found).__name__}")
-    return found
+        raise UsageError.one(key, f"{name}: {_import_failure(error, module, root)}") from error
+    for attribute_name in attribute.split("."):
+        if not hasattr(target, attribute_name):
+            public = [candidate for candidate in dir(target) if not candidate.startswith("_")]
+            raise UsageError.one(key, f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}")
+        target = getattr(target, attribute_name)
+    if not callable(target):
+        raise UsageError.one(key, f"{name} must be a function or a class, not {type(target).__name__}")
+    return target
 
 
 def _import_failure(error: BaseException, module: str, folder: Path) -> str:
@@ -65,10 +65,12 @@ def _import_failure(error: BaseException, module: str, folder: Path) -> str:
         return f"{module} cannot be imported: {describe_exception(error, folder)}"
     if not folder.is_dir():
         return f"the folder {folder} does not exist (run.code)"
-    parent, _, last = missing.rpartition(".")
-    there = folder.joinpath(*parent.split(".")) if parent else folder
-    names = sorted(path.stem for path in there.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file())
-    hint = did_you_mean(last, names) or (f"; it contains {', '.join(names[:10])}" if names else "")
+    parent, _, module_name = missing.rpartition(".")
+    parent_folder = folder.joinpath(*parent.split(".")) if parent else folder
+    names = sorted(
+        path.stem for path in parent_folder.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file()
+    )
+    hint = did_you_mean(module_name, names) or (f"; it contains {', '.join(names[:10])}" if names else "")
     return f"no module {missing} in {folder}{hint} (run.code sets the folder)"
 
 
@@ -82,10 +84,10 @@ def describe_exception(error: BaseException, folder: Path | str | None = None) -
         return f"{name}: {error.msg} ({error.filename}, line {error.lineno})"
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if folder is not None and Path(frame.filename).is_relative_to(folder)]
-    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent.parent)]
-    last = (inside or theirs)[-1:]
-    place = f" ({last[0].filename}, line {last[0].lineno})" if last else ""
+    in_folder = [frame for frame in frames if folder is not None and Path(frame.filename).is_relative_to(folder)]
+    outside = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent.parent)]
+    raised_at = (in_folder or outside)[-1:]
+    place = f" ({raised_at[0].filename}, line {raised_at[0].lineno})" if raised_at else ""
     return f"{name}: {text}{place}" if text else f"{name}{place}"
 
 
@@ -113,16 +115,16 @@ def check_user_code(config: Config) -> list[Problem]:
         helper.send({"names": names, "folder": config.run.code})
         for key, name in names.items():
             try:
-                problems += [Problem(key, what) for what in helper.receive(deadline - time.monotonic())]
+                problems += [Problem(key, message) for message in helper.receive(deadline - time.monotonic())]
             except HelperTimeoutError:
-                found = (
+                reason = (
                     f"is still being imported after {_IMPORT_TIMEOUT_S:.0f} s; move work out of the module's top level"
                 )
-                return [*problems, Problem(key, f"{name} {found}")]
+                return [*problems, Problem(key, f"{name} {reason}")]
             except HelperExitedError as error:
-                code = error.exit_code or 0
-                how = signal_name(-code) if code < 0 else f"exit code {code}"
-                return [*problems, Problem(key, f"{name} ended the process that imported it, with {how}")]
+                exit_code = error.exit_code or 0
+                ending = signal_name(-exit_code) if exit_code < 0 else f"exit code {exit_code}"
+                return [*problems, Problem(key, f"{name} ended the process that imported it, with {ending}")]
     return problems
 
 
@@ -132,9 +134,9 @@ def main(parent: ParentPipe) -> None:
     sys.dont_write_bytecode = True
     request = parent.receive()
     for key, name in request["names"].items():
-        found: list[str] = []
+        messages: list[str] = []
         try:
             load_user_code(key, name, request["folder"])
         except UsageError as error:
-            found = [problem.message for problem in error.problems]
-        parent.send(found)
+            messages = [problem.message for problem in error.problems]
+        parent.send(messages)

@@ -17,16 +17,10 @@ _Yaml12Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":int", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-
-
 _Yaml12Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
-
-
 _Yaml12Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
-
-
 _Yaml12Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
@@ -53,8 +47,6 @@ def _construct_mapping(loader: _Yaml12Loader, node: yaml.MappingNode) -> dict[An
 
 
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-
-
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
