@@ -1,4 +1,4 @@
-"""Code of the user's own: found, checked before the start, and refused in one sentence."""
+"""User code: import, checks before the start, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gives_a_dict(classes):
 
 @pytest.fixture(scope="module")
 def user_code_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with code of the user's own."""
+    """Folder with user code."""
     folder = tmp_path_factory.mktemp("code")
     (folder / "owncode").mkdir()
     files = {
@@ -67,12 +67,12 @@ def config(code: Path, name: str, **options: object) -> Config:
 
 
 def refusal(code: Path, name: str, **options: object) -> str:
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as caught:
         build_model(config(code, name, **options), 1, 5, 8)
-    return str(refused.value)
+    return str(caught.value)
 
 
-def test_user_model_receives_named_numbers_and_options(user_code_folder: Path) -> None:
+def test_user_model_receives_input_shape_and_options(user_code_folder: Path) -> None:
     model = build_model(config(user_code_folder, "owncode.nets:build", hidden=7, dropout=0.5), 3, 5, 8)
     assert isinstance(model, nn.Sequential)
     assert [tuple(weights.shape) for weights in model.parameters()] == [(7, 192), (7,), (5, 7), (5,)]
@@ -84,17 +84,17 @@ def test_user_model_may_be_class(user_code_folder: Path) -> None:
     assert [tuple(weights.shape) for weights in model.parameters()] == [(5, 3), (5,)]
 
 
-def test_user_model_rejects_all_invalid_options_at_once(user_code_folder: Path) -> None:
-    told = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
-    assert "owncode.nets:build has no option 'hiden'; did you mean hidden?" in told
-    assert "owncode.nets:build requires hidden; set it here" in told
-    assert "num_classes is derived from the data" in told
+def test_user_model_reports_all_invalid_options_together(user_code_folder: Path) -> None:
+    message = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
+    assert "owncode.nets:build has no option 'hiden'; did you mean hidden?" in message
+    assert "owncode.nets:build requires hidden; set it here" in message
+    assert "num_classes is derived from the data" in message
 
 
 def test_user_model_error_names_line(user_code_folder: Path) -> None:
     line = NETS.splitlines().index('    raise KeyError("no such layer")') + 1
-    told = refusal(user_code_folder, "owncode.nets:fails")
-    assert told == (
+    message = refusal(user_code_folder, "owncode.nets:fails")
+    assert message == (
         f"model.name: owncode.nets:fails failed: KeyError: 'no such layer' ({user_code_folder}/owncode/nets.py, line "
         f"{line})"
     )
@@ -108,7 +108,7 @@ def test_user_model_must_return_module(user_code_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("owncod.nets:build", r"no module owncod in .*; did you mean owncode\? \(run.code sets the folder"),
         ("owncode.net:build", r"no module owncode.net in .*; did you mean nets\?"),
@@ -120,19 +120,19 @@ def test_user_model_must_return_module(user_code_folder: Path) -> None:
         ("owncode.exits:build", r"owncode.exits cannot be imported: SystemExit: 4 \(.*/owncode/exits.py, line 2\)"),
     ],
 )
-def test_load_own_reports_import_problem_in_one_sentence(user_code_folder: Path, name: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told) as refused:
+def test_load_user_code_reports_import_failure_in_one_line(user_code_folder: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
         load_user_code("loss.name", name, str(user_code_folder))
-    assert [problem.location for problem in refused.value.problems] == ["loss.name"]
-    assert "\n" not in str(refused.value)
+    assert [problem.location for problem in caught.value.problems] == ["loss.name"]
+    assert "\n" not in str(caught.value)
 
 
-def test_load_own_reports_missing_code_folder(tmp_path: Path) -> None:
+def test_load_user_code_reports_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the folder .*nowhere does not exist \(run.code\)"):
         load_user_code("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))
 
 
-def test_check_own_checks_every_user_name_in_subprocess(
+def test_check_user_code_imports_every_name_in_subprocess(
     user_code_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checked = Config.model_validate(
@@ -151,23 +151,23 @@ def test_check_own_checks_every_user_name_in_subprocess(
     assert (
         problems["augment.transform"] == "owncode.dies:transform ended the process that imported it, with exit code 4"
     )
-    assert capfd.readouterr() == ("", ""), "what own code prints does not reach the terminal"
+    assert capfd.readouterr() == ("", ""), "output of user code must not reach the terminal"
     assert not list(user_code_folder.rglob("dies*.pyc"))
 
 
-def test_check_own_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_user_code_starts_no_process_without_user_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", None)
     assert check_user_code(Config()) == []
 
 
-def test_check_own_names_a_real_time_signal(user_code_folder: Path) -> None:
+def test_check_user_code_names_real_time_signal(user_code_folder: Path) -> None:
     number = signal.SIGRTMIN + 1
     (user_code_folder / "owncode" / "killed.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
     (problem,) = check_user_code(config(user_code_folder, "owncode.killed:build"))
     assert problem.message == f"owncode.killed:build ended the process that imported it, with signal {number}"
 
 
-def test_check_own_times_out_on_endless_import(user_code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_user_code_times_out_on_endless_import(user_code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (user_code_folder / "owncode" / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr("engine.config.user_code._IMPORT_TIMEOUT_S", 1.0)
     (problem,) = check_user_code(config(user_code_folder, "owncode.sleeps:build"))
