@@ -58,8 +58,10 @@ def describe_key(key: str) -> str:
     """Return the one-line description of `section.key`, with its default if it has one."""
     section, _, name = key.partition(".")
     field = sections()[section].model_fields[name]
-    default = "" if field.default in (None, (), {}) else f" [default: {field.default}]"
-    return f"{field.description}{default}"
+    if field.default in (None, (), {}):
+        return str(field.description)
+    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    return f"{field.description} [default: {default}]"
 
 
 def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
