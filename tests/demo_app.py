@@ -1,4 +1,4 @@
-"""The screen over a made-up server whose clocks stand still: the same picture each time."""
+"""The demo app with frozen clocks, so that snapshots are reproducible, and helpers to wait for and read screens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_GPU_REASON = "nvml shared library not found"
 
 
 class FrozenGpuFeed(GpuPoller):
-    """One snapshot, for ever."""
+    """Poller that always returns the same snapshot."""
 
     def __init__(self, snapshot: Snapshot, host: HostLoad | None = None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def no_gpu_feed() -> FrozenGpuFeed:
 
 
 def demo_runs(root: Path) -> list[Ownership]:
-    """One run in the middle of its training, one that is over, one that failed; the owners of those that live."""
+    """Create a live, a finished and a failed run in `root`. Return the ownerships that keep the live run alive."""
     shutil.copytree(demo_runs_template().name, root)
     for name, seconds in ((LIVE_RUN, 0), (FINISHED_RUN, 9000), ("cifar-4", 200_000)):
         run = RunFolder(root / name)
@@ -59,7 +59,7 @@ def demo_runs(root: Path) -> list[Ownership]:
 
 @cache
 def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
-    """Those runs, written once, in a folder that goes with this process."""
+    """Folder with the demo runs, written once per process and removed at its end."""
     folder = tempfile.TemporaryDirectory(prefix="gputrain-test-")
     root = Path(folder.name)
     ReplayedRun(
@@ -75,7 +75,7 @@ def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
 
 
 def demo_snapshot(time: float) -> Snapshot:
-    """The first snapshot of the demo's recording, as if taken at this time, in Unix seconds."""
+    """First snapshot of the demo recording, shifted to `time` (Unix seconds)."""
     values = json.loads(recorded("gpus.jsonl").partition("\n")[0])
     return Snapshot.from_dict(shift_times(values, time - values["time"]))
 
@@ -88,7 +88,7 @@ def demo_app(
 
 
 async def wait_until_idle(pilot: Pilot[None]) -> None:
-    """Until the screen has taken in and drawn all there is."""
+    """Wait until the screen has read and drawn all pending events."""
     app = pilot.app
     assert isinstance(app, GputrainApp)
     await wait_until(
@@ -109,12 +109,12 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
 async def wait_until(pilot: Pilot[None], true: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         await pilot.pause(0.02)
 
 
 def visible_text(pilot: Pilot[None], selector: str = "Screen") -> str:
-    """What a person reads there."""
+    """Text that the terminal shows in the region of a widget."""
     screen = pilot.app.screen
     region = screen.region if selector == "Screen" else screen.query_one(selector).region
     lines = ["".join(segment.text for segment in strip) for strip in screen._compositor.render_strips()]
@@ -122,7 +122,7 @@ def visible_text(pilot: Pilot[None], selector: str = "Screen") -> str:
 
 
 def clipped_widgets(screen: Widget) -> list[str]:
-    """Panels and controls that do not lie wholly in the window, or in the part that can be scrolled."""
+    """Return the panels and controls that extend beyond the window or their scrollable region."""
     found = []
     for widget in screen.query("Lines, Chart, Keys, #title, #plan, #command, #about, #progress, .dialog"):
         if widget.display and widget.region and not screen.region.contains_region(widget.region):

@@ -1,4 +1,4 @@
-"""The batches that a pipeline puts on a device, and whether two lists of them are the same."""
+"""Collect the batches that an input pipeline yields, and compare two lists of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batches(
     first: tuple[int, int] = (1, 0),
     device: torch.device = CPU,
 ) -> list[DeviceBatch]:
-    """Those of two epochs."""
+    """Return the batches of two epochs."""
     shares = shares or build_sampler(config, source, 1)
     choice = PipelineChoice(pipeline, "")
     loader = InputPipeline(

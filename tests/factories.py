@@ -1,4 +1,4 @@
-"""Build journal events, run folders and other inputs that several test modules share."""
+"""Factories for journal events, run folders and other inputs that several test modules share."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def append_to_journal(folder: RunFolder, text: str) -> None:
 
 
 def make_rank_timings(*ranks: tuple[float, float], seconds: float = 10.0) -> list[RankEpochTiming]:
-    """Of each rank the seconds that it waited for data, and that its forward passes took."""
+    """Timings of an epoch of `seconds`; `ranks` are (data wait, forward pass) in seconds."""
     return [RankEpochTiming(rank, seconds, waited, forward) for rank, (waited, forward) in enumerate(ranks)]
 
 
 def make_gpu_run_started(**fields: Any) -> RunStarted:
-    """Of a run on four GPUs, in batches of 64, whose fixed cost is 1 ms a step."""
+    """Start event of a run on four GPUs with 64 images per rank and a fixed cost of 1 ms per step."""
     known = {
         "world_size": 4, "devices": [f"GPU-{rank}" for rank in range(4)], "ranks": GPU_RANK_INFO, "batch_size": 64,
         "cores": 8, "workers": 2, "pipeline": "stream", "least_step": 0.001, "least_images": 2,
@@ -97,7 +97,7 @@ def make_gpu_run_started(**fields: Any) -> RunStarted:
 
 
 def make_timed_epoch(**fields: Any) -> EpochEvent:
-    """An epoch of 10 s in which each rank took 12.8 ms for a batch."""
+    """Epoch event of 10 s in which every rank took 12.8 ms per batch."""
     known = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": make_rank_timings(*[(0.1, 3.0)] * 4)}
     return replace(make_epoch(2, time=100.0), **known | fields)
 

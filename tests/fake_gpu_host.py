@@ -1,5 +1,7 @@
-"""A host with GPUs for the tests: NVIDIA's own Python binding over a driver library of ours, which answers as a text
-file says (`fake_nvml.c`, `fake_nvml_scene.h`), or over its stand-in where there is no C compiler (`fake_nvml.py`)."""
+"""Fake GPU host for tests: NVIDIA's Python binding over a fake NVML library that answers from a text file.
+
+The library is `fake_nvml.c` with `fake_nvml_scene.h`, or `fake_nvml.py` if there is no C compiler.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from typing import Any
 TESTS = Path(__file__).parent
 NVML_LIBRARY = "libnvidia-ml.so.1"
 COMPILER = shutil.which("cc")
-NO_COMPILER = "no C compiler here: the same is tested with the stand-in in Python"
+NO_COMPILER = "no C compiler; the Python replacement of the driver is tested instead"
 
-# Far above the highest pid that Linux gives (2**22).
+# Above the highest PID that Linux assigns (2**22).
 UNKNOWN_PID = 2**22 + 77
 
 
@@ -34,7 +36,7 @@ def eight_gpu_lines(**values: object) -> list[str]:
 
 
 def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:
-    """Variables under which the binding finds a driver of ours."""
+    """Build the fake driver; return the environment variables that make the binding load it."""
     if COMPILER is None:
         hook = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import fake_nvml; fake_nvml.install()\n"
         (folder / "sitecustomize.py").write_text(hook)
@@ -51,7 +53,7 @@ def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:
 
 @dataclass
 class FakeGpuHost:
-    """What the driver answers, and the variables that make a command ask it."""
+    """Host whose driver answers from a scene file, and the environment for commands that use it."""
 
     folder: Path
     driver: dict[str, str]
@@ -68,7 +70,7 @@ class FakeGpuHost:
         return self.driver | {"FAKE_NVML": str(self.scene), "GPUTRAIN_RESERVATIONS": str(reservations)}
 
     def set_scene(self, *lines: str | Sequence[str]) -> None:
-        """From now on the driver answers so: lines, or lists of lines."""
+        """Replace the scene by these lines (strings or lists of them). Running processes see it at their next call."""
         flat = ["driver 580.95.05", "cuda 13000"]
         for line in lines:
             flat += [line] if isinstance(line, str) else line
@@ -78,7 +80,7 @@ class FakeGpuHost:
 
 
 def load_fake_driver(driver: dict[str, str]) -> None:
-    """Make this process find the driver as well: it was started before there was one."""
+    """Load the fake driver into this process, whose environment was set before the driver existed."""
     if COMPILER is None:
         import fake_nvml
 
@@ -88,6 +90,6 @@ def load_fake_driver(driver: dict[str, str]) -> None:
 
 
 def parse_gpus_json(output: str) -> list[dict[str, Any]]:
-    """The GPUs of `gputrain gpus --json`."""
+    """Parse the GPUs in the output of `gputrain gpus --json`."""
     found: list[dict[str, Any]] = json.loads(output)["gpus"]
     return found

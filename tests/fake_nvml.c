@@ -1,9 +1,9 @@
-/* A stand-in for NVIDIA's driver library NVML, so that what reads GPUs can be tested where there are none:
+/* Fake NVML, the library of NVIDIA's driver, to test GPU monitoring without GPUs:
 
-       cc -shared -fPIC -pthread -o libnvidia-ml.so.1 fake_nvml.c      (found by LD_LIBRARY_PATH)
+       cc -shared -fPIC -pthread -o libnvidia-ml.so.1 fake_nvml.c      (loaded through LD_LIBRARY_PATH)
 
-   With -DOLD_DRIVER it lacks the symbols that older drivers lack. fake_nvml.py is the same in Python.
-   What the host is like is read by fake_nvml_scene.h. */
+   With -DOLD_DRIVER, symbols that older drivers lack are missing. fake_nvml.py is the same in Python.
+   fake_nvml_scene.h reads the scene file, which describes the host. */
 #include "fake_nvml_scene.h"
 
 #define ENTER(handle, index)                                                                                           \
@@ -63,7 +63,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) {
   HOST;
   const struct device *gpu = call.scene->gpus, *end = gpu + call.scene->gpu_count;
-  for (unsigned a[4], b[4]; gpu < end; gpu++) /* the domain is written with four digits or with eight */
+  for (unsigned a[4], b[4]; gpu < end; gpu++) /* the domain has four or eight digits */
     if (sscanf(gpu->bus, "%x:%x:%x.%x", a, a + 1, a + 2, a + 3) == 4 &&
         sscanf(bus, "%x:%x:%x.%x", b, b + 1, b + 2, b + 3) == 4 && !memcmp(a, b, sizeof a)) break;
   return give_handle(device, gpu < end ? gpu : NULL, NOT_FOUND);
@@ -110,13 +110,13 @@ PAIR(nvmlDeviceGetEccMode, gpu->ecc)
 CHOICE(nvmlDeviceGetTemperature, 1, gpu->temperature)
 CHOICE(nvmlDeviceGetClockInfo, 4, which == 2 ? gpu->memory_clock : gpu->sm_clock)
 CHOICE(nvmlDeviceGetMaxClockInfo, 4, which == 2 ? gpu->max_memory_clock : gpu->max_sm_clock)
-CHOICE(nvmlDeviceGetPcieThroughput, 2, (wait_for(20), which ? gpu->rx : gpu->tx)) /* the real one measures so long */
+CHOICE(nvmlDeviceGetPcieThroughput, 2, (wait_for(20), which ? gpu->rx : gpu->tx)) /* the real one measures over 20 ms */
 #ifndef OLD_DRIVER
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, u64, gpu->throttle)
 PAIR(nvmlDeviceGetMigMode, gpu->mig)
 #endif
 
-/* Other monitors ask for these and complain where the symbol is missing. */
+/* Other monitors call these and fail if the symbol is missing. */
 #define UNSUPPORTED(name) nvmlReturn_t name(void *device) { GPU_ONLY; WHERE(!gpu); return SUCCESS; }
 UNSUPPORTED(nvmlDeviceGetComputeMode)
 UNSUPPORTED(nvmlDeviceGetCudaComputeCapability)
@@ -153,7 +153,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
   return SUCCESS;
 }
 
-/* ---- What a GPU and a MIG instance both have ---- */
+/* ---- Functions for GPUs and MIG instances ---- */
 
 #define EITHER DEVICE; const struct device *it = call.mig ? call.mig : call.gpu
 
@@ -162,13 +162,13 @@ nvmlReturn_t nvmlDeviceGetName(void *device, char *text, unsigned room) { EITHER
 
 static u64 bytes(double mib) { return (u64)mib << 20; }
 
-/* Since driver 510 this one counts the reserved memory as used, and the second does not. */
+/* Since driver 510, version 1 counts reserved memory as used and version 2 does not. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo(void *device, u64 memory[3]) { /* total, free, used */
   EITHER;
   memory[0] = bytes(it->total), memory[2] = bytes(it->used + it->reserved), memory[1] = memory[0] - memory[2];
   return SUCCESS;
 }
-nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(void *device, u64 memory[3]) { /* other monitors cannot do without it */
+nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(void *device, u64 memory[3]) { /* required by other monitors */
   EITHER;
   memory[0] = bytes(it->total), memory[2] = bytes(1), memory[1] = memory[0] - memory[2];
   return SUCCESS;
@@ -213,7 +213,7 @@ static nvmlReturn_t give_processes(struct call call, bool graphics, unsigned *co
 RUNNING(nvmlDeviceGetComputeRunningProcesses_v3, false)
 RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v3, true)
 
-/* ---- GPM: what a metric was between two samples (here: what the scene says at the time of the question) ---- */
+/* ---- GPM: metrics between two samples (here: the values of the scene at the time of the query) ---- */
 
 #ifndef OLD_DRIVER
 struct sample { void *device; unsigned gi; };

@@ -1,13 +1,12 @@
-"""A stand-in for NVIDIA's driver library NVML where there is no C compiler: fake_nvml.c, behind the Python binding.
+"""Python version of fake_nvml.c, the fake NVML library, for hosts without a C compiler.
 
-`install()` makes `ctypes.CDLL("libnvidia-ml.so.1")` an object of ours, whose attributes are called as the C functions
-are, so that the real pynvml with its own structures is what runs. A program gets it by a `sitecustomize.py` in a folder
-on its PYTHONPATH:
+`install()` makes `ctypes.CDLL("libnvidia-ml.so.1")` return an object with the C functions as attributes, so that the
+real pynvml runs with its own structures. A program loads it through a `sitecustomize.py` in a folder on its PYTHONPATH:
 
     import sys; sys.path.insert(0, "<this folder>"); import fake_nvml; fake_nvml.install()
 
-The file named by $FAKE_NVML, the scenario, says what the host is like; fake_nvml_scene.h describes its format, and
-every answer is that of fake_nvml.c. With FAKE_NVML_OLD=1 the symbols are missing that older drivers lack.
+The scene file, $FAKE_NVML, describes the host; fake_nvml_scene.h documents its format. All answers equal those of
+fake_nvml.c. With FAKE_NVML_OLD=1, symbols that older drivers lack are missing.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ ERRORS = (
     "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
     "Driver/library version mismatch", "In use", "Insufficient Memory", "No data",
 )  # fmt: skip
-MISSING = {  # from an older driver
+MISSING = {  # in older drivers
     "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMigMode",
     "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet",
     "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
@@ -57,8 +56,8 @@ MISSING = {  # from an older driver
 
 @dataclass
 class Function:
-    kind: str  # of its first argument: "host" (anything), "index" (of a GPU), "gpu" or "device" (a GPU or an instance)
-    answer: Callable[..., None]  # of the call and the arguments that follow
+    kind: str  # first argument: "host" (anything), "index" (of a GPU), "gpu" or "device" (a GPU or an instance)
+    answer: Callable[..., None]  # called with the Call and the remaining arguments
 
 
 FUNCTIONS: dict[str, Function] = {}
@@ -136,7 +135,7 @@ def by_uuid(call: Call, uuid: bytes, out: Any) -> None:
 
 
 def bus_numbers(bus: str) -> list[int]:
-    """The domain is written with four digits or with eight."""
+    """Parse a PCI bus ID, whose domain has four or eight digits."""
     return [int(part, 16) for part in bus.replace(".", ":").split(":")]
 
 
@@ -157,7 +156,7 @@ def gpu_of_mig(call: Call, out: Any) -> None:
     give_handle(out, call.mig and call.gpu, INVALID_ARGUMENT)
 
 
-# The values that each gives through its pointers; a negative one is not supported.
+# Function -> values written through its pointers. A negative value means not supported.
 NUMBERS: dict[str, Callable[[Device], list[float]]] = {
     "nvmlDeviceGetIndex": lambda gpu: [gpu.index],
     "nvmlDeviceGetMinorNumber": lambda gpu: [gpu.index],
@@ -176,7 +175,7 @@ NUMBERS: dict[str, Callable[[Device], list[float]]] = {
     "nvmlDeviceGetMigMode": lambda gpu: [gpu.mig, gpu.mig],
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: [7 if gpu.mig == 1 else 0],
 }
-# The value for each value of the argument before the pointer.
+# Function -> values, indexed by the argument before the pointer.
 CHOICES: dict[str, Callable[[Device], list[float]]] = {
     "nvmlDeviceGetTemperature": lambda gpu: [gpu.temperature],
     "nvmlDeviceGetClockInfo": lambda gpu: [gpu.sm_clock, gpu.sm_clock, gpu.memory_clock, gpu.sm_clock],
@@ -185,7 +184,7 @@ CHOICES: dict[str, Callable[[Device], list[float]]] = {
     ],
     "nvmlDeviceGetPcieThroughput": lambda gpu: [gpu.tx, gpu.rx],
 }  # fmt: skip
-# Other monitors ask for these and complain where the symbol is missing.
+# Other monitors call these and fail if the symbol is missing.
 UNSUPPORTED = (
     "nvmlDeviceGetComputeMode", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetDecoderUtilization",
     "nvmlDeviceGetDisplayActive", "nvmlDeviceGetDisplayMode", "nvmlDeviceGetDriverModel",
@@ -206,7 +205,7 @@ def add_choice(name: str, values: Callable[[Device], list[float]]) -> None:
     def choice(call: Call, which: int, pointer: Any) -> None:
         need(which < len(values(call.gpu)), INVALID_ARGUMENT)
         if name == "nvmlDeviceGetPcieThroughput":
-            time.sleep(0.02)  # the real one measures so long
+            time.sleep(0.02)  # the real function measures over 20 ms
         need(values(call.gpu)[which] >= 0)
         pointer.value = int(values(call.gpu)[which])
 
@@ -258,7 +257,7 @@ def name_of(call: Call, text: Any, room: int) -> None:
 
 @add("nvmlDeviceGetMemoryInfo", "device")
 def memory(call: Call, info: Any) -> None:
-    """Since driver 510 this one counts the reserved memory as used, and the second does not."""
+    """Since driver 510, version 1 counts reserved memory as used and version 2 does not."""
     it = call.either
     info.total, info.used = mib(it.total), mib(it.used + it.reserved)
     info.free = info.total - info.used
@@ -266,7 +265,7 @@ def memory(call: Call, info: Any) -> None:
 
 @add("nvmlDeviceGetBAR1MemoryInfo", "device")
 def bar1_memory(call: Call, info: Any) -> None:
-    """Other monitors cannot do without it."""
+    """Required by other monitors."""
     info.bar1Total, info.bar1Used = mib(call.either.total), mib(1)
     info.bar1Free = info.bar1Total - info.bar1Used
 
@@ -312,7 +311,7 @@ def graphics_processes(call: Call, number: Any, infos: Any) -> None:
     give_processes(call, "graphics", number, infos)
 
 
-# ---- GPM: what a metric was between two samples (here: what the scene says at the time of the question) ----
+# ---- GPM: metrics between two samples (here: the values of the scene at the time of the query) ----
 
 
 @add("nvmlGpmQueryDeviceSupport", "gpu")
@@ -364,7 +363,7 @@ def gpm_metrics(call: Call, asked: Any) -> None:
 
 
 def plain(argument: Any) -> Any:
-    """A number for what C gets by value, also for a pointer; what a byref() refers to; a buffer as it is."""
+    """Unwrap a ctypes argument: the value of simple types, the address of pointers, the target of byref()."""
     if isinstance(argument, ctypes._SimpleCData):
         return argument.value
     if isinstance(argument, ctypes._Pointer):
@@ -373,7 +372,7 @@ def plain(argument: Any) -> Any:
 
 
 def error_string(code: Any) -> bytes:
-    with contextlib.suppress(Answer):  # it has no code to answer with
+    with contextlib.suppress(Answer):  # nvmlErrorString has no return code
         enter("nvmlErrorString", "host", None)
     return (ERRORS[plain(code)] if 0 <= plain(code) < len(ERRORS) else "Unknown Error").encode()
 
@@ -389,7 +388,7 @@ class Library:
 
         def entry(*arguments: Any) -> int:
             values = [plain(argument) for argument in arguments]
-            if name == "nvmlGpmMetricsGet":  # its device is that of its first sample
+            if name == "nvmlGpmMetricsGet":  # the device is that of the first sample
                 values.insert(0, HOST.samples.get(address(values[0].sample1), (None, 0, 0))[1])
             first = None if function.kind == "host" else values.pop(0)
             try:
@@ -405,7 +404,7 @@ class Library:
 def install() -> None:
     library = Library()
 
-    # The class stays itself: others are derived from it, and some have imported it by now.
+    # Patch the class in place: it has subclasses, and other modules have imported it already.
     def new(cls: type, name: object = None, *_arguments: object, **_options: object) -> object:
         return library if name == LIBRARY else object.__new__(cls)
 

@@ -1,26 +1,26 @@
-/* The scenario that fake_nvml.c answers from, and what every call begins with.
+/* Scene file of fake_nvml.c, and the prologue of every call.
 
-   The file named by $FAKE_NVML, the scenario, says what the host is like; without it no driver is loaded. Every call
-   looks whether the file is another one by now, so a test changes the scene of a running program by renaming a new
-   file over it. While the file is gone, the last scene stays. `#` begins a comment. The lines, in any number:
+   The scene file, $FAKE_NVML, describes the host; without it, no driver is loaded. Every call checks whether the file
+   was replaced, so a test changes the scene of a running program by renaming a new file over it. While the file is
+   missing, the last scene applies. `#` starts a comment. Lines, in any number:
 
        driver VERSION
        cuda NUMBER                                                    13000 is 13.0
-       gpu uuid=UUID [KEY=VALUE ...]                                  one a GPU, in index order
+       gpu uuid=UUID [KEY=VALUE ...]                                  one per GPU, in index order
        instance GPU uuid=UUID [name= gi= ci= total= used=]            a MIG instance of the GPU with that index
        process GPU PID MIB compute|graphics [GPU_INSTANCE_ID]         MIB of -1: not available
-       fault GPU|* FUNCTION|* CODE|hang|slow=MILLISECONDS             the first that matches a call counts
+       fault GPU|* FUNCTION|* CODE|hang|slow=MILLISECONDS             the first that matches a call applies
 
    The keys of a gpu and their defaults are DEFAULTS below, name=Fake_H100_80GB (underscores are read as spaces) and
    bus=00000000:10:00.0 (then 20, 30, ...). Memory is in MiB, power and limit in W, tx and rx in KB/s, clocks in MHz,
-   the rest in percent, degrees or as NVML has it. What is negative is not supported; ecc=0 is off, mig=1 is MIG mode,
-   gpm=0: none of sm, tensor and dram can be measured. The first memory call counts what is reserved as used.
+   the rest in percent, degrees or NVML's unit. Negative values are not supported; ecc=0 is off, mig=1 is MIG mode,
+   gpm=0: sm, tensor and dram cannot be measured. nvmlDeviceGetMemoryInfo (v1) counts reserved memory as used.
 
-   A fault is of a GPU (or of its instances), or of `*`, all and also the calls that have no GPU, and of an exported
-   symbol, or of `*`, all but those in SPARED. CODE is the nvmlReturn_t answered. A hang lasts until the scenario has
-   no such fault any more; after a hang or a slow call the answer is that of the scene by then.
+   A fault applies to a GPU and its instances, or with `*` to all GPUs and to calls without a GPU; and to an exported
+   symbol, or with `*` to all symbols except those in SPARED. CODE is the nvmlReturn_t. A hang lasts until the scene
+   has no such fault anymore; after a hang or a slow call, the answer comes from the scene at that time.
 
-   A line that cannot be read ends the program: a test with a typing error in it must not pass. */
+   A line that cannot be parsed aborts the program, so that a test with a typo does not pass. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -72,11 +72,11 @@ static const char *const SPARED[] = {
   "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", NULL};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static const struct scene *now; /* replaced and never freed: a call may still look at an older one */
+static const struct scene *now; /* replaced, never freed: a concurrent call may still read an older one */
 static atomic_int users;
-static char handles[HANDLES][TEXT]; /* a handle points at the UUID of what it is a handle of */
+static char handles[HANDLES][TEXT]; /* a handle points to the UUID of its device */
 
-/* ---- The scenario ---- */
+/* ---- Scene file ---- */
 
 static void understand(bool understood, const char *line) {
   if (understood) return;
@@ -97,7 +97,7 @@ static bool set(struct device *device, const struct key *keys, char *pair) {
   }
   for (; keys->name; keys++) {
     if (strcmp(keys->name, pair)) continue;
-    *(double *)((char *)device + keys->offset) = strtod(value, &end); /* reads 0x.. too */
+    *(double *)((char *)device + keys->offset) = strtod(value, &end); /* parses 0x.. as well */
     return end != value && !*end;
   }
   return false;
@@ -147,7 +147,7 @@ static bool read_line(struct scene *scene, char *line) {
   return false;
 }
 
-/* Called with the lock held. Whether there is a scenario; `now` is the last one there was. */
+/* Called with the lock held. Returns whether the scene file exists; `now` keeps the last scene. */
 static bool load(void) {
   static struct stat seen;
   struct stat found;
@@ -173,7 +173,7 @@ static bool load(void) {
   return true;
 }
 
-/* ---- What every call begins with ---- */
+/* ---- Prologue of every call ---- */
 
 struct call { nvmlReturn_t code; const struct scene *scene; const struct device *gpu, *mig; };
 
@@ -197,7 +197,7 @@ static const struct device *with_uuid(const struct device *devices, size_t count
   return NULL;
 }
 
-/* Where there is no handle (NULL here), the faults are those of the GPU `index`, or of no GPU (ANY). */
+/* Without a handle (NULL), faults of the GPU `index` apply, or of no GPU (ANY). */
 static struct call enter(const char *function, const char *handle, int index) {
   bool waited = false, spared = false, first = !strncmp(function, "nvmlInit", 8);
   for (const char *const *name = SPARED; *name; name++) spared |= !strcmp(*name, function);

@@ -1,5 +1,4 @@
-"""What fake_nvml.py answers from: the scenario, in the format that fake_nvml_scene.h describes, and what every call
-begins with."""
+"""Scene file of fake_nvml.py, in the format that fake_nvml_scene.h documents, and the prologue of every call."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ GPU_DEFAULTS: dict[str, str | float] = {
 INSTANCE_DEFAULTS: dict[str, str | float] = {
     "name": "Fake_MIG_1g.10gb", "gi": 1, "ci": 0, "total": 9728, "used": 20, "reserved": 0,
 }  # fmt: skip
-SPARED = {  # by a fault of `*`
+SPARED = {  # not affected by a fault of `*`
     "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2",
     "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3",
 }  # fmt: skip
 
-Device = SimpleNamespace  # a GPU or a MIG instance: `uuid`, `bus`, `index` of the GPU, and the keys above
+Device = SimpleNamespace  # a GPU or MIG instance: `uuid`, `bus`, `index` of the GPU, and the keys above
 
 
 @dataclass
@@ -88,7 +87,7 @@ def device(index: int, defaults: dict[str, str | float], pairs: list[str]) -> De
     return Device(**known | {"name": str(known["name"]).replace("_", " ")}, index=index)
 
 
-class Answer(Exception):  # noqa: N818 - how a call ends that has nothing to give
+class Answer(Exception):  # noqa: N818 - ends a call with a return code
     def __init__(self, code: int) -> None:
         self.code = code
 
@@ -99,22 +98,22 @@ def need(condition: object, code: int = NOT_SUPPORTED) -> None:
 
 
 class Host:
-    """What the library remembers between calls."""
+    """State of the library between calls."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.scene: Scene | None = None
         self.seen: tuple[int, int, int] | None = None
         self.users = 0
-        self.memory = (ctypes.c_char * 256)()  # a handle is the address of one of these
-        self.uuids: list[str] = []  # ... and this is the UUID that each stands for
-        self.samples: dict[int, tuple[ctypes.c_char, int, int]] = {}  # by address: itself, the device, its GPU instance
+        self.memory = (ctypes.c_char * 256)()  # a handle is the address of one element
+        self.uuids: list[str] = []  # the UUID for each handle
+        self.samples: dict[int, tuple[ctypes.c_char, int, int]] = {}  # address -> sample, device handle, GPU instance
 
     def load(self) -> bool:
-        """Whether there is a scenario; `scene` is the last one there was."""
+        """Reload `scene` if the file changed. Return whether the file exists; `scene` keeps the last content."""
         with self.lock:
             try:
-                with open(os.environ["FAKE_NVML"]) as file:  # noqa: PTH123 - as cheap as can be: it is at every call
+                with open(os.environ["FAKE_NVML"]) as file:  # noqa: PTH123 - cheapest, for every call
                     found = os.fstat(file.fileno())
                     seen = (found.st_ino, found.st_mtime_ns, found.st_size)
                     text = None if seen == self.seen else file.read()
@@ -160,7 +159,7 @@ class Call:
 
 
 def enter(name: str, kind: str, first: Any) -> Call:
-    """What every call begins with: the scene, its device, and the fault that is meant for it."""
+    """Prologue of every call: load the scene, resolve the device, apply a matching fault."""
     waited = False
     while True:
         readable = HOST.load()

@@ -1,5 +1,7 @@
-"""Run the installed `gputrain` command in a folder and an environment of its own, and read what it leaves
-behind. The fixtures in conftest.py hand it to the tests."""
+"""Run the installed `gputrain` command in its own folder and environment, and read its run folders.
+
+Tests use it through the fixtures in conftest.py.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 GPUTRAIN = str(Path(sys.executable).with_name("gputrain"))
 LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMP_", "GPUTRAIN_")
-# With it every rank of every run would compile the package anew.
+# With it, every rank of every run would recompile the package.
 NO_BYTECODE_VARIABLE = "PYTHONDONTWRITEBYTECODE"
 
 
 def wait_for(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out after {seconds} s waiting for {what}"
         time.sleep(0.05)
 
 
@@ -36,14 +38,14 @@ def read_events(run: Path) -> list[dict[str, Any]]:
 
 
 def without_timings(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The `epoch` and `step` events without what depends on the clock."""
+    """Return the `epoch` and `step` events without fields that depend on the clock."""
     clocks = {"time", "seconds", "images_per_second", "data_wait", "work"}
     kept = [event for event in events if event["type"] in ("epoch", "step")]
     return [{key: value for key, value in event.items() if key not in clocks} for event in kept]
 
 
 def effective_events(run: Path) -> list[dict[str, Any]]:
-    """What a reader of the journal keeps: nothing of steps that a resume took back."""
+    """Return the events without those of steps that a resume repeats, as readers of the journal do."""
     kept: list[dict[str, Any]] = []
     for event in read_events(run):
         if event["type"] == "run_resumed":
@@ -61,7 +63,7 @@ def last_checkpoint_weights(run: Path) -> dict[str, Any]:
 
 @dataclass
 class Gputrain:
-    """The command, with runs in a folder of the test's own and no GPU in sight."""
+    """The `gputrain` command with its own runs folder and no visible GPUs."""
 
     folder: Path
     environment: dict[str, str]
@@ -72,7 +74,7 @@ class Gputrain:
         return self.folder / "runs"
 
     def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run to the end."""
+        """Run the command and wait for its end."""
         environment = self.environment | variables
         command = [GPUTRAIN, *arguments]
         return subprocess.run(
@@ -80,7 +82,7 @@ class Gputrain:
         )
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """Start, and leave running."""
+        """Start the command in the background."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": self.environment} | options
         command = list(arguments) if "/" in arguments[0] else [GPUTRAIN, *arguments]
         process = subprocess.Popen(command, cwd=self.folder, text=True, **options)
@@ -88,11 +90,11 @@ class Gputrain:
         return process
 
     def run_in_mount_namespace(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a shell script that may mount file systems of its own; "$@" in it is the command with its arguments."""
+        """Run a shell script that may mount file systems; `"$@"` in it is the command with its arguments."""
         unshare = shutil.which("unshare")
         mount = [str(unshare), "-Urm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
         if unshare is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-            pytest.skip("this machine allows no mount of one's own")
+            pytest.skip("unprivileged mount namespaces are not available")
         return subprocess.run(
             [unshare, "-Urm", "sh", "-c", script, "sh", GPUTRAIN, *arguments],
             cwd=self.folder,
@@ -104,7 +106,7 @@ class Gputrain:
         )
 
     def inject_fault(self, kind: str, rank: int, *steps: int, once: bool = False) -> None:
-        """One more fault, see faults/sitecustomize.py, in whatever is started from now on."""
+        """Add a fault (see faults/sitecustomize.py) to all commands started from now on."""
         faults = json.loads(self.environment.get("GPUTRAIN_FAULT", "[]"))
         mark = str(self.folder / f"fault-{len(faults)}") if once else None
         faults.append({"kind": kind, "rank": rank, "steps": steps, "once": mark})
@@ -112,7 +114,7 @@ class Gputrain:
         self.environment |= {"PYTHONPATH": path, "GPUTRAIN_FAULT": json.dumps(faults)}
 
     def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
-        """Until the run `name` has `count` events of a kind."""
+        """Wait until the run `name` has `count` events of type `kind`."""
         journal = self.runs / name / "events.jsonl"
 
         def there() -> bool:
@@ -121,7 +123,7 @@ class Gputrain:
         wait_for(there, f"{count} {kind} events of {name}", 90)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that has this test's environment."""
+        """Return all processes that have this test's environment."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -134,7 +136,7 @@ class Gputrain:
 
 
 def find_forkserver(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
-    """What has forked the ranks, or will."""
+    """Return the fork server that forks the ranks of a supervisor."""
     ours = gputrain.processes()
     return next(
         (one for one in ours if one.ppid() == supervisor.pid and "engine.launch.forkserver" in str(one.cmdline())), None
@@ -171,7 +173,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
 
 
 def isolated_gputrain(folder: Path) -> Iterator[Gputrain]:
-    """The command in a folder; afterwards nothing of it may be left but that folder."""
+    """Yield the command; afterwards, check that no processes or shared memory files remain."""
     shared_memory = shared_memory_files()
     command = Gputrain(folder, clean_environment(folder))
     yield command
@@ -186,7 +188,7 @@ def isolated_gputrain(folder: Path) -> Iterator[Gputrain]:
 
 
 def shared_memory_files() -> set[str]:
-    """What torch and multiprocessing put there; other programs on the machine may come and go."""
+    """Names in /dev/shm that torch, multiprocessing and NCCL create; other programs may add and remove files."""
     return {
         path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "psm_", "sem.", "nccl"))
     }
@@ -194,7 +196,7 @@ def shared_memory_files() -> set[str]:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is over: what it printed and where it lies."""
+    """A finished run: its process with the output, and its folder."""
 
     process: subprocess.CompletedProcess[str]
     path: Path

@@ -1,4 +1,4 @@
-"""A run of one rank within the test's own process: the worker's real pieces, without the seconds of a start."""
+"""Train with a single rank in the test process: the real components without the startup time of a worker process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def single_rank_trainer(
     base: str | None = "digits",
     on_gpu: bool = False,
 ) -> Iterator[Trainer]:
-    """Set up on the digits and ready, to go on from a checkpoint where one is given; on the CPU or on the first GPU."""
+    """Yield a trainer that is ready to run, resumed from `checkpoint` if given, on the CPU or the first GPU."""
     config = resolve_config(base, ["device.ranks=1", "device.gpus=cpu", *overrides]).config
     rank_info, source = RankInfo(0, 1, 0, 1), open_source(config)
     shares, images = build_sampler(config, source, 1), model_input_format(config, source)
@@ -53,7 +53,7 @@ def single_rank_trainer(
         chosen = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "nccl")
     job = Job(config, chosen, RunFolder(folder) if folder else None, False, source)
     threads = torch.get_num_threads()
-    # More would only wait for each other beside other tests.
+    # With tests running in parallel, more threads only contend for cores.
     torch.set_num_threads(1)
     try:
         data = TrainingData(source, shares, images, feed)
@@ -68,7 +68,7 @@ def single_rank_trainer(
 
 
 def train_in_process(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[EpochEvent]:
-    """The `epoch` events of a run, which lies in `folder`."""
+    """Train a run in `folder` and return its `epoch` events."""
     events: list[Event] = []
     folder.mkdir(exist_ok=True)
     with single_rank_trainer(*overrides, folder=folder, events=events, checkpoint=checkpoint) as fit:

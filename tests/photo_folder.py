@@ -1,4 +1,4 @@
-"""A folder of a few small photos, and a config that varies them."""
+"""Write a small image folder, and open it with augmentation enabled."""
 
 from __future__ import annotations
 

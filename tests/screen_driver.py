@@ -1,4 +1,4 @@
-"""Drive the screen by its keys."""
+"""Run the app in a test and press keys."""
 
 from __future__ import annotations
 

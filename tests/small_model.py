@@ -1,4 +1,4 @@
-"""A small model, its training by an optimizer, and what the tests of optimizers ask of the two."""
+"""A small model and helpers to train and compare it, for the tests of optimizers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refused(config: OptimConfig, model: nn.Module) -> str:
 
 
 def goes_on_alike(config: OptimConfig, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
-    """Whether `later`, with the weights of `model` and a new optimizer with the state of its own, comes to the same."""
+    """Whether `later`, resumed from the weights and optimizer state of `model`, trains to identical weights."""
     later.load_state_dict(model.state_dict())
     resumed = build_optimizer(config, later)
     restore_optimizer(resumed, deepcopy(optimizer.state_dict()))

@@ -1,4 +1,4 @@
-"""A program in a pseudo-terminal of its own."""
+"""Run a program in a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import termios
 
 from gputrain_command import Gputrain, wait_for
 
-# A limit at which a test gives up, not a measurement.
+# Hang limit of a test, not a measurement.
 TIMEOUT_SECONDS = 20.0
 # The escape sequences that leave the alternate screen and show the cursor.
 LEAVE_ALTERNATE_SCREEN, SHOW_CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
 
 
 class Terminal:
-    """A program in a terminal of its own."""
+    """A program that runs in its own pseudo-terminal."""
 
     def __init__(self, gputrain: Gputrain, *command: str, **variables: str) -> None:
         self.master, slave = pty.openpty()
@@ -74,6 +74,6 @@ class Terminal:
         )
 
     def hang_up(self) -> None:
-        """What the end of an SSH session does."""
+        """Close the terminal, as the end of an SSH session does."""
         os.close(self.slave)
         os.close(self.master)

@@ -1,4 +1,4 @@
-"""Imports point downwards, and what every command needs starts without torch."""
+"""Import rules: layers import only lower layers, and light modules import neither torch nor Textual."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_run_flags_take_help_text_from_config(gputrain: Gputrain) -> None:
         assert f"{describe_key(key)} ({key})" in shown
 
 
-def test_import_contract_fails_when_a_forbidden_import_is_added(tmp_path: Path) -> None:
+def test_import_contract_rejects_upward_import(tmp_path: Path) -> None:
     for package in ("engine", "tui"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

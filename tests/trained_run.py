@@ -1,4 +1,4 @@
-"""Runs with a checkpoint and no training, and the commands that read such runs, called in this process."""
+"""Create run folders with a checkpoint but without training, and call commands in the test process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DIGITS = validate_config({})
 
 
 def call(*arguments: object) -> Result:
-    """The command, in this process."""
+    """Call the CLI in this process."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) -> RunFolder:
-    """A run of nothing but a checkpoint, of a model with random weights where `state` brings no others."""
+    """Create a run with only a checkpoint, of a model with random weights unless `state` contains others."""
     checked = validate_config(
         {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
     )

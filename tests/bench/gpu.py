@@ -1,7 +1,10 @@
-"""On one GPU: seconds an epoch of ResNet-18 on Fashion-MNIST-shaped data in bf16, compiled and not, with the share of
-what the same steps reach without data and of what the GPU could compute; and the rate of the memory pipeline on
-CIFAR-10-shaped data beside a loader of airbench's design (Jordan, 2024: all images on the device, varied an epoch at a
-time). Run by hand: `python tests/bench/gpu.py [PAIRS]`."""
+"""Benchmark training and the memory pipeline on one GPU: `python tests/bench/gpu.py [PAIRS]`.
+
+1. ResNet-18 on data of Fashion-MNIST's shape in bf16, compiled and not: seconds per epoch, throughput relative to the
+   same steps without input, and MFU.
+2. Throughput of the memory pipeline on data of CIFAR-10's shape, compared with a loader of airbench's design (Jordan,
+   2024: all images on the device, augmented one epoch at a time).
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ from engine.data.sources.base import ImageFormat
 
 GPUTRAIN = Path(sys.executable).with_name("gputrain")
 EPOCHS = 6
-# The textbook's script reports 14.0 s an epoch on one GPU, 8.8 s on two.
+# For comparison, Dive into Deep Learning reports 14.0 s per epoch on one GPU, 8.8 s on two.
 RESNET = ["data.dataset=fake", "data.fake_train=60000", "data.fake_val=10000", "data.image_size=28", "data.channels=1"]
 RESNET += ["model.name=resnet18-small", "data.batch_size=256", "precision.amp=bf16", "augment.crop_padding=2"]
 IMAGES, BATCH, PADDING = 50_000, 1024, 2
 
 
 def epochs_of(*keys: str) -> dict[str, float]:
-    """Medians of all epochs but the first of a run."""
+    """Run with these overrides; return medians over all epochs but the first."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(GPUTRAIN), "run", "--headless", "--json", "--gpus", "free:1", f"--runs-dir={folder}", *RESNET]
         done = subprocess.run([*command, f"run.epochs={EPOCHS}", *keys], capture_output=True, text=True, check=True)
@@ -46,7 +49,7 @@ def epochs_of(*keys: str) -> dict[str, float]:
 
 
 def ours(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
-    """Images a second of the memory pipeline, an epoch of which is thrown away."""
+    """Throughput of the memory pipeline in images/s, after one epoch of warmup."""
     form = ImageFormat(32, 3, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
     source = ArraySource(
         form, tuple("0123456789"), {"train": images, "val": images[:8]}, {"train": labels, "val": labels[:8]}
@@ -69,8 +72,10 @@ def ours(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
 
 
 def of_airbench_design(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
-    """The same: half-precision images that were normalised and padded once, flipped and cropped for a whole epoch, then
-    taken in a random order."""
+    """Throughput of airbench's design in images/s.
+
+    Float16 images are normalized and padded once; each epoch flips and crops all of them, then indexes random batches.
+    """
     kept = F.pad((torch.from_numpy(images).to(device).half() / 255 - 0.48) / 0.25, (PADDING,) * 4, "reflect")
     answers = torch.from_numpy(labels).to(device)
     rates = []
@@ -88,7 +93,7 @@ def of_airbench_design(images: np.ndarray, labels: np.ndarray, device: torch.dev
 
 
 def cropped(padded: Tensor) -> Tensor:
-    """All images with the same shift at once, by masks."""
+    """Crop padded images at random offsets, all images of the same offset together."""
     size = padded.shape[-1] - 2 * PADDING
     shifts = torch.randint(0, 2 * PADDING + 1, (len(padded), 2), device=padded.device)
     out = torch.empty((*padded.shape[:2], size, size), device=padded.device, dtype=padded.dtype)
@@ -107,8 +112,8 @@ def main() -> None:
     for compiled in ("false", "true"):
         found = epochs_of("data.pipeline=memory", f"model.compile={compiled}")
         share = found["rate"] / limit
-        rates = f"{found['rate']:.0f} images/s, {share:.2f} of the limit uncompiled, MFU {found['mfu']:.1%}"
-        print(f"model.compile={compiled}: {found['seconds']:.2f} s an epoch with its evaluation, {rates}", flush=True)
+        rates = f"{found['rate']:.0f} images/s, {share:.2f} of the uncompiled limit, MFU {found['mfu']:.1%}"
+        print(f"model.compile={compiled}: {found['seconds']:.2f} s per epoch including evaluation, {rates}", flush=True)
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (IMAGES, 3, 32, 32), np.uint8)
     labels = random.integers(0, 10, IMAGES)

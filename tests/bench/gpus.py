@@ -1,6 +1,8 @@
-"""How long one look at eight GPUs takes as a whole process, beside nvitop and gpustat where they are installed, and
-what the sampler costs: `python tests/bench/gpus.py [ROUNDS] [FOLDER OF nvitop AND gpustat]`. All ask the same driver,
-which is ours (`fake_nvml.c`); the commands take turns, and medians are printed."""
+"""Benchmark `gputrain gpus` on eight GPUs: `python tests/bench/gpus.py [ROUNDS] [FOLDER OF nvitop AND gpustat]`.
+
+Prints the median wall time of the whole process, compared with nvitop and gpustat if they are installed, and the CPU
+time of the GPU sampler. The commands alternate; all use the fake driver (`fake_nvml.c`).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def seconds_of(command: list[str], environment: dict[str, str]) -> float:
 
 
 def share_of_a_core(environment: dict[str, str]) -> float:
-    """CPU time of the sampler at one sample a second, after its start, as a share of the time that passes."""
+    """CPU time of the sampler after startup, at one sample per second, as a share of wall time."""
     command = [sys.executable, "-P", "-c", "from engine.gpus.sampler import main; main()", "{}"]
     sampler = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert sampler.stdout is not None
@@ -58,13 +60,13 @@ def main() -> None:
         for round_number in range(rounds + 1):
             for name, taken in times.items():
                 seconds = seconds_of([str(found[name]), *commands[name]], environment)
-                # The first round fills caches.
+                # The first round warms up caches.
                 taken += [seconds] if round_number else []
         for name, taken in times.items():
             print(
                 f"{name:<9} {statistics.median(taken):.3f} s   ({min(taken):.3f} to {max(taken):.3f}, {rounds} rounds)"
             )
-        print(f"sampler   {share_of_a_core(environment):.2%} of one core at one sample a second")
+        print(f"sampler   {share_of_a_core(environment):.2%} of one core at one sample per second")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The stream pipeline beside the loader of torchvision's reference recipe, on 2,000 JPEGs of 256 x 256 in two folders,
-with the same number of loader processes: the loaders alone, and feeding ResNet-18 at 64 x 64 in the same loop on the
-CPU. Run by hand: `python tests/bench/photos.py [PAIRS] [WORKERS]`; the two take turns, medians are printed."""
+"""Benchmark the stream pipeline on 2,000 JPEGs of 256x256: `python tests/bench/photos.py [PAIRS] [WORKERS]`.
+
+Compares it with the DataLoader of torchvision's reference recipe at the same number of workers: the loaders alone, and
+training ResNet-18 on 64x64 crops in the same loop on the CPU. The two alternate; medians are printed.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 
 IMAGES, CLASSES, SIDE, SIZE, BATCH = 2000, 2, 256, 64, 64
-# Batches that a loader is asked for before its time is taken, and batches that are trained on in a turn.
+# Warmup batches before a measurement, and batches trained per measurement.
 FIRST, TRAINED = 2, 8
 Pairs = Iterator[tuple[Tensor, Tensor]]
 
 
 def make_photos(root: Path) -> None:
-    """Smooth colours with fine noise."""
+    """Write JPEGs of smooth colors with fine noise."""
     rng = np.random.default_rng(0)
     for number in range(IMAGES):
         coarse = Image.fromarray(rng.integers(0, 256, (18, 18, 3), dtype=np.uint8))
@@ -47,7 +49,7 @@ def make_photos(root: Path) -> None:
 
 
 def reference(root: Path, workers: int) -> Pairs:
-    """As references/classification/presets.py of torchvision has it for PIL."""
+    """DataLoader as in torchvision's references/classification/presets.py with the PIL backend."""
     recipe = transforms.Compose(
         [
             transforms.RandomResizedCrop(SIZE),
@@ -79,7 +81,7 @@ def ours(root: Path, workers: int) -> Pairs:
 
 
 def loaded(pairs: Pairs) -> float:
-    """Images a second of the loader alone, without the start of its processes."""
+    """Throughput of the loader alone in images/s, without the startup of its workers."""
     for _ in range(FIRST):
         next(pairs)
     began = time.perf_counter()
@@ -88,7 +90,7 @@ def loaded(pairs: Pairs) -> float:
 
 
 def trained(pairs: Pairs) -> float:
-    """Images a second of training on what it loads."""
+    """Throughput of training on the loaded batches in images/s."""
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -123,9 +125,9 @@ def main() -> None:
         root = Path(name)
         make_photos(root)
         for _ in ours(root, 0):
-            # The look through the folder is kept for the next time.
+            # Fill the cache of the folder scan.
             break
-        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {workers} loader processes")
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {workers} loader workers")
         told("loader alone", ((loaded(reference(root, workers)), loaded(ours(root, workers))) for _ in range(pairs)))
         told("training", ((trained(reference(root, workers)), trained(ours(root, workers))) for _ in range(pairs)))
 

@@ -1,7 +1,7 @@
-"""The same training by gputrain and by what people use today, from start to end, with the epochs told apart.
+"""Benchmark a whole training against other frameworks: `python tests/bench/rivals.py [PAIRS] [NAME…]`.
 
-Run by hand: `python tests/bench/rivals.py [PAIRS] [NAME…]`. They take turns, so that a machine that is not equally fast
-all the time is unfair to none; medians and ratios are printed. Needs `pip install '.[bench]'`.
+All train the workload of `rivals/work.py`. The programs alternate, so that changes of the machine's speed affect all of
+them; medians and ratios are printed. Requires `pip install '.[bench]'`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PYTHON = Path(sys.executable)
 
 
 def commands(images: Path, folder: Path) -> dict[str, list[str]]:
-    """How each is started."""
+    """Map the name of each program to its command."""
     keys = {
         "run.epochs": work.EPOCHS,
         "run.log_every": 10,
@@ -52,7 +52,7 @@ def commands(images: Path, folder: Path) -> dict[str, list[str]]:
 
 
 def run(command: list[str]) -> tuple[float, list[float]]:
-    """Seconds from start to end, and the images a second of each epoch's training."""
+    """Run a command; return its wall time in seconds and the training throughput of each epoch in images/s."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     began = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -82,10 +82,10 @@ def main() -> None:
             for name, command in chosen.items():
                 seconds, rates = run(command)
                 print(f"{turn}  {name:22s} {seconds:6.2f} s  {' '.join(f'{rate:6.0f}' for rate in rates)}", flush=True)
-                # In the first turn files are read from the disk, and bytecode is written.
+                # The first turn warms up the page cache and writes bytecode.
                 if turn:
                     found[name].append((seconds, rates))
-    print(f"\n{'':22s} {'in all':>9s} {'first':>9s} {'later':>9s}   gputrain's by it")
+    print(f"\n{'':22s} {'total':>9s} {'first':>9s} {'later':>9s}   gputrain relative to it")
     for name, runs in found.items():
         total, first, later = figures(runs)
         line = f"{name:22s} {total:7.2f} s {first:7.0f}/s {later:7.0f}/s"
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def figures(runs: list[tuple[float, list[float]]]) -> tuple[float, float, float]:
-    """Medians: seconds in all, images a second of the first epoch, and of the later ones."""
+    """Medians of the total seconds, and of the images/s of the first and of the later epochs."""
     return (
         statistics.median(seconds for seconds, _ in runs),
         statistics.median(rates[0] for _, rates in runs),

@@ -1,5 +1,8 @@
-"""From the start of the command to the first optimizer step with two spawned ranks on the CPU, ours beside the shortest
-script that does it. Run by hand: `python tests/bench/start.py [PAIRS]`; the two take turns, medians are printed."""
+"""Benchmark the time to the first optimizer step: `python tests/bench/start.py [PAIRS]`.
+
+Measures from the start of the command, with two spawned ranks on the CPU, and compares with a minimal DDP script. The
+two alternate; medians are printed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def shortest(folder: Path) -> float:
 
 
 def ours(folder: Path) -> float:
-    """The first `step` event is sent one step after the step that it tells of, so this is a little too long."""
+    """Seconds to the first `step` event. It is sent one step after the step it describes, so this is an upper bound."""
     command = [Path(sys.executable).with_name("gputrain"), "run", "--headless", "--json", "digits", "--epochs", "1"]
     began = time.time()
     options = ["--runs-dir", str(folder / "runs"), "--gpus", "cpu", "run.log_every=1"]

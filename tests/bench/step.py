@@ -1,10 +1,13 @@
-"""What a step of ours costs beside the bare loop's on the same model and the same batches, made beforehand: `python
-tests/bench/step.py [--model NAME] [--steps N] [--batch N] [--size N] [KEY=VALUE ...]`, with keys of a config. One rank,
-one thread on the CPU, or the first GPU where there is one. The two take turns step by step; medians are
-printed, with the quartiles of the ratio of two steps beside each other. Then: what of our step's CPU time goes into
-telemetry, on two ranks what they ask each other included, and evaluation beside a bare one.
+"""Benchmark a training step against a bare PyTorch loop.
 
-The bare loop is SGD on a copy of our model, which lies in memory as ours does; `model.channels_last=off` for both."""
+Usage: `python tests/bench/step.py [--model NAME] [--steps N] [--batch N] [--size N] [KEY=VALUE ...]`, with config keys.
+
+One rank trains on premade batches, on one CPU thread or on the first GPU. gputrain's steps and those of the bare loop
+alternate; prints medians, and quartiles of the ratio of adjacent steps. Then prints the CPU time of telemetry within a
+step, including the control messages between two ranks, and compares evaluation with a bare one.
+
+The bare loop is SGD on a copy of the model in the same memory format; `model.channels_last=off` applies to both.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ QUESTIONS = 300
 
 
 class Premade:
-    """The same few batches on the device again and again."""
+    """Input pipeline that repeats a few batches on the device."""
 
     workers = 0
 
@@ -59,7 +62,7 @@ def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor
 
 
 def timed(step: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Milliseconds that pass, and of CPU time."""
+    """Run a step; return its wall time and CPU time in milliseconds."""
     began, used = time.perf_counter(), time.process_time()
     step()
     if device.type == "cuda":
@@ -75,7 +78,7 @@ def in_words(what: str, bare: list[float], ours: list[float]) -> str:
 
 @contextmanager
 def counted(parts: list[tuple[Any, str]], spent: dict[str, float]) -> Iterator[None]:
-    """Adds to `spent` the CPU seconds of this process within the named functions, but for those within another."""
+    """Add the CPU seconds spent in the named functions to `spent`; nested calls count for the outer one."""
     inside = False
 
     def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +106,7 @@ def counted(parts: list[tuple[Any, str]], spent: dict[str, float]) -> Iterator[N
 
 
 def telemetry(trainer: Trainer, steps: int) -> dict[str, float]:
-    """Microseconds of CPU time a step within what tells of it, by function."""
+    """CPU time per step in microseconds, by telemetry function."""
     state, spent = trainer.state, dict[str, float]()
     parts = [(state.channel, name) for name in ("enter_phase", "send", "poll_requests")]
     parts += [(state.step_log, name) for name in ("add", "add_data_wait")]
@@ -119,7 +122,7 @@ def telemetry(trainer: Trainer, steps: int) -> dict[str, float]:
 
 
 def ask(rank: int, path: str, answers: Any) -> None:
-    """Tells how long a question of Agreement takes in CPU time, with its threads."""
+    """Measure the CPU time of one Agreement call in microseconds, including its threads, as one of two ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     assert dist.group.WORLD is not None
@@ -127,7 +130,7 @@ def ask(rank: int, path: str, answers: Any) -> None:
     used = time.process_time()
     for _ in range(QUESTIONS):
         agree(RequestCounters)
-        # While the run is to pause each call asks.
+        # With a pending pause request, every call communicates.
         agree.wait_pending().pause_toggles = 1
     answers.put((time.process_time() - used) / QUESTIONS * 1e6)
     dist.barrier()
@@ -135,7 +138,7 @@ def ask(rank: int, path: str, answers: Any) -> None:
 
 
 def microseconds_of_a_question(folder: Path) -> float:
-    """CPU time of each of two ranks, in the mean over many steps."""
+    """CPU time of one Agreement call in microseconds: the mean over two ranks."""
     answers: Any = mp.get_context("spawn").SimpleQueue()
     mp.spawn(ask, (str(folder), answers), nprocs=2)
     return float(statistics.mean(answers.get() for _ in range(2)))

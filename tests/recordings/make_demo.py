@@ -1,5 +1,7 @@
-"""Generates the recordings that `gputrain-tui --demo` replays (`tui/demo/data/`): the GPUs of a server that does not
-exist, and two runs on it. Run it again after a change of a format: `python tests/recordings/make_demo.py`."""
+"""Generate the recordings that `gputrain-tui --demo` replays: GPUs of a fictitious server and two runs.
+
+They are in `tui/demo/data/`. Rerun after a change of a format: `python tests/recordings/make_demo.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ IMAGES_PER_CLASS = 1000
 CLASS_DIFFICULTY = (1.5, 0.2, 1.4, 0.9, 1.5, 0.3, 2.9, 0.5, 0.3, 0.5)
 CONFUSED_WITH = ((6, 3), (3, 0), (6, 4), (0, 4), (6, 2), (7, 9), (0, 4), (9, 5), (6, 0), (7, 5))
 FIRST_PID = 41200
-RECORDED_SECONDS = 19  # one period of the load
-# Index, busy on average (%), memory (GiB), power (W), temperature, user, command, run.
+RECORDED_SECONDS = 19  # one period of the simulated load
+# Index, mean utilization (%), memory (GiB), power (W), temperature (°C), user, command, run.
 GPU_TABLE = (
     (0, 97, 61.2, 612.0, 64, "alice", "python", "fashion-17"),
     (1, 96, 61.0, 605.0, 63, "alice", "python", "fashion-17"),
@@ -80,8 +82,8 @@ def gpu_uuid(index: int) -> str:
 
 
 def events(run: Training) -> Iterator[Event]:
-    """The events of a run that began at time 0."""
-    rng = random.Random(run.seed)  # noqa: S311 (nothing is kept secret by it)
+    """Yield the events of a run that started at time 0."""
+    rng = random.Random(run.seed)  # noqa: S311 (not for cryptography)
     schedule, total, losses = run.config.schedule, run.epochs * run.steps_per_epoch, []
     ranks = [RankDevice(rank, HOST, FIRST_PID + rank, gpu_uuid(rank)) for rank in (0, 1)]
     yield RunStarted(
@@ -128,8 +130,8 @@ def gpu_use(rank: int, busy: int) -> GpuSample:
 
 
 def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
-    """What the evaluation of an epoch finds: as many images are right as the epoch tells."""
-    rng = random.Random(epoch.epoch)  # noqa: S311 (nothing is kept secret by it)
+    """Make up an evaluation that is consistent with the accuracy of the epoch event."""
+    rng = random.Random(epoch.epoch)  # noqa: S311 (not for cryptography)
     images = IMAGES_PER_CLASS * num_classes
     wrong = round((1 - epoch.val_accuracy) * images)
     counts = [
@@ -155,7 +157,7 @@ def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
 
 
 def snapshot(second: int) -> Snapshot:
-    """What the driver tells at one second; the last GPU has not answered for some."""
+    """Snapshot at one second. The readings of the last GPU are stale."""
     now = float(second)
     gpus = []
     for index, busy, memory, power, temperature, user, command, run in GPU_TABLE:
@@ -176,7 +178,7 @@ def snapshot(second: int) -> Snapshot:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Compressed, without the time at which it was."""
+    """Write lines as gzip with modification time 0, so that the file is reproducible."""
     path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
 
 

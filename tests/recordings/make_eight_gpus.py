@@ -1,5 +1,7 @@
-"""Makes up `eight-gpus.jsonl`: twelve seconds of a host with eight GPUs that does not exist, one of each kind that a
-screen must show. Run it again after a change of the format: `python tests/recordings/make_eight_gpus.py`."""
+"""Generate `eight-gpus.jsonl`: twelve seconds of a fictitious host with GPUs in every state that a screen shows.
+
+Rerun after a change of the format: `python tests/recordings/make_eight_gpus.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def known(value: Any, now: float) -> Reading[Any]:
 
 
 def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Reading[Any]]:
-    """Readings of an H100 under this load."""
+    """Readings of an H100 at `busy` % utilization; `changes` override them."""
     load = busy / 100
     plain: dict[str, Any] = {
         "name": NAME,

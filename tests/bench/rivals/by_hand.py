@@ -1,4 +1,4 @@
-"""DistributedDataParallel written out by hand, with `torch.multiprocessing.spawn`."""
+"""Hand-written DistributedDataParallel training with `torch.multiprocessing.spawn`."""
 
 from __future__ import annotations
 

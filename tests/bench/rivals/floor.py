@@ -1,4 +1,4 @@
-"""The same steps on tensors that lie in memory already: no data is read, cropped or shuffled, nothing is evaluated."""
+"""Lower bound: the same steps on tensors in memory, without loading, cropping, shuffling or evaluation."""
 
 from __future__ import annotations
 

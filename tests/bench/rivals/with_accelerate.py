@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate, to be started by torchrun."""
+"""Training with Hugging Face Accelerate; started by torchrun."""
 
 from __future__ import annotations
 

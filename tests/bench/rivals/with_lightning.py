@@ -1,4 +1,4 @@
-"""PyTorch Lightning, strategy `ddp_spawn`."""
+"""Training with PyTorch Lightning, strategy `ddp_spawn`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Network(lightning.LightningModule):
         self.began = time.perf_counter()
 
     def on_train_epoch_end(self) -> None:
-        # The evaluation is within an epoch of Lightning's.
+        # This hook runs after validation, so Lightning's epochs include it.
         self.epochs.append(time.perf_counter() - self.began)
 
     def on_fit_end(self) -> None:

@@ -1,4 +1,4 @@
-"""The work that all of them do: a small CNN on grey 28x28 images, cropped at random, from files in MNIST's format."""
+"""Workload shared by all programs: a small CNN on grayscale 28x28 images in MNIST format, with random crops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEAN, STD = (0.2860,), (0.3530,)
 
 
 def write_images(folder: Path) -> None:
-    """Where torchvision looks for FashionMNIST. Each class is a bright square in a place of its own, in noise."""
+    """Write files where torchvision expects FashionMNIST. Each class is a bright patch at its own position."""
     raw = folder / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def write_images(folder: Path) -> None:
 
 
 def network() -> nn.Module:
-    """gputrain's `cnn`."""
+    """gputrain's built-in model `cnn`."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
@@ -42,7 +42,7 @@ def network() -> nn.Module:
 
 
 def datasets(folder: str) -> list[torch.utils.data.Dataset[tuple[torch.Tensor, int]]]:
-    """Training and validation, as a textbook has them."""
+    """Training and validation datasets with standard torchvision transforms."""
     from torchvision import transforms
     from torchvision.datasets import FashionMNIST
 
@@ -61,5 +61,5 @@ def free_port() -> int:
 
 
 def tell(epochs: list[float]) -> None:
-    """The seconds of each epoch's training, for the one who compares."""
+    """Print the training seconds of each epoch as JSON for `rivals.py`."""
     print(json.dumps({"epochs": epochs}), flush=True)
