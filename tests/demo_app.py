@@ -66,9 +66,13 @@ def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
         RunFolder(root / FINISHED_RUN), FINISHED_RUN, recorded_events(FINISHED_RUN, DEMO_START_TIME - 9000)
     ).close()
     failed = RunFinished(time=FROZEN_NOW - 100, state="failed", message="rank 1 on GPU-1: CUDA out of memory")
-    few = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME - 6000) if event.time < DEMO_START_TIME - 5880]
-    few = [replace(event, name="cifar-4", epochs=20) if isinstance(event, RunStarted) else event for event in few]
-    ReplayedRun(RunFolder(root / "cifar-4"), LIVE_RUN, [*few, failed]).close()
+    failed_events = [
+        event for event in recorded_events(LIVE_RUN, DEMO_START_TIME - 6000) if event.time < DEMO_START_TIME - 5880
+    ]
+    failed_events = [
+        replace(event, name="cifar-4", epochs=20) if isinstance(event, RunStarted) else event for event in failed_events
+    ]
+    ReplayedRun(RunFolder(root / "cifar-4"), LIVE_RUN, [*failed_events, failed]).close()
     past = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
     ReplayedRun(RunFolder(root / LIVE_RUN), LIVE_RUN, past).close()
     return folder
@@ -94,21 +98,21 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     await wait_until(
         pilot, lambda: app.run_list_poller.rows is not None or not getattr(app.screen, "SHOWS_RUNS", False)
     )
-    feed = getattr(app.screen, "_poller", None)
-    if feed is not None:
-        await wait_until(pilot, lambda: feed.caught_up and feed.events.empty() and feed.latest is not None)
+    poller = getattr(app.screen, "_poller", None)
+    if poller is not None:
+        await wait_until(pilot, lambda: poller.caught_up and poller.events.empty() and poller.latest is not None)
     await pilot.pause()
     for name in ("_draw", "update_content"):
-        act: Callable[[], None] | None = getattr(app.screen, name, None)
-        if act is not None:
-            act()
+        update: Callable[[], None] | None = getattr(app.screen, name, None)
+        if update is not None:
+            update()
     await app.workers.wait_for_complete()
     await pilot.pause()
 
 
-async def wait_until(pilot: Pilot[None], true: Callable[[], bool], seconds: float = 30.0) -> None:
+async def wait_until(pilot: Pilot[None], condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, "timed out"
         await pilot.pause(0.02)
 
@@ -123,11 +127,11 @@ def visible_text(pilot: Pilot[None], selector: str = "Screen") -> str:
 
 def clipped_widgets(screen: Widget) -> list[str]:
     """Return the panels and controls that extend beyond the window or their scrollable region."""
-    found = []
+    clipped = []
     for widget in screen.query("Lines, Chart, Keys, #title, #plan, #command, #about, #progress, .dialog"):
         if widget.display and widget.region and not screen.region.contains_region(widget.region):
-            found.append(f"{widget} {widget.region}")
+            clipped.append(f"{widget} {widget.region}")
     for control in screen.query("Chooser, Entry"):
         if control.display and control.region.width and control.region.right > screen.region.right:
-            found.append(f"{control} {control.region}")
-    return found
+            clipped.append(f"{control} {control.region}")
+    return clipped

@@ -71,8 +71,8 @@ def make_run_folder(root: Path, name: str, *events: Event) -> RunFolder:
 def step_lines(count: int, first: int = 1) -> str:
     def line(step: int) -> str:
         losses = [0.5] * 10
-        one = StepEvent(time=1.0, step=step, epoch=1, losses=losses, lr=0.1, images_per_second=1.0, data_wait=0.0)
-        return to_line(one) + "\n"
+        event = StepEvent(time=1.0, step=step, epoch=1, losses=losses, lr=0.1, images_per_second=1.0, data_wait=0.0)
+        return to_line(event) + "\n"
 
     return "".join(line(step) for step in range(first * 10, (first + count) * 10, 10))
 
@@ -89,17 +89,17 @@ def make_rank_timings(*ranks: tuple[float, float], seconds: float = 10.0) -> lis
 
 def make_gpu_run_started(**fields: Any) -> RunStarted:
     """Start event of a run on four GPUs with 64 images per rank and a fixed cost of 1 ms per step."""
-    known = {
+    defaults = {
         "world_size": 4, "devices": [f"GPU-{rank}" for rank in range(4)], "ranks": GPU_RANK_INFO, "batch_size": 64,
         "cores": 8, "workers": 2, "pipeline": "stream", "least_step": 0.001, "least_images": 2,
     }  # fmt: skip
-    return replace(make_run_started(), **known | fields)
+    return replace(make_run_started(), **defaults | fields)
 
 
 def make_timed_epoch(**fields: Any) -> EpochEvent:
     """Epoch event of 10 s in which every rank took 12.8 ms per batch."""
-    known = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": make_rank_timings(*[(0.1, 3.0)] * 4)}
-    return replace(make_epoch(2, time=100.0), **known | fields)
+    defaults = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": make_rank_timings(*[(0.1, 3.0)] * 4)}
+    return replace(make_epoch(2, time=100.0), **defaults | fields)
 
 
 def find_free_port() -> int:

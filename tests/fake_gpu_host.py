@@ -40,8 +40,8 @@ def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:
     if COMPILER is None:
         hook = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import fake_nvml; fake_nvml.install()\n"
         (folder / "sitecustomize.py").write_text(hook)
-        old = {"FAKE_NVML_OLD": "1"} if flags else {}
-        return {"PYTHONPATH": str(folder), **old}
+        old_driver = {"FAKE_NVML_OLD": "1"} if flags else {}
+        return {"PYTHONPATH": str(folder), **old_driver}
     library = folder / NVML_LIBRARY
     source = str(TESTS / "fake_nvml.c")
     subprocess.run(
@@ -91,5 +91,5 @@ def load_fake_driver(driver: dict[str, str]) -> None:
 
 def parse_gpus_json(output: str) -> list[dict[str, Any]]:
     """Parse the GPUs in the output of `gputrain gpus --json`."""
-    found: list[dict[str, Any]] = json.loads(output)["gpus"]
-    return found
+    gpus: list[dict[str, Any]] = json.loads(output)["gpus"]
+    return gpus

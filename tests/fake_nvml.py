@@ -141,8 +141,8 @@ def bus_numbers(bus: str) -> list[int]:
 
 @add("nvmlDeviceGetHandleByPciBusId_v2", "host")
 def by_bus(call: Call, bus: bytes, out: Any) -> None:
-    found = (gpu for gpu in call.scene.gpus if bus_numbers(gpu.bus) == bus_numbers(bus.decode()))
-    give_handle(out, next(found, None), NOT_FOUND)
+    matches = (gpu for gpu in call.scene.gpus if bus_numbers(gpu.bus) == bus_numbers(bus.decode()))
+    give_handle(out, next(matches, None), NOT_FOUND)
 
 
 @add("nvmlDeviceGetMigDeviceHandleByIndex", "gpu")
@@ -258,8 +258,8 @@ def name_of(call: Call, text: Any, room: int) -> None:
 @add("nvmlDeviceGetMemoryInfo", "device")
 def memory(call: Call, info: Any) -> None:
     """Since driver 510, version 1 counts reserved memory as used and version 2 does not."""
-    it = call.either
-    info.total, info.used = mib(it.total), mib(it.used + it.reserved)
+    device_memory = call.either
+    info.total, info.used = mib(device_memory.total), mib(device_memory.used + device_memory.reserved)
     info.free = info.total - info.used
 
 
@@ -273,8 +273,12 @@ def bar1_memory(call: Call, info: Any) -> None:
 @add("nvmlDeviceGetMemoryInfo_v2", "device")
 def memory_v2(call: Call, info: Any) -> None:
     need(info.version == MEMORY_V2, ARGUMENT_VERSION_MISMATCH)
-    it = call.either
-    info.total, info.reserved, info.used = mib(it.total), mib(it.reserved), mib(it.used)
+    device_memory = call.either
+    info.total, info.reserved, info.used = (
+        mib(device_memory.total),
+        mib(device_memory.reserved),
+        mib(device_memory.used),
+    )
     info.free = info.total - info.reserved - info.used
 
 
@@ -291,12 +295,12 @@ def compute_instance(call: Call, number: Any) -> None:
 
 
 def give_processes(call: Call, kind: str, number: Any, infos: Any) -> None:
-    found = [process for process in call.scene.processes if (process.gpu, process.kind) == (call.gpu.index, kind)]
+    processes = [process for process in call.scene.processes if (process.gpu, process.kind) == (call.gpu.index, kind)]
     if call.mig:
-        found = [process for process in found if process.gi == call.mig.gi]
-    room, number.value = number.value, len(found)
-    need(len(found) <= room, INSUFFICIENT_SIZE)
-    for process, info in zip(found, infos or (), strict=False):
+        processes = [process for process in processes if process.gi == call.mig.gi]
+    room, number.value = number.value, len(processes)
+    need(len(processes) <= room, INSUFFICIENT_SIZE)
+    for process, info in zip(processes, infos or (), strict=False):
         info.pid, info.usedGpuMemory = process.pid, -1 if process.used < 0 else mib(process.used)
         info.gpuInstanceId, info.computeInstanceId = process.gi, NOTHING if process.gi == NOTHING else 0
 
@@ -346,14 +350,14 @@ def gpm_mig_sample(call: Call, gi: int, sample: int) -> None:
 
 
 @add("nvmlGpmMetricsGet", "gpu")
-def gpm_metrics(call: Call, asked: Any) -> None:
-    need(asked.version == 1, ARGUMENT_VERSION_MISMATCH)
-    one, two = (HOST.samples.get(address(sample), (None, 0, 0)) for sample in (asked.sample1, asked.sample2))
-    need(one[1:] == two[1:], INVALID_ARGUMENT)
+def gpm_metrics(call: Call, request: Any) -> None:
+    need(request.version == 1, ARGUMENT_VERSION_MISMATCH)
+    first, second = (HOST.samples.get(address(sample), (None, 0, 0)) for sample in (request.sample1, request.sample2))
+    need(first[1:] == second[1:], INVALID_ARGUMENT)
     need(call.gpu.gpm)
-    known = {2: ("SM Util", "sm"), 5: ("Any Tensor Util", "tensor"), 10: ("DRAM BW Util", "dram")}
-    for metric in asked.metrics[: asked.numMetrics]:
-        name, key = known.get(metric.metricId, (None, None))
+    supported = {2: ("SM Util", "sm"), 5: ("Any Tensor Util", "tensor"), 10: ("DRAM BW Util", "dram")}
+    for metric in request.metrics[: request.numMetrics]:
+        name, key = supported.get(metric.metricId, (None, None))
         metric.nvmlReturn, metric.value = (0, getattr(call.gpu, key)) if key else (NOT_SUPPORTED, 0)
         info = metric.metricInfo
         info.shortName, info.longName, info.unit = (name.encode(), name.encode(), b"%") if name else (None, None, None)

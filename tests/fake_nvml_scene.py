@@ -77,14 +77,14 @@ class Scene:
 
 
 def device(index: int, defaults: dict[str, str | float], pairs: list[str]) -> Device:
-    known = {**defaults, "uuid": "", "bus": f"00000000:{(index + 1) * 0x10 & 0xFF:02X}:00.0"}
+    values = {**defaults, "uuid": "", "bus": f"00000000:{(index + 1) * 0x10 & 0xFF:02X}:00.0"}
     for pair in pairs:
         key, _, value = pair.partition("=")
-        is_text = isinstance(known[key], str)
-        known[key] = value if is_text else int(value, 16) if value.startswith("0x") else float(value)
-    if not known["uuid"]:
+        is_text = isinstance(values[key], str)
+        values[key] = value if is_text else int(value, 16) if value.startswith("0x") else float(value)
+    if not values["uuid"]:
         raise ValueError("no uuid")
-    return Device(**known | {"name": str(known["name"]).replace("_", " ")}, index=index)
+    return Device(**values | {"name": str(values["name"]).replace("_", " ")}, index=index)
 
 
 class Answer(Exception):  # noqa: N818 - ends a call with a return code
@@ -114,15 +114,15 @@ class Host:
         with self.lock:
             try:
                 with open(os.environ["FAKE_NVML"]) as file:  # noqa: PTH123 - cheapest, for every call
-                    found = os.fstat(file.fileno())
-                    seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+                    status = os.fstat(file.fileno())
+                    seen = (status.st_ino, status.st_mtime_ns, status.st_size)
                     text = None if seen == self.seen else file.read()
             except (KeyError, OSError):
                 return False
             if text is not None:
                 scene = Scene()
-                for whole in text.splitlines():
-                    line = whole.partition("#")[0]
+                for raw_line in text.splitlines():
+                    line = raw_line.partition("#")[0]
                     try:
                         if line.strip():
                             scene.read(line)

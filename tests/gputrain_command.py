@@ -26,9 +26,9 @@ LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORC
 NO_BYTECODE_VARIABLE = "PYTHONDONTWRITEBYTECODE"
 
 
-def wait_for(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, f"timed out after {seconds} s waiting for {what}"
         time.sleep(0.05)
 
@@ -49,7 +49,7 @@ def effective_events(run: Path) -> list[dict[str, Any]]:
     kept: list[dict[str, Any]] = []
     for event in read_events(run):
         if event["type"] == "run_resumed":
-            kept = [one for one in kept if one.get("step", 0) <= event["from_step"]]
+            kept = [earlier for earlier in kept if earlier.get("step", 0) <= event["from_step"]]
         kept.append(event)
     return without_timings(kept)
 
@@ -117,18 +117,18 @@ class Gputrain:
         """Wait until the run `name` has `count` events of type `kind`."""
         journal = self.runs / name / "events.jsonl"
 
-        def there() -> bool:
+        def reached() -> bool:
             return journal.exists() and sum(event["type"] == kind for event in read_complete_events(journal)) >= count
 
-        wait_for(there, f"{count} {kind} events of {name}", 90)
+        wait_for(reached, f"{count} {kind} events of {name}", 90)
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that have this test's environment."""
         found = []
         for process in psutil.process_iter():
             try:
-                ours = process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                is_ours = process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
@@ -137,15 +137,20 @@ class Gputrain:
 
 def find_forkserver(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
     """Return the fork server that forks the ranks of a supervisor."""
-    ours = gputrain.processes()
+    processes = gputrain.processes()
     return next(
-        (one for one in ours if one.ppid() == supervisor.pid and "engine.launch.forkserver" in str(one.cmdline())), None
+        (
+            process
+            for process in processes
+            if process.ppid() == supervisor.pid and "engine.launch.forkserver" in str(process.cmdline())
+        ),
+        None,
     )
 
 
 def find_rank_pids(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
-    spawner = find_forkserver(supervisor, gputrain)
-    return [] if spawner is None else [rank.pid for rank in spawner.children()]
+    forkserver = find_forkserver(supervisor, gputrain)
+    return [] if forkserver is None else [rank.pid for rank in forkserver.children()]
 
 
 def read_complete_events(journal: Path) -> list[dict[str, Any]]:

@@ -41,26 +41,26 @@ def single_rank_trainer(
     """Yield a trainer that is ready to run, resumed from `checkpoint` if given, on the CPU or the first GPU."""
     config = resolve_config(base, ["device.ranks=1", "device.gpus=cpu", *overrides]).config
     rank_info, source = RankInfo(0, 1, 0, 1), open_source(config)
-    shares, images = build_sampler(config, source, 1), model_input_format(config, source)
-    saved = load_checkpoint(checkpoint) if checkpoint is not None else None
-    begin = resume_position(saved, shares)
-    requests = shares.requests(config.run.epochs, begin.epoch, begin.batch)
-    feed = InputPipeline(choose_pipeline(config, source, 1), source, config, images, requests)
-    heard: list[Event] = [] if events is None else events
-    channel = DirectChannel(heard.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    chosen = plan_node(config, [])
+    sampler, image_format = build_sampler(config, source, 1), model_input_format(config, source)
+    state = load_checkpoint(checkpoint) if checkpoint is not None else None
+    position = resume_position(state, sampler)
+    requests = sampler.requests(config.run.epochs, position.epoch, position.batch)
+    pipeline = InputPipeline(choose_pipeline(config, source, 1), source, config, image_format, requests)
+    received: list[Event] = [] if events is None else events
+    channel = DirectChannel(received.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    plan = plan_node(config, [])
     if on_gpu:
-        chosen = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "nccl")
-    job = Job(config, chosen, RunFolder(folder) if folder else None, False, source)
+        plan = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "nccl")
+    job = Job(config, plan, RunFolder(folder) if folder else None, False, source)
     threads = torch.get_num_threads()
     # With tests running in parallel, more threads only contend for cores.
     torch.set_num_threads(1)
     try:
-        data = TrainingData(source, shares, images, feed)
-        fit = build_trainer(job, rank_info, dist.HashStore(), channel, data, saved)
-        if saved is not None:
-            fit.restore(saved, [])
-        yield fit
+        data = TrainingData(source, sampler, image_format, pipeline)
+        trainer = build_trainer(job, rank_info, dist.HashStore(), channel, data, state)
+        if state is not None:
+            trainer.restore(state, [])
+        yield trainer
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -71,6 +71,6 @@ def train_in_process(folder: Path, *overrides: str, checkpoint: Path | None = No
     """Train a run in `folder` and return its `epoch` events."""
     events: list[Event] = []
     folder.mkdir(exist_ok=True)
-    with single_rank_trainer(*overrides, folder=folder, events=events, checkpoint=checkpoint) as fit:
-        assert fit.run([]) == "finished"
+    with single_rank_trainer(*overrides, folder=folder, events=events, checkpoint=checkpoint) as trainer:
+        assert trainer.run([]) == "finished"
     return [event for event in events if isinstance(event, EpochEvent)]

@@ -48,21 +48,21 @@ class Terminal:
                 return
 
     def wait_for(self, text: str) -> None:
-        def there() -> bool:
+        def appeared() -> bool:
             self.read()
             return text.encode() in self.seen
 
-        wait_for(there, f"{text!r} on the terminal", TIMEOUT_SECONDS)
+        wait_for(appeared, f"{text!r} on the terminal", TIMEOUT_SECONDS)
 
     def press(self, keys: str) -> None:
         os.write(self.master, keys.encode())
 
     def wait_for_end(self) -> int:
-        def over() -> bool:
+        def has_ended() -> bool:
             self.read()
             return self.process.poll() is not None
 
-        wait_for(over, "the end of the screen", TIMEOUT_SECONDS)
+        wait_for(has_ended, "the end of the screen", TIMEOUT_SECONDS)
         return int(self.process.returncode)
 
     def restored(self) -> bool:

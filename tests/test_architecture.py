@@ -99,10 +99,10 @@ def test_run_flags_take_help_text_from_config(gputrain: Gputrain) -> None:
     from engine.config.schema import describe_key
     from tui.flags import FLAG_TO_KEY
 
-    shown = " ".join(gputrain("run", "--help").stdout.split())
+    output = " ".join(gputrain("run", "--help").stdout.split())
     for flag, key in FLAG_TO_KEY.items():
-        assert f"--{flag.replace('_', '-')} " in shown
-        assert f"{describe_key(key)} ({key})" in shown
+        assert f"--{flag.replace('_', '-')} " in output
+        assert f"{describe_key(key)} ({key})" in output
 
 
 def test_import_contract_rejects_upward_import(tmp_path: Path) -> None:

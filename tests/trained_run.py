@@ -26,28 +26,33 @@ def call(*arguments: object) -> Result:
 
 def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) -> RunFolder:
     """Create a run with only a checkpoint, of a model with random weights unless `state` contains others."""
-    checked = validate_config(
+    resolved = validate_config(
         {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
     )
-    images = model_input_format(checked, open_source(checked))
-    told = {"size": images.size, "channels": images.channels, "mean": list(images.mean), "std": list(images.std)}
-    classes = open_source(checked).classes
-    made: dict[str, Any] = dict.fromkeys(
+    input_format = model_input_format(resolved, open_source(resolved))
+    image_format = {
+        "size": input_format.size,
+        "channels": input_format.channels,
+        "mean": list(input_format.mean),
+        "std": list(input_format.std),
+    }
+    classes = open_source(resolved).classes
+    checkpoint: dict[str, Any] = dict.fromkeys(
         ("optimizer", "scaler", "epoch", "batch", "skipped", "skipped_in_row", "global_batch", "images"), 0
     )
-    made |= {
+    checkpoint |= {
         "best_epoch": 1,
         "best_accuracy": 0.5,
         "ranks": [],
         "step": 7,
         "ema": None,
         "plateau": None,
-        "image_format": told,
+        "image_format": image_format,
     }
-    made |= {"config": as_dict(checked), "classes": list(classes)}
-    made["model"] = build_model(checked, images.channels, len(classes), images.size).state_dict()
+    checkpoint |= {"config": as_dict(resolved), "classes": list(classes)}
+    checkpoint["model"] = build_model(resolved, input_format.channels, len(classes), input_format.size).state_dict()
     run = RunFolder(folder)
     folder.mkdir(parents=True)
     run.lock.touch()
-    save_checkpoint(made | (state or {}), run.checkpoints, best=True, keep=1)
+    save_checkpoint(checkpoint | (state or {}), run.checkpoints, best=True, keep=1)
     return run

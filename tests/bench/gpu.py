@@ -36,30 +36,30 @@ RESNET += ["model.name=resnet18-small", "data.batch_size=256", "precision.amp=bf
 IMAGES, BATCH, PADDING = 50_000, 1024, 2
 
 
-def epochs_of(*keys: str) -> dict[str, float]:
+def run_medians(*keys: str) -> dict[str, float]:
     """Run with these overrides; return medians over all epochs but the first."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(GPUTRAIN), "run", "--headless", "--json", "--gpus", "free:1", f"--runs-dir={folder}", *RESNET]
-        done = subprocess.run([*command, f"run.epochs={EPOCHS}", *keys], capture_output=True, text=True, check=True)
+        finished = subprocess.run([*command, f"run.epochs={EPOCHS}", *keys], capture_output=True, text=True, check=True)
         summary = json.loads(next(Path(folder).glob("*/summary.json")).read_text())
-    epochs = [event for event in map(json.loads, done.stdout.splitlines()) if event["type"] == "epoch"][1:]
+    epochs = [event for event in map(json.loads, finished.stdout.splitlines()) if event["type"] == "epoch"][1:]
     rate = statistics.median(epoch["images_per_second"] for epoch in epochs)
     seconds = statistics.median(epoch["seconds"] for epoch in epochs)
     return {"seconds": seconds, "rate": rate, "mfu": summary.get("mfu") or float("nan")}
 
 
-def ours(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
+def memory_pipeline_rate(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
     """Throughput of the memory pipeline in images/s, after one epoch of warmup."""
-    form = ImageFormat(32, 3, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
+    image_format = ImageFormat(32, 3, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
     source = ArraySource(
-        form, tuple("0123456789"), {"train": images, "val": images[:8]}, {"train": labels, "val": labels[:8]}
+        image_format, tuple("0123456789"), {"train": images, "val": images[:8]}, {"train": labels, "val": labels[:8]}
     )
     config = resolve_config(
         None, [f"augment.crop_padding={PADDING}", "augment.flip=true", f"data.batch_size={BATCH}"]
     ).config
     shares = DistributedBatchSampler(IMAGES, 8, BATCH, 0, 1, True, 0)
     requests = [*shares.train_requests(1), *shares.train_requests(2)]
-    batches = InMemoryLoader(load_in_memory(source, config, form), config, form, requests, device)
+    batches = InMemoryLoader(load_in_memory(source, config, image_format), config, image_format, requests, device)
     steps = len(requests) // 2
     for _ in range(steps):
         next(batches)
@@ -71,28 +71,28 @@ def ours(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
     return steps * BATCH / (time.perf_counter() - began)
 
 
-def of_airbench_design(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
+def airbench_rate(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
     """Throughput of airbench's design in images/s.
 
     Float16 images are normalized and padded once; each epoch flips and crops all of them, then indexes random batches.
     """
-    kept = F.pad((torch.from_numpy(images).to(device).half() / 255 - 0.48) / 0.25, (PADDING,) * 4, "reflect")
-    answers = torch.from_numpy(labels).to(device)
+    padded = F.pad((torch.from_numpy(images).to(device).half() / 255 - 0.48) / 0.25, (PADDING,) * 4, "reflect")
+    targets = torch.from_numpy(labels).to(device)
     rates = []
     for _ in range(2):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        varied = cropped(torch.where(torch.rand(IMAGES, 1, 1, 1, device=device) < 0.5, kept.flip(-1), kept))
+        augmented = random_crop(torch.where(torch.rand(IMAGES, 1, 1, 1, device=device) < 0.5, padded.flip(-1), padded))
         order = torch.randperm(IMAGES, device=device)
         for start in range(0, IMAGES - BATCH + 1, BATCH):
-            chosen = order[start : start + BATCH]
-            _ = varied[chosen], answers[chosen]
+            batch = order[start : start + BATCH]
+            _ = augmented[batch], targets[batch]
         torch.cuda.synchronize()
         rates.append(IMAGES // BATCH * BATCH / (time.perf_counter() - began))
     return rates[-1]
 
 
-def cropped(padded: Tensor) -> Tensor:
+def random_crop(padded: Tensor) -> Tensor:
     """Crop padded images at random offsets, all images of the same offset together."""
     size = padded.shape[-1] - 2 * PADDING
     shifts = torch.randint(0, 2 * PADDING + 1, (len(padded), 2), device=padded.device)
@@ -108,16 +108,20 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     device = torch.device("cuda", 0)
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
-    limit = epochs_of("data.pipeline=fixed")["rate"]
+    limit = run_medians("data.pipeline=fixed")["rate"]
     for compiled in ("false", "true"):
-        found = epochs_of("data.pipeline=memory", f"model.compile={compiled}")
-        share = found["rate"] / limit
-        rates = f"{found['rate']:.0f} images/s, {share:.2f} of the uncompiled limit, MFU {found['mfu']:.1%}"
-        print(f"model.compile={compiled}: {found['seconds']:.2f} s per epoch including evaluation, {rates}", flush=True)
+        result = run_medians("data.pipeline=memory", f"model.compile={compiled}")
+        share = result["rate"] / limit
+        rates = f"{result['rate']:.0f} images/s, {share:.2f} of the uncompiled limit, MFU {result['mfu']:.1%}"
+        print(
+            f"model.compile={compiled}: {result['seconds']:.2f} s per epoch including evaluation, {rates}", flush=True
+        )
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (IMAGES, 3, 32, 32), np.uint8)
     labels = random.integers(0, 10, IMAGES)
-    rates = [(ours(images, labels, device), of_airbench_design(images, labels, device)) for _ in range(pairs)]
+    rates = [
+        (memory_pipeline_rate(images, labels, device), airbench_rate(images, labels, device)) for _ in range(pairs)
+    ]
     mine, theirs = (statistics.median(column) for column in zip(*rates, strict=True))
     ratio = statistics.median(one / other for one, other in rates)
     print(f"loaders: memory pipeline {mine:.0f} images/s, airbench's design {theirs:.0f} images/s, ratio {ratio:.2f}")

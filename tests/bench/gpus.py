@@ -23,13 +23,13 @@ from fake_gpu_host import FakeGpuHost, build_fake_driver, eight_gpu_lines
 SAMPLED_SECONDS = 30.0
 
 
-def seconds_of(command: list[str], environment: dict[str, str]) -> float:
+def wall_seconds(command: list[str], environment: dict[str, str]) -> float:
     began = time.perf_counter()
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - began
 
 
-def share_of_a_core(environment: dict[str, str]) -> float:
+def sampler_cpu_share(environment: dict[str, str]) -> float:
     """CPU time of the sampler after startup, at one sample per second, as a share of wall time."""
     command = [sys.executable, "-P", "-c", "from engine.gpus.sampler import main; main()", "{}"]
     sampler = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -37,11 +37,11 @@ def share_of_a_core(environment: dict[str, str]) -> float:
     assert sampler.stdin is not None
     sampler.stdout.readline()
     process = psutil.Process(sampler.pid)
-    before, began = process.cpu_times(), time.monotonic()
+    start_times, began = process.cpu_times(), time.monotonic()
     while time.monotonic() - began < SAMPLED_SECONDS:
         sampler.stdout.readline()
-    after = process.cpu_times()
-    share = (after.user + after.system - before.user - before.system) / (time.monotonic() - began)
+    end_times = process.cpu_times()
+    share = (end_times.user + end_times.system - start_times.user - start_times.system) / (time.monotonic() - began)
     sampler.stdin.close()
     sampler.wait()
     return share
@@ -55,18 +55,17 @@ def main() -> None:
         host.set_scene(eight_gpu_lines(), [f"process {index} {os.getpid()} 60000 compute" for index in range(8)])
         environment = {**os.environ, **host.environment}
         commands = {"gputrain": ["gpus", "--json"], "gpustat": ["--json"], "nvitop": ["-1"]}
-        found = {name: shutil.which(name, path=search) for name in commands}
-        times: dict[str, list[float]] = {name: [] for name, path in found.items() if path}
+        paths = {name: shutil.which(name, path=search) for name in commands}
+        times: dict[str, list[float]] = {name: [] for name, path in paths.items() if path}
         for round_number in range(rounds + 1):
-            for name, taken in times.items():
-                seconds = seconds_of([str(found[name]), *commands[name]], environment)
+            for name, timings in times.items():
+                seconds = wall_seconds([str(paths[name]), *commands[name]], environment)
                 # The first round warms up caches.
-                taken += [seconds] if round_number else []
-        for name, taken in times.items():
-            print(
-                f"{name:<9} {statistics.median(taken):.3f} s   ({min(taken):.3f} to {max(taken):.3f}, {rounds} rounds)"
-            )
-        print(f"sampler   {share_of_a_core(environment):.2%} of one core at one sample per second")
+                timings += [seconds] if round_number else []
+        for name, timings in times.items():
+            spread = f"{min(timings):.3f} to {max(timings):.3f}, {rounds} rounds"
+            print(f"{name:<9} {statistics.median(timings):.3f} s   ({spread})")
+        print(f"sampler   {sampler_cpu_share(environment):.2%} of one core at one sample per second")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def make_photos(root: Path) -> None:
         Image.fromarray(noisy).save(folder / f"{number}.jpg", quality=90)
 
 
-def reference(root: Path, workers: int) -> Pairs:
+def reference_loader(root: Path, workers: int) -> Pairs:
     """DataLoader as in torchvision's references/classification/presets.py with the PIL backend."""
     recipe = transforms.Compose(
         [
@@ -66,7 +66,7 @@ def reference(root: Path, workers: int) -> Pairs:
     )
 
 
-def ours(root: Path, workers: int) -> Pairs:
+def gputrain_loader(root: Path, workers: int) -> Pairs:
     data = [f"data.path={root}", "data.dataset=folder", f"data.image_size={SIZE}", "data.val_split=0.001"]
     config = resolve_config(
         None, [*data, f"data.batch_size={BATCH}", "augment.resized_crop=true", "augment.flip=true"]
@@ -80,7 +80,7 @@ def ours(root: Path, workers: int) -> Pairs:
     return ((batch.images, batch.labels) for batch in iter(batches.__next__, None))
 
 
-def loaded(pairs: Pairs) -> float:
+def loader_rate(pairs: Pairs) -> float:
     """Throughput of the loader alone in images/s, without the startup of its workers."""
     for _ in range(FIRST):
         next(pairs)
@@ -89,7 +89,7 @@ def loaded(pairs: Pairs) -> float:
     return count / (time.perf_counter() - began)
 
 
-def trained(pairs: Pairs) -> float:
+def training_rate(pairs: Pairs) -> float:
     """Throughput of training on the loaded batches in images/s."""
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=CLASSES)
@@ -106,13 +106,13 @@ def trained(pairs: Pairs) -> float:
     return count / (time.perf_counter() - began)
 
 
-def told(what: str, rows: Iterable[tuple[float, float]]) -> None:
+def print_result(label: str, rows: Iterable[tuple[float, float]]) -> None:
     rows = list(rows)
     theirs, mine = (statistics.median(column) for column in zip(*rows, strict=True))
     ratios = sorted(mine / theirs for theirs, mine in rows)
     middle = statistics.median(ratios)
     print(
-        f"{what}: reference {theirs:.0f} images/s, gputrain {mine:.0f} images/s, "
+        f"{label}: reference {theirs:.0f} images/s, gputrain {mine:.0f} images/s, "
         f"ratio {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
         flush=True,
     )
@@ -124,12 +124,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         make_photos(root)
-        for _ in ours(root, 0):
+        for _ in gputrain_loader(root, 0):
             # Fill the cache of the folder scan.
             break
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {workers} loader workers")
-        told("loader alone", ((loaded(reference(root, workers)), loaded(ours(root, workers))) for _ in range(pairs)))
-        told("training", ((trained(reference(root, workers)), trained(ours(root, workers))) for _ in range(pairs)))
+        print_result(
+            "loader alone",
+            (
+                (loader_rate(reference_loader(root, workers)), loader_rate(gputrain_loader(root, workers)))
+                for _ in range(pairs)
+            ),
+        )
+        print_result(
+            "training",
+            (
+                (training_rate(reference_loader(root, workers)), training_rate(gputrain_loader(root, workers)))
+                for _ in range(pairs)
+            ),
+        )
 
 
 if __name__ == "__main__":

@@ -59,12 +59,12 @@ def run(command: list[str]) -> tuple[float, list[float]]:
     seconds = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    of_a_step = work.BATCH * work.RANKS
-    images = work.TRAIN // of_a_step * of_a_step
-    if "epochs" in told[-1]:
-        return seconds, [images / one for one in told[-1]["epochs"]]
-    return seconds, [event["images_per_second"] for event in told if event["type"] == "epoch"]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    images_per_step = work.BATCH * work.RANKS
+    images = work.TRAIN // images_per_step * images_per_step
+    if "epochs" in lines[-1]:
+        return seconds, [images / seconds_of_epoch for seconds_of_epoch in lines[-1]["epochs"]]
+    return seconds, [event["images_per_second"] for event in lines if event["type"] == "epoch"]
 
 
 def main() -> None:
@@ -75,29 +75,29 @@ def main() -> None:
         chosen = {
             name: command
             for name, command in commands(images, Path(name, "runs")).items()
-            if not sys.argv[2:] or any(wanted in name for wanted in sys.argv[2:])
+            if not sys.argv[2:] or any(selected in name for selected in sys.argv[2:])
         }
-        found: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in chosen}
+        results: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in chosen}
         for turn in range(pairs + 1):
             for name, command in chosen.items():
                 seconds, rates = run(command)
                 print(f"{turn}  {name:22s} {seconds:6.2f} s  {' '.join(f'{rate:6.0f}' for rate in rates)}", flush=True)
                 # The first turn warms up the page cache and writes bytecode.
                 if turn:
-                    found[name].append((seconds, rates))
+                    results[name].append((seconds, rates))
     print(f"\n{'':22s} {'total':>9s} {'first':>9s} {'later':>9s}   gputrain relative to it")
-    for name, runs in found.items():
-        total, first, later = figures(runs)
+    for name, runs in results.items():
+        total, first, later = medians(runs)
         line = f"{name:22s} {total:7.2f} s {first:7.0f}/s {later:7.0f}/s"
-        if name != "gputrain" and "gputrain" in found:
-            pairs_of = list(zip(found["gputrain"], runs, strict=True))
+        if name != "gputrain" and "gputrain" in results:
+            pairs_of = list(zip(results["gputrain"], runs, strict=True))
             times = statistics.median(ours[0] / theirs[0] for ours, theirs in pairs_of)
-            rate = statistics.median(figures([ours])[2] / figures([theirs])[2] for ours, theirs in pairs_of)
+            rate = statistics.median(medians([ours])[2] / medians([theirs])[2] for ours, theirs in pairs_of)
             line += f"   {times:5.2f} x the time, {rate:5.2f} x the images/s of a later epoch"
         print(line)
 
 
-def figures(runs: list[tuple[float, list[float]]]) -> tuple[float, float, float]:
+def medians(runs: list[tuple[float, list[float]]]) -> tuple[float, float, float]:
     """Medians of the total seconds, and of the images/s of the first and of the later epochs."""
     return (
         statistics.median(seconds for seconds, _ in runs),

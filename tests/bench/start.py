@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-SHORTEST = """
+MINIMAL_SCRIPT = """
 import socket, sys, time
 import torch
 import torch.distributed as dist
@@ -41,15 +41,15 @@ if __name__ == "__main__":
 """
 
 
-def shortest(folder: Path) -> float:
-    script = folder / "shortest.py"
-    script.write_text(SHORTEST)
+def minimal_script_seconds(folder: Path) -> float:
+    script = folder / "minimal.py"
+    script.write_text(MINIMAL_SCRIPT)
     began = time.time()
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     return float(done.stdout) - began
 
 
-def ours(folder: Path) -> float:
+def gputrain_seconds(folder: Path) -> float:
     """Seconds to the first `step` event. It is sent one step after the step it describes, so this is an upper bound."""
     command = [Path(sys.executable).with_name("gputrain"), "run", "--headless", "--json", "digits", "--epochs", "1"]
     began = time.time()
@@ -63,14 +63,14 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shortest(folder), ours(folder)
+        minimal_script_seconds(folder), gputrain_seconds(folder)
         rows = []
         for number in range(pairs):
-            rows.append((shortest(folder), ours(folder)))
-            print(f"pair {number + 1}: shortest {rows[-1][0]:.2f} s, gputrain {rows[-1][1]:.2f} s", flush=True)
+            rows.append((minimal_script_seconds(folder), gputrain_seconds(folder)))
+            print(f"pair {number + 1}: minimal script {rows[-1][0]:.2f} s, gputrain {rows[-1][1]:.2f} s", flush=True)
     theirs, mine = (statistics.median(column) for column in zip(*rows, strict=True))
     more = statistics.median(mine - theirs for theirs, mine in rows)
-    print(f"median: shortest {theirs:.2f} s, gputrain {mine:.2f} s, {more:+.2f} s, ratio {mine / theirs:.2f}")
+    print(f"median: minimal script {theirs:.2f} s, gputrain {mine:.2f} s, {more:+.2f} s, ratio {mine / theirs:.2f}")
 
 
 if __name__ == "__main__":

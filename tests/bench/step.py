@@ -40,7 +40,7 @@ from in_process import single_rank_trainer
 BATCHES = 8
 EVALUATED = 20
 LR = 0.01
-QUESTIONS = 300
+AGREEMENT_CALLS = 300
 
 
 class Premade:
@@ -70,10 +70,10 @@ def timed(step: Callable[[], object], device: torch.device) -> tuple[float, floa
     return (time.perf_counter() - began) * 1e3, (time.process_time() - used) * 1e3
 
 
-def in_words(what: str, bare: list[float], ours: list[float]) -> str:
+def format_row(label: str, bare: list[float], ours: list[float]) -> str:
     low, middle, high = statistics.quantiles((mine / other for other, mine in zip(bare, ours, strict=True)), n=4)
     times = f"bare {statistics.median(bare):.3f} ms, ours {statistics.median(ours):.3f} ms"
-    return f"{what:<9} {times}, ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f}, {len(ours)} pairs)"
+    return f"{label:<9} {times}, ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f}, {len(ours)} pairs)"
 
 
 @contextmanager
@@ -121,26 +121,26 @@ def telemetry(trainer: Trainer, steps: int) -> dict[str, float]:
     return {name: seconds / steps * 1e6 - clock * 1e6 for name, seconds in spent.items()}
 
 
-def ask(rank: int, path: str, answers: Any) -> None:
+def measure_agreement(rank: int, path: str, answers: Any) -> None:
     """Measure the CPU time of one Agreement call in microseconds, including its threads, as one of two ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     assert dist.group.WORLD is not None
     agree = Agreement(dist.group.WORLD)
     used = time.process_time()
-    for _ in range(QUESTIONS):
+    for _ in range(AGREEMENT_CALLS):
         agree(RequestCounters)
         # With a pending pause request, every call communicates.
         agree.wait_pending().pause_toggles = 1
-    answers.put((time.process_time() - used) / QUESTIONS * 1e6)
+    answers.put((time.process_time() - used) / AGREEMENT_CALLS * 1e6)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def microseconds_of_a_question(folder: Path) -> float:
+def agreement_microseconds(folder: Path) -> float:
     """CPU time of one Agreement call in microseconds: the mean over two ranks."""
     answers: Any = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(ask, (str(folder), answers), nprocs=2)
+    mp.spawn(measure_agreement, (str(folder), answers), nprocs=2)
     return float(statistics.mean(answers.get() for _ in range(2)))
 
 
@@ -183,13 +183,13 @@ def main() -> None:
             found = [timed(step, state.device) for step in (pair if number % 2 else pair[::-1])]
             rows.append(found if number % 2 else found[::-1])
         for place, what in enumerate(("wall", "CPU time")):
-            print(in_words(what, [row[0][place] for row in rows], [row[1][place] for row in rows]), flush=True)
+            print(format_row(what, [row[0][place] for row in rows], [row[1][place] for row in rows]), flush=True)
 
         step = statistics.median(row[1][1] for row in rows) * 1e3
         spent = telemetry(trainer, options.steps)
         with tempfile.TemporaryDirectory() as folder:
-            question = microseconds_of_a_question(Path(folder) / "meeting")
-        spent["a question, two ranks"] = question * min(step / (POLL_INTERVAL_SECONDS * 1e6), 1.0)
+            agreement_us = agreement_microseconds(Path(folder) / "rendezvous")
+        spent["agreement, two ranks"] = agreement_us * min(step / (POLL_INTERVAL_SECONDS * 1e6), 1.0)
         for name, part in (*spent.items(), ("all", sum(spent.values()))):
             print(f"telemetry {name:<22} {part:7.1f} us of {step:.0f} us a step, {part / step:.3%}")
 
@@ -206,7 +206,7 @@ def main() -> None:
             (timed(bare_evaluation, state.device), timed(lambda: evaluate(state, lambda: False), state.device))
             for _ in range(12)
         ]
-        print(in_words("evaluate", [row[0][0] for row in rows[2:]], [row[1][0] for row in rows[2:]]))
+        print(format_row("evaluate", [row[0][0] for row in rows[2:]], [row[1][0] for row in rows[2:]]))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def train(rank: int, folder: str, port: int) -> None:
                 counts += torch.tensor([right.item(), len(labels)])
         dist.all_reduce(counts)
     if rank == 0:
-        work.tell(epochs)
+        work.print_epochs(epochs)
     dist.destroy_process_group()
 
 

@@ -40,7 +40,7 @@ def train(rank: int, folder: str, port: int) -> None:
             optimizer.step()
         epochs.append(time.perf_counter() - began)
     if rank == 0:
-        work.tell(epochs)
+        work.print_epochs(epochs)
     dist.destroy_process_group()
 
 

@@ -40,7 +40,7 @@ def main(folder: str) -> None:
                 right += int((answers == labels).sum())
                 images_seen += len(labels)
     if accelerator.is_main_process:
-        work.tell(epochs)
+        work.print_epochs(epochs)
     accelerator.end_training()
 
 

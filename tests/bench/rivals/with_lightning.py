@@ -43,7 +43,7 @@ class Network(lightning.LightningModule):
 
     def on_fit_end(self) -> None:
         if self.global_rank == 0:
-            work.tell(self.epochs)
+            work.print_epochs(self.epochs)
 
 
 def main(folder: str) -> None:

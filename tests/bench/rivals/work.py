@@ -60,6 +60,6 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def tell(epochs: list[float]) -> None:
+def print_epochs(epochs: list[float]) -> None:
     """Print the training seconds of each epoch as JSON for `rivals.py`."""
     print(json.dumps({"epochs": epochs}), flush=True)
