@@ -13,6 +13,8 @@ DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100",
 
 
 class DataConfig(Section):
+    """Section `data`: dataset and input pipeline."""
+
     dataset: DatasetName | UserCodePath = Field(
         "digits",
         description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder or fake (random images). User "
@@ -83,6 +85,8 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
+    """Section `augment`: augmentation of training images."""
+
     crop_padding: int = Field(0, ge=0, description="Padding in pixels for random crops of training images; 0 disables.")
     resized_crop: bool = Field(
         False,

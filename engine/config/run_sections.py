@@ -10,6 +10,8 @@ from engine.config.section import RUN_NAME_PATTERN, GpuSelection, Section, Text
 
 
 class RunConfig(Section):
+    """Section `run`: name, length and lifecycle of the run."""
+
     name: Annotated[Text, Field(pattern=RUN_NAME_PATTERN, max_length=100)] | None = Field(
         None, description="Name of the run and its folder. Default: the config's name and a number, such as digits-3."
     )
@@ -41,6 +43,8 @@ class RunConfig(Section):
 
 
 class DeviceConfig(Section):
+    """Section `device`: GPUs, ranks and how they communicate."""
+
     gpus: GpuSelection = Field(
         "auto",
         min_length=1,
@@ -90,6 +94,8 @@ class DeviceConfig(Section):
 
 
 class CheckpointConfig(Section):
+    """Section `checkpoint`: when checkpoints are saved and how many are kept."""
+
     keep: int = Field(3, ge=1, description="Number of recent checkpoints to keep, in addition to the best.")
     every_epochs: int = Field(
         1, ge=1, description="Epochs between checkpoints. A new best epoch and the last epoch are always saved."

@@ -41,6 +41,8 @@ TimmOptimizerName = Annotated[str, Field(pattern=r"^timm:\w+$")]
 
 
 class ModelConfig(Section):
+    """Section `model`: model, initial weights and compilation."""
+
     name: Text = Field(
         "cnn",
         min_length=1,
@@ -90,6 +92,8 @@ class ModelConfig(Section):
 
 
 class LossConfig(Section):
+    """Section `loss`: loss function."""
+
     name: Literal["cross_entropy", "mse", "bce"] | UserCodePath = Field(
         "cross_entropy",
         description="Loss: cross_entropy, mse, bce or user code (module:name). mse and bce (binary cross-entropy) are "
@@ -106,6 +110,8 @@ class LossConfig(Section):
 
 
 class OptimConfig(Section):
+    """Section `optim`: optimizer and gradient handling."""
+
     name: OptimizerName | TimmOptimizerName = Field(
         "sgd",
         description="Optimizer: one of torch's, such as adamw, or timm's as timm:NAME. muon updates weight matrices; "
@@ -173,6 +179,8 @@ class OptimConfig(Section):
 
 
 class ScheduleConfig(Section):
+    """Section `schedule`: LR schedule and warmup."""
+
     name: Literal[
         "constant",
         "step",
@@ -226,6 +234,8 @@ class ScheduleConfig(Section):
 
 
 class PrecisionConfig(Section):
+    """Section `precision`: mixed precision and TF32."""
+
     amp: Literal["off", "fp16", "bf16", "O0", "O1", "O2", "O3"] = Field(
         "off",
         description="Mixed precision: off, bf16 or fp16 autocast, or an Apex level O0 to O3. fp16 and O1 add loss "
