@@ -1,6 +1,7 @@
 """Resolve YAML files, flags and `section.key=value` overrides to one validated config.
 
 Later layers take precedence: defaults, each file in `base:`, the file itself, then flags and overrides.
+`engine.config.messages` and `engine.config.rules` find the problems; the CLI and the form call `resolve_config`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Convert pydantic's validation errors to problems that name the key and the allowed values."""
+"""Convert pydantic's validation errors to problems that name the key and the allowed values.
+
+Called by `engine.config.loader`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of torch's optimizers (names, allowed values, defaults) and their validation, without importing torch."""
+"""Options of torch's optimizers (names, allowed values, defaults) and their validation, without importing torch.
+
+`engine.config.rules` reports the problems; `engine.optim.optimizers` builds the optimizers.
+"""
 
 from __future__ import annotations
 

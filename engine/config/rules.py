@@ -1,4 +1,7 @@
-"""Rules between config keys: which keys apply only with certain values of others, and which values conflict."""
+"""Rules between config keys: which keys apply only with certain values of others, and which values conflict.
+
+`engine.config.loader` reports the conflicts; the form hides keys without effect (DEPENDS_ON).
+"""
 
 from __future__ import annotations
 

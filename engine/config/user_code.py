@@ -1,4 +1,7 @@
-"""User code, named by an import path: `mycode.nets:build` is `build` in the module `mycode.nets`."""
+"""User code, named by an import path: `mycode.nets:build` is `build` in the module `mycode.nets`.
+
+`engine.launch.preflight` checks it before a run; models, datasets, losses and transforms load it in the ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Usage errors: problems with a config, a flag or a file that the user can correct."""
+"""Usage errors: problems with a config, a flag or a file that the user can correct.
+
+The CLI prints them and exits with code 2; the form shows them beside their fields.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Problem:
 
 
 class UsageError(Exception):
-    """The request cannot be carried out. Holds all problems; the CLI exits with code 2."""
+    """The request cannot be carried out. Holds all problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
