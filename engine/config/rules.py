@@ -153,7 +153,7 @@ def _model_conflicts(config: Config) -> Iterator[Problem]:
         yield Problem("model.name", f"write {model.name} as model.name={match[2]} model.source={match[1]}")
     is_builtin = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
     if model.weights == "pretrained" and (is_builtin or (model.source == "auto" and is_user_code(model.name))):
-        reason = f"there are no pretrained weights of {model.name}; give a file"
+        reason = f"there are no pretrained weights for {model.name}; name a file"
         yield Problem("model.weights", reason, others=("model.name", "model.source"))
     if model.sync_bn and config.device.parallel == "dp":
         reason = "needs device.parallel=ddp; dp runs a single process, with nothing to synchronize"
