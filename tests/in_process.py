@@ -44,7 +44,7 @@ def single_rank_trainer(
     sampler, image_format = build_sampler(config, source, 1), model_input_format(config, source)
     state = load_checkpoint(checkpoint) if checkpoint is not None else None
     position = resume_position(state, sampler)
-    requests = sampler.requests(config.run.epochs, position.epoch, position.batch)
+    requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
     pipeline = InputPipeline(choose_pipeline(config, source, 1), source, config, image_format, requests)
     received: list[Event] = [] if events is None else events
     channel = DirectChannel(received.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))

@@ -14,7 +14,6 @@ from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import save_checkpoint
-from engine.training.loop import broadcast_buffers
 from engine.training.rank_state import RankState
 from engine.training.state_dict import gather_state
 
@@ -80,10 +79,8 @@ class CheckpointWriter:
     def _write_mid_epoch(self, *, requested: bool) -> None:
         """All ranks are at the same step, with nothing under way between them but the log and a question whether to go
         on."""
-        state, position = self._state, self._state.position
-        state.step_log.wait_pending()
-        state.step_log.check_unreported(position.step, position.epoch, state.lr(position.epoch, position.batch))
-        broadcast_buffers(state.model)
+        self._state.check_step_log()
+        self._state.broadcast_buffers()
         self.write(requested=requested)
 
     def update_best(self, epoch: int, accuracy: float) -> bool:
@@ -96,7 +93,7 @@ class CheckpointWriter:
     def write(self, *, best: bool = False, requested: bool = False) -> str | None:
         """Write a checkpoint of all ranks; return on rank 0 the reason why that failed, if it did. A collective."""
         state, position = self._state, self._state.position
-        state.channel.enter_phase(position.step, Phase.CHECKPOINT)
+        state.enter_phase(Phase.CHECKPOINT)
         self._last_saved_step, self._last_save_time = position.step, time.monotonic()
         content = gather_state(state, self._classes, self._cpu_group)
         if content is None or self._folder is None:

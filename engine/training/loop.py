@@ -1,35 +1,69 @@
-"""Train one epoch, evaluate: the loop, in the order in which it runs."""
+"""The training loop: epochs, steps and evaluations, in the order in which they run.
+
+Every rank runs this code on its own batches. `trainer` calls `training_loop` and does what surrounds it: clocks,
+requests to checkpoint, pause or stop, journal events, files. `rank_state` holds model, optimizer and position.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
 from engine.data.pipelines.device import DeviceBatch
 from engine.distributed.failures import NonFiniteLossError
 from engine.distributed.watchdog import Phase
 from engine.models.freeze import set_train_mode
-from engine.models.precision import autocast, input_dtype, master_params_to_model_params, model_grads_to_master_grads
+from engine.models.precision import autocast
 from engine.optim.optimizers import optimizer_step, set_lr
+from engine.training.job import Outcome
 from engine.training.metrics import Evaluation, EvaluationAccumulator, Metrics
-from engine.training.rank_state import BatchResult, RankState
+from engine.training.rank_state import MicroBatchResult, RankState
 
-# Called by every rank between two steps; returns True where all ranks agreed to stop.
+if TYPE_CHECKING:
+    from engine.training.trainer import Trainer
+
+# Called by every rank before each step; returns True if all ranks agreed to stop.
 RequestHandler = Callable[[], bool]
 
 
+def training_loop(state: RankState, trainer: Trainer) -> Outcome:
+    """Train and evaluate until the last epoch, or until all ranks agree to stop."""
+    for epoch in range(state.position.epoch, state.config.run.epochs + 1):
+        trainer.start_epoch()
+
+        # 1. Train on every batch of the epoch, or on the rest of them after a resume.
+        if not train_epoch(state, trainer.handle_requests):
+            return "stopped"
+        train_metrics = reduce_train_metrics(state)
+        trainer.end_training()
+
+        # 2. Evaluate. DDP averages gradients only, so the ranks' BatchNorm statistics differ until they are broadcast.
+        state.broadcast_buffers()
+        evaluations = evaluate(state, trainer.handle_requests)
+        if evaluations is None:
+            return "stopped"
+
+        # 3. Log, step the LR schedule, and write a checkpoint that resumes at the next epoch.
+        evaluation, ema_evaluation = evaluations
+        trainer.log_epoch(train_metrics, evaluation, ema_evaluation)
+        selected = ema_evaluation or evaluation
+        state.plateau.step(selected.metrics.loss)
+        is_best = trainer.log_evaluation(selected)
+        state.start_epoch(epoch + 1)
+        trainer.save_epoch_checkpoint(epoch, best=is_best)
+    return "finished"
+
+
 def train_epoch(state: RankState, handle_requests: RequestHandler) -> bool:
-    """Train from the position to the end of its epoch; False where all ranks agreed to stop on the way."""
+    """Train on the remaining steps of the epoch; return False if all ranks agreed to stop before its end."""
     set_train_mode(state.model, state.frozen_modules)
-    state.step_log.restart_clock()
-    while state.position.batch < state.sampler.steps_per_epoch:
+    while state.position.step_in_epoch < state.sampler.steps_per_epoch:
         if handle_requests():
             return False
         train_step(state)
@@ -37,141 +71,141 @@ def train_epoch(state: RankState, handle_requests: RequestHandler) -> bool:
 
 
 def train_step(state: RankState) -> None:
-    """One optimizer step on the next batches of each rank. Where a loss or a gradient is not finite on any rank, all
-    ranks skip the step: the all-reduced gradient is identical on every rank, so no host sync is needed to agree."""
-    lr = state.lr(state.position.epoch, state.position.batch + 1)
+    """Take one optimizer step on the next micro-batches of this rank."""
+    # 1. Set the learning rate and reset the gradients.
+    lr = state.lr_at(state.position.step_in_epoch + 1)
     set_lr(state.optimizer, lr)
-    before = state.snapshot_buffers()
     state.zero_grad()
-    results: list[BatchResult] = []
-    ends_step = False
-    while not ends_step:
-        state.timer.start_data_wait()
-        batch = state.next_batch(state.totals)
-        state.step_log.add_data_wait(state.timer.end_data_wait())
-        ends_step = batch.ends_step
-        with nullcontext() if ends_step else state.no_sync():
+    buffers = state.snapshot_buffers()
+
+    # 2. Accumulate gradients over the micro-batches; DDP all-reduces them once, in the last backward pass.
+    results: list[MicroBatchResult] = []
+    is_last = False
+    while not is_last:
+        batch = state.next_train_batch()
+        is_last = batch.ends_step
+        with nullcontext() if is_last else state.no_sync():
             results.append(forward_backward(state, batch, len(results)))
-        # Its images make room for those of the next.
+        # Frees its images before the next batch arrives.
         del batch
 
-    if state.master is not None:
-        model_grads_to_master_grads(state.model, state.master)
-    nonfinite = clip_gradients(state)
+    # 3. Unscale and clip the gradients.
+    state.copy_grads_to_master()
+    grad_norm = clip_gradients(state)
+
+    # 4. Step the optimizer, unless a loss or a gradient of any rank is not finite. The all-reduced gradient is
+    # identical on every rank, so all ranks skip the same step without a host sync. `< inf` is False for NaN as well,
+    # with a quarter of the kernels of `isfinite`.
+    nonfinite = (grad_norm < math.inf).logical_not_()
     if state.scaler.is_enabled():
         state.scaler.step(state.optimizer)
         state.scaler.update()
     else:
-        optimizer_step(state.optimizer, nonfinite, may_skip=state.config.optim.nonfinite == "skip")
-    if state.master is not None:
-        master_params_to_model_params(state.model, state.master)
-    state.restore_buffers(before, nonfinite)
+        optimizer_step(state.optimizer, nonfinite, may_skip=state.skips_nonfinite)
+    state.copy_master_to_model()
+    # The forward pass has already added the non-finite values to BatchNorm's running statistics.
+    state.restore_buffers(buffers, nonfinite)
 
+    # 5. Advance, update the EMA weights, and log the loss, which stays on the device until `run.log_every` steps later.
     state.position.step += 1
-    state.position.batch += 1
+    state.position.step_in_epoch += 1
     if state.ema is not None:
-        state.ema.update(state.trained_model, state.position.step)
-    for result in results:
-        if result.weight > 0:
-            state.totals.add(result.loss, result.correct, result.num_images, nonfinite)
-    step_loss = results[0].loss * results[0].weight
-    for result in results[1:]:
-        step_loss += result.loss * result.weight
-    state.step_log.add(step_loss, nonfinite, state.position.step, state.position.epoch, lr)
+        state.ema.update(state.optimized_model, state.position.step)
+    state.log_step(results, nonfinite, lr)
 
 
-def forward_backward(state: RankState, batch: DeviceBatch, micro_batch: int) -> BatchResult:
-    """Adds a batch, the step's `micro_batch`-th from 0, to the gradients."""
-    state.channel.enter_phase(state.position.step, Phase.FORWARD)
-    images, targets = batch.images, batch.labels
-    if state.mixer.enabled:
-        batch_index = state.position.batch * state.sampler.accumulate + micro_batch
-        images, targets = state.mixer(images, targets, state.position.epoch, batch_index, state.sampler.rank)
+def forward_backward(state: RankState, batch: DeviceBatch, index: int) -> MicroBatchResult:
+    """Add the gradients of the step's `index`-th micro-batch (from 0) to those of the ones before it."""
+    state.enter_phase(Phase.FORWARD)
+    images, targets = state.mix(batch, index)
     with autocast(state.config.precision, state.device):
-        logits = state.compute_logits(state.wrapped, images, input_dtype(state.config.precision))
+        logits = state.compute_logits(state.parallel_model, images, state.input_dtype)
         loss = state.criterion(logits, targets)
     state.timer.end_forward()
-    state.channel.enter_phase(state.position.step, Phase.BACKWARD)
-    # A loss that is not finite takes the gradient along, also where that would have stayed finite.
-    # Not as an argument of `backward`, for which torch imports sympy.
-    weighed = loss * (loss.detach() * 0).add_(batch.loss_weight)
-    (state.scaler.scale(weighed) if state.scaler.is_enabled() else weighed).backward()
-    # Now: a CUDA graph writes the logits of the next batch over these.
-    right = (logits.detach().argmax(1) == batch.labels).sum()
-    return BatchResult(loss.detach(), right, len(batch.labels), batch.loss_weight)
+
+    state.enter_phase(Phase.BACKWARD)
+    # Weighted so that the mean over ranks of the sum over micro-batches is the mean over the images of the step.
+    # `loss * 0` is NaN if the loss is not finite: the all-reduce then shows it to every rank, also where the gradient
+    # of such a loss is finite. A factor, because `backward(gradient=...)` imports sympy.
+    weighted_loss = loss * (loss.detach() * 0).add_(batch.loss_weight)
+    state.scaler.scale(weighted_loss).backward()
+
+    # Now, because a CUDA graph writes the logits of the next micro-batch over these.
+    correct = (logits.detach().argmax(1) == batch.labels).sum()
+    return MicroBatchResult(loss.detach(), correct, len(batch.labels), batch.loss_weight)
 
 
 def clip_gradients(state: RankState) -> Tensor:
-    """Clip what is to be clipped; whether a gradient is not finite, on the device."""
+    """Clip the gradients as configured; return their total norm before clipping, on the device.
+
+    Gradients that are not clipped keep the factor of the loss scaler, and so does their norm.
+    """
     optim = state.config.optim
-    clips = optim.clip_norm > 0 or optim.clip_value > 0
-    if clips and state.scaler.is_enabled():
+    if optim.clip_value > 0 or optim.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
-    parameters = [one for group in state.optimizer.param_groups for one in group["params"] if one.grad is not None]
-    gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
-    norm = total_norm(gradients)
-    # As well for NaN; isfinite would take four times as many kernels.
-    bad = (norm < math.inf).logical_not_()
+    parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [cast(Tensor, p.grad) for p in parameters]
+    norm = norm_to_clip = total_norm(gradients)
     if optim.clip_value > 0:
         clip_grad_value_(parameters, optim.clip_value)
     if optim.clip_norm > 0:
         if optim.clip_value > 0 or optim.clip_norm_type != 2:
-            norm = total_norm(gradients, float(optim.clip_norm_type))
-        clip_grads_with_norm_(parameters, optim.clip_norm, norm)
-    return bad
-
-
-def total_norm(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
-    """In float32: the norm of what is finite in float16 may not be. As torch's get_total_norm, less its sorting by type
-    and device, and with one call for all gradients on the CPU as well."""
-    wide = [one.float() if one.dtype == torch.float16 else one for one in gradients]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(wide, norm_type)), norm_type)
+            norm_to_clip = total_norm(gradients, float(optim.clip_norm_type))
+        clip_grads_with_norm_(parameters, optim.clip_norm, norm_to_clip)
     return norm
 
 
+def total_norm(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
+    """Return the norm of all gradients together, in float32, because that of finite float16 values may overflow.
+
+    Same as `torch.nn.utils.get_total_norm`, but without grouping by type and device, and with one call on the CPU too.
+    """
+    float_gradients = [grad.float() if grad.dtype == torch.float16 else grad for grad in gradients]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(float_gradients, norm_type)), norm_type)
+    return norm
+
+
+def reduce_train_metrics(state: RankState) -> Metrics:
+    """Sum the training metrics of the epoch over all ranks. Raises NonFiniteLossError. A collective."""
+    state.enter_phase(Phase.REDUCE_METRICS)
+    state.check_step_log()
+    metrics = state.train_metrics.all_reduce()
+    if not math.isfinite(metrics.loss):
+        raise NonFiniteLossError(
+            f"no step of epoch {state.position.epoch} could be taken: the losses are not finite; lower optim.lr"
+        )
+    return metrics
+
+
+@torch.no_grad()
 def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluation, Evaluation | None] | None:
-    """What the model makes of all validation images, each counted once, and what the averaged weights make of them
-    where there are such; None where all ranks agreed to stop. Raises NonFiniteLossError, on all ranks alike."""
-    models = [state.model.eval()]
+    """Evaluate the model, and the EMA weights if there are any, on every validation image exactly once.
+
+    Return None if all ranks agreed to stop. Raises NonFiniteLossError on all ranks. A collective.
+    """
+    models = [(state.model.eval(), state.input_dtype)]
     if state.ema is not None:
         state.ema.copy_buffers(state.model)
-        models.append(state.ema.model)
-    tallies = [EvaluationAccumulator(state.device, state.num_classes) for _ in models]
-    types = [input_dtype(state.config.precision), torch.float32]
-    # Ranks may differ by one batch; they can only agree on stopping while all of them have one.
-    shared = state.sampler.val_images // state.sampler.world_size // state.sampler.batch_size
-    with torch.no_grad():
-        for number, _ in enumerate(state.sampler.val_requests()):
-            if number < shared and handle_requests():
-                return None
-            batch = state.next_batch(tallies[0].totals)
-            state.channel.enter_phase(state.position.step, Phase.EVALUATION)
-            for model, tally, type_ in zip(models, tallies, types, strict=False):
-                with autocast(state.config.precision, state.device):
-                    logits = state.compute_logits(model, batch.images, type_)
-                    loss = state.criterion(logits, batch.labels)
-                if batch.loss_weight > 0:
-                    tally.add(loss, logits, batch.labels)
-    state.channel.enter_phase(state.position.step, Phase.REDUCE_METRICS)
-    found = [tally.all_reduce() for tally in tallies]
-    if not math.isfinite(found[0].metrics.loss):
-        raise NonFiniteLossError(f"the validation loss of epoch {state.position.epoch} is {found[0].metrics.loss}")
-    return found[0], found[1] if state.ema is not None else None
+        models.append((state.ema.model, torch.float32))
+    accumulators = [EvaluationAccumulator(state.device, state.num_classes) for _ in models]
 
+    # Ranks may differ by one batch, and can only agree to stop at a batch that all of them have.
+    common_batches = state.sampler.val_images // state.sampler.world_size // state.sampler.batch_size
+    for index, _ in enumerate(state.sampler.val_requests()):
+        if index < common_batches and handle_requests():
+            return None
+        batch = state.next_batch(accumulators[0].totals)
+        state.enter_phase(Phase.EVALUATION)
+        for (model, dtype), accumulator in zip(models, accumulators, strict=True):
+            with autocast(state.config.precision, state.device):
+                logits = state.compute_logits(model, batch.images, dtype)
+                loss = state.criterion(logits, batch.labels)
+            if batch.loss_weight > 0:
+                accumulator.add(loss, logits, batch.labels)
 
-def broadcast_buffers(model: nn.Module) -> None:
-    """Give every rank the running statistics of rank 0. A collective."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, 0)
-
-
-def finish_train_epoch(state: RankState) -> Metrics:
-    """Sums over the images of the epoch that was trained. Raises NonFiniteLossError. A collective."""
-    epoch = state.position.epoch
-    state.channel.enter_phase(state.position.step, Phase.REDUCE_METRICS)
-    state.step_log.wait_pending()
-    state.step_log.check_unreported(state.position.step, epoch, state.lr(epoch, state.position.batch))
-    sums = state.totals.all_reduce()
-    if not math.isfinite(sums.loss):
-        raise NonFiniteLossError(f"no step of epoch {epoch} could be taken: the losses are not finite; lower optim.lr")
-    return sums
+    state.enter_phase(Phase.REDUCE_METRICS)
+    evaluations = [accumulator.all_reduce() for accumulator in accumulators]
+    val_loss = evaluations[0].metrics.loss
+    if not math.isfinite(val_loss):
+        raise NonFiniteLossError(f"the validation loss of epoch {state.position.epoch} is {val_loss}")
+    return evaluations[0], evaluations[1] if state.ema is not None else None

@@ -1,4 +1,7 @@
-"""What a rank holds while it trains: model, optimizer and position."""
+"""What a rank holds while it trains: model, optimizer, input pipeline, position and logs.
+
+`train` builds it, `loop` trains with it, `state_dict` saves and restores it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -23,6 +27,7 @@ from engine.distributed.watchdog import Phase
 from engine.models.compile import eager_for_partial_batch
 from engine.models.ema import ModelEma
 from engine.models.memory_format import resolve_memory_format
+from engine.models.precision import input_dtype, master_params_to_model_params, model_grads_to_master_grads
 from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.optim.plateau import PlateauFactor
 from engine.runs.events import WarningEvent
@@ -31,21 +36,21 @@ from engine.training.metrics import MetricAccumulator
 from engine.training.step_log import StepLog
 from engine.training.timing import PhaseTimer
 
-# With so many batches in a row of which nothing can be read it is not the images that are bad.
+# More consecutive batches without a readable image mean a broken disk or mount, not broken images.
 MAX_UNREADABLE_BATCHES = 10
 
 
 @dataclass
 class Position:
-    """`batch` batches of `epoch` (from 1) are done, `step` steps in all."""
+    """Progress of training: `step_in_epoch` steps of `epoch` (from 1) are done, `step` steps in all."""
 
     epoch: int = 1
-    batch: int = 0
+    step_in_epoch: int = 0
     step: int = 0
 
 
-class BatchResult(NamedTuple):
-    """Of a batch in training: its mean loss and how many of its images were right, both on the device."""
+class MicroBatchResult(NamedTuple):
+    """Mean loss and number of correct predictions of a micro-batch, both on the device; `weight` is its loss weight."""
 
     loss: Tensor
     correct: Tensor
@@ -55,14 +60,18 @@ class BatchResult(NamedTuple):
 
 @dataclass(kw_only=True)
 class RankState:
-    """All that one rank trains with. `model` is what computes, `wrapped` the same in DistributedDataParallel or
-    DataParallel; `master` holds the weights that the optimizer changes where those are not the model's own."""
+    """Everything that one rank trains with.
+
+    `parallel_model` is `model` wrapped in DistributedDataParallel or DataParallel. `master` holds the float32 master
+    weights that the optimizer updates instead of the model's own, or is None. `batches` yields the batches of training
+    and evaluation in their order.
+    """
 
     config: Config
     device: torch.device
     sampler: DistributedBatchSampler
     model: nn.Module
-    wrapped: nn.Module
+    parallel_model: nn.Module
     master: nn.Module | None
     frozen_modules: list[nn.Module]
     criterion: Criterion
@@ -78,28 +87,47 @@ class RankState:
     agreement: Agreement
     step_log: StepLog
     position: Position
-    totals: MetricAccumulator
+    train_metrics: MetricAccumulator
 
     def __post_init__(self) -> None:
         self.timer = PhaseTimer(self.device)
+        self.skips_nonfinite = self.config.optim.nonfinite == "skip"
+        self.input_dtype = input_dtype(self.config.precision)
+        self.memory_format = resolve_memory_format(self.config, self.model, self.device)
         self._reported_files: set[str] = set()
         self._consecutive_unreadable = 0
-        self._restores_buffers = self.config.optim.nonfinite == "skip"
-        # Taken once: to walk through the modules of a model takes longer than many of its steps' parts.
+        # Cached: walking through the modules in every step costs more than many parts of the step.
         self._parameters = list(self.model.parameters())
-        self.memory_format = resolve_memory_format(self.config, self.model, self.device)
 
     @property
-    def trained_model(self) -> nn.Module:
-        """The model with the weights that the optimizer changes."""
+    def optimized_model(self) -> nn.Module:
+        """The model whose weights the optimizer updates."""
         return self.master or self.model
 
-    def next_batch(self, totals: MetricAccumulator) -> DeviceBatch:
-        """What of the batch could not be read is counted in `totals`."""
-        self.channel.enter_phase(self.position.step, Phase.DATA)
+    def start_epoch(self, epoch: int) -> None:
+        self.position.epoch, self.position.step_in_epoch = epoch, 0
+        self.train_metrics = MetricAccumulator(self.device)
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Write the heartbeat that the watchdog reads."""
+        self.channel.enter_phase(self.position.step, phase)
+
+    def next_train_batch(self) -> DeviceBatch:
+        """Return the next training batch on the device; the time spent waiting for it is measured."""
+        self.timer.start_data_wait()
+        batch = self.next_batch(self.train_metrics)
+        self.step_log.add_data_wait(self.timer.end_data_wait())
+        return batch
+
+    def next_batch(self, metrics: MetricAccumulator) -> DeviceBatch:
+        """Return the next batch on the device; unreadable images are counted in `metrics`.
+
+        Raises UnreadableImageError after too many batches without a readable image.
+        """
+        self.enter_phase(Phase.DATA)
         batch = next(self.batches)
         if batch.unread:
-            totals.counts[2] += len(batch.unread)
+            metrics.counts[2] += len(batch.unread)
             self._warn_unreadable(batch.unread)
         self._consecutive_unreadable = (
             self._consecutive_unreadable + 1 if batch.unread and batch.loss_weight == 0 else 0
@@ -111,42 +139,85 @@ class RankState:
         return batch
 
     def _warn_unreadable(self, files: Sequence[str]) -> None:
-        """Each file once."""
+        """Warn once per file."""
         fresh = [file for file in files if file not in self._reported_files]
         self._reported_files.update(fresh)
         for file in fresh:
             self.channel.send(WarningEvent(message=f"{file}; it is left out"))
 
-    def zero_grad(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def snapshot_buffers(self) -> list[Tensor]:
-        """Copies of the model's buffers, where a step may be left out: the running statistics of BatchNorm take in what
-        is not finite in the forward pass already."""
-        return [buffer.clone() for buffer in self.model.buffers()] if self._restores_buffers else []
-
-    def restore_buffers(self, snapshot: Sequence[Tensor], nonfinite: Tensor) -> None:
-        """Where `nonfinite`."""
-        if snapshot:
-            for buffer, old in zip(self.model.buffers(), snapshot, strict=True):
-                buffer.copy_(torch.where(nonfinite, old, buffer))
-
-    def lr(self, epoch: int, batch: int) -> float:
-        """Learning rate of the step on the epoch's `batch`-th batch, from 1. Taken from the place in the data and not
-        from a count of steps: a run that goes on with another batch size keeps its schedule."""
-        step = (epoch - 1) * self.sampler.steps_per_epoch + batch
-        factor = lr_factor(self.config.schedule, step, self.sampler.steps_per_epoch, self.config.run.epochs)
-        return scaled_lr(self.config.optim, self.sampler.num_devices) * factor * self.plateau.factor
+    def mix(self, batch: DeviceBatch, micro_batch: int) -> tuple[Tensor, Tensor]:
+        """Return images and targets after mixup or cutmix; without them the batch's own images and labels."""
+        if not self.mixer.enabled:
+            return batch.images, batch.labels
+        batch_index = self.position.step_in_epoch * self.sampler.accumulate + micro_batch
+        return self.mixer(batch.images, batch.labels, self.position.epoch, batch_index, self.sampler.rank)
 
     def compute_logits(self, model: Callable[[Tensor], Tensor], images: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the model, wrapped or not, gives for images. To be called in `autocast`."""
+        """Run `model`, wrapped or not, on images. Call within `autocast`."""
         with eager_for_partial_batch(self.config, len(images), self.sampler.batch_size):
             logits: Tensor = model(images.to(dtype, memory_format=self.memory_format))
         return logits
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """In it the gradients of a rank stay with it, until more are added to them."""
-        if isinstance(self.wrapped, DistributedDataParallel):
-            return cast(AbstractContextManager[None], self.wrapped.no_sync())
+        """Accumulate gradients without the all-reduce of DistributedDataParallel."""
+        if isinstance(self.parallel_model, DistributedDataParallel):
+            return cast(AbstractContextManager[None], self.parallel_model.no_sync())
         return nullcontext()
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def copy_grads_to_master(self) -> None:
+        if self.master is not None:
+            model_grads_to_master_grads(self.model, self.master)
+
+    def copy_master_to_model(self) -> None:
+        if self.master is not None:
+            master_params_to_model_params(self.model, self.master)
+
+    def snapshot_buffers(self) -> list[Tensor]:
+        """Return copies of the model's buffers if steps may be skipped, else nothing."""
+        return [buffer.clone() for buffer in self.model.buffers()] if self.skips_nonfinite else []
+
+    def restore_buffers(self, snapshot: Sequence[Tensor], nonfinite: Tensor) -> None:
+        """Copy the snapshot back to the model if `nonfinite` is true, without a host sync."""
+        if snapshot:
+            for buffer, old in zip(self.model.buffers(), snapshot, strict=True):
+                buffer.copy_(torch.where(nonfinite, old, buffer))
+
+    def broadcast_buffers(self) -> None:
+        """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks. A collective."""
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, 0)
+
+    def lr_at(self, step_in_epoch: int) -> float:
+        """Return the learning rate of a step (from 1) of the current epoch.
+
+        It depends on the position in the data, not on the number of steps taken: a run that resumes with another batch
+        size keeps its schedule.
+        """
+        step = (self.position.epoch - 1) * self.sampler.steps_per_epoch + step_in_epoch
+        factor = lr_factor(self.config.schedule, step, self.sampler.steps_per_epoch, self.config.run.epochs)
+        return scaled_lr(self.config.optim, self.sampler.num_devices) * factor * self.plateau.factor
+
+    def log_step(self, results: Sequence[MicroBatchResult], nonfinite: Tensor, lr: float) -> None:
+        """Add the micro-batches of a step to the metrics and to the step log, which raises NonFiniteLossError for an
+        earlier step."""
+        for result in results:
+            if result.weight > 0:
+                self.train_metrics.add(result.loss, result.correct, result.num_images, nonfinite)
+        step_loss = results[0].loss * results[0].weight
+        for result in results[1:]:
+            step_loss += result.loss * result.weight
+        self.step_log.add(step_loss, nonfinite, self.position.step, self.position.epoch, lr)
+
+    def check_step_log(self) -> None:
+        """Raise NonFiniteLossError if the steps that no event has reported yet must halt the run. A collective."""
+        self.step_log.wait_pending()
+        self.step_log.check_unreported(self.position.step, self.position.epoch, self.lr_at(self.position.step_in_epoch))
+
+    def flush_step_log(self) -> None:
+        """Report all steps so far. A collective."""
+        self.step_log.start_reduction(self.position.step, self.position.epoch, self.lr_at(self.position.step_in_epoch))
+        self.step_log.wait_pending()

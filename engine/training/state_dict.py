@@ -20,8 +20,8 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
     """What a checkpoint holds, but for what is known of the evaluations; on rank 0, None elsewhere. A collective."""
     mine = {
         "rng": rng_state(state.device),
-        "loss": state.totals.loss_sum.cpu(),
-        "counts": state.totals.counts.cpu(),
+        "loss": state.train_metrics.loss_sum.cpu(),
+        "counts": state.train_metrics.counts.cpu(),
         "untold": state.step_log.unreported(),
     }
     first = dist.get_rank() == 0
@@ -41,7 +41,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "scaler": state.scaler.state_dict(),
         "plateau": state.plateau.state_dict(),
         "epoch": state.position.epoch,
-        "batch": state.position.batch,
+        "batch": state.position.step_in_epoch,
         "step": state.position.step,
         "skipped": state.step_log.skipped.total,
         "skipped_in_row": state.step_log.skipped.consecutive,
@@ -64,13 +64,13 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
     same_ranks = len(ranks) == state.sampler.world_size
     if same_ranks:
         mine = ranks[rank]
-        state.totals.loss_sum += mine["loss"].to(state.device)
-        state.totals.counts += mine["counts"].to(state.device)
+        state.train_metrics.loss_sum += mine["loss"].to(state.device)
+        state.train_metrics.counts += mine["counts"].to(state.device)
         state.step_log.restore_unreported(mine["untold"])
         set_rng_state(mine["rng"], state.device)
     elif rank == 0:
-        state.totals.loss_sum += sum(one["loss"] for one in ranks).to(state.device)
-        state.totals.counts += sum(one["counts"] for one in ranks).to(state.device)
+        state.train_metrics.loss_sum += sum(one["loss"] for one in ranks).to(state.device)
+        state.train_metrics.counts += sum(one["counts"] for one in ranks).to(state.device)
     if (checkpoint["ema"] is None) != (state.ema is None):
         began = (
             "begin anew from" if state.ema is not None else "are left, and the best epoch so far was chosen by them for"

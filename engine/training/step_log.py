@@ -1,4 +1,7 @@
-"""The losses of single steps: kept on the device, averaged over the ranks and told in groups, without a wait."""
+"""Step losses: kept on the device, averaged over the ranks and reported in groups, without a host sync.
+
+`loop` adds every step; `state_dict` saves and restores the steps that no event has reported yet.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,14 @@ from engine.runs.events import StepEvent
 
 @dataclass
 class SkippedSteps:
-    """Steps that were left out because a loss or a gradient was not finite; those of no event yet are not in it.
-    `max_consecutive` is the most in a row."""
+    """Count of steps skipped because of a non-finite loss or gradient, without those that no event has reported yet."""
 
     max_consecutive: int
     total: int = 0
     consecutive: int = 0
 
     def add(self, nonfinite: bool) -> bool:
-        """Whether there were too many in a row."""
+        """Count a step; return whether more than `max_consecutive` in a row were skipped."""
         self.total += nonfinite
         self.consecutive = self.consecutive + 1 if nonfinite else 0
         return self.consecutive > self.max_consecutive
@@ -34,8 +36,10 @@ class SkippedSteps:
 
 @dataclass
 class _PendingSteps:
-    """Steps on their way to being told: `means` over the ranks, and what this rank had, both 2 x steps: losses, and 1
-    where a step was left out."""
+    """Steps whose all-reduce is in progress.
+
+    `means` (over the ranks) and `local` (of this rank) are 2 x steps: the losses, and 1 for each skipped step.
+    """
 
     work: dist.Work
     means: Tensor
@@ -44,94 +48,86 @@ class _PendingSteps:
     copy_done: torch.cuda.Event | None = None
 
     def wait(self) -> tuple[list[float], list[float]]:
-        """The means. On a GPU for their copy alone, and not for what was asked of it since."""
+        """Return the means; on a GPU this waits only for their copy, not for later work on the stream."""
         if self.copy_done is None:
             self.work.wait()
         else:
             self.copy_done.synchronize()
-        losses, bad = self.means.tolist()
-        return losses, bad
+        losses, skipped = self.means.tolist()
+        return losses, skipped
 
 
+@dataclass(kw_only=True, eq=False)
 class StepLog:
-    """Sends a `step` event for every `log_every` steps, by count.
+    """Emit a `step` event after every `log_every` steps.
 
-    A group is reduced in the background and told one step later on the CPU, one group later on a GPU: by then it lies
-    ready. Every rank sees the same losses at the same step, so all of them raise at the same step.
+    Each group of steps is all-reduced in the background and read one step later on the CPU, one group later on a GPU,
+    when the result is there without a wait. Every rank reads the same losses at the same step, so all ranks raise
+    NonFiniteLossError at the same step. With `may_skip`, a non-finite loss belongs to a skipped step and is no error.
     """
 
-    def __init__(
-        self,
-        log_every: int,
-        global_batch: int,
-        device: torch.device,
-        channel: Channel,
-        skipped: SkippedSteps,
-        *,
-        emits_events: bool,
-        may_skip: bool,
-    ) -> None:
-        """With `may_skip` a loss that is not finite is one of a step that was left out, and no reason to raise."""
-        self._log_every, self._device = log_every, device
-        # Of the steps that no event has reported yet, each without a dimension, on the device.
+    log_every: int
+    global_batch: int
+    device: torch.device
+    channel: Channel
+    skipped: SkippedSteps
+    emits_events: bool
+    may_skip: bool
+
+    def __post_init__(self) -> None:
+        # Scalars on the device, of the steps that no event has reported yet.
         self._losses: list[Tensor] = []
         self._nonfinite: list[Tensor] = []
-        self._global_batch = global_batch
-        self._channel = channel
-        self.skipped = skipped
-        self._emits_events = emits_events
-        self._may_skip = may_skip
         self._pending: _PendingSteps | None = None
-        self._reads_late = device.type == "cuda"
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leave out of the rates what was done since the last step, as evaluation and saving."""
+        """Exclude the time since the last step, such as an evaluation or a checkpoint, from the throughput."""
         self._clock_start = time.perf_counter()
         self._steps = 0
         self._data_wait_seconds = 0.0
 
     def add_data_wait(self, seconds: float) -> None:
-        """The last batch came after so long."""
+        """Add the time spent waiting for a batch."""
         self._data_wait_seconds += seconds
 
     def add(self, loss: Tensor, nonfinite: Tensor, step: int, epoch: int, lr: float) -> None:
-        """`nonfinite` says that the step was left out. Raises NonFiniteLossError for an earlier step."""
-        if self._pending is not None and not self._reads_late:
+        """Add a step; `nonfinite` is true if it was skipped. Raises NonFiniteLossError for an earlier step."""
+        if self._pending is not None and self.device.type != "cuda":
             self.wait_pending()
         self._losses.append(loss)
         self._nonfinite.append(nonfinite)
         self._steps += 1
-        if len(self._losses) >= self._log_every:
+        if len(self._losses) >= self.log_every:
             self.start_reduction(step, epoch, lr)
 
     def _stack_unreported(self) -> Tensor:
-        """Losses, and 1 for each step that was left out: 2 x steps, on the device."""
+        """Return 2 x steps on the device: the losses, and 1 for each skipped step."""
         if not self._losses:
-            return torch.zeros((2, 0), device=self._device)
+            return torch.zeros((2, 0), device=self.device)
         return torch.stack([torch.stack(self._losses).float(), torch.stack(self._nonfinite).float()])
 
     def start_reduction(self, step: int, epoch: int, lr: float) -> None:
-        """Send off what no event has reported yet. A collective."""
+        """Start the all-reduce of the unreported steps. A collective."""
         self.wait_pending()
         if not self._losses:
             return
-        mine = self._stack_unreported()
-        means = mine / dist.get_world_size()
+        local = self._stack_unreported()
+        means = local / dist.get_world_size()
         self._losses, self._nonfinite = [], []
         work = dist.all_reduce(means, async_op=True)
-        assert work is not None  # noqa: S101 - async_op always gives one
+        assert work is not None  # noqa: S101 - async_op always returns a handle
         seconds = max(time.perf_counter() - self._clock_start, 1e-9)
         event_fields = {
             "step": step,
             "epoch": epoch,
             "lr": lr,
-            "images_per_second": round(self._steps * self._global_batch / seconds, 1),
+            "images_per_second": round(self._steps * self.global_batch / seconds, 1),
             "data_wait": round(min(self._data_wait_seconds / seconds, 1.0), 4),
         }
-        self._pending = _PendingSteps(work, means, mine, event_fields)
+        self._pending = _PendingSteps(work, means, local, event_fields)
         if means.is_cuda:
-            # For the device's queue: the host goes on.
+            # Makes the current stream wait, not the host.
             work.wait()
             self._pending.means = torch.empty(means.shape, pin_memory=True).copy_(means, non_blocking=True)
             self._pending.copy_done = torch.cuda.Event()
@@ -139,59 +135,63 @@ class StepLog:
         self.restart_clock()
 
     def wait_pending(self) -> None:
-        """Tell the group that is under way, if one is. Raises NonFiniteLossError."""
+        """Report the steps whose all-reduce is in progress, if any. Raises NonFiniteLossError."""
         if self._pending is None:
             return
         group, self._pending = self._pending, None
-        losses, bad = group.wait()
-        if self._emits_events:
-            self._channel.send(StepEvent(losses=losses, **group.event_fields))
+        losses, skipped = group.wait()
+        if self.emits_events:
+            self.channel.send(StepEvent(losses=losses, **group.event_fields))
         for index, loss in enumerate(losses):
-            too_many = self.skipped.add(bad[index] > 0.5)
-            if too_many or not (self._may_skip or math.isfinite(loss)):
+            too_many = self.skipped.add(skipped[index] > 0.5)
+            if too_many or not (self.may_skip or math.isfinite(loss)):
                 step = group.event_fields["step"] - len(losses) + 1 + index
                 raise NonFiniteLossError(
                     self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, index])
                 )
 
-    def _describe_nonfinite(self, step: int, epoch: int, loss: float, local_losses: Tensor) -> str:
-        """A collective."""
-        own = [torch.zeros_like(local_losses) for _ in range(dist.get_world_size())]
-        dist.all_gather(own, local_losses)
-        ranks = [str(rank) for rank, one in enumerate(own) if not math.isfinite(one.item())]
-        where = f" on rank {', '.join(ranks)}" if ranks and len(ranks) < len(own) else ""
-        what = "the gradient" if math.isfinite(loss) else "the loss"
+    def _describe_nonfinite(self, step: int, epoch: int, loss: float, local_loss: Tensor) -> str:
+        """Name the ranks whose loss is not finite. A collective."""
+        rank_losses = [torch.zeros_like(local_loss) for _ in range(dist.get_world_size())]
+        dist.all_gather(rank_losses, local_loss)
+        ranks = [str(rank) for rank, rank_loss in enumerate(rank_losses) if not math.isfinite(rank_loss.item())]
+        location = f" on rank {', '.join(ranks)}" if ranks and len(ranks) < len(rank_losses) else ""
+        fault = "the gradient" if math.isfinite(loss) else "the loss"
         value = "not finite" if math.isfinite(loss) else str(loss)
-        problem = f"{what} of step {step} (epoch {epoch}) is {value}{where}"
+        problem = f"{fault} of step {step} (epoch {epoch}) is {value}{location}"
         if self.skipped.consecutive > 1:
-            return f"{problem}, and {self.skipped.consecutive} steps in a row had to be left out; lower optim.lr"
-        return f"{problem}; lower optim.lr, or leave such steps out with optim.nonfinite=skip"
+            return f"{problem}, and {self.skipped.consecutive} steps in a row were skipped; lower optim.lr"
+        return f"{problem}; lower optim.lr, or skip such steps with optim.nonfinite=skip"
 
     def unreported(self) -> list[list[float]]:
-        """This rank's losses of the steps that no event has reported yet, and 1 for each that was left out. A wait for
-        the device."""
-        kept: list[list[float]] = self._stack_unreported().tolist()
-        return kept
+        """Return this rank's losses of the steps that no event has reported yet, and 1 for each skipped step.
+
+        A host sync.
+        """
+        steps: list[list[float]] = self._stack_unreported().tolist()
+        return steps
 
     def total_skipped(self) -> int:
-        """Steps left out, with those that no event has reported yet. A wait for the device."""
+        """Return the number of skipped steps, including those that no event has reported yet. A host sync."""
         return self.skipped.total + round(sum(self.unreported()[1]))
 
     def check_unreported(self, step: int, epoch: int, lr: float) -> None:
-        """Before anything is kept of them: raises NonFiniteLossError where the steps that no event has reported yet are
-        a reason to. A collective where a step was left out, which all ranks know alike."""
-        losses, bad = self.unreported()
-        if not any(bad):
+        """Raise NonFiniteLossError now if the unreported steps would raise it later, before they enter a checkpoint.
+
+        A collective if a step was skipped, which all ranks know alike.
+        """
+        losses, skipped = self.unreported()
+        if not any(skipped):
             return
-        tried = replace(self.skipped)
-        too_many = [tried.add(one > 0.5) for one in bad]
-        finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self._device)
+        trial = replace(self.skipped)
+        too_many = [trial.add(flag > 0.5) for flag in skipped]
+        finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self.device)
         dist.all_reduce(finite, dist.ReduceOp.MIN)
-        if any(too_many) or not (self._may_skip or finite.item()):
+        if any(too_many) or not (self.may_skip or finite.item()):
             self.start_reduction(step, epoch, lr)
             self.wait_pending()
 
     def restore_unreported(self, unreported: list[list[float]]) -> None:
-        """Go on from what `unreported` gave. Where `log_every` has changed, only the latest find room."""
-        latest = torch.tensor(unreported, device=self._device)[:, max(len(unreported[0]) - self._log_every + 1, 0) :]
+        """Restore what `unreported` returned; only the latest steps if `run.log_every` has become smaller."""
+        latest = torch.tensor(unreported, device=self.device)[:, max(len(unreported[0]) - self.log_every + 1, 0) :]
         self._losses, self._nonfinite = list(latest[0]), list(latest[1] > 0.5)

@@ -1,5 +1,7 @@
-"""One rank from its data to the end of its training; the only set-up of torch.distributed. `engine.launch` calls it in
-each rank's process, `trainer` runs the epochs."""
+"""Set up one rank, from its data to its process group, and train with it.
+
+`engine.launch` calls `train` in the process of each rank; `trainer` and `loop` run the epochs.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,7 @@ from engine.utils.errors import Problem, UsageError, collect_problems
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The input side of one rank: the images, how they are dealt out, the form that the model takes them in, and the
-    pipeline that batches come from."""
+    """Input side of one rank: image source, sampler, the image format that the model takes, and the input pipeline."""
 
     source: ImageSource
     sampler: DistributedBatchSampler
@@ -64,8 +65,7 @@ class TrainingData:
 
 
 def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outcome:
-    """Train as one rank of the run. Raises UsageError where what was asked for turns out to be impossible, on every
-    rank alike."""
+    """Train as one rank of the run. Raises UsageError on all ranks if the run is impossible."""
     config = job.config
     torch.set_num_threads(job.plan.threads_per_rank)
 
@@ -74,22 +74,22 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     sampler = build_sampler(config, source, rank_info.world_size, rank_info.rank, job.plan.devices_per_rank)
     _check(job, rank_info, source, sampler)
 
-    # 2. Restore the position from the newest checkpoint.
-    checkpoint, damaged = (
-        _load_checkpoint_on_all_ranks(job.folder, rank_info, store) if job.folder and job.resumed else (None, [])
-    )
+    # 2. Load the newest checkpoint, and find the position to resume at.
+    checkpoint, damaged = None, list[str]()
+    if job.resumed and job.folder is not None:
+        checkpoint, damaged = _load_checkpoint_on_all_ranks(job.folder, rank_info, store)
     position = resume_position(checkpoint, sampler)
 
-    # 3. Start the input pipeline. Loader processes are forked before this process touches CUDA or starts threads, and
-    # work while the rest is set up.
+    # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
+    # the first batches during the rest of the set-up.
     pipeline_choice = _choose_pipeline_on_all_ranks(job, source, rank_info, store)
     data, warnings = _start_pipeline(job, source, sampler, position, pipeline_choice)
     try:
-        # 4. Build device, model, optimizer and process group, and take back their state.
+        # 4. Build device, model, optimizer and process group, and restore their state.
         trainer = build_trainer(job, rank_info, store, channel, data, checkpoint)
         if checkpoint:
             trainer.restore(checkpoint, damaged)
-            # It holds as much memory as the model and the optimizer.
+            # Frees as much memory as model and optimizer take.
             checkpoint.clear()
         elif job.resumed:
             trainer.warn_no_checkpoint()
@@ -97,7 +97,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
         # 5. Train.
         outcome = trainer.dry_run(warnings) if job.folder is None else trainer.run(warnings)
     except Exception:
-        # The process group is left as it is: to end it would wait for ranks that wait for this one.
+        # The process group is not destroyed: that would wait for ranks that wait for this one.
         data.pipeline.raise_if_worker_died()
         raise
     dist.destroy_process_group()
@@ -105,7 +105,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
 
 
 def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: DistributedBatchSampler) -> None:
-    """Raises UsageError where the config cannot be trained with on this data and so many ranks."""
+    """Raises UsageError if the config does not fit the data or the number of ranks."""
     config = job.config
     check_source(config, source, sampler)
     problems = sync_bn_problems(config, rank_info.world_size, on_gpu=job.plan.on_gpu)
@@ -117,70 +117,81 @@ def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: Distribu
 def _start_pipeline(
     job: Job, source: ImageSource, sampler: DistributedBatchSampler, position: Position, pipeline_choice: PipelineChoice
 ) -> tuple[TrainingData, list[str]]:
-    """Start to load the batches from a position on; also returns warnings for the log."""
+    """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
-    model_format = model_input_format(config, source)
-    workers = (
-        _num_workers(job, source, model_format, sampler, position.epoch) if pipeline_choice.pipeline == "stream" else 0
-    )
+    image_format = model_input_format(config, source)
+    workers = 0
+    if pipeline_choice.pipeline == "stream":
+        workers = _num_workers(job, source, image_format, sampler, position.epoch)
     warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
-    warnings += loader_warnings(config, plan.local_world_size, workers, model_format, plan.devices_per_rank)
-    requests = sampler.requests(config.run.epochs, position.epoch, position.batch)
-    pipeline = InputPipeline(pipeline_choice, source, config, model_format, requests, workers)
-    return TrainingData(source, sampler, model_format, pipeline), warnings + pipeline.warnings
+    warnings += loader_warnings(config, plan.local_world_size, workers, image_format, plan.devices_per_rank)
+    requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
+    pipeline = InputPipeline(pipeline_choice, source, config, image_format, requests, workers)
+    return TrainingData(source, sampler, image_format, pipeline), warnings + pipeline.warnings
 
 
 def build_trainer(
     job: Job, rank_info: RankInfo, store: Store, channel: Channel, data: TrainingData, checkpoint: dict[str, Any] | None
 ) -> Trainer:
-    """Build what trains on the data: device, model, optimizer and process group. Raises UsageError."""
-    config, sampler = job.config, data.sampler
+    """Build the device, model, optimizer and process group of one rank. Raises UsageError."""
+    config, sampler, num_classes = job.config, data.sampler, len(data.source.classes)
     device = init_device(config, job.plan, rank_info)
+    # The same seed on every rank: DDP expects the same initial weights.
     seed_everything(config.run.seed)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
-    cpu_group, ranks = _join_process_group(job, rank_info, store)
+    cpu_group, rank_devices = _join_process_group(job, rank_info, store)
+    parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
+    step_log = StepLog(
+        log_every=config.run.log_every,
+        global_batch=sampler.global_batch,
+        device=device,
+        channel=channel,
+        skipped=_skipped_steps(config, checkpoint),
+        emits_events=rank_info.rank == 0,
+        may_skip=config.optim.nonfinite == "skip",
+    )
     state = RankState(
         config=config,
         device=device,
         sampler=sampler,
         model=network.model,
-        wrapped=wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size),
+        parallel_model=parallel_model,
         master=network.master,
         frozen_modules=network.frozen,
         ema=network.ema,
         criterion=criterion,
-        mixer=MixupCutmix(config.augment, len(data.source.classes), config.run.seed),
+        mixer=MixupCutmix(config.augment, num_classes, config.run.seed),
         optimizer=optimizer,
         scaler=build_grad_scaler(config.precision, device),
         plateau=PlateauFactor(config.schedule),
         batches=data.pipeline.device_loader(device),
         image_format=data.image_format,
-        num_classes=len(data.source.classes),
+        num_classes=num_classes,
         channel=channel,
         agreement=Agreement(cpu_group),
-        step_log=_build_step_log(config, sampler, device, channel, checkpoint, emits_events=rank_info.rank == 0),
+        step_log=step_log,
         position=resume_position(checkpoint, sampler),
-        totals=MetricAccumulator(device),
+        train_metrics=MetricAccumulator(device),
     )
+    # Another seed on each rank: dropout must not drop the same units everywhere.
     seed_everything(config.run.seed + rank_info.rank)
-    warmup = warm_up(state, cpu_group)
     return Trainer(
         job=job,
         rank_info=rank_info,
         state=state,
         source=data.source,
         cpu_group=cpu_group,
-        rank_devices=ranks,
+        rank_devices=rank_devices,
         notes=network.notes,
         pipeline_choice=data.pipeline.pipeline_choice,
-        warmup=warmup,
+        warmup=warm_up(state, cpu_group),
     )
 
 
 def _build_model(
     config: Config, data: TrainingData, device: torch.device, checkpoint: dict[str, Any] | None
 ) -> tuple[TrainingModel, Criterion, Optimizer]:
-    """The model with its loss and its optimizer. Raises UsageError with all that is wrong with them."""
+    """Build model, loss and optimizer. Raises UsageError with the problems of all three."""
     classes, problems = data.source.classes, list[Problem]()
     with collect_problems(problems):
         criterion = build_loss(config, len(classes), lambda: class_counts(data.source), device)
@@ -193,28 +204,32 @@ def _build_model(
 
 
 def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[dist.ProcessGroup, list[RankDevice]]:
-    """Join the other ranks; returns a group for tensors in host memory as well, and where each rank is. Raises
-    UsageError where two ranks share a GPU."""
+    """Initialize torch.distributed; return a Gloo group for tensors in host memory, and the device of each rank.
+
+    Raises UsageError if two ranks share a GPU. A collective.
+    """
     timeout = timedelta(seconds=job.config.device.timeout)
     dist.init_process_group(
         job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
     )
     cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
-    ranks = gather_rank_devices(job.plan, rank_info, cpu_group)
-    # Before NCCL is first used: it would fail on this in words of its own.
-    check_devices_unique(ranks)
-    return cpu_group, ranks
+    rank_devices = gather_rank_devices(job.plan, rank_info, cpu_group)
+    # Before the first use of NCCL, which would fail with a less helpful error of its own.
+    check_devices_unique(rank_devices)
+    return cpu_group, rank_devices
 
 
 def _load_checkpoint_on_all_ranks(
     folder: RunFolder, rank_info: RankInfo, store: Store
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The checkpoint to go on from, the same on every rank: rank 0 finds the newest sound one and tells the others
-    which; and what is wrong with those that are newer. Raises UsageError, on every rank alike."""
+    """Load the newest intact checkpoint, which rank 0 chooses for all ranks; None if there is no checkpoint.
+
+    Also returns, on rank 0, why newer ones were skipped. Raises UsageError on all ranks.
+    """
     if rank_info.rank != 0:
         received = json.loads(store.get("checkpoint"))
         if "refused" in received:
-            raise UsageError.one("", "rank 0 found no sound checkpoint")
+            raise UsageError.one("", "rank 0 found no intact checkpoint")
         try:
             return (load_checkpoint(folder.checkpoints / received["name"]) if received["name"] else None), []
         except DamagedCheckpointError as error:
@@ -231,12 +246,14 @@ def _load_checkpoint_on_all_ranks(
 
 
 def _choose_pipeline_on_all_ranks(job: Job, source: ImageSource, rank_info: RankInfo, store: Store) -> PipelineChoice:
-    """The pipeline, the same on every rank: what is free changes, so rank 0 looks once and tells the others. Raises
-    UsageError, on every rank alike."""
+    """Choose the input pipeline on rank 0 for all ranks, because the free memory it depends on changes.
+
+    Raises UsageError on all ranks.
+    """
     if rank_info.rank != 0:
         received = json.loads(store.get("pipeline"))
         if "refused" in received:
-            raise UsageError([Problem(where, what) for where, what in received["refused"]])
+            raise UsageError([Problem(location, reason) for location, reason in received["refused"]])
         return PipelineChoice(**received)
     message: dict[str, Any] = {"refused": [("", "rank 0 could not choose a pipeline")]}
     try:
@@ -251,37 +268,22 @@ def _choose_pipeline_on_all_ranks(job: Job, source: ImageSource, rank_info: Rank
 
 
 def resume_position(checkpoint: dict[str, Any] | None, sampler: DistributedBatchSampler) -> Position:
-    """Where a checkpoint goes on, or the beginning without one. With another global batch it is the first batch that
-    begins with no image of the epoch that was seen already."""
+    """Return the position to resume at, or the start of training without a checkpoint.
+
+    After a change of the global batch size this is the first step without an image that the epoch has already used.
+    """
     if not checkpoint:
         return Position()
-    done = -(-checkpoint["batch"] * checkpoint["global_batch"] // sampler.global_batch)
-    return Position(checkpoint["epoch"], min(done, sampler.steps_per_epoch), checkpoint["step"])
+    steps_done = -(-checkpoint["batch"] * checkpoint["global_batch"] // sampler.global_batch)
+    return Position(checkpoint["epoch"], min(steps_done, sampler.steps_per_epoch), checkpoint["step"])
 
 
-def _build_step_log(
-    config: Config,
-    sampler: DistributedBatchSampler,
-    device: torch.device,
-    channel: Channel,
-    checkpoint: dict[str, Any] | None,
-    *,
-    emits_events: bool,
-) -> StepLog:
-    may_skip = config.optim.nonfinite == "skip"
-    limit = (config.optim.nonfinite_limit if may_skip else 0) + max_scaler_skips(config.precision)
-    skipped = (
-        SkippedSteps(limit, checkpoint["skipped"], checkpoint["skipped_in_row"]) if checkpoint else SkippedSteps(limit)
-    )
-    return StepLog(
-        config.run.log_every,
-        sampler.global_batch,
-        device,
-        channel,
-        skipped,
-        emits_events=emits_events,
-        may_skip=may_skip,
-    )
+def _skipped_steps(config: Config, checkpoint: dict[str, Any] | None) -> SkippedSteps:
+    limit = config.optim.nonfinite_limit if config.optim.nonfinite == "skip" else 0
+    limit += max_scaler_skips(config.precision)
+    if not checkpoint:
+        return SkippedSteps(limit)
+    return SkippedSteps(limit, checkpoint["skipped"], checkpoint["skipped_in_row"])
 
 
 def _num_workers(
@@ -289,7 +291,7 @@ def _num_workers(
 ) -> int:
     if job.plan.workers is not None:
         return job.plan.workers
-    most = auto_workers(job.plan.local_world_size, job.config.data.numeric_batch_size * job.plan.devices_per_rank)
-    return measure_num_workers(
-        BatchDataset(source, job.config, image_format), next(sampler.train_requests(epoch)), most
-    )
+    batch_size = job.config.data.numeric_batch_size * job.plan.devices_per_rank
+    max_workers = auto_workers(job.plan.local_world_size, batch_size)
+    dataset = BatchDataset(source, job.config, image_format)
+    return measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)

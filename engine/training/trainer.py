@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -27,9 +28,9 @@ from engine.runs.records import RankDevice, RankEpochTiming
 from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
-from engine.training.loop import broadcast_buffers, evaluate, finish_train_epoch, forward_backward, train_epoch
+from engine.training.loop import forward_backward, training_loop
 from engine.training.memory import empty_cache, gather_peak_memory, manual_gc, reset_peak_memory
-from engine.training.metrics import Evaluation, MetricAccumulator, Metrics, evaluation_file_content
+from engine.training.metrics import Evaluation, Metrics, evaluation_file_content
 from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import Stopwatch, data_wait_share, gather_timings
@@ -45,28 +46,28 @@ PAUSE_POLL_SECONDS = 0.1
 GC_INTERVAL_STEPS = 500
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
-    """One rank, set up and ready. `cpu_group` is a process group for what lies in host memory; `notes` are for the
-    log."""
+    """One rank, ready to train.
 
-    def __init__(
-        self,
-        *,
-        job: Job,
-        rank_info: RankInfo,
-        state: RankState,
-        source: ImageSource,
-        cpu_group: dist.ProcessGroup,
-        rank_devices: list[RankDevice],
-        notes: Sequence[str],
-        pipeline_choice: PipelineChoice,
-        warmup: WarmupResult,
-    ) -> None:
-        self.config, self.job, self.rank_info, self.state, self.source = job.config, job, rank_info, state, source
-        self.cpu_group, self.rank_devices, self.notes = cpu_group, rank_devices, notes
-        self.pipeline_choice, self.warmup = pipeline_choice, warmup
-        self._checkpoint_writer = CheckpointWriter(state, source.classes, job.folder, cpu_group)
-        self._epoch_clock = Stopwatch()
+    `cpu_group` is a Gloo process group for tensors in host memory; `notes` are messages for the log.
+    """
+
+    job: Job
+    rank_info: RankInfo
+    state: RankState
+    source: ImageSource
+    cpu_group: dist.ProcessGroup
+    rank_devices: list[RankDevice]
+    notes: Sequence[str]
+    pipeline_choice: PipelineChoice
+    warmup: WarmupResult
+
+    def __post_init__(self) -> None:
+        self.config = self.job.config
+        self._checkpoint_writer = CheckpointWriter(self.state, self.source.classes, self.job.folder, self.cpu_group)
+        self._epoch_clock, self._first_step = Stopwatch(), 0
+        self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
         self._collect_garbage: Callable[[], None] = lambda: None
 
     def run(self, warnings: Sequence[str]) -> Outcome:
@@ -80,34 +81,27 @@ class Trainer:
         self._emit_warnings(warnings)
         self._write_classes()
         with manual_gc() as self._collect_garbage:
-            return self._train()
+            outcome = training_loop(state, self)
+            state.agreement.wait_pending()
+            if outcome == "stopped":
+                self._checkpoint_writer.write_before_stop()
+            self._barrier()
+        return outcome
 
-    def _train(self) -> Outcome:
-        state = self.state
-        while state.position.epoch <= self.config.run.epochs:
-            self._collect_garbage()
-            self._epoch_clock, first = Stopwatch(), state.position.batch
-            reset_peak_memory(state.device)
-            state.timer.start_epoch()
-            if not train_epoch(state, self._handle_requests):
-                return self._stop()
-            train_metrics = finish_train_epoch(state)
-            # Now the device has done all that it was asked for.
-            trained = self._epoch_clock.seconds()
-            timings = gather_timings(state.timer, trained, self.cpu_group)
-            broadcast_buffers(state.model)
-            evaluations = evaluate(state, self._handle_requests)
-            if evaluations is None:
-                return self._stop()
-            if self.config.device.empty_cache:
-                empty_cache(state.device)
-            rate = state.sampler.images_from_step(first) / trained
-            self._end_epoch(self._epoch_clock.seconds(), rate, timings, train_metrics, *evaluations)
-        state.agreement.wait_pending()
-        self._barrier()
-        return "finished"
+    def start_epoch(self) -> None:
+        """Collect garbage, and reset the clocks and the peak memory of the epoch."""
+        self._collect_garbage()
+        self._epoch_clock, self._first_step = Stopwatch(), self.state.position.step_in_epoch
+        reset_peak_memory(self.state.device)
+        self.state.timer.start_epoch()
+        self.state.step_log.restart_clock()
 
-    def _handle_requests(self) -> bool:
+    def end_training(self) -> None:
+        """Take the times of the epoch's training part. Call after its metrics are read, which waits for the device."""
+        self._train_seconds = self._epoch_clock.seconds()
+        self._timings = gather_timings(self.state.timer, self._train_seconds, self.cpu_group)
+
+    def handle_requests(self) -> bool:
         """Do between two steps what is due and what was requested; return True where the run is to stop. All ranks do
         the same at the same step."""
         self._collect_garbage_if_due()
@@ -122,7 +116,7 @@ class Trainer:
 
     def _collect_garbage_if_due(self) -> None:
         position = self.state.position
-        if position.batch and position.step % GC_INTERVAL_STEPS == 0:
+        if position.step_in_epoch and position.step % GC_INTERVAL_STEPS == 0:
             self._collect_garbage()
 
     def _poll_requests(self) -> RequestCounters:
@@ -142,12 +136,12 @@ class Trainer:
     def _pause(self, agreed: RequestCounters) -> RequestCounters:
         """Hold until all ranks agree to go on or to stop, and write the checkpoints that are due meanwhile."""
         state, step, epoch = self.state, self.state.position.step, self.state.position.epoch
-        state.channel.enter_phase(step, Phase.PAUSED)
+        state.enter_phase(Phase.PAUSED)
         state.step_log.wait_pending()
         self._emit(RunPaused(step=step, epoch=epoch))
         while agreed.paused and not agreed.stop:
             # Again: a checkpoint meanwhile was another phase.
-            state.channel.enter_phase(step, Phase.PAUSED)
+            state.enter_phase(Phase.PAUSED)
             time.sleep(PAUSE_POLL_SECONDS)
             agreed = state.agreement(self._poll_requests)
             if self._checkpoint_writer.is_due(agreed):
@@ -156,66 +150,62 @@ class Trainer:
             self._emit(RunContinued(step=step, epoch=epoch))
         return agreed
 
-    def _end_epoch(
-        self,
-        seconds: float,
-        images_per_second: float,
-        timings: list[RankEpochTiming],
-        train_metrics: Metrics,
-        evaluation: Evaluation,
-        ema_evaluation: Evaluation | None,
-    ) -> None:
-        """`ema_evaluation` is what the averaged weights were found to do, where there are such: they are what is kept
-        as the best then."""
-        state, epoch, every = self.state, self.state.position.epoch, self.config.checkpoint.every_epochs
-        ends = epoch == self.config.run.epochs
-        if ends:
-            state.step_log.start_reduction(state.position.step, epoch, state.lr(epoch, state.sampler.steps_per_epoch))
-            state.step_log.wait_pending()
-        val, lead = evaluation.metrics, ema_evaluation or evaluation
+    def log_epoch(self, train: Metrics, evaluation: Evaluation, ema_evaluation: Evaluation | None) -> None:
+        """Emit the journal event of the epoch. A collective."""
+        state, val = self.state, evaluation.metrics
+        if self.config.device.empty_cache:
+            empty_cache(state.device)
+        seconds = self._epoch_clock.seconds()
+        if state.position.epoch == self.config.run.epochs:
+            state.flush_step_log()
         memory = gather_peak_memory(state.device, self.rank_info.rank, self.cpu_group)
         self._emit(
             EpochEvent(
-                epoch=epoch,
+                epoch=state.position.epoch,
                 step=state.position.step,
-                train_loss=train_metrics.loss,
-                train_accuracy=train_metrics.accuracy,
+                train_loss=train.loss,
+                train_accuracy=train.accuracy,
                 val_loss=val.loss,
                 val_accuracy=val.accuracy,
-                lr=state.lr(epoch, state.sampler.steps_per_epoch),
+                lr=state.lr_at(state.sampler.steps_per_epoch),
                 seconds=round(seconds, 3),
-                images_per_second=round(images_per_second, 1),
+                images_per_second=round(state.sampler.images_from_step(self._first_step) / self._train_seconds, 1),
                 skipped=state.step_log.total_skipped(),
-                unread=train_metrics.unread + val.unread,
+                unread=train.unread + val.unread,
                 val_top5=evaluation.top5,
                 memory=memory,
-                data_wait=data_wait_share(timings),
-                work=timings,
+                data_wait=data_wait_share(self._timings),
+                work=self._timings,
                 ema_val_loss=ema_evaluation.metrics.loss if ema_evaluation is not None else math.nan,
                 ema_val_accuracy=ema_evaluation.metrics.accuracy if ema_evaluation is not None else math.nan,
             )
         )
-        state.plateau.step(lead.metrics.loss)
-        best = self._checkpoint_writer.update_best(epoch, lead.metrics.accuracy)
-        self._write_evaluation(lead.to_dict(epoch), best=best)
-        state.position.epoch, state.position.batch = epoch + 1, 0
-        state.totals = MetricAccumulator(state.device)
-        if best or ends or epoch % every == 0:
+
+    def log_evaluation(self, evaluation: Evaluation) -> bool:
+        """Write the evaluation file of the run; return whether the evaluation is the best so far."""
+        epoch = self.state.position.epoch
+        best = self._checkpoint_writer.update_best(epoch, evaluation.metrics.accuracy)
+        if self.rank_info.rank == 0 and self.job.folder is not None:
+            last, before = evaluation.to_dict(epoch), read_json(self.job.folder.evaluation) or {}
+            kept = last if best else before.get("best", last)
+            with suppress(OSError):
+                write_json(self.job.folder.evaluation, evaluation_file_content(self.source.classes, last, kept))
+        return best
+
+    def save_epoch_checkpoint(self, epoch: int, *, best: bool) -> None:
+        """Write a checkpoint after the best and the last epoch, and every `checkpoint.every_epochs`. Raises
+        FinalCheckpointError."""
+        is_last = epoch == self.config.run.epochs
+        if best or is_last or epoch % self.config.checkpoint.every_epochs == 0:
             problem = self._checkpoint_writer.write(best=best)
-            if ends and problem is not None:
+            if is_last and problem is not None:
                 raise FinalCheckpointError(
                     f"training is done, and its last checkpoint could not be written ({problem}): mend that, and resume"
                 )
 
-    def _stop(self) -> Outcome:
-        self.state.agreement.wait_pending()
-        self._checkpoint_writer.write_before_stop()
-        self._barrier()
-        return "stopped"
-
     def _barrier(self) -> None:
         """A rank that leaves while rank 0 still saves would have srun end that one too."""
-        self.state.channel.enter_phase(self.state.position.step, Phase.CHECKPOINT)
+        self.state.enter_phase(Phase.CHECKPOINT)
         dist.barrier(group=self.cpu_group)
 
     def warn_no_checkpoint(self) -> None:
@@ -237,10 +227,7 @@ class Trainer:
         # First: a batch that finds no room may never come.
         self._emit_warnings(warnings)
         set_train_mode(state.model, state.frozen_modules)
-        state.timer.start_data_wait()
-        batch = state.next_batch(state.totals)
-        state.timer.end_data_wait()
-        forward_backward(state, batch, 0)
+        forward_backward(state, state.next_train_batch(), 0)
         self._emit(self._run_started())
         self._warn_skipped_files()
         return "finished"
@@ -304,13 +291,6 @@ class Trainer:
             disk = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.state.model))
         for message in (*self.notes, *warnings, *disk):
             self._emit(WarningEvent(message=message))
-
-    def _write_evaluation(self, last: dict[str, Any], *, best: bool) -> None:
-        if self.rank_info.rank == 0 and self.job.folder is not None:
-            before = read_json(self.job.folder.evaluation) or {}
-            kept = last if best else before.get("best", last)
-            with suppress(OSError):
-                write_json(self.job.folder.evaluation, evaluation_file_content(self.source.classes, last, kept))
 
     def _write_classes(self) -> None:
         if self.rank_info.rank == 0 and self.job.folder is not None:

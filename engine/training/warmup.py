@@ -16,7 +16,7 @@ from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
 from engine.models.compile import compile_usage_error, stop_compile_workers
 from engine.models.freeze import set_train_mode
-from engine.models.precision import autocast, input_dtype
+from engine.models.precision import autocast
 from engine.runs.events import WarningEvent
 from engine.training.rank_state import RankState
 from engine.training.rng import rng_state, set_rng_state
@@ -87,7 +87,7 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
 
 
 def _forward_backward(state: RankState, batch_size: int) -> None:
-    _forward(state, state.wrapped, batch_size).float().sum().backward()
+    _forward(state, state.parallel_model, batch_size).float().sum().backward()
 
 
 def _fastest_step_seconds(state: RankState, batch_size: int, cpu_group: dist.ProcessGroup) -> float:
@@ -145,7 +145,7 @@ def _forward(state: RankState, model: Callable[[Tensor], Tensor], batch_size: in
         (batch_size, state.image_format.channels, state.image_format.size, state.image_format.size), device=state.device
     )
     with autocast(state.config.precision, state.device):
-        return state.compute_logits(model, images, input_dtype(state.config.precision))
+        return state.compute_logits(model, images, state.input_dtype)
 
 
 def _warm_up_compiled(state: RankState) -> None:
@@ -158,7 +158,7 @@ def _warm_up_compiled(state: RankState) -> None:
     try:
         for _ in range(COMPILE_WARMUP_STEPS):
             state.zero_grad()
-            _forward(state, state.wrapped, state.sampler.batch_size).float().sum().backward()
+            _forward(state, state.parallel_model, state.sampler.batch_size).float().sum().backward()
         state.model.eval()
         with torch.no_grad():
             for _ in range(COMPILE_WARMUP_STEPS):
@@ -184,7 +184,7 @@ def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Pr
             f"{config.model.name} cannot train on {batch_size} image a rank, the smallest batch of an epoch: {error}; "
             "give another batch size, or data.drop_last=true",
         )
-    if input_dtype(config.precision) == torch.float16:
+    if state.input_dtype == torch.float16:
         what = f"{config.model.name} cannot compute in float16 alone ({error}); give fp16, bf16 or off"
         return Problem("precision.amp", f"{config.precision.amp}: {what}")
     if isinstance(error, ValueError):

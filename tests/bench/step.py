@@ -114,9 +114,9 @@ def telemetry(trainer: Trainer, steps: int) -> dict[str, float]:
     for _ in range(1000):
         time.process_time()
     clock = (time.process_time() - empty) / 1000
-    with counted([*parts, (trainer, "_handle_requests")], spent):
+    with counted([*parts, (trainer, "handle_requests")], spent):
         for _ in range(steps):
-            trainer._handle_requests()
+            trainer.handle_requests()
             train_step(state)
     return {name: seconds / steps * 1e6 - clock * 1e6 for name, seconds in spent.items()}
 
@@ -170,7 +170,7 @@ def main() -> None:
         given = cycle([(images.contiguous(memory_format=state.memory_format), labels) for images, labels in made])
 
         def ours() -> None:
-            trainer._handle_requests()
+            trainer.handle_requests()
             train_step(state)
 
         for _ in range(20):

@@ -49,7 +49,7 @@ def test_a_run_is_freed_with_its_last_reference() -> None:
     gc.disable()
     try:
         with single_rank_trainer() as fit:
-            assert not fit._handle_requests()
+            assert not fit.handle_requests()
             freed = [weakref.ref(fit), weakref.ref(fit.state), weakref.ref(fit.state.model)]
         del fit
         assert [one() for one in freed] == [None] * 3

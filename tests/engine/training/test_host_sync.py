@@ -40,8 +40,8 @@ def test_train_step_reads_no_value_from_device(recipe: tuple[str, ...]) -> None:
         assert asking.count == 0
         with Asking() as asking:
             trainer.step_log.unreported()
-            assert trainer.totals.counts.tolist()[1] == 32
-            assert trainer.totals.loss_sum.item() > 0
+            assert trainer.train_metrics.counts.tolist()[1] == 32
+            assert trainer.train_metrics.loss_sum.item() > 0
         assert asking.count > 0, "it would have been seen"
 
 
@@ -91,10 +91,10 @@ def test_train_step_between_log_points_does_not_sync_gpu(amp: str, recipe: tuple
         t.step_log.wait_pending()
         with no_wait():
             for _ in range(20):
-                fit._handle_requests()
+                fit.handle_requests()
                 train_step(t)
         with pytest.raises(RuntimeError), no_wait():
-            t.totals.loss_sum.item()
+            t.train_metrics.loss_sum.item()
 
 
 @pytest.mark.gpu

@@ -67,9 +67,9 @@ def test_checkpoint_of_half_model_holds_float32_master_weights(level: str, tmp_p
         fit.run([])
         kept = last_checkpoint_weights(tmp_path)
         assert {value.dtype for value in kept.values()} <= {torch.float32, torch.int64}
-        trained = fit.state.trained_model.state_dict()
+        trained = fit.state.optimized_model.state_dict()
         assert all(
-            torch.equal(kept[name], trained[name].float()) for name, _ in fit.state.trained_model.named_parameters()
+            torch.equal(kept[name], trained[name].float()) for name, _ in fit.state.optimized_model.named_parameters()
         )
         means = fit.state.model.state_dict()["1.running_mean"]
         assert torch.equal(kept["1.running_mean"], means.float())
@@ -83,7 +83,7 @@ def test_gradient_accumulation_matches_large_batch(parts: int) -> None:
             t = fit.state
             for _ in range(5):
                 train_step(t)
-            found.append((flat(t.model), t.totals.all_reduce(), t.sampler.steps_per_epoch))
+            found.append((flat(t.model), t.train_metrics.all_reduce(), t.sampler.steps_per_epoch))
     (whole, of_whole, steps), (split, of_split, steps_split) = found
     assert torch.allclose(whole, split, rtol=1e-5, atol=1e-6)
     assert (of_whole.images, of_whole.accuracy, steps) == (of_split.images, of_split.accuracy, steps_split)
@@ -110,7 +110,7 @@ def test_clip_norm_limits_gradient_for_any_norm_type(norm_type: str, norm: objec
         for parameter in t.model.parameters():
             parameter.grad = torch.randn_like(parameter)
         before = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
-        assert not clip_gradients(t)
+        assert clip_gradients(t).isfinite()
         after = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
         assert callable(norm)
         assert norm(after) == pytest.approx(0.01, rel=1e-4)
@@ -122,7 +122,7 @@ def test_clip_norm_of_float16_gradient_is_computed_in_float32() -> None:
         t = fit.state
         for parameter in t.model.parameters():
             parameter.grad = torch.full_like(parameter, 200.0)
-        assert not clip_gradients(t)
+        assert clip_gradients(t).isfinite()
         gradients = [one.grad.float() for one in t.model.parameters() if one.grad is not None]
         assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=0.05)
 
@@ -133,7 +133,7 @@ def test_clip_value_clamps_gradient() -> None:
         for parameter in t.model.parameters():
             parameter.grad = torch.randn_like(parameter)
         before = [one.grad.clone() for one in t.model.parameters() if one.grad is not None]
-        assert not clip_gradients(t)
+        assert clip_gradients(t).isfinite()
         after = [one.grad for one in t.model.parameters() if one.grad is not None]
         assert all(torch.equal(new, old.clamp(-0.5, 0.5)) for new, old in zip(after, before, strict=True))
 
@@ -142,7 +142,7 @@ def test_clip_norm_applies_to_unscaled_gradient() -> None:
     with single_rank_trainer("optim.clip_norm=0.01", "precision.amp=fp16", "optim.momentum=0", "optim.lr=1") as fit:
         t = fit.state
         before = flat(t.model).clone()
-        t.position.batch = 21
+        t.position.step_in_epoch = 21
         train_step(t)
         lr = t.optimizer.param_groups[0]["lr"]
         decay = t.optimizer.param_groups[0]["weight_decay"]

@@ -19,7 +19,7 @@ from in_process import single_rank_trainer
 def steps(fit: Trainer, count: int) -> int:
     """Steps until the run was to stop, at most `count`."""
     for number in range(count):
-        if fit._handle_requests():
+        if fit.handle_requests():
             return number
         train_step(fit.state)
     return count
@@ -43,8 +43,8 @@ def test_checkpoint_writer_writes_every_so_many_steps_and_no_step_twice(tmp_path
     with single_rank_trainer("checkpoint.every_steps=3", folder=tmp_path, events=events) as fit:
         steps(fit, 8)
         # As at the batches of an evaluation.
-        fit._handle_requests()
-        fit._handle_requests()
+        fit.handle_requests()
+        fit.handle_requests()
     assert checkpoints(events) == [(3, False), (6, False)]
 
 
