@@ -1,22 +1,25 @@
-"""Checkpoint files: all that training needs to go on as if it had not been interrupted, in one file each.
+"""Checkpoint files: save, load, verify and rotate them.
 
-A checkpoint is what `torch.save` writes, a ZIP archive, with the SHA-256 of everything before it as the archive's
-comment (APPNOTE.TXT 4.3.16). So `torch.load(path, weights_only=True)` reads it as it is, and a file that was cut or
-changed at any place is known. Format 3 is a dict of plain values and tensors:
+`checkpoint_writer` saves and `train` loads them; `state_dict` gathers and restores their content. A file holds
+everything that a run needs to resume bit-identically.
 
-    format, config, classes         what was trained, on what
-    image_format                    size, channels, mean and std of the images that the model takes
-    model, optimizer, scaler        their state dicts, the model's in float32 and without any wrapper's prefix
-    ema, plateau                    those of the averaged weights, None without them, and of schedule plateau
-    epoch, batch, step              the position: `batch` batches of `epoch` are done, `step` steps in all
-    skipped, skipped_in_row         steps left out because of numbers that are not finite, so far and lately
-    global_batch                    images of all ranks in one of those batches
-    images                          for training and for validation
-    best_epoch, best_accuracy       of the evaluations so far, 0 and -1.0 before the first
-    ranks                           for each rank: its random number generators, its running sums of the epoch, and
-                                    the losses that no `step` event has told yet
+A checkpoint is the ZIP archive that `torch.save` writes, with the SHA-256 of all preceding bytes as the archive comment
+(APPNOTE.TXT 4.3.16). `torch.load(path, weights_only=True)` therefore reads it unchanged, and truncation or any changed
+byte is detected. Format 3 is a dict of plain values and tensors:
 
-In a run's folder each is called by its step, `step-00000044.pt`; `last.pt` and `best.pt` are second names of two.
+    format, config, classes         format version, config of the run, class names
+    image_format                    size, channels, mean and std of the model's input
+    model, optimizer, scaler        state dicts; the model's in float32 and without the prefix of a wrapper
+    ema, plateau                    state dicts of the EMA weights (None without them) and of schedule.name=plateau
+    epoch, batch, step              position: `batch` steps of `epoch` are done, `step` steps in all
+    skipped, skipped_in_row         steps skipped because of non-finite values: in total, and the latest in a row
+    global_batch                    global batch size, in images
+    images                          number of training and validation images
+    best_epoch, best_accuracy       best evaluation so far; 0 and -1.0 before the first
+    ranks                           per rank: random number generators, running sums of the epoch, and the losses that
+                                    no `step` event has reported yet
+
+In a run folder each file is named after its step, `step-00000044.pt`; `last.pt` and `best.pt` are hard links to two.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from engine.utils.files import fsync_folder, link_file, replace_file
 
 
 class _HashingWriter:
-    """A file that is written from front to back, and the checksum of it."""
+    """Sequential file writer that computes the checksum of what it writes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -54,7 +57,7 @@ class _HashingWriter:
         self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
-        """The last two bytes are held back: of an archive they are the length of its comment."""
+        """Write all but the last two bytes so far, which in a ZIP archive are the length of its comment."""
         view = memoryview(data).cast("B")
         if len(view) < 2:
             held = self._tail + bytes(view)
@@ -83,22 +86,24 @@ class _HashingWriter:
 
 
 def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep: int) -> Path:
-    """Write the checkpoint of `state["step"]`, which is the last now, and the best where it is that; then drop all but
-    the newest `keep`. It is on the disk on return, and those before are left alone until then. Raises OSError."""
+    """Write a checkpoint durably, link it as `last.pt` (and `best.pt`), and delete all but the newest `keep`.
+
+    Older checkpoints are deleted only after the new one is on disk. Raises OSError.
+    """
 
     def write(file: BinaryIO) -> None:
         hashed = _HashingWriter(file)
         try:
             torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, hashed))
         except RuntimeError as error:
-            # torch's writer has words of its own for a disk that takes no more.
+            # torch's writer hides the OSError of a full disk behind a RuntimeError.
             raise hashed.error or error from None
         hashed.close_with_checksum()
 
     path = folder / f"step-{state['step']:08d}.pt"
     folder.mkdir(exist_ok=True)
     replace_file(path, write, durable=True)
-    # First: where the file system has no hard links, the second names are copies and take room.
+    # Delete before linking: on a file system without hard links, links are copies and need the space.
     for old in checkpoints_by_step(folder)[keep:]:
         old.unlink(missing_ok=True)
     link_file(path, folder / "last.pt")
@@ -109,9 +114,11 @@ def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep:
 
 
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """The newest checkpoint that is what was written, None and nothing where there is none at all; and what is wrong
-    with those that are newer. These get another name, so that they are not counted again. Raises UsageError where none
-    is sound, where one cannot be read or is of another format."""
+    """Load the newest intact checkpoint; also return its path and why newer ones were skipped.
+
+    Returns (None, {}, []) if there is no checkpoint. Damaged files are renamed to `*.damaged`. Raises UsageError if no
+    checkpoint is intact, or if one cannot be read or has another format.
+    """
     damaged: list[str] = []
     for path in list_checkpoints(folder):
         try:
@@ -120,16 +127,19 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
             damaged.append(f"{path.name} {error}")
             with suppress(OSError):
                 path.rename(path.with_name(f"{path.name}.damaged"))
-    damaged += [f"{path.name} was found before" for path in folder.glob("*.damaged") if not damaged]
+    damaged += [f"{path.name} is damaged" for path in folder.glob("*.damaged") if not damaged]
     if damaged:
         raise UsageError.one(
-            str(folder), f"no checkpoint is sound: {'; '.join(damaged)}; start the run anew under another name"
+            str(folder), f"no checkpoint is intact: {'; '.join(damaged)}; start a new run with another --name"
         )
     return None, {}, damaged
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Raises DamagedCheckpointError, and UsageError where the file is of another format or cannot be read now."""
+    """Verify and load a checkpoint.
+
+    Raises DamagedCheckpointError, or UsageError if the file has another format or cannot be read now.
+    """
     try:
         verify_checksum(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -137,16 +147,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except DamagedCheckpointError:
         raise
     except (OSError, MemoryError) as error:
-        # Of the machine, not of the file: it may be read another time.
-        raise UsageError.one(str(path), f"cannot be read now: {error or 'there is too little memory'}") from error
+        # A fault of the host, not of the file, which may be readable later.
+        raise UsageError.one(str(path), f"cannot be read now: {error or 'out of memory'}") from error
     except Exception as error:
-        # A checksum can be made for anything, and what is no checkpoint brings any error out of the unpickler.
+        # Any content can have a valid checksum, and the unpickler raises any error for invalid content.
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DamagedCheckpointError(f"is no checkpoint of gputrain: {reason}") from error
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
     if found != CHECKPOINT_FORMAT:
         raise UsageError.one(
-            str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; take the one that fits"
+            str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; use a matching version"
         )
     if missing := CHECKPOINT_KEYS - state.keys():
-        raise DamagedCheckpointError(f"is no checkpoint of gputrain: it lacks {', '.join(sorted(missing))}")
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")
     return state

@@ -1,5 +1,7 @@
-"""When the checkpoints of a run are written, and the writing. `trainer` asks it between two steps and after an epoch;
-`checkpoint` has the file's format, `state_dict` what it holds."""
+"""Decide when checkpoints are due, and write them.
+
+`trainer` calls it between two steps and after an epoch. `checkpoint` defines the file format, `state_dict` the content.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ from engine.training.checkpoint import save_checkpoint
 from engine.training.rank_state import RankState
 from engine.training.state_dict import gather_state
 
-# Between two warnings that no checkpoint can be written.
+# Minimum time between two warnings that a checkpoint could not be written.
 SAVE_WARNING_INTERVAL_SECONDS = 600.0
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run, as one of its ranks. All ranks call it at the same step with the same requests,
-    so all write at the same step. Without a folder nothing is written."""
+    """Writes the checkpoints of a run on rank 0 with the state of all ranks; a dry run has no folder and writes none.
+
+    All ranks call it at the same step with the same requests, so that all of them take part in the same checkpoint.
+    """
 
     def __init__(
         self,
@@ -40,12 +44,12 @@ class CheckpointWriter:
         self._last_save_warning: float | None = None
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the best accuracy and the step of the checkpoint that the run resumes from."""
         self._best_epoch, self._best_accuracy = checkpoint["best_epoch"], checkpoint["best_accuracy"]
         self._last_saved_step = checkpoint["step"]
 
     def timer_fires(self) -> bool:
-        """Whether `checkpoint.every_minutes` have passed since the last checkpoint or since this was last true."""
+        """Return whether `checkpoint.every_minutes` have passed since the last checkpoint or the last True."""
         minutes = self._config.every_minutes
         fires = 0 < minutes * 60 < time.monotonic() - self._last_save_time
         if fires:
@@ -53,7 +57,7 @@ class CheckpointWriter:
         return fires
 
     def is_due(self, agreed: RequestCounters) -> bool:
-        """Whether a checkpoint is to be written at this step. Before a stop none is: the stop writes its own."""
+        """Return whether to write a checkpoint at this step. Not before a stop, which writes its own."""
         if agreed.stop:
             return False
         if self._is_requested(agreed):
@@ -66,32 +70,31 @@ class CheckpointWriter:
         return agreed.checkpoints > self._served_requests
 
     def serve(self, agreed: RequestCounters) -> None:
-        """Write within an epoch the checkpoint that `is_due`."""
+        """Write the checkpoint for which `is_due` returned True, in the middle of an epoch."""
         requested = self._is_requested(agreed)
         self._served_requests, self._served_timer = agreed.checkpoints, agreed.timed_checkpoints
         self._write_mid_epoch(requested=requested)
 
     def write_before_stop(self) -> None:
-        """Write the checkpoint that a stopped run goes on from; whoever resumes must know where from."""
+        """Write the checkpoint that a stopped run resumes from; a failure is always reported."""
         self._last_save_warning = None
         self._write_mid_epoch(requested=False)
 
     def _write_mid_epoch(self, *, requested: bool) -> None:
-        """All ranks are at the same step, with nothing under way between them but the log and a question whether to go
-        on."""
+        """Write between two steps, when no collective but those of the step log and of `agreement` is in progress."""
         self._state.check_step_log()
         self._state.broadcast_buffers()
         self.write(requested=requested)
 
     def update_best(self, epoch: int, accuracy: float) -> bool:
-        """Note the evaluation of an epoch; return whether it is the best so far."""
+        """Record the validation accuracy of an epoch; return whether it is the best so far."""
         best = accuracy > self._best_accuracy
         if best:
             self._best_epoch, self._best_accuracy = epoch, accuracy
         return best
 
     def write(self, *, best: bool = False, requested: bool = False) -> str | None:
-        """Write a checkpoint of all ranks; return on rank 0 the reason why that failed, if it did. A collective."""
+        """Write a checkpoint of all ranks; return why it failed on rank 0, else None. A collective."""
         state, position = self._state, self._state.position
         state.enter_phase(Phase.CHECKPOINT)
         self._last_saved_step, self._last_save_time = position.step, time.monotonic()
@@ -99,7 +102,7 @@ class CheckpointWriter:
         if content is None or self._folder is None:
             return None
         content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy}
-        # A checkpoint that the journal does not reach up to would lose the events in between.
+        # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
         state.channel.flush()
         try:
             path = save_checkpoint(content, self._folder.checkpoints, best=best, keep=self._config.keep)
@@ -115,7 +118,7 @@ class CheckpointWriter:
         return None
 
     def _warn_unsaved(self, reason: str, *, always: bool) -> None:
-        """On rank 0, which writes. Not again and again, but `always` where someone waits for the checkpoint."""
+        """Warn at most once per interval; `always` if someone has requested the checkpoint."""
         now, last = time.monotonic(), self._last_save_warning
         if always or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
             self._last_save_warning = now

@@ -1,4 +1,4 @@
-"""Opens the device of a rank and checks that it is the one that was planned."""
+"""Initialize the device of a rank and check that it is the planned one. Called by `train`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from engine.utils.process import keep_freed_memory
 
 
 def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.device:
+    """Apply the cuDNN, determinism and TF32 settings and select the device of this rank. Raises UsageError."""
     torch.backends.cudnn.benchmark = config.device.cudnn_benchmark and not config.device.deterministic
     torch.backends.cudnn.deterministic = config.device.deterministic
     if config.device.deterministic:
@@ -27,7 +28,7 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
         if not torch.cuda.is_available():
             raise UsageError.one(
                 "device.gpus",
-                f"torch {torch.__version__} cannot use the GPUs that the driver shows; train with --gpus cpu",
+                f"torch {torch.__version__} cannot use the GPUs that the driver reports; train with --gpus cpu",
             )
         device = torch.device("cuda", plan.device_index(rank_info.local_rank))
         torch.cuda.set_device(device)
@@ -40,18 +41,21 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
 
 
 class WrongDeviceError(RuntimeError):
-    """CUDA gave a rank another GPU than the one that was chosen for it."""
+    """CUDA gave a rank another GPU than the planned one."""
 
 
 def cuda_uuid(device: torch.device) -> str:
-    """The UUID of the GPU that CUDA takes for this device, without what it begins with."""
+    """Return the UUID of a CUDA device, without the prefix `GPU-` or `MIG-`."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def check_device(expected: str, parent: str | None, actual: str) -> None:
-    """Raises WrongDeviceError unless CUDA gave what was wanted. CUDA may tell an instance by the GPU that it is of."""
+    """Raises WrongDeviceError unless `actual` is the expected GPU or MIG instance.
+
+    For a MIG instance, CUDA may report the UUID of its parent GPU.
+    """
     if not any(uuid is not None and uuid.split("-", 1)[-1] == actual for uuid in (expected, parent)):
         raise WrongDeviceError(
-            f"CUDA gave this rank the GPU {actual}, and {expected} was chosen for it: the driver's order of GPUs "
-            "changed, or something set CUDA_VISIBLE_DEVICES in between; start again"
+            f"CUDA gave this rank the GPU {actual} instead of {expected}: the driver's order of GPUs or "
+            "CUDA_VISIBLE_DEVICES has changed; start the run again"
         )

@@ -1,4 +1,4 @@
-"""What every rank of a run is told, and how it can end."""
+"""The job that `engine.launch` gives to every rank, and the ways in which a run ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Outcome = Literal["finished", "stopped"]
 
 
 class ExitCode(IntEnum):
-    """Of a rank, and of `gputrain run --headless`."""
+    """Exit code of a rank, and of `gputrain run --headless`."""
 
     FINISHED = 0
     FAILED = 1
@@ -26,8 +26,11 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of a run are told. Without a folder it is a dry run: one batch forward and back, nothing kept.
-    `resumed` says that the folder has a history; `source` is given where it was opened ahead of the ranks."""
+    """What all ranks of a run receive.
+
+    Without a folder it is a dry run: forward and backward on one batch, nothing saved. `resumed` means that the folder
+    has a journal already. `source` is set if it was opened before the ranks were started.
+    """
 
     config: Config
     plan: NodePlan
@@ -38,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How the ranks ended. `failure` is set for state failed, `reason` for state killed."""
+    """How the run ended. `failure` is set if the state is failed, `reason` if it is killed."""
 
     state: Literal["finished", "stopped", "killed", "failed"]
     failure: RankFailed | None = None

@@ -172,7 +172,7 @@ def reduce_train_metrics(state: RankState) -> Metrics:
     metrics = state.train_metrics.all_reduce()
     if not math.isfinite(metrics.loss):
         raise NonFiniteLossError(
-            f"no step of epoch {state.position.epoch} could be taken: the losses are not finite; lower optim.lr"
+            f"every step of epoch {state.position.epoch} was skipped because the loss is not finite; lower optim.lr"
         )
     return metrics
 

@@ -1,4 +1,7 @@
-"""Losses by name: functions of logits (N x classes) and targets (N labels, or N x classes shares) to their mean."""
+"""Loss functions by name.
+
+Each maps logits (N x classes) and targets (N class labels, or N x classes probabilities) to the mean loss.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 def balanced_class_weights(class_counts: NDArray[np.integer]) -> NDArray[np.float64]:
-    """A weight for each class, in inverse proportion to its images; over all images their mean is 1."""
+    """Return class weights inversely proportional to class frequency, with mean 1 over all images.
+
+    Same as `class_weight="balanced"` in scikit-learn, where every class has images.
+    """
     weights: NDArray[np.float64] = class_counts.sum() / (len(class_counts) * np.maximum(class_counts, 1))
     return weights
 
@@ -27,8 +33,11 @@ def balanced_class_weights(class_counts: NDArray[np.integer]) -> NDArray[np.floa
 def build_loss(
     config: Config, num_classes: int, class_counts: Callable[[], NDArray[np.integer]], device: torch.device
 ) -> Criterion:
-    """`class_counts` tells the training images of each class, which it may take long to find out. Computed in float32,
-    whatever the logits are in. Raises UsageError where the user's own loss cannot be had."""
+    """Build the loss of a config, computed in float32 for logits of any dtype.
+
+    `class_counts` returns the number of training images per class; it may be slow and is called only for balanced class
+    weights. Raises UsageError if the user's loss does not work.
+    """
     loss = config.loss
     if is_user_code(loss.name):
         return _user_loss(config, num_classes, device)
@@ -44,7 +53,7 @@ def build_loss(
         if weights is None:
             return elementwise(logits.float(), shares)
         each = elementwise(logits.float(), shares, reduction="none").mean(1)
-        # No matrix product, which autocast would round.
+        # Not a matrix product, which autocast would compute in half precision.
         return (each * (shares * weights).sum(1)).mean()
 
     return on_shares
@@ -53,18 +62,18 @@ def build_loss(
 def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
     if weights is None:
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
-    # torch's own mean divides by the weights of the batch, which differ from rank to rank.
+    # reduction="mean" divides by the sum of the batch's weights, which differs from rank to rank.
     return F.cross_entropy(logits, targets, weights, reduction="none", label_smoothing=smoothing).mean()
 
 
 def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor:
-    """Targets as N x classes shares, of which `smoothing` is spread over all classes alike."""
+    """Return targets as N x classes probabilities, with `smoothing` spread evenly over all classes."""
     shares = targets if targets.is_floating_point() else F.one_hot(targets, num_classes).float()
     return shares * (1 - smoothing) + smoothing / num_classes
 
 
 def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criterion:
-    """The user's function, or an instance of the user's class, tried once before it is relied on."""
+    """Load the user's function, or instantiate the user's class, and call it once. Raises UsageError."""
     found: Any = load_user_code("loss.name", config.loss.name, config.run.code)
 
     called: Any = found
@@ -85,7 +94,7 @@ def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criter
                 torch.zeros(2, num_classes, device=device, requires_grad=True), smooth_labels(targets, num_classes, 0.1)
             )
     except Exception as error:
-        shares = " or with shares of classes, which mixup and cutmix make of them" if mixed else ""
+        shares = " or class probabilities (N x classes, from mixup and cutmix)" if mixed else ""
         raise UsageError.one(
             "loss.name",
             f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){shares}: "
@@ -93,6 +102,6 @@ def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criter
         ) from error
     if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
         what = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        what = "a number without a gradient" if what == "()" else what
-        raise UsageError.one("loss.name", f"{config.loss.name} gives {what} where the mean loss, one tensor, is wanted")
+        what = "a scalar without a gradient" if what == "()" else what
+        raise UsageError.one("loss.name", f"{config.loss.name} returns {what} instead of the mean loss as a scalar")
     return own

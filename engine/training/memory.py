@@ -1,4 +1,4 @@
-"""The memory of a rank's GPU: the most that was taken, told to rank 0, and what is cached given back."""
+"""Memory of a rank: peak GPU memory, torch's cached GPU memory, and when Python collects garbage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from engine.runs.records import RankPeakMemory
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Bytes at their most since `reset_peak_memory`: `allocated` by tensors, `reserved` by torch for them, on the first
-    GPU of a rank, which has the most where it has several. Empty on the CPU, whose memory torch does not count."""
+    """Return the peak bytes `allocated` by tensors and `reserved` by the caching allocator since `reset_peak_memory`.
+
+    With several GPUs (DataParallel) it is that of the first, which uses the most. Empty on the CPU.
+    """
     if device.type != "cuda":
         return {}
     return {
@@ -29,8 +31,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def gather_peak_memory(device: torch.device, rank: int, cpu_group: dist.ProcessGroup) -> list[RankPeakMemory]:
-    """The peaks of all ranks, on rank 0; none elsewhere, nor on the CPU, where it is no collective.
-    A collective on `cpu_group`, a group for what lies in host memory."""
+    """Return the peak memory of all ranks on rank 0, nothing on other ranks or on the CPU. A collective on GPUs."""
     if device.type != "cuda":
         return []
     ranks: list[RankPeakMemory | None] | None = [None] * dist.get_world_size(cpu_group) if rank == 0 else None
@@ -39,16 +40,18 @@ def gather_peak_memory(device: torch.device, rank: int, cpu_group: dist.ProcessG
 
 
 def empty_cache(device: torch.device) -> None:
-    """Let other processes have what torch has cached and does not use, on all GPUs of this process."""
+    """Release the unused cached memory on all GPUs of this process, so that other processes can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 @contextmanager
 def manual_gc() -> Iterator[Callable[[], None]]:
-    """Nothing is collected but by the function that this gives. It does not look at what is there already: to go
-    through all that was imported takes a tenth of a second. Objects in no cycle go when they are no longer used, as
-    ever. Afterwards all is as before."""
+    """Disable automatic garbage collection; yield a function that collects.
+
+    Existing objects are frozen (`gc.freeze`), because traversing everything that is imported takes 0.1 s. On exit the
+    previous state is restored.
+    """
     was_enabled = gc.isenabled()
     gc.freeze()
     gc.disable()

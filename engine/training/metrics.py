@@ -1,4 +1,4 @@
-"""What is counted of images that a model has seen: loss, hits, and which class was taken for which."""
+"""Metrics of training and evaluation: loss, accuracy, top-5 accuracy and confusion matrix, summed on the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 EVALUATION_FORMAT = 1
-# The confusion matrix of more classes would be of no use to anyone, and fill the disk.
+# A larger confusion matrix is unreadable and fills the disk.
 MAX_CONFUSION_CLASSES = 1000
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of a part of the data, over all ranks: mean loss (NaN where no image counted), accuracy, and images that could
-    not be read."""
+    """Metrics over all ranks: mean loss (NaN without images), accuracy, unreadable images, and images counted."""
 
     loss: float
     accuracy: float
@@ -29,12 +28,12 @@ class Metrics:
 
 @dataclass
 class MetricAccumulator:
-    """A rank's running sums over images, on its device until they are asked for."""
+    """Running sums of one rank, kept on its device to avoid host syncs."""
 
     device: torch.device
     loss_sum: Tensor = field(init=False)
     counts: Tensor = field(init=False)
-    """Images that were right, all that were taken, and those that could not be read."""
+    """Correctly classified images, all images, and unreadable images."""
 
     def __post_init__(self) -> None:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -42,18 +41,18 @@ class MetricAccumulator:
         self._correct, self._num_images, _ = self.counts
 
     def add(self, mean_loss: Tensor, correct: Tensor, num_images: int, nonfinite: Tensor | None = None) -> None:
-        """A batch of so many images, of which `correct` were right; `nonfinite` says that it counts for nothing."""
+        """Add a batch, unless `nonfinite` (a bool on the device) is true, without a host sync."""
         if nonfinite is None:
             self._num_images.add_(num_images)
         else:
             mean_loss, correct = torch.where(nonfinite, 0.0, mean_loss), torch.where(nonfinite, 0, correct)
             self._num_images.add_(torch.where(nonfinite, 0, num_images))
-        # In float64, as what it is added to.
+        # The product is computed in the float64 of the sum.
         self.loss_sum.add_(mean_loss, alpha=num_images)
         self._correct.add_(correct)
 
     def all_reduce(self) -> Metrics:
-        """A collective."""
+        """Sum over all ranks. A collective."""
         loss, counts = self.loss_sum.clone(), self.counts.clone()
         dist.all_reduce(loss)
         dist.all_reduce(counts)
@@ -64,13 +63,13 @@ class MetricAccumulator:
 
 
 class EvaluationAccumulator:
-    """What an evaluation counts of one model's answers, on its device until asked for."""
+    """Accumulates the metrics of one model on its device: loss, accuracy, top-5 accuracy and confusion matrix."""
 
     def __init__(self, device: torch.device, num_classes: int) -> None:
         self.totals = MetricAccumulator(device)
         self._num_classes = num_classes
         self._top5_correct = torch.zeros((), dtype=torch.int64, device=device)
-        # How often each class was taken for each; of very many classes only how often for another, and for itself.
+        # Class x predicted class; with too many classes only class x (wrong, correct).
         self._full_matrix = num_classes <= MAX_CONFUSION_CLASSES
         self._num_columns = num_classes if self._full_matrix else 2
         self._confusion_counts = torch.zeros(num_classes * self._num_columns, dtype=torch.int64, device=device)
@@ -80,13 +79,13 @@ class EvaluationAccumulator:
         correct = predicted == labels
         self.totals.add(mean_loss, correct.sum(), len(labels))
         best = logits.topk(min(5, self._num_classes), 1).indices
-        # An image has one class, which comes among the best no more than once.
+        # The label is among the top 5 at most once, so the sum counts images.
         self._top5_correct += (best == labels[:, None]).sum()
         cells = labels * self._num_columns + (predicted if self._full_matrix else correct)
         self._confusion_counts.index_add_(0, cells, torch.ones_like(cells))
 
     def all_reduce(self) -> Evaluation:
-        """A collective."""
+        """Sum over all ranks. A collective."""
         metrics = self.totals.all_reduce()
         in_top5, pairs = self._top5_correct.clone(), self._confusion_counts.clone()
         dist.all_reduce(in_top5)
@@ -94,7 +93,7 @@ class EvaluationAccumulator:
         return self._to_evaluation(metrics, in_top5, pairs)
 
     def local_evaluation(self) -> Evaluation:
-        """Of this process, without any other."""
+        """Return the evaluation of this process alone, without a collective."""
         correct, images, unread = (int(value) for value in self.totals.counts.tolist())
         loss = self.totals.loss_sum.item() / images if images else math.nan
         return self._to_evaluation(
@@ -115,8 +114,11 @@ class EvaluationAccumulator:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`per_class` holds the accuracy of each class, None where no image is of it; `confusion` how many images of each
-    class (row) were taken for each (column), nothing for more than MOST_CLASSES."""
+    """Result of an evaluation.
+
+    `per_class` is the accuracy of each class, None without images. `confusion[i][j]` counts images of class i predicted
+    as class j; empty for more than MAX_CONFUSION_CLASSES.
+    """
 
     metrics: Metrics
     top5: float
@@ -136,5 +138,5 @@ class Evaluation:
 
 
 def evaluation_file_content(classes: Sequence[str], last: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
-    """What `evaluation.json` holds."""
+    """Return the content of a run's `evaluation.json`."""
     return {"format": EVALUATION_FORMAT, "classes": list(classes), "last": last, "best": best}

@@ -134,7 +134,7 @@ class RankState:
         )
         if self._consecutive_unreadable > MAX_UNREADABLE_BATCHES:
             raise UnreadableImageError(
-                f"no image of {self._consecutive_unreadable} batches in a row: {batch.unread[0]}"
+                f"no readable image in {self._consecutive_unreadable} consecutive batches: {batch.unread[0]}"
             )
         return batch
 
@@ -143,7 +143,7 @@ class RankState:
         fresh = [file for file in files if file not in self._reported_files]
         self._reported_files.update(fresh)
         for file in fresh:
-            self.channel.send(WarningEvent(message=f"{file}; it is left out"))
+            self.channel.send(WarningEvent(message=f"{file}; skipped"))
 
     def mix(self, batch: DeviceBatch, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Return images and targets after mixup or cutmix; without them the batch's own images and labels."""

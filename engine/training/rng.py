@@ -1,4 +1,4 @@
-"""The random number generators of a process: seeded, kept, and set to go on where they were."""
+"""Seed, save and restore the random number generators of a process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Python, NumPy, torch and CUDA. Loader processes need no seed: what they draw depends on the image alone."""
+    """Seed Python, NumPy, torch and CUDA. Loader workers need no seed: augmentation is seeded per image and epoch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The state of every random number generator of this process, as tensors and plain values."""
+    """Return the state of every random number generator of this process, as tensors and plain values."""
     version, words, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=False)
     return {

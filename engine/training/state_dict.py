@@ -1,4 +1,7 @@
-"""The whole state of a training: gathered from all ranks, and put back."""
+"""Gather the training state of all ranks for a checkpoint, and restore it.
+
+`checkpoint_writer` saves what `gather_state` returns; `trainer` calls `restore_state`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from engine.training.rng import rng_state, set_rng_state
 
 
 def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
-    """What a checkpoint holds, but for what is known of the evaluations; on rank 0, None elsewhere. A collective."""
+    """Return the content of a checkpoint, except the best evaluation, on rank 0; None elsewhere. A collective."""
     mine = {
         "rng": rng_state(state.device),
         "loss": state.train_metrics.loss_sum.cpu(),
@@ -52,8 +55,11 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
 
 
 def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> list[str]:
-    """Go on from a checkpoint; the model and the position have been taken from it. With another number of ranks the
-    sums are kept, by rank 0, and random numbers are drawn anew. Says what can no longer be equal."""
+    """Restore the training state from a checkpoint, except model and position, which are built from it.
+
+    With another number of ranks, rank 0 takes the metrics of all ranks and the random number generators start anew.
+    Returns warnings about what differs from an uninterrupted run.
+    """
     ranks, warnings = checkpoint["ranks"], []
     restore_optimizer(state.optimizer, checkpoint["optimizer"])
     if checkpoint["scaler"] and state.scaler.is_enabled():
@@ -72,26 +78,28 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
         state.train_metrics.loss_sum += sum(one["loss"] for one in ranks).to(state.device)
         state.train_metrics.counts += sum(one["counts"] for one in ranks).to(state.device)
     if (checkpoint["ema"] is None) != (state.ema is None):
-        began = (
-            "begin anew from" if state.ema is not None else "are left, and the best epoch so far was chosen by them for"
+        change = (
+            "the EMA weights start from the current weights"
+            if state.ema is not None
+            else "the EMA weights, which the best epoch so far was chosen by, are dropped"
         )
-        warnings.append(f"model.ema has changed: the averaged weights {began} the weights as they are")
+        warnings.append(f"model.ema has changed: {change}")
     if state.config.device.parallel == "dp" and state.device.type == "cuda":
-        warnings.append("of a run with device.parallel=dp only the random numbers of its first GPU go on")
+        warnings.append("with device.parallel=dp only the random number generator of the first GPU is restored")
     before, now = (len(ranks), checkpoint["global_batch"]), (state.sampler.world_size, state.sampler.global_batch)
     images = [state.sampler.train_images, state.sampler.val_images]
     if images != checkpoint["images"]:
         warnings.append(
-            "the data has changed: it had {} images for training and {} for validation, and has {} and {} now".format(
+            "the data has changed: it had {} training and {} validation images, and now has {} and {}".format(
                 *checkpoint["images"], *images
             )
         )
     if before == now:
         return warnings
-    lost = [] if before[1] == now[1] else ["which images make a batch"]
-    lost += [] if same_ranks else ["the random numbers that the model draws", "the losses of steps not told yet"]
+    lost = [] if before[1] == now[1] else ["the images of each batch"]
+    lost += [] if same_ranks else ["the model's random numbers", "the step losses not reported yet"]
     warnings.append(
-        f"the checkpoint is of {before[0]} ranks and a global batch of {before[1]}, and this run has {now[0]} and "
-        f"{now[1]}: {', '.join(lost)} and the order of additions differ from here on from an uninterrupted run's"
+        f"the checkpoint has {before[0]} ranks and a global batch size of {before[1]}, this run has {now[0]} and "
+        f"{now[1]}: {', '.join(lost)} and the order of summation now differ from an uninterrupted run"
     )
     return warnings

@@ -1,8 +1,9 @@
-"""What a rank spends the training of an epoch on: waiting for data, and its forward passes. These hold no collective,
-so a rank that is slow shows in them; in the backward pass the others wait for it.
+"""Measure the time that a rank waits for data and spends in forward passes.
 
-On a GPU both are times on the device, read when they have long passed, without a wait of the host: what counts as
-waiting for data is the time that the device stands still for it, or makes it ready itself.
+Neither contains a collective, so a straggler stands out in them; in the backward pass all ranks wait for it.
+
+On a GPU both are measured with CUDA events, which are read once they have completed, without a host sync. The data wait
+is then the time in which the device is idle for lack of a batch or prepares one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from engine.runs.records import RankEpochTiming
 
 
 class Stopwatch:
-    """Seconds since it was made, without those in which it was stopped."""
+    """Elapsed time since construction, without the time in which it was stopped."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -38,7 +39,7 @@ class Stopwatch:
 
 
 class PhaseTimer:
-    """One rank's. Of each batch `start_data_wait`, `end_data_wait` and `end_forward` are called, in this order."""
+    """Timer of one rank. Call `start_data_wait`, `end_data_wait` and `end_forward` for each batch, in this order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -47,20 +48,19 @@ class PhaseTimer:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """An epoch's training begins."""
+        """Reset the sums."""
         self._data_wait_seconds = self._forward_seconds = 0.0
         self._wait_started = self._forward_started = 0.0
         self._batch_events: list[torch.cuda.Event] = []
 
     def start_data_wait(self) -> None:
-        """The next batch is asked for."""
         self._wait_started = time.perf_counter()
         if self._device.type == "cuda":
             self._batch_events = []
             self._record_event()
 
     def end_data_wait(self) -> float:
-        """The batch is there: for how many seconds the host waited for it."""
+        """Return the seconds for which the host waited for the batch."""
         self._forward_started = time.perf_counter()
         seconds = self._forward_started - self._wait_started
         if self._device.type == "cuda":
@@ -70,11 +70,11 @@ class PhaseTimer:
         return seconds
 
     def end_forward(self) -> None:
-        """The forward pass of the batch is done, its loss included."""
+        """Call after the forward pass and the loss."""
         if self._device.type == "cuda":
             self._record_event()
             self._in_flight.append(self._batch_events)
-            # One a step is enough to keep as few under way as the host is ahead of the device.
+            # Reading one per batch bounds the events in flight by how far the host is ahead of the device.
             if self._in_flight[0][-1].query():
                 self._consume_oldest()
         else:
@@ -92,7 +92,7 @@ class PhaseTimer:
         self._event_pool += marks
 
     def seconds(self) -> tuple[float, float]:
-        """Waited for data and spent in forward passes since `start_epoch`. A wait for the device."""
+        """Return the seconds of data wait and of forward passes since `start_epoch`. A host sync."""
         if self._in_flight:
             self._in_flight[-1][-1].synchronize()
         while self._in_flight:
@@ -101,8 +101,10 @@ class PhaseTimer:
 
 
 def gather_timings(timer: PhaseTimer, train_seconds: float, cpu_group: dist.ProcessGroup) -> list[RankEpochTiming]:
-    """The timings of all ranks, of which this one trained for `train_seconds` seconds; on rank 0, nothing elsewhere. A
-    collective on `cpu_group`, a group for what lies in host memory."""
+    """Return the timings of all ranks on rank 0, nothing elsewhere. A collective.
+
+    `train_seconds` is this rank's duration of the epoch's training part.
+    """
     mine = torch.tensor([train_seconds, *timer.seconds()], dtype=torch.float64)
     lead = dist.get_rank(cpu_group) == 0
     ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size(cpu_group))] if lead else None
@@ -111,6 +113,6 @@ def gather_timings(timer: PhaseTimer, train_seconds: float, cpu_group: dist.Proc
 
 
 def data_wait_share(timings: Sequence[RankEpochTiming]) -> float:
-    """Of the training time, mean over the ranks; NaN where nothing was trained."""
+    """Return the share of the training time spent waiting for data, averaged over ranks; NaN without training."""
     trained = sum(one.seconds for one in timings)
     return round(min(sum(one.waited for one in timings) / trained, 1.0), 4) if trained > 0 else float("nan")

@@ -1,4 +1,7 @@
-"""A run as one rank lives it: epochs, evaluations, checkpoints, and what is told of them."""
+"""What surrounds the training loop on one rank: start and end of a run, control requests, journal events, files.
+
+`train` builds a `Trainer`; `Trainer.run` starts `loop.training_loop`, which calls back at the seams of an epoch.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,10 @@ from engine.utils.files import read_json, write_json
 from engine.utils.text import pluralize
 
 MAX_LISTED_FILES = 10
-# Between two questions of paused ranks, whether they are to go on.
+# Poll interval of a paused run.
 PAUSE_POLL_SECONDS = 0.1
-# Garbage is collected after so many steps, by all ranks at once, and between two epochs: models of the user's own may
-# make cycles that hold tensors.
+# Steps between garbage collections, in all ranks at the same step: they would wait for one that collects alone. User
+# models may create reference cycles that hold tensors.
 GC_INTERVAL_STEPS = 500
 
 
@@ -71,7 +74,7 @@ class Trainer:
         self._collect_garbage: Callable[[], None] = lambda: None
 
     def run(self, warnings: Sequence[str]) -> Outcome:
-        """`warnings` are emitted before the first step."""
+        """Train to the end or to a stop; `warnings` are emitted before the first step."""
         state, started = self.state, self._run_started()
         if self.job.resumed:
             self._emit(RunResumed(**vars(started), from_step=state.position.step))
@@ -102,8 +105,7 @@ class Trainer:
         self._timings = gather_timings(self.state.timer, self._train_seconds, self.cpu_group)
 
     def handle_requests(self) -> bool:
-        """Do between two steps what is due and what was requested; return True where the run is to stop. All ranks do
-        the same at the same step."""
+        """Handle control requests between two steps, on all ranks at the same step; return whether to stop."""
         self._collect_garbage_if_due()
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
@@ -120,7 +122,7 @@ class Trainer:
             self._collect_garbage()
 
     def _poll_requests(self) -> RequestCounters:
-        """Return the requests that this rank knows of. The timer of checkpoints is rank 0's."""
+        """Return the requests that this rank has received; rank 0 adds those of the checkpoint timer."""
         requests = self.state.channel.poll_requests()
         if self.rank_info.rank == 0 and self._checkpoint_writer.timer_fires():
             requests.timed_checkpoints += 1
@@ -128,19 +130,19 @@ class Trainer:
 
     @contextmanager
     def _clocks_stopped(self) -> Iterator[None]:
-        """Time within it counts neither for the epoch nor for the rates of its steps."""
+        """Exclude the time from the duration of the epoch and from the throughput of its steps."""
         with self._epoch_clock.stopped():
             yield
         self.state.step_log.restart_clock()
 
     def _pause(self, agreed: RequestCounters) -> RequestCounters:
-        """Hold until all ranks agree to go on or to stop, and write the checkpoints that are due meanwhile."""
+        """Wait until all ranks agree to continue or to stop; write requested checkpoints meanwhile."""
         state, step, epoch = self.state, self.state.position.step, self.state.position.epoch
         state.enter_phase(Phase.PAUSED)
         state.step_log.wait_pending()
         self._emit(RunPaused(step=step, epoch=epoch))
         while agreed.paused and not agreed.stop:
-            # Again: a checkpoint meanwhile was another phase.
+            # Again, because writing a checkpoint enters another phase.
             state.enter_phase(Phase.PAUSED)
             time.sleep(PAUSE_POLL_SECONDS)
             agreed = state.agreement(self._poll_requests)
@@ -200,31 +202,30 @@ class Trainer:
             problem = self._checkpoint_writer.write(best=best)
             if is_last and problem is not None:
                 raise FinalCheckpointError(
-                    f"training is done, and its last checkpoint could not be written ({problem}): mend that, and resume"
+                    f"training is done, and its last checkpoint could not be written ({problem}): fix that and resume"
                 )
 
     def _barrier(self) -> None:
-        """A rank that leaves while rank 0 still saves would have srun end that one too."""
+        """Wait for all ranks: srun may kill rank 0 while it is saving if another rank has exited."""
         self.state.enter_phase(Phase.CHECKPOINT)
         dist.barrier(group=self.cpu_group)
 
     def warn_no_checkpoint(self) -> None:
-        """A run that was begun before, and of which there is no checkpoint."""
-        self._emit(WarningEvent(message="there is no checkpoint of this run: it starts again from the beginning"))
+        """Warn that a resumed run has no checkpoint."""
+        self._emit(WarningEvent(message="this run has no checkpoint yet: it starts from the beginning"))
 
     def restore(self, checkpoint: dict[str, Any], damaged: Sequence[str]) -> None:
-        """Go on from a checkpoint; the model and the position have been taken from it. `damaged` says what was wrong
-        with those that are newer."""
+        """Restore everything but model and position from a checkpoint; warn of newer checkpoints that are `damaged`."""
         for one in damaged:
-            self._emit(WarningEvent(message=f"the checkpoint {one}; going on from the one before it"))
+            self._emit(WarningEvent(message=f"checkpoint {one}; resuming from the one before it"))
         self._checkpoint_writer.restore(checkpoint)
         for warning in restore_state(self.state, checkpoint, self.rank_info.rank):
             self._emit(WarningEvent(message=warning))
 
     def dry_run(self, warnings: Sequence[str]) -> Outcome:
-        """One real batch forward and back; weights and run are left alone. `warnings` are emitted before it."""
+        """Run forward and backward on one batch; `warnings` are emitted before it. Changes no weights and no files."""
         state = self.state
-        # First: a batch that finds no room may never come.
+        # First, because a batch that does not fit into shared memory may never arrive.
         self._emit_warnings(warnings)
         set_train_mode(state.model, state.frozen_modules)
         forward_backward(state, state.next_train_batch(), 0)
@@ -278,10 +279,10 @@ class Trainer:
                 names = "\n".join(skipped) + "\n"
                 with suppress(OSError):
                     self.job.folder.skipped_files.write_text(names, encoding="utf-8", errors="backslashreplace")
-                    more += f", all named in {self.job.folder.skipped_files.name}"
+                    more += f", all listed in {self.job.folder.skipped_files.name}"
         self._emit(
             WarningEvent(
-                message=f"{pluralize(len(skipped), 'file')} left out: {', '.join(skipped[:MAX_LISTED_FILES])}{more}"
+                message=f"{pluralize(len(skipped), 'file')} skipped: {', '.join(skipped[:MAX_LISTED_FILES])}{more}"
             )
         )
 

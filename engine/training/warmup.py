@@ -1,5 +1,7 @@
-"""Steps that are thrown away, before the first: they settle how gradients are sent, show whether the model can train as
-the config wants it, and what a step costs."""
+"""Warmup steps before training: build DDP's gradient buckets, check that the model can train, and time a step.
+
+`train` calls `warm_up`; the state of the model is the same after it.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,20 @@ from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
-# A step that is as short as this is timed so many times more: something else may come between.
+# Steps shorter than this are timed EXTRA_TIMED_STEPS more times, because of noise from other processes.
 SHORT_STEP_SECONDS, EXTRA_TIMED_STEPS = 0.01, 8
-# CUDA graphs are recorded in the second, and replayed from the third on.
+# CUDA graphs are captured in the second step and replayed from the third on.
 COMPILE_WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """What the throw-away steps of `batch_size` images showed: `step_seconds` of the fastest, forward and back, and
-    `flops_per_image`, the floating-point operations of one image in both. `peak_tflops` is what all GPUs of the run
-    could do in a second. NaN what is not known: the last two on the CPU, and the peak of a GPU that is in no table."""
+    """Measurements of the warmup steps on `batch_size` images.
+
+    `step_seconds` is the fastest forward and backward pass; `flops_per_image` are the floating-point operations of both
+    for one image; `peak_tflops` is the peak of all GPUs of the run together. The last two are NaN on the CPU, the peak
+    also for a GPU that `engine.gpus.peak_flops` does not list.
+    """
 
     step_seconds: float
     batch_size: int
@@ -42,12 +47,11 @@ class WarmupResult:
 
 
 def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
-    """Forward and back, with the model's state put back after it; and all of the compiling, where the model is to be
-    compiled. Raises UsageError where the model cannot. Also a collective on `cpu_group`, a group for what lies in host
-    memory.
+    """Run forward and backward passes, compile the model if configured, and restore the model's state.
 
-    DDP sorts its gradient buckets anew after the first backward, which changes the order of additions: a resumed run
-    would differ from an uninterrupted one if the first real step were the first of all.
+    DDP rebuilds its gradient buckets after the first backward pass, which changes the order of summation: without
+    warmup, the first step of a resumed run would differ from that of an uninterrupted run. Raises UsageError if the
+    model cannot train. A collective.
     """
     buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
     rng_before = rng_state(state.device)
@@ -66,8 +70,8 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise UsageError.one(
             "model.name",
-            f"{state.config.model.name} does not use {', '.join(unused[:3])}{more} for what it gives, so nothing "
-            "could be learned of them; take them out of the model, or freeze them with model.freeze",
+            f"{state.config.model.name} does not use {', '.join(unused[:3])}{more} in its forward pass, so they get no "
+            "gradient; remove them from the model, or freeze them with model.freeze",
         )
     seconds = _fastest_step_seconds(state, count, cpu_group)
     flops, peak = (
@@ -91,8 +95,8 @@ def _forward_backward(state: RankState, batch_size: int) -> None:
 
 
 def _fastest_step_seconds(state: RankState, batch_size: int, cpu_group: dist.ProcessGroup) -> float:
-    """A collective also on `cpu_group`."""
-    # Gradients are sent in another order from the first of these on, which takes a while to settle.
+    """A collective."""
+    # Not timed: DDP's rebuilt buckets are used for the first time.
     _timed_step(state, batch_size)
     first = _timed_step(state, batch_size)
     longest = torch.tensor(first, dtype=torch.float64)
@@ -115,23 +119,26 @@ def _synchronize(device: torch.device) -> None:
 
 
 def count_flops_per_image(state: RankState, batch_size: int) -> float:
-    """Floating-point operations of one image, forward and backward, as torch's FlopCounterMode counts them: those of
-    convolutions, matrix products and attention, two for a multiply-add. What is frozen takes none for its gradients."""
-    # It brings Triton with it, which a run on the CPU does without.
+    """Return the floating-point operations of one image, forward and backward.
+
+    FlopCounterMode counts convolutions, matrix products and attention, two operations per multiply-add; frozen
+    parameters need none for their gradients.
+    """
+    # Imported here because it imports Triton, which a CPU run does not need.
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
     trained = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
     with counter:
-        # Past what torch.compile made of it: of that nothing could be counted.
+        # `forward` is not compiled; FlopCounterMode cannot count compiled code.
         out = _forward(state, state.model.forward, batch_size)
-        # Not `backward`, which DistributedDataParallel would take part in.
+        # Not `backward`, which would run the hooks of DistributedDataParallel.
         torch.autograd.grad(out.float().sum(), trained)
     return counter.get_total_flops() / batch_size
 
 
 def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
-    """TFLOPS of all GPUs of the run together, NaN where one of them is not known. A collective."""
+    """Return the peak TFLOPS of all GPUs of the run together, NaN if one is unknown. A collective."""
     first = torch.device(state.device).index or 0
     places = range(first, first + state.sampler.devices_per_rank)
     known = [peak_tflops(torch.cuda.get_device_name(place), state.config.precision) for place in places]
@@ -149,7 +156,7 @@ def _forward(state: RankState, model: Callable[[Tensor], Tensor], batch_size: in
 
 
 def _warm_up_compiled(state: RankState) -> None:
-    """For training and for evaluation, by their first whole batches. Raises UsageError where that cannot be done."""
+    """Compile for training and for evaluation, with batches of the full size. Raises UsageError."""
     if state.sampler.rank == 0:
         name, mode = state.config.model.name, state.config.model.compile_mode
         state.channel.send(
@@ -171,21 +178,21 @@ def _warm_up_compiled(state: RankState) -> None:
 
 
 def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Problem | None:
-    """What an error of the throw-away step says of the config; None where it is none of its faults."""
+    """Return the config problem behind an error of the first warmup step; None for any other error."""
     config = state.config
     if "view size is not compatible" in str(error) and state.memory_format is torch.channels_last:
         return Problem(
             "model.channels_last",
-            f"{config.model.name} cannot take such images: {error} Or give model.channels_last=off",
+            f"{config.model.name} cannot take channels_last images: {error} Or set model.channels_last=off",
         )
     if "more than 1 value per channel" in str(error):
         return Problem(
             "data.batch_size",
-            f"{config.model.name} cannot train on {batch_size} image a rank, the smallest batch of an epoch: {error}; "
-            "give another batch size, or data.drop_last=true",
+            f"{config.model.name} cannot train on {batch_size} image per rank, the smallest batch of an epoch: "
+            f"{error}; change data.batch_size, or set data.drop_last=true",
         )
     if state.input_dtype == torch.float16:
-        what = f"{config.model.name} cannot compute in float16 alone ({error}); give fp16, bf16 or off"
+        what = f"{config.model.name} cannot compute in pure float16 ({error}); use fp16, bf16 or off"
         return Problem("precision.amp", f"{config.precision.amp}: {what}")
     if isinstance(error, ValueError):
         return Problem(

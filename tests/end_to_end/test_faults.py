@@ -209,9 +209,7 @@ def test_full_disk_does_not_stop_training_but_fails_run_at_end(
     assert "warning: the checkpoint of step" in done.stderr
     assert "No space left on device" in done.stderr
     assert "epoch   4" in done.stderr
-    assert "its last checkpoint could not be written (No space left on device): mend that, and resume" in last_line(
-        done
-    )
+    assert "its last checkpoint could not be written (No space left on device): fix that and resume" in last_line(done)
     assert done.returncode == 1
     kept = gputrain.folder / "kept" / "a" / "checkpoints"
     assert not list(kept.glob(".*")), "no incomplete file"
@@ -229,7 +227,7 @@ def test_read_only_disk_does_not_stop_training_but_fails_run_at_end(gputrain: Gp
     assert done.returncode == 1
     assert "could not be written: Read-only file system" in done.stderr
     assert "epoch  40" in done.stderr
-    assert "mend that, and resume; continue with `gputrain resume a`" in last_line(done)
+    assert "fix that and resume; continue with `gputrain resume a`" in last_line(done)
     path, state, _ = load_newest(saved)
     assert path is not None
     assert 0 < state["step"] < 40 * 44
@@ -244,7 +242,7 @@ def test_resume_falls_back_from_damaged_checkpoint_with_warning(gputrain: Gputra
         name.write_bytes(content)
     resumed = gputrain("resume", "short", "run.epochs=3")
     assert resumed.returncode == 0, resumed.stderr
-    assert "warning: the checkpoint step-00000088.pt is damaged: its checksum does not match" in resumed.stderr
+    assert "warning: checkpoint step-00000088.pt is damaged: its checksum does not match" in resumed.stderr
     assert "resumed after step 44," in resumed.stderr
 
 

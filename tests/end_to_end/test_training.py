@@ -101,7 +101,7 @@ def test_resume_accepts_fewer_ranks_and_changed_settings(gputrain: Gputrain) -> 
     train(gputrain, "fewer", "--ranks", "2", "--epochs", "1", "--batch-size", "16", "optim.lr_scaling=linear")
     resumed = gputrain("resume", "fewer", "run.epochs=2", "device.ranks=1", "optim.momentum=0.5")
     assert resumed.returncode == 0, resumed.stderr
-    assert "the checkpoint is of 2 ranks and a global batch of 32, and this run has 1 and 16" in resumed.stderr
+    assert "the checkpoint has 2 ranks and a global batch size of 32, this run has 1 and 16" in resumed.stderr
     epochs = [event for event in read_events(gputrain.runs / "fewer") if event["type"] == "epoch"]
     assert [(epoch["epoch"], epoch["lr"]) for epoch in epochs] == [(1, 0.02), (2, 0.01)]
     kept = resolve_config(str(gputrain.runs / "fewer" / "config.yaml")).config
@@ -124,7 +124,7 @@ def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain)
     folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]
     done = gputrain("run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2")
     assert done.returncode == 0, done.stderr
-    assert "warning: 1 file left out: dog/\\udcff\\x1b[2J.txt (not an image)" in done.stderr
+    assert "warning: 1 file skipped: dog/\\udcff\\x1b[2J.txt (not an image)" in done.stderr
     assert ", memory pipeline (the decoded images take 18 KiB)" in done.stderr
     run = gputrain.runs / "animals"
     assert json.loads((run / "class_indices.json").read_text()) == {"0": "cat", "1": "dog"}

@@ -132,7 +132,7 @@ def test_load_newest_falls_back_to_best(tmp_path: Path) -> None:
 def test_load_newest_rejects_only_damaged_files_and_accepts_empty_folder(tmp_path: Path) -> None:
     assert load_newest(tmp_path) == (None, {}, [])
     damage(save(tmp_path, 1))
-    with pytest.raises(UsageError, match=r"no checkpoint is sound: step-00000001.pt is damaged: its checksum"):
+    with pytest.raises(UsageError, match=r"no checkpoint is intact: step-00000001.pt is damaged: its checksum"):
         load_newest(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_load_newest_does_not_treat_io_error_as_damage(tmp_path: Path, monkeypat
 def test_load_newest_rejects_damaged_folder_repeatedly(tmp_path: Path) -> None:
     damage(save(tmp_path, 1))
     for _ in range(3):
-        with pytest.raises(UsageError, match="no checkpoint is sound"):
+        with pytest.raises(UsageError, match="no checkpoint is intact"):
             load_newest(tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_load_checkpoint_rejects_later_format(tmp_path: Path) -> None:
 
 def test_load_checkpoint_does_not_execute_pickled_code(tmp_path: Path) -> None:
     path = save(tmp_path, 1, code=print)
-    with pytest.raises(DamagedCheckpointError, match="is no checkpoint of gputrain"):
+    with pytest.raises(DamagedCheckpointError, match="is not a gputrain checkpoint"):
         load_checkpoint(path)
 
 

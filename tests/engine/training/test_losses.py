@@ -127,6 +127,6 @@ def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
 
 
 def test_user_loss_is_tried_before_training(user_loss_code: str) -> None:
-    for name, told in (("each", r"gives \(2,\) where the mean loss"), ("broken", "ValueError: no way")):
+    for name, told in (("each", r"returns \(2,\) instead of the mean loss"), ("broken", "ValueError: no way")):
         with pytest.raises(UsageError, match=told):
             loss(f"loss.name=their_losses:{name}", user_loss_code)

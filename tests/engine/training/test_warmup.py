@@ -49,9 +49,9 @@ class Picky(Spare):
 @pytest.mark.parametrize(
     ("name", "recipe", "told"),
     [
-        ("Spare", (), "nets:Spare does not use spare.weight, spare.bias for what it gives"),
+        ("Spare", (), "nets:Spare does not use spare.weight, spare.bias in its forward pass"),
         ("Picky", (), "nets:Picky fails on a batch of 2 images: no more than it wants"),
-        ("Alone", ("precision.amp=O3",), "precision.amp: O3: nets:Alone cannot compute in float16 alone"),
+        ("Alone", ("precision.amp=O3",), "precision.amp: O3: nets:Alone cannot compute in pure float16"),
     ],
 )
 def test_warmup_rejects_model_that_cannot_train(name: str, recipe: tuple[str, ...], told: str, tmp_path: Path) -> None:
