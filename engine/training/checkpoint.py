@@ -92,13 +92,13 @@ def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep:
     """
 
     def write(file: BinaryIO) -> None:
-        hashed = _HashingWriter(file)
+        writer = _HashingWriter(file)
         try:
-            torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, hashed))
+            torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, writer))
         except RuntimeError as error:
             # torch's writer hides the OSError of a full disk behind a RuntimeError.
-            raise hashed.error or error from None
-        hashed.close_with_checksum()
+            raise writer.error or error from None
+        writer.close_with_checksum()
 
     path = folder / f"step-{state['step']:08d}.pt"
     folder.mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         verify_checksum(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        found = state["format"]
+        version = state["format"]
     except DamagedCheckpointError:
         raise
     except (OSError, MemoryError) as error:
@@ -153,9 +153,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         # Any content can have a valid checksum, and the unpickler raises any error for invalid content.
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
-    if found != CHECKPOINT_FORMAT:
+    if version != CHECKPOINT_FORMAT:
         raise UsageError.one(
-            str(path), f"has format {found}, and this gputrain reads format {CHECKPOINT_FORMAT}; use a matching version"
+            str(path), f"has format {version}, this gputrain reads format {CHECKPOINT_FORMAT}; use a matching version"
         )
     if missing := CHECKPOINT_KEYS - state.keys():
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")

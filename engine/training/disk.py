@@ -17,11 +17,11 @@ EXTRA_CHECKPOINTS = 2
 
 def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_count: int) -> Shortage | None:
     """Return a shortage if `file_count` more files of `file_bytes` each exceed the free space, else None."""
-    need = file_bytes * file_count
-    if need <= available_bytes:
+    needed_bytes = file_bytes * file_count
+    if needed_bytes <= available_bytes:
         return None
     return Shortage(
-        f"{folder} has {format_bytes(available_bytes)} free, and the checkpoints can take {format_bytes(need)} "
+        f"{folder} has {format_bytes(available_bytes)} free, and the checkpoints can take {format_bytes(needed_bytes)} "
         f"({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})",
         "make room, keep fewer checkpoints (checkpoint.keep), or give another --runs-dir",
     )
@@ -37,18 +37,19 @@ def max_new_checkpoints(config: Config, folder: Path | None = None) -> int:
 
     Hard links to one file count once. At least 1, because an old checkpoint is deleted only after the new one is saved.
     """
-    there: set[int] = set()
+    inodes: set[int] = set()
     if folder is not None:
         with suppress(OSError):
-            there = {path.stat().st_ino for path in folder.glob("*.pt")}
-    return max(config.checkpoint.keep + EXTRA_CHECKPOINTS - len(there), 1)
+            inodes = {path.stat().st_ino for path in folder.glob("*.pt")}
+    return max(config.checkpoint.keep + EXTRA_CHECKPOINTS - len(inodes), 1)
 
 
 def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) -> list[str]:
     """Return a warning if the disk is too small for the checkpoints of a run, else nothing."""
-    size, files = checkpoint_bytes(weight_bytes, config.optim), max_new_checkpoints(config, checkpoint_folder)
+    file_bytes = checkpoint_bytes(weight_bytes, config.optim)
+    file_count = max_new_checkpoints(config, checkpoint_folder)
     try:
-        shortage = disk_shortage(checkpoint_folder.parent, free_bytes(checkpoint_folder), size, files)
+        shortage = disk_shortage(checkpoint_folder.parent, free_bytes(checkpoint_folder), file_bytes, file_count)
     except OSError:
         return []
     return [] if shortage is None else [str(shortage)]

@@ -48,15 +48,15 @@ def build_loss(
         return lambda logits, targets: _cross_entropy(logits.float(), targets, weights, loss.label_smoothing)
     elementwise = F.mse_loss if loss.name == "mse" else F.binary_cross_entropy_with_logits
 
-    def on_shares(logits: Tensor, targets: Tensor) -> Tensor:
-        shares = smooth_labels(targets, num_classes, loss.label_smoothing)
+    def probability_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        probabilities = smooth_labels(targets, num_classes, loss.label_smoothing)
         if weights is None:
-            return elementwise(logits.float(), shares)
-        each = elementwise(logits.float(), shares, reduction="none").mean(1)
+            return elementwise(logits.float(), probabilities)
+        losses = elementwise(logits.float(), probabilities, reduction="none").mean(1)
         # Not a matrix product, which autocast would compute in half precision.
-        return (each * (shares * weights).sum(1)).mean()
+        return (losses * (probabilities * weights).sum(1)).mean()
 
-    return on_shares
+    return probability_loss
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
@@ -68,40 +68,38 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, smoo
 
 def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor:
     """Return targets as N x classes probabilities, with `smoothing` spread evenly over all classes."""
-    shares = targets if targets.is_floating_point() else F.one_hot(targets, num_classes).float()
-    return shares * (1 - smoothing) + smoothing / num_classes
+    probabilities = targets if targets.is_floating_point() else F.one_hot(targets, num_classes).float()
+    return probabilities * (1 - smoothing) + smoothing / num_classes
 
 
 def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criterion:
     """Load the user's function, or instantiate the user's class, and call it once. Raises UsageError."""
-    found: Any = load_user_code("loss.name", config.loss.name, config.run.code)
+    user_loss: Any = load_user_code("loss.name", config.loss.name, config.run.code)
 
-    called: Any = found
-
-    def own(logits: Tensor, targets: Tensor) -> Tensor:
-        value: Tensor = called(logits.float(), targets)
+    def criterion(logits: Tensor, targets: Tensor) -> Tensor:
+        value: Tensor = user_loss(logits.float(), targets)
         return value
 
     targets = torch.arange(2, device=device) % num_classes
     mixed = config.augment.mixup > 0 or config.augment.cutmix > 0
     try:
-        called = found() if isinstance(found, type) else found
-        if isinstance(called, nn.Module):
-            called = called.to(device)
-        value: Any = own(torch.zeros(2, num_classes, device=device, requires_grad=True), targets)
+        user_loss = user_loss() if isinstance(user_loss, type) else user_loss
+        if isinstance(user_loss, nn.Module):
+            user_loss = user_loss.to(device)
+        value: Any = criterion(torch.zeros(2, num_classes, device=device, requires_grad=True), targets)
         if mixed:
-            value = own(
+            value = criterion(
                 torch.zeros(2, num_classes, device=device, requires_grad=True), smooth_labels(targets, num_classes, 0.1)
             )
     except Exception as error:
-        shares = " or class probabilities (N x classes, from mixup and cutmix)" if mixed else ""
+        or_probabilities = " or class probabilities (N x classes, from mixup and cutmix)" if mixed else ""
         raise UsageError.one(
             "loss.name",
-            f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){shares}: "
+            f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){or_probabilities}: "
             f"{type(error).__name__}: {error}",
         ) from error
     if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
-        what = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        what = "a scalar without a gradient" if what == "()" else what
-        raise UsageError.one("loss.name", f"{config.loss.name} returns {what} instead of the mean loss as a scalar")
-    return own
+        result = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        result = "a scalar without a gradient" if result == "()" else result
+        raise UsageError.one("loss.name", f"{config.loss.name} returns {result} instead of the mean loss as a scalar")
+    return criterion

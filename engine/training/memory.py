@@ -36,7 +36,7 @@ def gather_peak_memory(device: torch.device, rank: int, cpu_group: dist.ProcessG
         return []
     ranks: list[RankPeakMemory | None] | None = [None] * dist.get_world_size(cpu_group) if rank == 0 else None
     dist.gather_object(RankPeakMemory(rank, **peak_memory(device)), ranks, group=cpu_group)
-    return [one for one in ranks or [] if one is not None]
+    return [peak for peak in ranks or [] if peak is not None]
 
 
 def empty_cache(device: torch.device) -> None:

@@ -78,19 +78,19 @@ class EvaluationAccumulator:
         predicted = logits.argmax(1)
         correct = predicted == labels
         self.totals.add(mean_loss, correct.sum(), len(labels))
-        best = logits.topk(min(5, self._num_classes), 1).indices
+        top5 = logits.topk(min(5, self._num_classes), 1).indices
         # The label is among the top 5 at most once, so the sum counts images.
-        self._top5_correct += (best == labels[:, None]).sum()
+        self._top5_correct += (top5 == labels[:, None]).sum()
         cells = labels * self._num_columns + (predicted if self._full_matrix else correct)
         self._confusion_counts.index_add_(0, cells, torch.ones_like(cells))
 
     def all_reduce(self) -> Evaluation:
         """Sum over all ranks. A collective."""
         metrics = self.totals.all_reduce()
-        in_top5, pairs = self._top5_correct.clone(), self._confusion_counts.clone()
-        dist.all_reduce(in_top5)
-        dist.all_reduce(pairs)
-        return self._to_evaluation(metrics, in_top5, pairs)
+        top5_correct, confusion_counts = self._top5_correct.clone(), self._confusion_counts.clone()
+        dist.all_reduce(top5_correct)
+        dist.all_reduce(confusion_counts)
+        return self._to_evaluation(metrics, top5_correct, confusion_counts)
 
     def local_evaluation(self) -> Evaluation:
         """Return the evaluation of this process alone, without a collective."""
@@ -102,12 +102,12 @@ class EvaluationAccumulator:
 
     def _to_evaluation(self, metrics: Metrics, top5_correct: Tensor, confusion_counts: Tensor) -> Evaluation:
         table = confusion_counts.view(self._num_classes, -1).cpu()
-        own = table.diagonal() if self._full_matrix else table[:, 1]
-        of_class = table.sum(1)
+        correct = table.diagonal() if self._full_matrix else table[:, 1]
+        class_counts = zip(correct.tolist(), table.sum(1).tolist(), strict=True)
         return Evaluation(
             metrics,
             top5_correct.item() / max(metrics.images, 1),
-            [right / of if of else None for right, of in zip(own.tolist(), of_class.tolist(), strict=True)],
+            [class_correct / images if images else None for class_correct, images in class_counts],
             table.tolist() if self._full_matrix else [],
         )
 

@@ -140,9 +140,9 @@ class RankState:
 
     def _warn_unreadable(self, files: Sequence[str]) -> None:
         """Warn once per file."""
-        fresh = [file for file in files if file not in self._reported_files]
-        self._reported_files.update(fresh)
-        for file in fresh:
+        new_files = [file for file in files if file not in self._reported_files]
+        self._reported_files.update(new_files)
+        for file in new_files:
             self.channel.send(WarningEvent(message=f"{file}; skipped"))
 
     def mix(self, batch: DeviceBatch, micro_batch: int) -> tuple[Tensor, Tensor]:
@@ -183,8 +183,8 @@ class RankState:
     def restore_buffers(self, snapshot: Sequence[Tensor], nonfinite: Tensor) -> None:
         """Copy the snapshot back to the model if `nonfinite` is true, without a host sync."""
         if snapshot:
-            for buffer, old in zip(self.model.buffers(), snapshot, strict=True):
-                buffer.copy_(torch.where(nonfinite, old, buffer))
+            for buffer, saved in zip(self.model.buffers(), snapshot, strict=True):
+                buffer.copy_(torch.where(nonfinite, saved, buffer))
 
     def broadcast_buffers(self) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks. A collective."""

@@ -21,16 +21,16 @@ from engine.training.rng import rng_state, set_rng_state
 
 def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
     """Return the content of a checkpoint, except the best evaluation, on rank 0; None elsewhere. A collective."""
-    mine = {
+    local = {
         "rng": rng_state(state.device),
         "loss": state.train_metrics.loss_sum.cpu(),
         "counts": state.train_metrics.counts.cpu(),
         "untold": state.step_log.unreported(),
     }
-    first = dist.get_rank() == 0
-    ranks: list[Any] | None = [None] * state.sampler.world_size if first else None
-    dist.gather_object(mine, ranks, group=cpu_group)
-    if not first:
+    is_rank0 = dist.get_rank() == 0
+    ranks: list[Any] | None = [None] * state.sampler.world_size if is_rank0 else None
+    dist.gather_object(local, ranks, group=cpu_group)
+    if not is_rank0:
         return None
     if state.ema is not None:
         state.ema.copy_buffers(state.model)
@@ -69,14 +69,14 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
         state.ema.model.load_state_dict(checkpoint["ema"])
     same_ranks = len(ranks) == state.sampler.world_size
     if same_ranks:
-        mine = ranks[rank]
-        state.train_metrics.loss_sum += mine["loss"].to(state.device)
-        state.train_metrics.counts += mine["counts"].to(state.device)
-        state.step_log.restore_unreported(mine["untold"])
-        set_rng_state(mine["rng"], state.device)
+        local = ranks[rank]
+        state.train_metrics.loss_sum += local["loss"].to(state.device)
+        state.train_metrics.counts += local["counts"].to(state.device)
+        state.step_log.restore_unreported(local["untold"])
+        set_rng_state(local["rng"], state.device)
     elif rank == 0:
-        state.train_metrics.loss_sum += sum(one["loss"] for one in ranks).to(state.device)
-        state.train_metrics.counts += sum(one["counts"] for one in ranks).to(state.device)
+        state.train_metrics.loss_sum += sum(saved_rank["loss"] for saved_rank in ranks).to(state.device)
+        state.train_metrics.counts += sum(saved_rank["counts"] for saved_rank in ranks).to(state.device)
     if (checkpoint["ema"] is None) != (state.ema is None):
         change = (
             "the EMA weights start from the current weights"
@@ -86,7 +86,7 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
         warnings.append(f"model.ema has changed: {change}")
     if state.config.device.parallel == "dp" and state.device.type == "cuda":
         warnings.append("with device.parallel=dp only the random number generator of the first GPU is restored")
-    before, now = (len(ranks), checkpoint["global_batch"]), (state.sampler.world_size, state.sampler.global_batch)
+    saved, current = (len(ranks), checkpoint["global_batch"]), (state.sampler.world_size, state.sampler.global_batch)
     images = [state.sampler.train_images, state.sampler.val_images]
     if images != checkpoint["images"]:
         warnings.append(
@@ -94,12 +94,12 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
                 *checkpoint["images"], *images
             )
         )
-    if before == now:
+    if saved == current:
         return warnings
-    lost = [] if before[1] == now[1] else ["the images of each batch"]
-    lost += [] if same_ranks else ["the model's random numbers", "the step losses not reported yet"]
+    differences = [] if saved[1] == current[1] else ["the images of each batch"]
+    differences += [] if same_ranks else ["the model's random numbers", "the step losses not reported yet"]
     warnings.append(
-        f"the checkpoint has {before[0]} ranks and a global batch size of {before[1]}, this run has {now[0]} and "
-        f"{now[1]}: {', '.join(lost)} and the order of summation now differ from an uninterrupted run"
+        f"the checkpoint has {saved[0]} ranks and a global batch size of {saved[1]}, this run has {current[0]} and "
+        f"{current[1]}: {', '.join(differences)} and the order of summation now differ from an uninterrupted run"
     )
     return warnings

@@ -86,10 +86,10 @@ class PhaseTimer:
         self._batch_events.append(event)
 
     def _consume_oldest(self) -> None:
-        asked, arrived, forwarded = marks = self._in_flight.popleft()
-        self._data_wait_seconds += asked.elapsed_time(arrived) / 1000
-        self._forward_seconds += arrived.elapsed_time(forwarded) / 1000
-        self._event_pool += marks
+        wait_start, forward_start, forward_end = events = self._in_flight.popleft()
+        self._data_wait_seconds += wait_start.elapsed_time(forward_start) / 1000
+        self._forward_seconds += forward_start.elapsed_time(forward_end) / 1000
+        self._event_pool += events
 
     def seconds(self) -> tuple[float, float]:
         """Return the seconds of data wait and of forward passes since `start_epoch`. A host sync."""
@@ -105,14 +105,14 @@ def gather_timings(timer: PhaseTimer, train_seconds: float, cpu_group: dist.Proc
 
     `train_seconds` is this rank's duration of the epoch's training part.
     """
-    mine = torch.tensor([train_seconds, *timer.seconds()], dtype=torch.float64)
-    lead = dist.get_rank(cpu_group) == 0
-    ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size(cpu_group))] if lead else None
-    dist.gather(mine, ranks, group=cpu_group)
-    return [RankEpochTiming(rank, *(round(value, 4) for value in one.tolist())) for rank, one in enumerate(ranks or [])]
+    local = torch.tensor([train_seconds, *timer.seconds()], dtype=torch.float64)
+    is_rank0 = dist.get_rank(cpu_group) == 0
+    ranks = [torch.zeros_like(local) for _ in range(dist.get_world_size(cpu_group))] if is_rank0 else None
+    dist.gather(local, ranks, group=cpu_group)
+    return [RankEpochTiming(rank, *(round(t, 4) for t in times.tolist())) for rank, times in enumerate(ranks or [])]
 
 
 def data_wait_share(timings: Sequence[RankEpochTiming]) -> float:
     """Return the share of the training time spent waiting for data, averaged over ranks; NaN without training."""
-    trained = sum(one.seconds for one in timings)
-    return round(min(sum(one.waited for one in timings) / trained, 1.0), 4) if trained > 0 else float("nan")
+    seconds = sum(timing.seconds for timing in timings)
+    return round(min(sum(timing.waited for timing in timings) / seconds, 1.0), 4) if seconds > 0 else float("nan")

@@ -188,10 +188,10 @@ class Trainer:
         epoch = self.state.position.epoch
         best = self._checkpoint_writer.update_best(epoch, evaluation.metrics.accuracy)
         if self.rank_info.rank == 0 and self.job.folder is not None:
-            last, before = evaluation.to_dict(epoch), read_json(self.job.folder.evaluation) or {}
-            kept = last if best else before.get("best", last)
+            last, previous = evaluation.to_dict(epoch), read_json(self.job.folder.evaluation) or {}
+            best_so_far = last if best else previous.get("best", last)
             with suppress(OSError):
-                write_json(self.job.folder.evaluation, evaluation_file_content(self.source.classes, last, kept))
+                write_json(self.job.folder.evaluation, evaluation_file_content(self.source.classes, last, best_so_far))
         return best
 
     def save_epoch_checkpoint(self, epoch: int, *, best: bool) -> None:
@@ -216,8 +216,8 @@ class Trainer:
 
     def restore(self, checkpoint: dict[str, Any], damaged: Sequence[str]) -> None:
         """Restore everything but model and position from a checkpoint; warn of newer checkpoints that are `damaged`."""
-        for one in damaged:
-            self._emit(WarningEvent(message=f"checkpoint {one}; resuming from the one before it"))
+        for problem in damaged:
+            self._emit(WarningEvent(message=f"checkpoint {problem}; resuming from the one before it"))
         self._checkpoint_writer.restore(checkpoint)
         for warning in restore_state(self.state, checkpoint, self.rank_info.rank):
             self._emit(WarningEvent(message=warning))
@@ -244,7 +244,7 @@ class Trainer:
             name=name,
             host=socket.gethostname(),
             world_size=self.rank_info.world_size,
-            devices=[one.device for one in self.rank_devices],
+            devices=[rank_device.device for rank_device in self.rank_devices],
             ranks=self.rank_devices,
             backend=self.job.plan.backend,
             epochs=self.config.run.epochs,
@@ -254,7 +254,7 @@ class Trainer:
             val_images=state.sampler.val_images,
             classes=len(self.source.classes),
             parameters=count_parameters(state.model),
-            trainable=sum(one.numel() for one in state.model.parameters() if one.requires_grad),
+            trainable=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
             workers=state.batches.workers,
             pipeline=self.pipeline_choice.pipeline,
             pipeline_why=self.pipeline_choice.why,
@@ -287,13 +287,14 @@ class Trainer:
         )
 
     def _emit_warnings(self, warnings: Sequence[str]) -> None:
-        disk: list[str] = []
+        disk_problems: list[str] = []
         if self.rank_info.rank == 0 and self.job.folder is not None:
-            disk = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.state.model))
-        for message in (*self.notes, *warnings, *disk):
+            disk_problems = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.state.model))
+        for message in (*self.notes, *warnings, *disk_problems):
             self._emit(WarningEvent(message=message))
 
     def _write_classes(self) -> None:
         if self.rank_info.rank == 0 and self.job.folder is not None:
+            names = {str(index): name for index, name in enumerate(self.source.classes)}
             with suppress(OSError):
-                write_json(self.job.folder.class_indices, {str(n): name for n, name in enumerate(self.source.classes)})
+                write_json(self.job.folder.class_indices, names)

@@ -56,16 +56,17 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
     rng_before = rng_state(state.device)
     set_train_mode(state.model, state.frozen_modules)
-    count = warmup_batch_size(state.sampler)
+    batch_size = warmup_batch_size(state.sampler)
     try:
-        _forward_backward(state, count)
+        _forward_backward(state, batch_size)
     except (ValueError, RuntimeError) as error:
         if state.config.model.compile and (refusal := compile_usage_error(state.config, error)) is not None:
             raise refusal from error
-        if isinstance(error, torch.OutOfMemoryError) or (problem := _diagnose_failure(state, count, error)) is None:
+        problem = None if isinstance(error, torch.OutOfMemoryError) else _diagnose_failure(state, batch_size, error)
+        if problem is None:
             raise
         raise UsageError([problem]) from error
-    unused = [name for name, one in state.model.named_parameters() if one.requires_grad and one.grad is None]
+    unused = [name for name, p in state.model.named_parameters() if p.requires_grad and p.grad is None]
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise UsageError.one(
@@ -73,12 +74,10 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
             f"{state.config.model.name} does not use {', '.join(unused[:3])}{more} in its forward pass, so they get no "
             "gradient; remove them from the model, or freeze them with model.freeze",
         )
-    seconds = _fastest_step_seconds(state, count, cpu_group)
-    flops, peak = (
-        (count_flops_per_image(state, count), _total_peak_tflops(state, cpu_group))
-        if state.device.type == "cuda"
-        else (math.nan, math.nan)
-    )
+    seconds = _fastest_step_seconds(state, batch_size, cpu_group)
+    flops = peak = math.nan
+    if state.device.type == "cuda":
+        flops, peak = count_flops_per_image(state, batch_size), _total_peak_tflops(state, cpu_group)
     if state.config.model.compile:
         _warm_up_compiled(state)
         set_train_mode(state.model, state.frozen_modules)
@@ -87,7 +86,7 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
         for name, buffer in state.model.named_buffers():
             buffer.copy_(buffers[name])
     set_rng_state(rng_before, state.device)
-    return WarmupResult(seconds, count, flops, peak)
+    return WarmupResult(seconds, batch_size, flops, peak)
 
 
 def _forward_backward(state: RankState, batch_size: int) -> None:
@@ -107,10 +106,10 @@ def _fastest_step_seconds(state: RankState, batch_size: int, cpu_group: dist.Pro
 
 def _timed_step(state: RankState, batch_size: int) -> float:
     _synchronize(state.device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     _forward_backward(state, batch_size)
     _synchronize(state.device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def _synchronize(device: torch.device) -> None:
@@ -128,21 +127,21 @@ def count_flops_per_image(state: RankState, batch_size: int) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    trained = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
+    trainable = [p for p in state.model.parameters() if p.requires_grad]
     with counter:
         # `forward` is not compiled; FlopCounterMode cannot count compiled code.
         out = _forward(state, state.model.forward, batch_size)
         # Not `backward`, which would run the hooks of DistributedDataParallel.
-        torch.autograd.grad(out.float().sum(), trained)
+        torch.autograd.grad(out.float().sum(), trainable)
     return counter.get_total_flops() / batch_size
 
 
 def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
     """Return the peak TFLOPS of all GPUs of the run together, NaN if one is unknown. A collective."""
     first = torch.device(state.device).index or 0
-    places = range(first, first + state.sampler.devices_per_rank)
-    known = [peak_tflops(torch.cuda.get_device_name(place), state.config.precision) for place in places]
-    total = torch.tensor(sum(math.nan if one is None else one for one in known), dtype=torch.float64)
+    indices = range(first, first + state.sampler.devices_per_rank)
+    peaks = [peak_tflops(torch.cuda.get_device_name(index), state.config.precision) for index in indices]
+    total = torch.tensor(sum(math.nan if peak is None else peak for peak in peaks), dtype=torch.float64)
     dist.all_reduce(total, group=cpu_group)
     return total.item()
 
@@ -165,7 +164,7 @@ def _warm_up_compiled(state: RankState) -> None:
     try:
         for _ in range(COMPILE_WARMUP_STEPS):
             state.zero_grad()
-            _forward(state, state.parallel_model, state.sampler.batch_size).float().sum().backward()
+            _forward_backward(state, state.sampler.batch_size)
         state.model.eval()
         with torch.no_grad():
             for _ in range(COMPILE_WARMUP_STEPS):
@@ -192,8 +191,8 @@ def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Pr
             f"{error}; change data.batch_size, or set data.drop_last=true",
         )
     if state.input_dtype == torch.float16:
-        what = f"{config.model.name} cannot compute in pure float16 ({error}); use fp16, bf16 or off"
-        return Problem("precision.amp", f"{config.precision.amp}: {what}")
+        reason = f"{config.model.name} cannot compute in pure float16 ({error}); use fp16, bf16 or off"
+        return Problem("precision.amp", f"{config.precision.amp}: {reason}")
     if isinstance(error, ValueError):
         return Problem(
             "model.name", f"{config.model.name} fails on a batch of {pluralize(batch_size, 'image')}: {error}"
