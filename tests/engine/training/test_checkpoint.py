@@ -92,9 +92,7 @@ def test_load_checkpoint_rejects_any_flipped_byte(tmp_path: Path) -> None:
             load_checkpoint(tmp_path / "changed.pt")
 
 
-@settings(
-    max_examples=100, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(bounded, max_examples=100)
 @given(st.data())
 def test_load_checkpoint_raises_only_damaged_error_for_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
     sound = save(tmp_path, 1).read_bytes()

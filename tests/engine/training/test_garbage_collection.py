@@ -22,52 +22,52 @@ from in_process import single_rank_trainer
     ],
 )
 def test_training_leaves_no_tensor_in_reference_cycles(recipe: tuple[str, ...]) -> None:
-    with single_rank_trainer("data.batch_size=8", *recipe) as fit, manual_gc():
+    with single_rank_trainer("data.batch_size=8", *recipe) as trainer, manual_gc():
         before = 0
         for number in range(50):
-            train_step(fit.state)
+            train_step(trainer.state)
             if number == 10:
                 before = tensors()
-        assert tensors() <= before + 2 * fit.config.run.log_every, "more than the log keeps until it tells"
-        evaluate(fit.state, lambda: False)
+        assert tensors() <= before + 2 * trainer.config.run.log_every, "more than the log keeps until it tells"
+        evaluate(trainer.state, lambda: False)
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             gc.collect()
-            held = [one for one in gc.garbage if isinstance(one, torch.Tensor)]
+            leaked = [obj for obj in gc.garbage if isinstance(obj, torch.Tensor)]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
-        assert held == []
+        assert leaked == []
 
 
 def tensors() -> int:
-    return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+    return sum(isinstance(obj, torch.Tensor) for obj in gc.get_objects())
 
 
 def test_a_run_is_freed_with_its_last_reference() -> None:
     """A process group that only the collector frees could be freed in a forked loader process, and hang it."""
     gc.disable()
     try:
-        with single_rank_trainer() as fit:
-            assert not fit.handle_requests()
-            freed = [weakref.ref(fit), weakref.ref(fit.state), weakref.ref(fit.state.model)]
-        del fit
-        assert [one() for one in freed] == [None] * 3
+        with single_rank_trainer() as trainer:
+            assert not trainer.handle_requests()
+            references = [weakref.ref(trainer), weakref.ref(trainer.state), weakref.ref(trainer.state.model)]
+        del trainer
+        assert [reference() for reference in references] == [None] * 3
     finally:
         gc.enable()
 
 
 def test_collecting_between_disables_gc_and_restores_it() -> None:
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     with pytest.raises(ZeroDivisionError), manual_gc() as collect:
         assert not gc.isenabled()
         assert gc.get_freeze_count() > 0
-        ring: list[object] = [torch.zeros(1)]
-        ring.append(ring)
+        cycle: list[object] = [torch.zeros(1)]
+        cycle.append(cycle)
         count = tensors()
-        del ring
+        del cycle
         assert tensors() == count
         collect()
         assert tensors() == count - 1
         _ = 1 / 0
-    assert (gc.isenabled(), gc.get_freeze_count()) == (was, 0)
+    assert (gc.isenabled(), gc.get_freeze_count()) == (was_enabled, 0)

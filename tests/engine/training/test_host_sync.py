@@ -18,7 +18,7 @@ from engine.training.metrics import Evaluation, EvaluationAccumulator
 from in_process import single_rank_trainer
 
 
-class Asking(TorchDispatchMode):
+class HostReads(TorchDispatchMode):
     """Counts how often a value is asked for: by `item`, `tolist`, `bool`, or a copy to the host."""
 
     count = 0
@@ -33,19 +33,19 @@ class Asking(TorchDispatchMode):
 )
 def test_train_step_reads_no_value_from_device(recipe: tuple[str, ...]) -> None:
     nonfinite, *more = recipe
-    with single_rank_trainer(f"optim.nonfinite={nonfinite}", *more) as fit:
-        trainer = fit.state
-        with Asking() as asking:
-            train_step(trainer)
-        assert asking.count == 0
-        with Asking() as asking:
-            trainer.step_log.unreported()
-            assert trainer.train_metrics.counts.tolist()[1] == 32
-            assert trainer.train_metrics.loss_sum.item() > 0
-        assert asking.count > 0, "it would have been seen"
+    with single_rank_trainer(f"optim.nonfinite={nonfinite}", *more) as trainer:
+        state = trainer.state
+        with HostReads() as reads:
+            train_step(state)
+        assert reads.count == 0
+        with HostReads() as reads:
+            state.step_log.unreported()
+            assert state.train_metrics.counts.tolist()[1] == 32
+            assert state.train_metrics.loss_sum.item() > 0
+        assert reads.count > 0, "it would have been seen"
 
 
-class Made:
+class PremadeLoader:
     """Batches that lie on the device already."""
 
     workers = 0
@@ -58,7 +58,7 @@ class Made:
 
 
 @contextmanager
-def no_wait() -> Iterator[None]:
+def forbid_host_sync() -> Iterator[None]:
     """torch raises where the host would wait for the device, but for the synchronisation that is asked for by name."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -79,38 +79,43 @@ HEAVY = ("model.ema=0.9", "optim.clip_norm=1", "optim.clip_value=1", "optim.accu
     [(), ("optim.nonfinite=skip", "loss.label_smoothing=0.1", *HEAVY), ("optim.name=adamw", "loss.name=bce")],
 )
 def test_train_step_between_log_points_does_not_sync_gpu(amp: str, recipe: tuple[str, ...]) -> None:
-    with single_rank_trainer(f"precision.amp={amp}", "run.log_every=30", *recipe, on_gpu=True) as fit:
-        t = fit.state
-        assert t.device.type == "cuda"
-        images, labels = torch.rand(32, 1, 8, 8, device=t.device), torch.randint(10, (32,), device=t.device)
-        parts = fit.config.optim.accumulate
-        t.batches = Made([DeviceBatch(images, labels, 1 / parts, number == parts - 1) for number in range(parts)])
+    with single_rank_trainer(f"precision.amp={amp}", "run.log_every=30", *recipe, on_gpu=True) as trainer:
+        state = trainer.state
+        assert state.device.type == "cuda"
+        images, labels = torch.rand(32, 1, 8, 8, device=state.device), torch.randint(10, (32,), device=state.device)
+        micro_batches = trainer.config.optim.accumulate
+        state.batches = PremadeLoader(
+            [
+                DeviceBatch(images, labels, 1 / micro_batches, index == micro_batches - 1)
+                for index in range(micro_batches)
+            ]
+        )
         for _ in range(3):
-            train_step(t)
-        t.step_log.start_reduction(t.position.step, 1, 0.1)
-        t.step_log.wait_pending()
-        with no_wait():
+            train_step(state)
+        state.step_log.start_reduction(state.position.step, 1, 0.1)
+        state.step_log.wait_pending()
+        with forbid_host_sync():
             for _ in range(20):
-                fit.handle_requests()
-                train_step(t)
-        with pytest.raises(RuntimeError), no_wait():
-            t.train_metrics.loss_sum.item()
+                trainer.handle_requests()
+                train_step(state)
+        with pytest.raises(RuntimeError), forbid_host_sync():
+            state.train_metrics.loss_sum.item()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_evaluate_syncs_gpu_only_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    with single_rank_trainer("model.ema=0.9", on_gpu=True) as fit:
-        t = fit.state
-        images, labels = torch.rand(32, 1, 8, 8, device=t.device), torch.randint(10, (32,), device=t.device)
-        t.batches = Made([DeviceBatch(images, labels, 1.0)])
-        evaluate(t, lambda: False)
-        ends = EvaluationAccumulator.all_reduce
+    with single_rank_trainer("model.ema=0.9", on_gpu=True) as trainer:
+        state = trainer.state
+        images, labels = torch.rand(32, 1, 8, 8, device=state.device), torch.randint(10, (32,), device=state.device)
+        state.batches = PremadeLoader([DeviceBatch(images, labels, 1.0)])
+        evaluate(state, lambda: False)
+        all_reduce = EvaluationAccumulator.all_reduce
 
-        def end(tally: EvaluationAccumulator) -> Evaluation:
+        def allow_sync(accumulator: EvaluationAccumulator) -> Evaluation:
             torch.cuda.set_sync_debug_mode("default")
-            return ends(tally)
+            return all_reduce(accumulator)
 
-        monkeypatch.setattr(EvaluationAccumulator, "all_reduce", end)
-        with no_wait():
-            evaluate(t, lambda: False)
+        monkeypatch.setattr(EvaluationAccumulator, "all_reduce", allow_sync)
+        with forbid_host_sync():
+            evaluate(state, lambda: False)

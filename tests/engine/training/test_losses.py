@@ -38,8 +38,8 @@ def test_mse_and_bce_use_one_hot_labels() -> None:
 @pytest.mark.parametrize("name", ["cross_entropy", "mse", "bce"])
 def test_label_smoothing_matches_manual_targets(name: str) -> None:
     smoothed = 0.9 * ONE_HOT + 0.1 / 3
-    by_hand = loss(f"loss.name={name}", targets=smoothed)
-    assert torch.allclose(loss(f"loss.name={name}", "loss.label_smoothing=0.1"), by_hand)
+    expected = loss(f"loss.name={name}", targets=smoothed)
+    assert torch.allclose(loss(f"loss.name={name}", "loss.label_smoothing=0.1"), expected)
 
 
 def test_balanced_weights_give_classes_equal_weight() -> None:
@@ -53,9 +53,9 @@ def test_class_weighted_loss_of_halves_averages_to_whole(name: str) -> None:
     options = (f"loss.name={name}", "loss.class_weights=balanced")
     halves = [loss(*options, logits=LOGITS[part], targets=LABELS[part]) for part in (slice(2), slice(2, 4))]
     assert torch.allclose(loss(*options), (halves[0] + halves[1]) / 2)
-    each = torch.stack([loss(f"loss.name={name}", logits=LOGITS[[n]], targets=LABELS[[n]]) for n in range(4)])
+    losses = torch.stack([loss(f"loss.name={name}", logits=LOGITS[[n]], targets=LABELS[[n]]) for n in range(4)])
     weights = torch.tensor(balanced_class_weights(COUNTS)[LABELS.numpy()], dtype=torch.float32)
-    assert torch.allclose(loss(*options), (each * weights).mean())
+    assert torch.allclose(loss(*options), (losses * weights).mean())
 
 
 def test_class_weighted_loss_ignores_autocast() -> None:
@@ -63,22 +63,22 @@ def test_class_weighted_loss_ignores_autocast() -> None:
     criterion = build_loss(
         resolve_config(None, ["loss.name=mse", "loss.class_weights=balanced"]).config, 3, lambda: counts, CPU
     )
-    wanted = criterion(LOGITS, LABELS)
+    expected = criterion(LOGITS, LABELS)
     for dtype in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype=dtype):
-            assert torch.equal(criterion(LOGITS, LABELS), wanted)
+            assert torch.equal(criterion(LOGITS, LABELS), expected)
 
 
 def test_loss_of_half_precision_logits_is_float32() -> None:
     assert loss(logits=LOGITS.half()).dtype == torch.float32
 
 
-OWN = """
+USER_LOSSES = """
 import torch
 
 def focal(logits, labels):
-    likely = torch.softmax(logits, 1).gather(1, labels[:, None]).squeeze(1)
-    return (-(1 - likely) ** 2 * likely.log()).mean()
+    probability = torch.softmax(logits, 1).gather(1, labels[:, None]).squeeze(1)
+    return (-(1 - probability) ** 2 * probability.log()).mean()
 
 class Scaled:
     def __call__(self, logits, labels):
@@ -103,14 +103,14 @@ def broken(logits, labels):
 @pytest.fixture
 def user_loss_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "their_losses.py").write_text(OWN)
+    (tmp_path / "their_losses.py").write_text(USER_LOSSES)
     return f"run.code={tmp_path}"
 
 
 def test_user_loss_may_be_function_or_class(user_loss_code: str) -> None:
-    likely = torch.softmax(LOGITS, 1)[torch.arange(4), LABELS]
-    by_hand = (-((1 - likely) ** 2) * likely.log()).mean()
-    assert torch.allclose(loss("loss.name=their_losses:focal", user_loss_code), by_hand)
+    probability = torch.softmax(LOGITS, 1)[torch.arange(4), LABELS]
+    expected = (-((1 - probability) ** 2) * probability.log()).mean()
+    assert torch.allclose(loss("loss.name=their_losses:focal", user_loss_code), expected)
     assert torch.allclose(loss("loss.name=their_losses:Scaled", user_loss_code), 3 * F.cross_entropy(LOGITS, LABELS))
 
 
@@ -127,6 +127,6 @@ def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
 
 
 def test_user_loss_is_tried_before_training(user_loss_code: str) -> None:
-    for name, told in (("each", r"returns \(2,\) instead of the mean loss"), ("broken", "ValueError: no way")):
-        with pytest.raises(UsageError, match=told):
+    for name, message in (("each", r"returns \(2,\) instead of the mean loss"), ("broken", "ValueError: no way")):
+        with pytest.raises(UsageError, match=message):
             loss(f"loss.name=their_losses:{name}", user_loss_code)

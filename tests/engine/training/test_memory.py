@@ -33,7 +33,7 @@ from engine.utils.errors import UsageError
 from gputrain_command import Gputrain, read_events
 
 # As torch 2.15 says it.
-FULL = (
+OOM_MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 156.75 MiB is "
     "free. {others}Including non-PyTorch memory, this process has 70.10 GiB memory in use. Of the allocated memory "
     "69.00 GiB is allocated by PyTorch, and 300.00 MiB is reserved by PyTorch but unallocated."
@@ -45,7 +45,7 @@ def config(*overrides: str) -> Config:
 
 
 def test_cause_of_gpu_oom_names_batch_and_advice() -> None:
-    error = torch.OutOfMemoryError(FULL.format(others=""))
+    error = torch.OutOfMemoryError(OOM_MESSAGE.format(others=""))
     assert describe_cause(error, config("data.batch_size=256")) == (
         "the GPU is out of memory (79.1 of 79.2 GiB in use) with 256 images per rank: try data.batch_size=128 with "
         "optim.accumulate=2, precision.amp=bf16, or --batch-size auto"
@@ -53,7 +53,7 @@ def test_cause_of_gpu_oom_names_batch_and_advice() -> None:
 
 
 def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
-    error = torch.OutOfMemoryError(FULL.format(others="Process 77 has 9.00 GiB memory in use. "))
+    error = torch.OutOfMemoryError(OOM_MESSAGE.format(others="Process 77 has 9.00 GiB memory in use. "))
     assert "(79.1 of 79.2 GiB in use, 9.0 GiB of it by other processes)" in describe_cause(error, config())
 
 
@@ -74,7 +74,7 @@ def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
     ],
 )
 def test_cause_of_gpu_oom_advises_only_unused_options(overrides: list[str], advice: str) -> None:
-    assert advice in describe_cause(torch.OutOfMemoryError(FULL.format(others="")), config(*overrides))
+    assert advice in describe_cause(torch.OutOfMemoryError(OOM_MESSAGE.format(others="")), config(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_failure_of_host_oom_names_rank_batch_and_advice(fill: object) -> None:
     try:
         fill()
     except (RuntimeError, MemoryError) as error:
-        told = describe_failure(rank_failure(1, "cpu", error, config("device.ranks=2")))
-    assert told.startswith(
+        message = describe_failure(rank_failure(1, "cpu", error, config("device.ranks=2")))
+    assert message.startswith(
         "rank 1 (cpu) failed: the host is out of memory with 64 images per rank: try data.batch_size=32 with "
         "optim.accumulate=2, fewer data.workers, fewer device.ranks, or --batch-size auto ("
     )
-    assert "allocate" in told
+    assert "allocate" in message
 
 
 def test_out_of_memory_ignores_other_errors() -> None:
@@ -140,19 +140,21 @@ def test_peak_memory_on_gpu_reports_maximum() -> None:
     assert peak_memory(gpu)["reserved"] < 64 << 20
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 7, 23, 31, 40, 100, 257, 1000, 1437, 5000])
-def test_batch_size_search_ends_near_limit_with_few_trials(room: int) -> None:
+@pytest.mark.parametrize("max_fitting", [1, 2, 3, 7, 23, 31, 40, 100, 257, 1000, 1437, 5000])
+def test_batch_size_search_ends_near_limit_with_few_trials(max_fitting: int) -> None:
     tried: list[int] = []
 
     def trial(images: int) -> TrialOutcome:
         tried.append(images)
-        return "fits" if images <= room else "full"
+        return "fits" if images <= max_fitting else "full"
 
     best = list(search_batch_size(trial, 10**6, "data"))[-1]
     assert best.limited_by == "memory"
-    assert best.batch_size <= room < best.batch_size + max(best.batch_size // 8, 8 if best.batch_size >= 32 else 1)
+    assert (
+        best.batch_size <= max_fitting < best.batch_size + max(best.batch_size // 8, 8 if best.batch_size >= 32 else 1)
+    )
     assert best.batch_size < 32 or best.batch_size % 8 == 0
-    assert max(tried) <= 2 * room
+    assert max(tried) <= 2 * max_fitting
     assert len(tried) <= 20
 
 
@@ -170,14 +172,14 @@ def test_batch_size_search_stops_at_data_and_time_limits() -> None:
 def batch_size_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSizeTrials]:
     """With 60 MiB more than this process has once it has trained and no time limit: these tests are about memory."""
     monkeypatch.setattr("engine.launch.batch_size_process.MAX_CPU_STEP_SECONDS", float("inf"))
-    wanted = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
-    source = open_source(wanted)
-    about = {"format": vars(model_input_format(wanted, source)), "classes": 10, "train": 10_000}
-    shared, images = plan_node(wanted, []), synthetic_source(about)
-    assert BatchSizeTrials(wanted, shared, images, 1 << 60)(2) == "fits"
+    cfg = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
+    source = open_source(cfg)
+    metadata = {"format": vars(model_input_format(cfg, source)), "classes": 10, "train": 10_000}
+    plan, images = plan_node(cfg, []), synthetic_source(metadata)
+    assert BatchSizeTrials(cfg, plan, images, 1 << 60)(2) == "fits"
     dist.destroy_process_group()
     reset_peak_rss()
-    yield BatchSizeTrials(wanted, shared, images, int((peak_rss_bytes() + (60 << 20)) / MAX_MEMORY_SHARE))
+    yield BatchSizeTrials(cfg, plan, images, int((peak_rss_bytes() + (60 << 20)) / MAX_MEMORY_SHARE))
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -209,9 +211,9 @@ def test_batch_size_trials_continue_after_real_oom(batch_size_trials: BatchSizeT
 
 
 def test_find_batch_reports_when_no_image_fits() -> None:
-    wanted = config("device.ranks=2", "data.dataset=fake")
+    cfg = config("device.ranks=2", "data.dataset=fake")
     with pytest.raises(UsageError) as caught:
-        find_batch_size(wanted, plan_node(wanted, []), 2, open_source(wanted), memory_bytes=64 << 20)
+        find_batch_size(cfg, plan_node(cfg, []), 2, open_source(cfg), memory_bytes=64 << 20)
     assert str(caught.value) == (
         "data.batch_size: auto: not even one image fits into the 64 MiB that a rank may take; give another model.name "
         "or data.image_size, or fewer device.ranks"

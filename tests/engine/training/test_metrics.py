@@ -1,4 +1,4 @@
-"""What an evaluation counts, and where it is kept."""
+"""What an evaluation counts, and where it is saved_file."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from in_process import train_in_process
 CPU = torch.device("cpu")
 
 
-def tally_of(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> Evaluation:
-    tally = EvaluationAccumulator(CPU, classes)
+def evaluation_of(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> Evaluation:
+    accumulator = EvaluationAccumulator(CPU, classes)
     for part in (slice(0, 7), slice(7, None)):
-        tally.add(F.cross_entropy(logits[part], labels[part]), logits[part], labels[part])
-    return tally.local_evaluation()
+        accumulator.add(F.cross_entropy(logits[part], labels[part]), logits[part], labels[part])
+    return accumulator.local_evaluation()
 
 
 def test_tally_matches_whole_dataset_metrics_across_batches() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(40, 7, generator=generator)
     labels = torch.randint(0, 6, (40,), generator=generator)
-    found, guesses = tally_of(logits, labels, 7), logits.argmax(1)
-    assert found.metrics.loss == pytest.approx(F.cross_entropy(logits, labels).item())
-    assert found.metrics.accuracy == (guesses == labels).sum().item() / 40
+    evaluation, predicted = evaluation_of(logits, labels, 7), logits.argmax(1)
+    assert evaluation.metrics.loss == pytest.approx(F.cross_entropy(logits, labels).item())
+    assert evaluation.metrics.accuracy == (predicted == labels).sum().item() / 40
     in_five = (logits.argsort(1, descending=True)[:, :5] == labels[:, None]).any(1)
-    assert found.top5 == in_five.sum().item() / 40
-    by_hand = [[int(((labels == true) & (guesses == taken)).sum()) for taken in range(7)] for true in range(7)]
-    assert found.confusion == by_hand
-    assert found.per_class[:6] == [by_hand[n][n] / sum(by_hand[n]) for n in range(6)]
-    assert found.per_class[6] is None, "no image is of it"
+    assert evaluation.top5 == in_five.sum().item() / 40
+    expected = [[int(((labels == true) & (predicted == column)).sum()) for column in range(7)] for true in range(7)]
+    assert evaluation.confusion == expected
+    assert evaluation.per_class[:6] == [expected[n][n] / sum(expected[n]) for n in range(6)]
+    assert evaluation.per_class[6] is None, "no image is of it"
 
 
 def test_tally_with_many_classes_keeps_only_hits() -> None:
     classes = MAX_CONFUSION_CLASSES + 1
     labels = torch.tensor([0, 0, 5])
     logits = F.one_hot(torch.tensor([0, 1, 5]), classes).float()
-    found = tally_of(logits, labels, classes)
-    assert (found.confusion, found.per_class[0], found.per_class[5]) == ([], 0.5, 1.0)
+    evaluation = evaluation_of(logits, labels, classes)
+    assert (evaluation.confusion, evaluation.per_class[0], evaluation.per_class[5]) == ([], 0.5, 1.0)
 
 
 def test_tally_top5_with_few_classes_is_one() -> None:
-    assert tally_of(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64), 3).top5 == 1.0
+    assert evaluation_of(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64), 3).top5 == 1.0
 
 
 def test_run_writes_last_and_best_evaluation(tmp_path: Path) -> None:
     epochs = train_in_process(tmp_path, "run.epochs=3", "schedule.name=constant", "optim.lr=0.2")
-    kept = json.loads((tmp_path / "evaluation.json").read_text())
+    saved_file = json.loads((tmp_path / "evaluation.json").read_text())
     best = max(epochs, key=lambda epoch: epoch.val_accuracy)
-    assert (kept["format"], len(kept["classes"])) == (1, 10)
+    assert (saved_file["format"], len(saved_file["classes"])) == (1, 10)
     for name, epoch in (("last", epochs[-1]), ("best", best)):
-        one = kept[name]
-        assert (one["epoch"], one["top1"], one["top5"]) == (epoch.epoch, epoch.val_accuracy, epoch.val_top5)
-        assert sum(map(sum, one["confusion"])) == one["images"] == 359
-        assert sum(row[n] for n, row in enumerate(one["confusion"])) == round(one["top1"] * 359)
+        saved = saved_file[name]
+        assert (saved["epoch"], saved["top1"], saved["top5"]) == (epoch.epoch, epoch.val_accuracy, epoch.val_top5)
+        assert sum(map(sum, saved["confusion"])) == saved["images"] == 359
+        assert sum(row[n] for n, row in enumerate(saved["confusion"])) == round(saved["top1"] * 359)

@@ -46,45 +46,49 @@ def test_tf32_is_rejected_on_cpu() -> None:
 
 
 def test_o2_precision_keeps_float32_batch_norm_and_master_weights() -> None:
-    with single_rank_trainer("precision.amp=O2") as fit:
-        t = fit.state
-        assert t.master is not None
-        for part in t.model.modules():
-            kinds = {one.dtype for one in part.parameters(recurse=False)}
-            assert kinds <= ({torch.float32} if isinstance(part, nn.BatchNorm2d) else {torch.float16})
-        before = flat(t.master).clone()
-        t.model.train()
-        train_step(t)
-        assert {one.dtype for one in t.master.parameters()} == {torch.float32}
-        assert not torch.equal(flat(t.master), before)
-        assert torch.equal(flat(t.master).half(), flat(t.model).half())
+    with single_rank_trainer("precision.amp=O2") as trainer:
+        state = trainer.state
+        assert state.master is not None
+        for part in state.model.modules():
+            dtypes = {p.dtype for p in part.parameters(recurse=False)}
+            assert dtypes <= ({torch.float32} if isinstance(part, nn.BatchNorm2d) else {torch.float16})
+        before = flat(state.master).clone()
+        state.model.train()
+        train_step(state)
+        assert {p.dtype for p in state.master.parameters()} == {torch.float32}
+        assert not torch.equal(flat(state.master), before)
+        assert torch.equal(flat(state.master).half(), flat(state.model).half())
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_checkpoint_of_half_model_holds_float32_master_weights(level: str, tmp_path: Path) -> None:
     small = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=32", "data.image_size=8")
-    with single_rank_trainer(f"precision.amp={level}", "run.epochs=1", *small, folder=tmp_path) as fit:
-        fit.run([])
-        kept = last_checkpoint_weights(tmp_path)
-        assert {value.dtype for value in kept.values()} <= {torch.float32, torch.int64}
-        trained = fit.state.optimized_model.state_dict()
+    with single_rank_trainer(f"precision.amp={level}", "run.epochs=1", *small, folder=tmp_path) as trainer:
+        trainer.run([])
+        saved = last_checkpoint_weights(tmp_path)
+        assert {value.dtype for value in saved.values()} <= {torch.float32, torch.int64}
+        trained = trainer.state.optimized_model.state_dict()
         assert all(
-            torch.equal(kept[name], trained[name].float()) for name, _ in fit.state.optimized_model.named_parameters()
+            torch.equal(saved[name], trained[name].float())
+            for name, _ in trainer.state.optimized_model.named_parameters()
         )
-        means = fit.state.model.state_dict()["1.running_mean"]
-        assert torch.equal(kept["1.running_mean"], means.float())
+        means = trainer.state.model.state_dict()["1.running_mean"]
+        assert torch.equal(saved["1.running_mean"], means.float())
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_gradient_accumulation_matches_large_batch(parts: int) -> None:
-    found = []
-    for options in (("data.batch_size=32",), (f"data.batch_size={32 // parts}", f"optim.accumulate={parts}")):
-        with single_rank_trainer(*PLAIN, *options) as fit:
-            t = fit.state
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_gradient_accumulation_matches_large_batch(micro_batches: int) -> None:
+    results = []
+    for options in (
+        ("data.batch_size=32",),
+        (f"data.batch_size={32 // micro_batches}", f"optim.accumulate={micro_batches}"),
+    ):
+        with single_rank_trainer(*PLAIN, *options) as trainer:
+            state = trainer.state
             for _ in range(5):
-                train_step(t)
-            found.append((flat(t.model), t.train_metrics.all_reduce(), t.sampler.steps_per_epoch))
-    (whole, of_whole, steps), (split, of_split, steps_split) = found
+                train_step(state)
+            results.append((flat(state.model), state.train_metrics.all_reduce(), state.sampler.steps_per_epoch))
+    (whole, of_whole, steps), (split, of_split, steps_split) = results
     assert torch.allclose(whole, split, rtol=1e-5, atol=1e-6)
     assert (of_whole.images, of_whole.accuracy, steps) == (of_split.images, of_split.accuracy, steps_split)
     assert of_whole.loss == pytest.approx(of_split.loss)
@@ -96,80 +100,80 @@ def test_gradient_accumulation_on_two_ranks_matches_large_batch(gputrain: Gputra
     done = gputrain("run", "--headless", "digits", "--name", "two", "--epochs", "1", *options, *sharing)
     assert done.returncode == 0, done.stderr
     train_in_process(tmp_path / "one", *options, "run.epochs=1", "data.batch_size=200")
-    two, one = last_checkpoint_weights(gputrain.runs / "two"), last_checkpoint_weights(tmp_path / "one")
-    # The last step of the epoch has 38 images: one small batch for each rank, in two parts of unlike size.
-    assert all(torch.allclose(two[name], one[name], rtol=1e-5, atol=1e-6) for name in one)
+    two_ranks, one_rank = last_checkpoint_weights(gputrain.runs / "two"), last_checkpoint_weights(tmp_path / "one")
+    # The last step of the epoch has 38 images: a single micro-batch of 19 per rank.
+    assert all(torch.allclose(two_ranks[name], one_rank[name], rtol=1e-5, atol=1e-6) for name in one_rank)
 
 
 @pytest.mark.parametrize(
     ("norm_type", "norm"), [("2", lambda g: g.norm()), ("1", lambda g: g.abs().sum()), ("inf", lambda g: g.abs().max())]
 )
 def test_clip_norm_limits_gradient_for_any_norm_type(norm_type: str, norm: object) -> None:
-    with single_rank_trainer("optim.clip_norm=0.01", f"optim.clip_norm_type={norm_type}") as fit:
-        t = fit.state
-        for parameter in t.model.parameters():
+    with single_rank_trainer("optim.clip_norm=0.01", f"optim.clip_norm_type={norm_type}") as trainer:
+        state = trainer.state
+        for parameter in state.model.parameters():
             parameter.grad = torch.randn_like(parameter)
-        before = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
-        assert clip_gradients(t).isfinite()
-        after = torch.cat([one.grad.flatten() for one in t.model.parameters() if one.grad is not None])
+        before = torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
+        assert clip_gradients(state).isfinite()
+        after = torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
         assert callable(norm)
         assert norm(after) == pytest.approx(0.01, rel=1e-4)
         assert torch.allclose(after / after.norm(), before / before.norm(), atol=1e-6)
 
 
 def test_clip_norm_of_float16_gradient_is_computed_in_float32() -> None:
-    with single_rank_trainer("optim.clip_norm=1", "precision.amp=O3", "model.name=resnet18-small") as fit:
-        t = fit.state
-        for parameter in t.model.parameters():
+    with single_rank_trainer("optim.clip_norm=1", "precision.amp=O3", "model.name=resnet18-small") as trainer:
+        state = trainer.state
+        for parameter in state.model.parameters():
             parameter.grad = torch.full_like(parameter, 200.0)
-        assert clip_gradients(t).isfinite()
-        gradients = [one.grad.float() for one in t.model.parameters() if one.grad is not None]
+        assert clip_gradients(state).isfinite()
+        gradients = [p.grad.float() for p in state.model.parameters() if p.grad is not None]
         assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=0.05)
 
 
 def test_clip_value_clamps_gradient() -> None:
-    with single_rank_trainer("optim.clip_value=0.5") as fit:
-        t = fit.state
-        for parameter in t.model.parameters():
+    with single_rank_trainer("optim.clip_value=0.5") as trainer:
+        state = trainer.state
+        for parameter in state.model.parameters():
             parameter.grad = torch.randn_like(parameter)
-        before = [one.grad.clone() for one in t.model.parameters() if one.grad is not None]
-        assert clip_gradients(t).isfinite()
-        after = [one.grad for one in t.model.parameters() if one.grad is not None]
+        before = [p.grad.clone() for p in state.model.parameters() if p.grad is not None]
+        assert clip_gradients(state).isfinite()
+        after = [p.grad for p in state.model.parameters() if p.grad is not None]
         assert all(torch.equal(new, old.clamp(-0.5, 0.5)) for new, old in zip(after, before, strict=True))
 
 
 def test_clip_norm_applies_to_unscaled_gradient() -> None:
-    with single_rank_trainer("optim.clip_norm=0.01", "precision.amp=fp16", "optim.momentum=0", "optim.lr=1") as fit:
-        t = fit.state
-        before = flat(t.model).clone()
-        t.position.step_in_epoch = 21
-        train_step(t)
-        lr = t.optimizer.param_groups[0]["lr"]
-        decay = t.optimizer.param_groups[0]["weight_decay"]
-        assert ((before - flat(t.model)) / lr - decay * before).norm() == pytest.approx(0.01, rel=0.01)
+    with single_rank_trainer("optim.clip_norm=0.01", "precision.amp=fp16", "optim.momentum=0", "optim.lr=1") as trainer:
+        state = trainer.state
+        before = flat(state.model).clone()
+        state.position.step_in_epoch = 21
+        train_step(state)
+        lr = state.optimizer.param_groups[0]["lr"]
+        decay = state.optimizer.param_groups[0]["weight_decay"]
+        assert ((before - flat(state.model)) / lr - decay * before).norm() == pytest.approx(0.01, rel=0.01)
 
 
 def test_ema_follows_warmup_formula() -> None:
-    with single_rank_trainer(*PLAIN, "model.ema=0.5") as fit:
-        t = fit.state
-        assert t.ema is not None
-        by_hand = flat(t.model).clone()
+    with single_rank_trainer(*PLAIN, "model.ema=0.5") as trainer:
+        state = trainer.state
+        assert state.ema is not None
+        expected = flat(state.model).clone()
         for step in range(1, 8):
-            train_step(t)
+            train_step(state)
             decay = min(0.5, (1 + step) / (10 + step))
-            by_hand = decay * by_hand + (1 - decay) * flat(t.model)
-        assert torch.allclose(flat(t.ema.model), by_hand, atol=1e-6)
-        assert not torch.allclose(flat(t.model), by_hand, atol=1e-3)
+            expected = decay * expected + (1 - decay) * flat(state.model)
+        assert torch.allclose(flat(state.ema.model), expected, atol=1e-6)
+        assert not torch.allclose(flat(state.model), expected, atol=1e-3)
 
 
 def test_ema_weights_are_evaluated_and_saved(tmp_path: Path) -> None:
     epochs = train_in_process(tmp_path, "run.epochs=2", "model.ema=0.9", "optim.lr=0.3")
     assert all(0 < epoch.ema_val_accuracy <= 1 for epoch in epochs)
     assert epochs[-1].ema_val_loss != epochs[-1].val_loss
-    kept = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
-    assert kept["ema"].keys() == kept["model"].keys()
-    assert not torch.equal(kept["ema"]["0.weight"], kept["model"]["0.weight"])
-    assert torch.equal(kept["ema"]["1.running_mean"], kept["model"]["1.running_mean"])
+    saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
+    assert saved["ema"].keys() == saved["model"].keys()
+    assert not torch.equal(saved["ema"]["0.weight"], saved["model"]["0.weight"])
+    assert torch.equal(saved["ema"]["1.running_mean"], saved["model"]["1.running_mean"])
 
 
 @pytest.mark.parametrize(
@@ -198,14 +202,14 @@ def test_resume_is_bit_identical_for_recipe(recipe: tuple[str, ...], tmp_path: P
 
 def test_checkpoint_within_epoch_copies_batch_norm_statistics_to_ema(tmp_path: Path) -> None:
     train_in_process(tmp_path, "run.epochs=1", "model.ema=0.9", "checkpoint.every_steps=15")
-    kept = torch.load(tmp_path / "checkpoints" / "step-00000015.pt", weights_only=True)
-    assert torch.equal(kept["ema"]["1.running_mean"], kept["model"]["1.running_mean"])
-    assert kept["ema"]["1.running_mean"].abs().sum() > 0
+    saved = torch.load(tmp_path / "checkpoints" / "step-00000015.pt", weights_only=True)
+    assert torch.equal(saved["ema"]["1.running_mean"], saved["model"]["1.running_mean"])
+    assert saved["ema"]["1.running_mean"].abs().sum() > 0
 
 
 def test_plan_message_reports_frozen_parameters() -> None:
-    with single_rank_trainer("model.freeze=backbone") as fit:
-        started = fit._run_started()
+    with single_rank_trainer("model.freeze=backbone") as trainer:
+        started = trainer._run_started()
         assert (started.parameters, started.trainable) == (21_578, 2_570)
         assert "21,578 parameters (2,570 trainable), " in describe_run_setup(started)
 

@@ -9,19 +9,20 @@ import pytest
 
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
-from engine.training import checkpoint_writer, timing, trainer
+from engine.training import checkpoint_writer, timing
+from engine.training import trainer as trainer_module
 from engine.training.loop import train_step
 from engine.training.timing import Stopwatch
 from engine.training.trainer import Trainer
 from in_process import single_rank_trainer
 
 
-def steps(fit: Trainer, count: int) -> int:
+def steps(trainer: Trainer, count: int) -> int:
     """Steps until the run was to stop, at most `count`."""
     for number in range(count):
-        if fit.handle_requests():
+        if trainer.handle_requests():
             return number
-        train_step(fit.state)
+        train_step(trainer.state)
     return count
 
 
@@ -40,30 +41,30 @@ def test_stopwatch_leaves_out_the_time_in_which_it_is_stopped(monkeypatch: pytes
 
 def test_checkpoint_writer_writes_every_so_many_steps_and_no_step_twice(tmp_path: Path) -> None:
     events: list[Event] = []
-    with single_rank_trainer("checkpoint.every_steps=3", folder=tmp_path, events=events) as fit:
-        steps(fit, 8)
+    with single_rank_trainer("checkpoint.every_steps=3", folder=tmp_path, events=events) as trainer:
+        steps(trainer, 8)
         # As at the batches of an evaluation.
-        fit.handle_requests()
-        fit.handle_requests()
+        trainer.handle_requests()
+        trainer.handle_requests()
     assert checkpoints(events) == [(3, False), (6, False)]
 
 
 def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path) -> None:
     events: list[Event] = []
-    with single_rank_trainer("checkpoint.every_minutes=5", folder=tmp_path, events=events) as fit:
-        steps(fit, 4)
-        assert not fit._checkpoint_writer.timer_fires()
-        fit._checkpoint_writer._last_save_time -= 301
-        steps(fit, 40)
-        assert not fit._checkpoint_writer.timer_fires()
+    with single_rank_trainer("checkpoint.every_minutes=5", folder=tmp_path, events=events) as trainer:
+        steps(trainer, 4)
+        assert not trainer._checkpoint_writer.timer_fires()
+        trainer._checkpoint_writer._last_save_time -= 301
+        steps(trainer, 40)
+        assert not trainer._checkpoint_writer.timer_fires()
     [(step, asked)] = checkpoints(events)
     assert 4 < step < 44
     assert not asked
 
 
 def test_checkpoint_writer_is_due_once_for_each_request(tmp_path: Path) -> None:
-    with single_rank_trainer(folder=tmp_path) as fit:
-        writer, agreed = fit._checkpoint_writer, RequestCounters(checkpoints=2)
+    with single_rank_trainer(folder=tmp_path) as trainer:
+        writer, agreed = trainer._checkpoint_writer, RequestCounters(checkpoints=2)
         assert writer.is_due(agreed)
         assert not writer.is_due(RequestCounters(stop=True, checkpoints=2)), "a stop writes its own"
         writer.serve(agreed)
@@ -81,9 +82,9 @@ def test_checkpoint_writer_warns_of_a_full_disk_now_and_then_and_always_where_so
         raise OSError(28, "No space left on device")
 
     events: list[Event] = []
-    with single_rank_trainer(folder=tmp_path, events=events) as fit:
+    with single_rank_trainer(folder=tmp_path, events=events) as trainer:
         monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
-        writer, told = fit._checkpoint_writer, []
+        writer, told = trainer._checkpoint_writer, []
         for write in (
             writer.write,
             writer.write,
@@ -106,8 +107,8 @@ def test_a_pause_writes_what_is_requested_and_no_clock_counts_it(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Event] = []
-    with single_rank_trainer(folder=tmp_path, events=events) as fit:
-        requests, sleeps = fit.state.channel.poll_requests(), 0
+    with single_rank_trainer(folder=tmp_path, events=events) as trainer:
+        requests, sleeps = trainer.state.channel.poll_requests(), 0
         sleep = time.sleep
 
         def hold(_: float) -> None:
@@ -117,15 +118,15 @@ def test_a_pause_writes_what_is_requested_and_no_clock_counts_it(
             if sleeps in (2, 6):
                 requests.apply("checkpoint" if sleeps == 2 else end)
 
-        monkeypatch.setattr(trainer.time, "sleep", hold)
-        steps(fit, 2)
+        monkeypatch.setattr(trainer_module.time, "sleep", hold)
+        steps(trainer, 2)
         requests.apply("pause")
-        start, before = time.perf_counter(), fit._epoch_clock.seconds()
-        done = steps(fit, 40)
-        taken, counted = time.perf_counter() - start, fit._epoch_clock.seconds() - before
+        start, before = time.perf_counter(), trainer._epoch_clock.seconds()
+        done = steps(trainer, 40)
+        taken, counted = time.perf_counter() - start, trainer._epoch_clock.seconds() - before
         assert sleeps >= 6
         assert taken - counted >= 0.1 * sleeps
-        assert time.perf_counter() - fit.state.step_log._clock_start < taken - 0.5
+        assert time.perf_counter() - trainer.state.step_log._clock_start < taken - 0.5
         assert (done == 40) is (end == "continue")
     told = [event for event in events if isinstance(event, RunPaused | RunContinued | CheckpointSaved)]
     assert [type(event) for event in told] == [

@@ -34,13 +34,15 @@ def test_work_timer_separates_waiting_and_forward_time() -> None:
 
 def test_train_epoch_times_every_accumulated_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    with single_rank_trainer("optim.accumulate=2", "data.batch_size=200", "model.name=linear") as fit:
+    with single_rank_trainer("optim.accumulate=2", "data.batch_size=200", "model.name=linear") as trainer:
         for name in ("start_data_wait", "end_data_wait", "end_forward"):
-            told = getattr(fit.state.timer, name)
-            monkeypatch.setattr(fit.state.timer, name, lambda told=told, name=name: (called.append(name), told())[1])
-        assert train_epoch(fit.state, lambda: False)
-        assert called == ["start_data_wait", "end_data_wait", "end_forward"] * 2 * fit.state.sampler.steps_per_epoch
-        [one] = gather_timings(fit.state.timer, 5.0, fit.cpu_group)
+            told = getattr(trainer.state.timer, name)
+            monkeypatch.setattr(
+                trainer.state.timer, name, lambda told=told, name=name: (called.append(name), told())[1]
+            )
+        assert train_epoch(trainer.state, lambda: False)
+        assert called == ["start_data_wait", "end_data_wait", "end_forward"] * 2 * trainer.state.sampler.steps_per_epoch
+        [one] = gather_timings(trainer.state.timer, 5.0, trainer.cpu_group)
     assert (one.rank, one.seconds) == (0, 5.0)
     assert one.forward > 0
 
