@@ -1,4 +1,4 @@
-"""Checkpoint files: which are kept, that every change of one is known, and what a run goes on from then."""
+"""Checkpoint files: rotation, detection of damage, and fallback to an older checkpoint."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_save_checkpoint_copies_without_hard_links(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("os.link", lambda *_, **__: (_ for _ in ()).throw(OSError("no links here")))
     damage(save(tmp_path, 5, best=True))
     path, state, damaged = load_newest(tmp_path)
-    assert (path, state["step"]) == (tmp_path / "last.pt", 5), "the copy is sound"
+    assert (path, state["step"]) == (tmp_path / "last.pt", 5), "the copy is intact"
     assert len(damaged) == 1
 
 
@@ -110,7 +110,7 @@ def test_load_checkpoint_rejects_valid_checksum_with_wrong_content(tmp_path: Pat
         assert load_checkpoint(path).keys() >= CHECKPOINT_KEYS
 
 
-def test_load_newest_skips_damaged_checkpoint_and_sets_it_aside(tmp_path: Path) -> None:
+def test_load_newest_renames_and_skips_damaged_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     damage(save(tmp_path, 3))

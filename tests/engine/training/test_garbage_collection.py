@@ -1,4 +1,4 @@
-"""Python's collector does not run within an epoch, and has nothing to do there."""
+"""Garbage collection runs only between epochs and every GC_INTERVAL_STEPS, and training leaves no garbage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def test_training_leaves_no_tensor_in_reference_cycles(recipe: tuple[str, ...]) 
             train_step(trainer.state)
             if number == 10:
                 before = tensors()
-        assert tensors() <= before + 2 * trainer.config.run.log_every, "more than the log keeps until it tells"
+        assert tensors() <= before + 2 * trainer.config.run.log_every, (
+            "more tensors than the step log keeps until it reports"
+        )
         evaluate(trainer.state, lambda: False)
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
@@ -44,8 +46,8 @@ def tensors() -> int:
     return sum(isinstance(obj, torch.Tensor) for obj in gc.get_objects())
 
 
-def test_a_run_is_freed_with_its_last_reference() -> None:
-    """A process group that only the collector frees could be freed in a forked loader process, and hang it."""
+def test_trainer_is_freed_with_its_last_reference() -> None:
+    """A process group in a reference cycle could be collected in a forked loader worker, and hang it."""
     gc.disable()
     try:
         with single_rank_trainer() as trainer:
@@ -57,7 +59,7 @@ def test_a_run_is_freed_with_its_last_reference() -> None:
         gc.enable()
 
 
-def test_collecting_between_disables_gc_and_restores_it() -> None:
+def test_manual_gc_disables_automatic_collection_and_restores_it() -> None:
     was_enabled = gc.isenabled()
     with pytest.raises(ZeroDivisionError), manual_gc() as collect:
         assert not gc.isenabled()

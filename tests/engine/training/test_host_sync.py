@@ -1,5 +1,4 @@
-"""What a healthy step does not do: ask the device for a value, which on a GPU would be a wait for all that it has
-still to compute."""
+"""Training steps and evaluation batches never synchronize host and device."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from in_process import single_rank_trainer
 
 
 class HostReads(TorchDispatchMode):
-    """Counts how often a value is asked for: by `item`, `tolist`, `bool`, or a copy to the host."""
+    """Count reads of tensor values by the host: `item`, `tolist` and `bool`."""
 
     count = 0
 
@@ -42,11 +41,11 @@ def test_train_step_reads_no_value_from_device(recipe: tuple[str, ...]) -> None:
             state.step_log.unreported()
             assert state.train_metrics.counts.tolist()[1] == 32
             assert state.train_metrics.loss_sum.item() > 0
-        assert reads.count > 0, "it would have been seen"
+        assert reads.count > 0, "the mode counts real reads"
 
 
 class PremadeLoader:
-    """Batches that lie on the device already."""
+    """Loader that repeats batches which are on the device already."""
 
     workers = 0
 
@@ -59,7 +58,7 @@ class PremadeLoader:
 
 @contextmanager
 def forbid_host_sync() -> Iterator[None]:
-    """torch raises where the host would wait for the device, but for the synchronisation that is asked for by name."""
+    """Make torch raise on implicit host syncs; explicit ones such as `torch.cuda.synchronize` are allowed."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

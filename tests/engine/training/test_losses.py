@@ -1,4 +1,4 @@
-"""Losses: torch's own where torch has them, weighed by the data, and those of one's own."""
+"""Losses: agreement with torch's, class weights, label smoothing, and user code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: what is told of it, what is said when it is full, and the largest batch that fits."""
+"""Memory: peak GPU memory, out-of-memory messages, and the search for the largest batch size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from engine.training.memory import empty_cache, gather_peak_memory, peak_memory,
 from engine.utils.errors import UsageError
 from gputrain_command import Gputrain, read_events
 
-# As torch 2.15 says it.
+# Message of torch 2.15.
 OOM_MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 156.75 MiB is "
     "free. {others}Including non-PyTorch memory, this process has 70.10 GiB memory in use. Of the allocated memory "
@@ -170,7 +170,7 @@ def test_batch_size_search_stops_at_data_and_time_limits() -> None:
 
 @pytest.fixture
 def batch_size_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSizeTrials]:
-    """With 60 MiB more than this process has once it has trained and no time limit: these tests are about memory."""
+    """Trials with a budget of 60 MiB above this process's peak after a training step, and without a time limit."""
     monkeypatch.setattr("engine.launch.batch_size_process.MAX_CPU_STEP_SECONDS", float("inf"))
     cfg = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
     source = open_source(cfg)
@@ -187,7 +187,7 @@ def batch_size_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSizeTria
 def test_batch_size_trials_train_until_memory_share_is_used(batch_size_trials: BatchSizeTrials) -> None:
     best = list(search_batch_size(batch_size_trials, 4096, "time"))[-1]
     assert best.limited_by == "memory"
-    # Of an image the two convolutions, their norms and their activations keep about 0.8 MB for the way back.
+    # Two convolutions, their BatchNorms and activations keep about 0.8 MB per image for the backward pass.
     assert 8 <= best.batch_size <= 256
     assert batch_size_trials(best.batch_size // 2) == "fits"
     assert batch_size_trials(4 * best.batch_size) == "full"

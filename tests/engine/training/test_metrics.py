@@ -1,4 +1,4 @@
-"""What an evaluation counts, and where it is saved_file."""
+"""Metrics of an evaluation, and the evaluation file of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluation_of(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> E
     return accumulator.local_evaluation()
 
 
-def test_tally_matches_whole_dataset_metrics_across_batches() -> None:
+def test_evaluation_matches_whole_dataset_metrics_across_batches() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(40, 7, generator=generator)
     labels = torch.randint(0, 6, (40,), generator=generator)
@@ -34,10 +34,10 @@ def test_tally_matches_whole_dataset_metrics_across_batches() -> None:
     expected = [[int(((labels == true) & (predicted == column)).sum()) for column in range(7)] for true in range(7)]
     assert evaluation.confusion == expected
     assert evaluation.per_class[:6] == [expected[n][n] / sum(expected[n]) for n in range(6)]
-    assert evaluation.per_class[6] is None, "no image is of it"
+    assert evaluation.per_class[6] is None, "the class has no image"
 
 
-def test_tally_with_many_classes_keeps_only_hits() -> None:
+def test_evaluation_with_many_classes_keeps_only_hits() -> None:
     classes = MAX_CONFUSION_CLASSES + 1
     labels = torch.tensor([0, 0, 5])
     logits = F.one_hot(torch.tensor([0, 1, 5]), classes).float()
@@ -45,7 +45,7 @@ def test_tally_with_many_classes_keeps_only_hits() -> None:
     assert (evaluation.confusion, evaluation.per_class[0], evaluation.per_class[5]) == ([], 0.5, 1.0)
 
 
-def test_tally_top5_with_few_classes_is_one() -> None:
+def test_evaluation_top5_with_few_classes_is_one() -> None:
     assert evaluation_of(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64), 3).top5 == 1.0
 
 

@@ -1,4 +1,4 @@
-"""What a step computes: precision levels, accumulation, clipping, averaged weights. Each beside plain float32."""
+"""Numerics of a training step: precision levels, gradient accumulation, clipping, EMA weights, resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.utils.errors import UsageError
 from gputrain_command import Gputrain, last_checkpoint_weights
 from in_process import single_rank_trainer, train_in_process
 
-# No BatchNorm, so that it does not matter which images come together.
+# Without BatchNorm the result does not depend on how images are grouped into batches.
 PLAIN = ("model.name=linear", "schedule.name=constant", "optim.momentum=0.9", "optim.lr=0.05")
 
 
@@ -24,7 +24,7 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def float32_accuracy(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """The accuracy on the digits after three epochs."""
+    """Validation accuracy on the digits after two epochs."""
     return train_in_process(tmp_path_factory.mktemp("float32"), "run.epochs=2")[-1].val_accuracy
 
 

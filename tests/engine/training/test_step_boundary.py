@@ -1,4 +1,4 @@
-"""Between two steps: checkpoints that are due or requested, pauses, stops, and what of that the clocks leave out."""
+"""Between two steps: checkpoints, pauses and stops, and the clocks that exclude them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from in_process import single_rank_trainer
 
 
 def steps(trainer: Trainer, count: int) -> int:
-    """Steps until the run was to stop, at most `count`."""
+    """Train up to `count` steps; return how many were taken before a stop."""
     for number in range(count):
         if trainer.handle_requests():
             return number
@@ -30,7 +30,7 @@ def checkpoints(events: list[Event]) -> list[tuple[int, bool]]:
     return [(event.step, event.asked) for event in events if isinstance(event, CheckpointSaved)]
 
 
-def test_stopwatch_leaves_out_the_time_in_which_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopwatch_excludes_stopped_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 13.0, 18.0, 20.0])
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     watch = Stopwatch()
@@ -39,11 +39,11 @@ def test_stopwatch_leaves_out_the_time_in_which_it_is_stopped(monkeypatch: pytes
     assert watch.seconds() == 5.0
 
 
-def test_checkpoint_writer_writes_every_so_many_steps_and_no_step_twice(tmp_path: Path) -> None:
+def test_checkpoint_writer_writes_every_n_steps_once_per_step(tmp_path: Path) -> None:
     events: list[Event] = []
     with single_rank_trainer("checkpoint.every_steps=3", folder=tmp_path, events=events) as trainer:
         steps(trainer, 8)
-        # As at the batches of an evaluation.
+        # An evaluation handles requests without taking steps.
         trainer.handle_requests()
         trainer.handle_requests()
     assert checkpoints(events) == [(3, False), (6, False)]
@@ -66,16 +66,16 @@ def test_checkpoint_writer_is_due_once_for_each_request(tmp_path: Path) -> None:
     with single_rank_trainer(folder=tmp_path) as trainer:
         writer, agreed = trainer._checkpoint_writer, RequestCounters(checkpoints=2)
         assert writer.is_due(agreed)
-        assert not writer.is_due(RequestCounters(stop=True, checkpoints=2)), "a stop writes its own"
+        assert not writer.is_due(RequestCounters(stop=True, checkpoints=2)), "a stop writes its own checkpoint"
         writer.serve(agreed)
         assert not writer.is_due(agreed)
-        assert writer.is_due(RequestCounters(checkpoints=3)), "also at the step of the one before"
+        assert writer.is_due(RequestCounters(checkpoints=3)), "also at the step of the previous checkpoint"
         assert not writer.is_due(RequestCounters(checkpoints=2, timed_checkpoints=1)), (
-            "nothing is new since the one before"
+            "no step since the previous checkpoint"
         )
 
 
-def test_checkpoint_writer_warns_of_a_full_disk_now_and_then_and_always_where_someone_waits(
+def test_checkpoint_writer_rate_limits_full_disk_warnings_except_for_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -84,7 +84,7 @@ def test_checkpoint_writer_warns_of_a_full_disk_now_and_then_and_always_where_so
     events: list[Event] = []
     with single_rank_trainer(folder=tmp_path, events=events) as trainer:
         monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
-        writer, told = trainer._checkpoint_writer, []
+        writer, warnings = trainer._checkpoint_writer, []
         for write in (
             writer.write,
             writer.write,
@@ -93,17 +93,17 @@ def test_checkpoint_writer_warns_of_a_full_disk_now_and_then_and_always_where_so
             writer.write,
         ):
             write()
-            told.append(sum(isinstance(event, WarningEvent) for event in events))
+            warnings.append(sum(isinstance(event, WarningEvent) for event in events))
         writer._last_save_warning = time.monotonic() - checkpoint_writer.SAVE_WARNING_INTERVAL_SECONDS - 1
         assert writer.write() == "No space left on device"
-    assert told == [1, 1, 2, 3, 3]
+    assert warnings == [1, 1, 2, 3, 3]
     assert [event.message for event in events if isinstance(event, WarningEvent)] == [
         "the checkpoint of step 0 could not be written: No space left on device"
     ] * 4
 
 
 @pytest.mark.parametrize("end", ["continue", "stop"])
-def test_a_pause_writes_what_is_requested_and_no_clock_counts_it(
+def test_pause_writes_requested_checkpoint_and_stops_clocks(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Event] = []
@@ -123,16 +123,16 @@ def test_a_pause_writes_what_is_requested_and_no_clock_counts_it(
         requests.apply("pause")
         start, before = time.perf_counter(), trainer._epoch_clock.seconds()
         done = steps(trainer, 40)
-        taken, counted = time.perf_counter() - start, trainer._epoch_clock.seconds() - before
+        elapsed, counted = time.perf_counter() - start, trainer._epoch_clock.seconds() - before
         assert sleeps >= 6
-        assert taken - counted >= 0.1 * sleeps
-        assert time.perf_counter() - trainer.state.step_log._clock_start < taken - 0.5
+        assert elapsed - counted >= 0.1 * sleeps
+        assert time.perf_counter() - trainer.state.step_log._clock_start < elapsed - 0.5
         assert (done == 40) is (end == "continue")
-    told = [event for event in events if isinstance(event, RunPaused | RunContinued | CheckpointSaved)]
-    assert [type(event) for event in told] == [
+    pause_events = [event for event in events if isinstance(event, RunPaused | RunContinued | CheckpointSaved)]
+    assert [type(event) for event in pause_events] == [
         RunPaused,
         CheckpointSaved,
         *([RunContinued] if end == "continue" else []),
     ]
-    assert len({event.step for event in told}) == 1
+    assert len({event.step for event in pause_events}) == 1
     assert [asked for _, asked in checkpoints(events)] == [True]

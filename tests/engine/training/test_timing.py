@@ -1,4 +1,4 @@
-"""What a rank spends its time on: waiting for data, and forward passes; on a GPU by its own clock."""
+"""Timing of data wait and forward passes, on the CPU and with CUDA events."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from engine.training.timing import PhaseTimer, data_wait_share, gather_timings
 from in_process import single_rank_trainer
 
 
-def test_work_timer_separates_waiting_and_forward_time() -> None:
-    work = PhaseTimer(torch.device("cpu"))
+def test_phase_timer_separates_waiting_and_forward_time() -> None:
+    timer = PhaseTimer(torch.device("cpu"))
     for _ in range(3):
-        work.start_data_wait()
+        timer.start_data_wait()
         time.sleep(0.02)
-        assert 0.02 <= work.end_data_wait() < 0.2
+        assert 0.02 <= timer.end_data_wait() < 0.2
         time.sleep(0.04)
-        work.end_forward()
+        timer.end_forward()
         time.sleep(0.03)
-    waited, forward = work.seconds()
+    waited, forward = timer.seconds()
     assert 0.06 <= waited < 0.1
     assert 0.12 <= forward < 0.16
-    work.start_epoch()
-    assert work.seconds() == (0, 0)
+    timer.start_epoch()
+    assert timer.seconds() == (0, 0)
 
 
 def test_train_epoch_times_every_accumulated_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     with single_rank_trainer("optim.accumulate=2", "data.batch_size=200", "model.name=linear") as trainer:
         for name in ("start_data_wait", "end_data_wait", "end_forward"):
-            told = getattr(trainer.state.timer, name)
+            method = getattr(trainer.state.timer, name)
             monkeypatch.setattr(
-                trainer.state.timer, name, lambda told=told, name=name: (called.append(name), told())[1]
+                trainer.state.timer, name, lambda method=method, name=name: (called.append(name), method())[1]
             )
         assert train_epoch(trainer.state, lambda: False)
         assert called == ["start_data_wait", "end_data_wait", "end_forward"] * 2 * trainer.state.sampler.steps_per_epoch
-        [one] = gather_timings(trainer.state.timer, 5.0, trainer.cpu_group)
-    assert (one.rank, one.seconds) == (0, 5.0)
-    assert one.forward > 0
+        [timing] = gather_timings(trainer.state.timer, 5.0, trainer.cpu_group)
+    assert (timing.rank, timing.seconds) == (0, 5.0)
+    assert timing.forward > 0
 
 
-def test_share_waited_averages_all_ranks() -> None:
+def test_data_wait_share_averages_all_ranks() -> None:
     ranks = [RankEpochTiming(rank, seconds=10.0, waited=waited, forward=1.0) for rank, waited in enumerate((1, 4))]
     assert data_wait_share(ranks) == 0.25
     assert math.isnan(data_wait_share([]))
     assert math.isnan(data_wait_share([RankEpochTiming(0, 0.0, 0.0, 0.0)]))
 
 
-def test_work_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With events that stand for a device which is 8 events behind the host, and takes 1 ms from one to the next."""
+def test_phase_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses fake events of a device that is 8 events behind the host and needs 1 ms per event."""
 
     @dataclass
     class Event:
@@ -78,43 +78,43 @@ def test_work_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> Non
             Event.now += 8
 
         def elapsed_time(self, other: Event) -> float:
-            assert other.query(), "nothing is read before it is there"
+            assert other.query(), "an event is read only after it has completed"
             return float(other.number - self.number)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    work = PhaseTimer(torch.device("cuda"))
+    timer = PhaseTimer(torch.device("cuda"))
     for _ in range(1000):
-        work.start_data_wait()
-        work.end_data_wait()
-        work.end_forward()
+        timer.start_data_wait()
+        timer.end_data_wait()
+        timer.end_forward()
     assert Event.made <= 15
-    assert work.seconds() == (pytest.approx(1.0), pytest.approx(1.0))
+    assert timer.seconds() == (pytest.approx(1.0), pytest.approx(1.0))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_work_timer_on_gpu_counts_waiting_only_when_idle() -> None:
-    device, work = torch.device("cuda"), PhaseTimer(torch.device("cuda"))
+def test_phase_timer_on_gpu_counts_waiting_only_when_idle() -> None:
+    device, timer = torch.device("cuda"), PhaseTimer(torch.device("cuda"))
     values = torch.rand(8192, 8192, device=device)
     values @ values
     torch.cuda.synchronize()
 
     def batches(seconds: float, products: int) -> tuple[float, float, float]:
-        work.start_epoch()
-        began = time.perf_counter()
+        timer.start_epoch()
+        start = time.perf_counter()
         torch.cuda.set_sync_debug_mode("error")
         for _ in range(10):
-            work.start_data_wait()
+            timer.start_data_wait()
             time.sleep(seconds)
-            work.end_data_wait()
+            timer.end_data_wait()
             for _ in range(products):
                 values @ values
-            work.end_forward()
+            timer.end_forward()
         torch.cuda.set_sync_debug_mode("default")
-        waited, forward = work.seconds()
-        return waited, forward, time.perf_counter() - began
+        waited, forward = timer.seconds()
+        return waited, forward, time.perf_counter() - start
 
-    # The host makes the next batch while the device still computes.
+    # The host prepares the next batch while the device is busy.
     waited, forward, whole = batches(0.001, 10)
     assert waited < 0.1 * whole
     assert forward > 0.8 * whole

@@ -1,4 +1,4 @@
-"""What shows before the first step: a model that cannot train as the config wants it."""
+"""Warmup and set-up reject a model or a config that cannot train."""
 
 from __future__ import annotations
 
@@ -47,34 +47,36 @@ class Picky(Spare):
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe", "told"),
+    ("name", "recipe", "message"),
     [
         ("Spare", (), "nets:Spare does not use spare.weight, spare.bias in its forward pass"),
         ("Picky", (), "nets:Picky fails on a batch of 2 images: no more than it wants"),
         ("Alone", ("precision.amp=O3",), "precision.amp: O3: nets:Alone cannot compute in pure float16"),
     ],
 )
-def test_warmup_rejects_model_that_cannot_train(name: str, recipe: tuple[str, ...], told: str, tmp_path: Path) -> None:
+def test_warmup_rejects_model_that_cannot_train(
+    name: str, recipe: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     with (
-        pytest.raises(UsageError) as refused,
+        pytest.raises(UsageError) as caught,
         single_rank_trainer(f"model.name=nets:{name}", f"run.code={tmp_path}", *recipe),
     ):
         pass
-    assert told in str(refused.value)
+    assert message in str(caught.value)
 
 
 def test_train_without_supervisor_checks_config_on_ranks() -> None:
     wrong = ["model.sync_bn=true", "schedule.warmup_epochs=0", "schedule.warmup_steps=9999", "device.ranks=2"]
     config = resolve_config("digits", wrong).config
     channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as caught:
         train(Job(config, plan_node(config, []), None, False, None), RankInfo(0, 2, 0, 2), dist.HashStore(), channel)
-    assert {problem.location for problem in refused.value.problems} == {"model.sync_bn", "schedule.warmup_steps"}
+    assert {problem.location for problem in caught.value.problems} == {"model.sync_bn", "schedule.warmup_steps"}
 
 
-def test_warmup_reports_weights_loss_and_optimizer_problems_at_once(tmp_path: Path) -> None:
+def test_build_trainer_reports_weights_loss_and_optimizer_problems_together(tmp_path: Path) -> None:
     wrong = ("model.freeze=[nope]", "optim.layer_lr={9x: 1}", "loss.name=os:getcwd")
-    with pytest.raises(UsageError) as refused, single_rank_trainer(*wrong, f"run.code={tmp_path}"):
+    with pytest.raises(UsageError) as caught, single_rank_trainer(*wrong, f"run.code={tmp_path}"):
         pass
-    assert {problem.location for problem in refused.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}
+    assert {problem.location for problem in caught.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}
