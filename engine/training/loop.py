@@ -28,7 +28,8 @@ from engine.training.rank_state import MicroBatchResult, RankState
 if TYPE_CHECKING:
     from engine.training.trainer import Trainer
 
-# Called by every rank before each step; returns True if all ranks agreed to stop.
+# Called by every rank before each step: writes requested checkpoints and waits while the run is paused. Returns True if
+# all ranks agreed to stop.
 RequestHandler = Callable[[], bool]
 
 
@@ -41,7 +42,7 @@ def training_loop(state: RankState, trainer: Trainer) -> Outcome:
         if not train_epoch(state, trainer.handle_requests):
             return "stopped"
         train_metrics = reduce_train_metrics(state)
-        trainer.end_training()
+        trainer.record_train_time()
 
         # 2. Evaluate. DDP averages gradients only, so the ranks' BatchNorm statistics differ until they are broadcast.
         state.broadcast_buffers()
@@ -52,7 +53,7 @@ def training_loop(state: RankState, trainer: Trainer) -> Outcome:
         # 3. Log, step the LR schedule, and write a checkpoint that resumes at the next epoch.
         evaluation, ema_evaluation = evaluations
         trainer.log_epoch(train_metrics, evaluation, ema_evaluation)
-        selected = ema_evaluation or evaluation
+        selected = ema_evaluation or evaluation  # EMA weights are the ones that users keep
         state.plateau.step(selected.metrics.loss)
         is_best = trainer.log_evaluation(selected)
         state.start_epoch(epoch + 1)
@@ -93,9 +94,9 @@ def train_step(state: RankState) -> None:
     state.copy_grads_to_master()
     grad_norm = clip_gradients(state)
 
-    # 4. Step the optimizer, unless a loss or a gradient of any rank is not finite. The all-reduced gradient is
-    # identical on every rank, so all ranks skip the same step without a host sync. `< inf` is False for NaN as well,
-    # with a quarter of the kernels of `isfinite`.
+    # 4. Step the optimizer. A step with a non-finite loss or gradient on any rank is skipped: the all-reduced gradient
+    # is identical on every rank, so all ranks skip the same step without a host sync. GradScaler does so itself.
+    # `< inf` is also False for NaN, and launches a quarter of the kernels of `isfinite`.
     nonfinite = (grad_norm < math.inf).logical_not_()
     if state.scaler.is_enabled():
         state.scaler.step(state.optimizer)
@@ -106,7 +107,7 @@ def train_step(state: RankState) -> None:
     # The forward pass has already added the non-finite values to BatchNorm's running statistics.
     state.restore_buffers(buffers, nonfinite)
 
-    # 5. Advance, update the EMA weights, and log the loss, which stays on the device until `run.log_every` steps later.
+    # 5. Advance, update the EMA weights, and log the loss without reading it from the device.
     state.position.step += 1
     state.position.step_in_epoch += 1
     if state.ema is not None:
@@ -124,13 +125,13 @@ def forward_backward(state: RankState, batch: DeviceBatch, index: int) -> MicroB
     state.timer.end_forward()
 
     state.enter_phase(Phase.BACKWARD)
-    # Weighted so that the mean over ranks of the sum over micro-batches is the mean over the images of the step.
-    # `loss * 0` is NaN if the loss is not finite: the all-reduce then shows it to every rank, also where the gradient
-    # of such a loss is finite. A factor, because `backward(gradient=...)` imports sympy.
+    # With these weights, the sum over micro-batches and mean over ranks is the mean over all images of the step. If the
+    # loss is not finite, `loss * 0` is NaN, and so is the gradient: the all-reduce shows it to every rank. Multiplied
+    # instead of passed as `backward(gradient=...)`, which imports sympy.
     weighted_loss = loss * (loss.detach() * 0).add_(batch.loss_weight)
     state.scaler.scale(weighted_loss).backward()
 
-    # Now, because a CUDA graph writes the logits of the next micro-batch over these.
+    # Counted here, because a CUDA graph overwrites the logits with those of the next micro-batch.
     correct = (logits.detach().argmax(1) == batch.labels).sum()
     return MicroBatchResult(loss.detach(), correct, len(batch.labels), batch.loss_weight)
 
@@ -138,7 +139,7 @@ def forward_backward(state: RankState, batch: DeviceBatch, index: int) -> MicroB
 def clip_gradients(state: RankState) -> Tensor:
     """Clip the gradients as configured; return their total norm before clipping, on the device.
 
-    Gradients that are not clipped keep the factor of the loss scaler, and so does their norm.
+    Without clipping, the gradients and their norm stay multiplied by the loss scale.
     """
     optim = state.config.optim
     if optim.clip_value > 0 or optim.clip_norm > 0:
@@ -156,7 +157,7 @@ def clip_gradients(state: RankState) -> Tensor:
 
 
 def total_norm(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
-    """Return the norm of all gradients together, in float32, because that of finite float16 values may overflow.
+    """Return the norm of all gradients together, in float32: in float16 that of finite gradients may overflow.
 
     Same as `torch.nn.utils.get_total_norm`, but without grouping by type and device, and with one call on the CPU too.
     """

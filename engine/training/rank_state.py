@@ -113,7 +113,7 @@ class RankState:
         self.channel.enter_phase(self.position.step, phase)
 
     def next_train_batch(self) -> DeviceBatch:
-        """Return the next training batch on the device; the time spent waiting for it is measured."""
+        """Return the next training batch on the device, and add the wait for it to the data wait."""
         self.timer.start_data_wait()
         batch = self.next_batch(self.train_metrics)
         self.step_log.add_data_wait(self.timer.end_data_wait())
@@ -202,8 +202,7 @@ class RankState:
         return scaled_lr(self.config.optim, self.sampler.num_devices) * factor * self.plateau.factor
 
     def log_step(self, results: Sequence[MicroBatchResult], nonfinite: Tensor, lr: float) -> None:
-        """Add the micro-batches of a step to the metrics and to the step log, which raises NonFiniteLossError for an
-        earlier step."""
+        """Add a step to the training metrics and the step log. Raises NonFiniteLossError for an earlier step."""
         for result in results:
             if result.weight > 0:
                 self.train_metrics.add(result.loss, result.correct, result.num_images, nonfinite)

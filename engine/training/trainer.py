@@ -99,8 +99,8 @@ class Trainer:
         self.state.timer.start_epoch()
         self.state.step_log.restart_clock()
 
-    def end_training(self) -> None:
-        """Take the times of the epoch's training part. Call after its metrics are read, which waits for the device."""
+    def record_train_time(self) -> None:
+        """Record how long training took in this epoch. Call after reading its metrics, which waits for the device."""
         self._train_seconds = self._epoch_clock.seconds()
         self._timings = gather_timings(self.state.timer, self._train_seconds, self.cpu_group)
 
