@@ -50,7 +50,7 @@ def cuda_uuid(device: torch.device) -> str:
 
 
 def check_device(expected: str, parent: str | None, actual: str) -> None:
-    """Raises WrongDeviceError unless `actual` is the expected GPU or MIG instance.
+    """Check that a rank got the expected GPU or MIG instance, by UUID. Raises WrongDeviceError.
 
     For a MIG instance, CUDA may report the UUID of its parent GPU.
     """

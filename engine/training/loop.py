@@ -1,7 +1,7 @@
 """The training loop: epochs, steps and evaluations, in the order in which they run.
 
-Every rank runs this code on its own batches. `trainer` calls `training_loop` and does what surrounds it: clocks,
-requests to checkpoint, pause or stop, journal events, files. `rank_state` holds model, optimizer and position.
+Every rank runs this code on its own batches. `trainer` calls `training_loop` and handles clocks, journal events, files,
+and requests to checkpoint, pause or stop. `rank_state` holds the model, the optimizer and the position.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def training_loop(state: RankState, trainer: Trainer) -> Outcome:
         # 3. Log, step the LR schedule, and write a checkpoint that resumes at the next epoch.
         evaluation, ema_evaluation = evaluations
         trainer.log_epoch(train_metrics, evaluation, ema_evaluation)
-        selected = ema_evaluation or evaluation  # EMA weights are the ones that users keep
+        selected = ema_evaluation or evaluation  # EMA weights decide which checkpoint is the best
         state.plateau.step(selected.metrics.loss)
         is_best = trainer.log_evaluation(selected)
         state.start_epoch(epoch + 1)

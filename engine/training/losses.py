@@ -24,7 +24,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 def balanced_class_weights(class_counts: NDArray[np.integer]) -> NDArray[np.float64]:
     """Return class weights inversely proportional to class frequency, with mean 1 over all images.
 
-    Same as `class_weight="balanced"` in scikit-learn, where every class has images.
+    Same as `class_weight="balanced"` in scikit-learn if every class has images.
     """
     weights: NDArray[np.float64] = class_counts.sum() / (len(class_counts) * np.maximum(class_counts, 1))
     return weights

@@ -20,7 +20,7 @@ from engine.training.rng import rng_state, set_rng_state
 
 
 def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
-    """Return the content of a checkpoint, except the best evaluation, on rank 0; None elsewhere. A collective."""
+    """Return the content of a checkpoint, except the best evaluation, on rank 0, None on other ranks. A collective."""
     local = {
         "rng": rng_state(state.device),
         "loss": state.train_metrics.loss_sum.cpu(),
@@ -57,7 +57,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
 def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> list[str]:
     """Restore the training state from a checkpoint, except model and position, which are built from it.
 
-    With another number of ranks, rank 0 takes the metrics of all ranks and the random number generators start anew.
+    With another number of ranks, rank 0 takes the metrics of all ranks, and random number generators are seeded again.
     Returns warnings about what differs from an uninterrupted run.
     """
     ranks, warnings = checkpoint["ranks"], []

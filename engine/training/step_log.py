@@ -178,7 +178,7 @@ class StepLog:
     def check_unreported(self, step: int, epoch: int, lr: float) -> None:
         """Raise NonFiniteLossError now if the unreported steps would raise it later, before they enter a checkpoint.
 
-        A collective if a step was skipped, which all ranks know alike.
+        A collective if a step was skipped, which is the same on all ranks.
         """
         losses, skipped = self.unreported()
         if not any(skipped):

@@ -101,7 +101,7 @@ class PhaseTimer:
 
 
 def gather_timings(timer: PhaseTimer, train_seconds: float, cpu_group: dist.ProcessGroup) -> list[RankEpochTiming]:
-    """Return the timings of all ranks on rank 0, nothing elsewhere. A collective.
+    """Return the timings of all ranks on rank 0, nothing on other ranks. A collective.
 
     `train_seconds` is this rank's duration of the epoch's training part.
     """

@@ -65,7 +65,7 @@ class TrainingData:
 
 
 def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outcome:
-    """Train as one rank of the run. Raises UsageError on all ranks if the run is impossible."""
+    """Train as one rank of the run. Raises UsageError, on all ranks, if config, data or checkpoint cannot be used."""
     config = job.config
     torch.set_num_threads(job.plan.threads_per_rank)
 
@@ -105,7 +105,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
 
 
 def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: DistributedBatchSampler) -> None:
-    """Raises UsageError if the config does not fit the data or the number of ranks."""
+    """Check that the config fits the data and the number of ranks. Raises UsageError."""
     config = job.config
     check_source(config, source, sampler)
     problems = sync_bn_problems(config, rank_info.world_size, on_gpu=job.plan.on_gpu)
@@ -136,7 +136,7 @@ def build_trainer(
     """Build the device, model, optimizer and process group of one rank. Raises UsageError."""
     config, sampler, num_classes = job.config, data.sampler, len(data.source.classes)
     device = init_device(config, job.plan, rank_info)
-    # The same seed on every rank: DDP expects the same initial weights.
+    # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = _join_process_group(job, rank_info, store)

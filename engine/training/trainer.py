@@ -1,6 +1,7 @@
-"""What surrounds the training loop on one rank: start and end of a run, control requests, journal events, files.
+"""Start, pause, stop and report a run on one rank: control requests, checkpoints, journal events and files.
 
-`train` builds a `Trainer`; `Trainer.run` starts `loop.training_loop`, which calls back at the seams of an epoch.
+`train` builds a `Trainer` and calls `run`, which starts `loop.training_loop`. The loop calls back before each step, and
+at the start and end of each epoch.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Trainer:
         self.state.step_log.restart_clock()
 
     def _pause(self, agreed: RequestCounters) -> RequestCounters:
-        """Wait until all ranks agree to continue or to stop; write requested checkpoints meanwhile."""
+        """Wait until all ranks agree to continue or to stop; requested checkpoints are still written."""
         state, step, epoch = self.state, self.state.position.step, self.state.position.epoch
         state.enter_phase(Phase.PAUSED)
         state.step_log.wait_pending()

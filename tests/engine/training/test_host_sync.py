@@ -45,7 +45,7 @@ def test_train_step_reads_no_value_from_device(recipe: tuple[str, ...]) -> None:
 
 
 class PremadeLoader:
-    """Loader that repeats batches which are on the device already."""
+    """Repeats the same batches, which are already on the device."""
 
     workers = 0
 
