@@ -116,7 +116,7 @@ def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("{", "not JSON"),
         ("[]", "unsupported format; this gputrain reads format 1"),
@@ -134,10 +134,10 @@ def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_read_evaluations_reports_malformed_file_in_one_sentence(tmp_path: Path, content: Any, told: str) -> None:
+def test_read_evaluations_reports_malformed_file_in_one_sentence(tmp_path: Path, content: Any, expected: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises(ValueError, match=expected) as error:
         read_evaluations(path)
     assert "\n" not in str(error.value)
 
