@@ -53,7 +53,7 @@ NO_PRESET = "(none)"
 
 
 class FormScreen(GputrainScreen):
-    """The form for a new run. Every change is validated at once; checks of this machine run in a worker thread."""
+    """The form for a new run. Every change is validated immediately; checks of this host run in a worker thread."""
 
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FORM_COMMANDS
     SHARED_COMMANDS: ClassVar[Sequence[Command]] = TYPING_GLOBAL_COMMANDS

@@ -118,7 +118,7 @@ def test_build_model_passes_options_to_constructor(
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "expected"),
     [
         ("cnn", {"widht": 3}, "cnn has no option 'widht'; did you mean width?"),
         ("linear", {"depth": 3}, "linear has no option 'depth'; it accepts none"),
@@ -132,9 +132,9 @@ def test_build_model_passes_options_to_constructor(
         ("test_vit", {"checkpoint_path": "w.pt"}, "checkpoint_path is derived from the data and other keys"),
     ],
 )
-def test_build_model_rejects_invalid_options(name: str, options: dict[str, object], told: str) -> None:
+def test_build_model_rejects_invalid_options(name: str, options: dict[str, object], expected: str) -> None:
     refused = refusal(name, options=options)
-    assert refused.startswith(f"model.options: {told}")
+    assert refused.startswith(f"model.options: {expected}")
     assert "\n" not in refused
 
 

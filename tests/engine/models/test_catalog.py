@@ -169,7 +169,7 @@ def test_parameter_counts_match_library_and_are_cached(monkeypatch: pytest.Monke
     wanted = [model for model in library_models("timm") if model.name in names]
     missing: list[tuple[str, int]] = []
     counted = {
-        model.name: model.parameters for model in with_parameter_counts(wanted, lambda *told: missing.append(told))
+        model.name: model.parameters for model in with_parameter_counts(wanted, lambda *counts: missing.append(counts))
     }
     assert counted == {name: sum(p.numel() for p in timm.create_model(name).parameters()) for name in names}
     assert ("timm", 3) in missing

@@ -22,23 +22,24 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs
 
 @needs_a_compiler
 def test_compiled_model_trains_same_weights_under_same_names(tmp_path: Path) -> None:
-    found = []
+    results = []
     for options in ((), ("model.compile=true", "model.ema=0.9")):
-        folder, events = tmp_path / str(len(found)), list[Event]()
+        folder, events = tmp_path / str(len(results)), list[Event]()
         folder.mkdir()
-        with single_rank_trainer(*SMALL, *options, folder=folder, events=events) as fit:
-            told = [one.message for one in events if isinstance(one, WarningEvent)]
-            fit.run([])
-            found.append(
-                (fit.state.step_log.total_skipped(), load_checkpoint(folder / "checkpoints" / "last.pt"), told)
+        with single_rank_trainer(*SMALL, *options, folder=folder, events=events) as trainer:
+            warnings = [event.message for event in events if isinstance(event, WarningEvent)]
+            trainer.run([])
+            results.append(
+                (trainer.state.step_log.total_skipped(), load_checkpoint(folder / "checkpoints" / "last.pt"), warnings)
             )
-    (_, plain, silent), (_, compiled, told) = found
-    assert (silent, len(told)) == ([], 1)
-    assert "compiling linear (model.compile_mode default), which can take minutes" in told[0]
+    (_, plain, no_warnings), (_, compiled, warnings) = results
+    assert (no_warnings, len(warnings)) == ([], 1)
+    assert "compiling linear (model.compile_mode default), which can take minutes" in warnings[0]
     assert list(plain["model"]) == list(compiled["model"]) == list(compiled["ema"])
     assert all(torch.allclose(plain["model"][key], value, atol=1e-5) for key, value in compiled["model"].items())
-    with single_rank_trainer(*SMALL, checkpoint=tmp_path / "1" / "checkpoints" / "last.pt") as fit:
-        assert all(torch.equal(value, compiled["model"][key]) for key, value in fit.state.model.state_dict().items())
+    with single_rank_trainer(*SMALL, checkpoint=tmp_path / "1" / "checkpoints" / "last.pt") as trainer:
+        resumed = trainer.state.model.state_dict()
+        assert all(torch.equal(value, compiled["model"][key]) for key, value in resumed.items())
 
 
 def test_compile_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_compile_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("recipe", "told"),
+    ("recipe", "expected"),
     [
         (
             ("device.parallel=dp",),
@@ -68,7 +69,7 @@ def test_compile_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ),
     ],
 )
-def test_compile_rejects_incompatible_options(recipe: tuple[str, ...], told: str) -> None:
+def test_compile_rejects_incompatible_options(recipe: tuple[str, ...], expected: str) -> None:
     with pytest.raises(UsageError) as refused:
         resolve_config("digits", ("model.compile=true", *recipe))
-    assert told in str(refused.value)
+    assert expected in str(refused.value)

@@ -182,12 +182,12 @@ def test_sync_batch_norm_rejects_model_without_trainable_batch_norm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "on_gpu", "told"), [(1, True, "one rank has nothing"), (2, False, "needs GPUs"), (2, True, None)]
+    ("ranks", "on_gpu", "expected"), [(1, True, "one rank has nothing"), (2, False, "needs GPUs"), (2, True, None)]
 )
-def test_sync_bn_problems_require_gpus_and_several_ranks(ranks: int, on_gpu: bool, told: str | None) -> None:
+def test_sync_bn_problems_require_gpus_and_several_ranks(ranks: int, on_gpu: bool, expected: str | None) -> None:
     problems = sync_bn_problems(config(sync_bn=True), ranks, on_gpu=on_gpu)
-    assert [problem.location for problem in problems] == (["model.sync_bn"] if told else [])
-    assert all(told and told in problem.message for problem in problems)
+    assert [problem.location for problem in problems] == (["model.sync_bn"] if expected else [])
+    assert all(expected and expected in problem.message for problem in problems)
     assert sync_bn_problems(config(), ranks, on_gpu=on_gpu) == []
 
 

@@ -47,7 +47,7 @@ def test_summary_multiply_adds_match_torchvision(name: str, size: int) -> None:
     stated = models.get_model_weights(name).DEFAULT.meta  # type: ignore[attr-defined]
     assert found.multiply_adds / 1e9 == pytest.approx(stated["_ops"], abs=0.00051)
     if name != "inception_v3":
-        # Its stated parameters are with the side output, which is left out here.
+        # The published count includes the auxiliary head, which is not built here.
         assert found.parameters == stated["num_params"]
 
 
@@ -113,7 +113,7 @@ def test_layers_of_reports_trainable_parameters() -> None:
 def test_trace_counts_bytes_saved_for_backward() -> None:
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
     trace = trace_model(model, torch.zeros(8, 10))
-    # The input of each linear layer, of which the second is also the output that ReLU keeps.
+    # The inputs of the linear layers; the second is also the output that ReLU saves.
     assert trace.saved_bytes == 4 * 8 * (10 + 20)
     assert trace.activation_bytes == 4 * 8 * (20 + 20 + 5)
 
@@ -157,8 +157,9 @@ def test_features_match_timm() -> None:
     images = torch.zeros(1, 3, 224, 224, device="meta")
     with torch.device("meta"):
         trace = trace_model(timm.create_model("resnet26d"), images)
-        told = timm.create_model("resnet26d", features_only=True)(images)
-    assert [one.output for one in feature_maps(trace.calls, (1, 3, 224, 224))] == [tuple(one.shape) for one in told]
+        reference = timm.create_model("resnet26d", features_only=True)(images)
+    shapes = [feature.output for feature in feature_maps(trace.calls, (1, 3, 224, 224))]
+    assert shapes == [tuple(feature.shape) for feature in reference]
 
 
 def test_summary_features_of_transformer_are_grid_and_sequence() -> None:

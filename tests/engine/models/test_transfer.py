@@ -152,7 +152,7 @@ def test_load_weights_rejects_file_without_weights_in_one_sentence(tmp_path: Pat
     content = bytearray(changed.read_bytes())
     content[len(content) // 2] ^= 1
     changed.write_bytes(content)
-    for path, told in {
+    for path, expected in {
         whole: "contains pickled code, which is not loaded",
         tmp_path / "code.pt": "contains pickled code, which is not loaded",
         tmp_path / "cut.pt": "is damaged or not a weights file",
@@ -161,7 +161,7 @@ def test_load_weights_rejects_file_without_weights_in_one_sentence(tmp_path: Pat
         tmp_path / "list.pt": "contains no state dict",
         changed: "checksum|damaged",
     }.items():
-        with pytest.raises(UsageError, match=told) as refused:
+        with pytest.raises(UsageError, match=expected) as refused:
             load(build(), weights=str(path))
         assert "\n" not in str(refused.value)
 
@@ -170,13 +170,13 @@ def test_weights_problems_report_missing_file_before_start(tmp_path: Path) -> No
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "best.pt").write_bytes(b"x")
     (tmp_path / "empty.pt").touch()
-    for name, told in {
+    for name, expected in {
         "emptty.pt": r".*emptty.pt does not exist; did you mean empty.pt\?",
         "empty.pt": r"is empty",
         "run": r"is a folder; name a file, such as .*/run/checkpoints/best.pt",
     }.items():
         (problem,) = weights_problems(config(weights=str(tmp_path / name)))
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=expected):
             raise UsageError([problem])
     assert weights_problems(config(weights="pretrained")) == weights_problems(config()) == []
 
