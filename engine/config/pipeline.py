@@ -5,6 +5,3 @@ from __future__ import annotations
 from typing import Literal
 
 PipelineName = Literal["memory", "stream", "fixed"]
-
-# The reason that the journal records for a pipeline set in the config; `engine.runs.bottleneck` compares it.
-PIPELINE_FROM_CONFIG = "as data.pipeline says"

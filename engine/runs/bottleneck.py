@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.config.pipeline import PIPELINE_FROM_CONFIG
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.records import GpuSample, RankEpochTiming
 
@@ -173,10 +172,7 @@ def _data_wait_advice(started: RunStarted, wait_share: float) -> str:
     workers = max(needed_workers, started.workers + 1)
     if started.cores and workers > started.cores:
         # A pipeline that was chosen automatically has a reason against the others.
-        return (
-            "all CPU cores in use: "
-            f"try {'data.pipeline=auto, ' if started.pipeline_why == PIPELINE_FROM_CONFIG else ''}{cheaper_images}"
-        )
+        return f"all CPU cores in use: try {'' if started.pipeline_auto else 'data.pipeline=auto, '}{cheaper_images}"
     return f"try data.workers={workers}"
 
 

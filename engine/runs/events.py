@@ -73,6 +73,8 @@ class RunStarted(Event):
     """Input pipeline: memory, stream or fixed; "" in old journals."""
     pipeline_why: str = ""
     """Why this input pipeline was chosen, as text; "" in old journals."""
+    pipeline_auto: bool = True
+    """Whether `data.pipeline` was auto; also True in old journals."""
     batch_size: int = 0
     """Batch size per rank; 0 in old journals."""
     cores: int = 0

@@ -259,6 +259,7 @@ class Trainer:
             workers=state.batches.workers,
             pipeline=self.pipeline_choice.pipeline,
             pipeline_why=self.pipeline_choice.why,
+            pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=state.sampler.batch_size,
             cores=self.job.plan.threads_per_rank,
             least_step=self.warmup.step_seconds,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.config.pipeline import PIPELINE_FROM_CONFIG, PipelineName
+from engine.config.pipeline import PipelineName
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.limits import needs_workers
@@ -24,6 +24,7 @@ from engine.utils.host import format_bytes, free_bytes, free_memory
 
 # Share of the free host memory, or of the free disk space of the cache, that decoded images may take.
 MAX_FREE_SHARE = 0.25
+_SET_BY_USER = "set by data.pipeline"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
     """
     requested = config.data.pipeline
     if requested in ("stream", "fixed"):
-        return PipelineChoice(requested, PIPELINE_FROM_CONFIG)
+        return PipelineChoice(requested, _SET_BY_USER)
     image_format = model_input_format(config, source)
     size = in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, image_format)
     reason = _reason_to_stream(config, source) if requested == "auto" else None
@@ -52,7 +53,7 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
     if requested == "memory":
         if reason is not None:
             raise UsageError([_memory_problem(reason)])
-        return PipelineChoice("memory", PIPELINE_FROM_CONFIG)
+        return PipelineChoice("memory", _SET_BY_USER)
     if reason is not None:
         return PipelineChoice("stream", reason)
     return PipelineChoice("memory", f"the decoded images take {format_bytes(size)}")
@@ -65,8 +66,8 @@ def pipeline_warnings(config: Config, pipeline_choice: PipelineChoice) -> list[s
     workers = config.data.workers
     if pipeline_choice.pipeline == "memory" and workers != "auto" and workers > 0:
         return [
-            f"data.workers={workers} has no effect: {pipeline_choice.why}; set data.pipeline=stream to load with "
-            "workers"
+            f"data.workers={workers} has no effect in the memory pipeline ({pipeline_choice.why}); set "
+            "data.pipeline=stream to load with workers"
         ]
     return []
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.config.pipeline import PIPELINE_FROM_CONFIG
 from engine.config.training_sections import PrecisionConfig
 from engine.gpus.peak_flops import PEAK_TFLOPS, peak_tflops
 from engine.models.summary import summarize_model
@@ -140,7 +139,7 @@ def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
     less = "smaller images or fewer augmentations"
     limited = f"{prefix}all CPU cores in use: try {less}"
     assert bottleneck_message(make_gpu_run_started(workers=2, cores=4), make_timed_epoch(data_wait=0.6)) == limited
-    asked = make_gpu_run_started(workers=2, cores=4, pipeline="stream", pipeline_why=PIPELINE_FROM_CONFIG)
+    asked = make_gpu_run_started(workers=2, cores=4, pipeline="stream", pipeline_auto=False)
     limited = f"{prefix}all CPU cores in use: try data.pipeline=auto, {less}"
     assert bottleneck_message(asked, make_timed_epoch(data_wait=0.6)) == limited
     assert (

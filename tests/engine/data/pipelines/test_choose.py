@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from engine.config.loader import resolve_config
-from engine.config.pipeline import PIPELINE_FROM_CONFIG
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_problems, pipeline_warnings
 from engine.data.sources.open import open_source
 from engine.distributed.channel import DirectChannel, StopFlag
@@ -38,9 +37,9 @@ CHOICES = [
     (("augment.flip=true", "augment.erasing=0.3", "augment.resized_crop=true"), "memory", "take 112.3 KiB"),
     (("augment.policy=randaugment",), "stream", "augmentation runs per image"),
     (("augment.contrast=0.1",), "stream", "augmentation runs per image"),
-    (("data.pipeline=memory", "augment.policy=randaugment"), "memory", "as data.pipeline says"),
-    (("data.pipeline=stream",), "stream", "as data.pipeline says"),
-    (("data.pipeline=fixed",), "fixed", "as data.pipeline says"),
+    (("data.pipeline=memory", "augment.policy=randaugment"), "memory", "set by data.pipeline"),
+    (("data.pipeline=stream",), "stream", "set by data.pipeline"),
+    (("data.pipeline=fixed",), "fixed", "set by data.pipeline"),
     (("data.dataset=fake", "data.fake_train=1000000000"), "stream", r"take 2\.8 TiB, more than a quarter of the"),
 ]
 
@@ -193,10 +192,11 @@ def test_expected_workers_counts_loader_processes_only_for_stream(overrides: lis
 def test_pipeline_warnings_name_unused_keys() -> None:
     in_memory = PipelineChoice("memory", "the decoded images take 18 KiB")
     warning = (
-        "data.workers=2 has no effect: the decoded images take 18 KiB; set data.pipeline=stream to load with workers"
+        "data.workers=2 has no effect in the memory pipeline (the decoded images take 18 KiB); "
+        "set data.pipeline=stream to load with workers"
     )
     assert pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, in_memory) == [warning]
     assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, in_memory) == []
     assert pipeline_warnings(resolve_config("digits", []).config, in_memory) == []
     fixed = resolve_config("digits", ["data.pipeline=fixed"]).config
-    assert "repeats a single batch" in pipeline_warnings(fixed, PipelineChoice("fixed", PIPELINE_FROM_CONFIG))[0]
+    assert "repeats a single batch" in pipeline_warnings(fixed, PipelineChoice("fixed", "set by data.pipeline"))[0]
