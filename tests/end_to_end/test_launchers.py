@@ -158,7 +158,7 @@ def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:
     # The error names two ranks, the preset's number: the four tasks of the sbatch shell are ignored.
     done = gputrain(*RUN, "--batch-size", "5000", **shell)
     assert done.returncode == 2
-    assert "2 ranks with 5000 images each" in done.stderr
+    assert "world size 2 x 5000 images" in done.stderr
 
 
 def test_exit_code_of_rank_0_is_what_rank_0_shares() -> None:

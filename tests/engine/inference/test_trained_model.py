@@ -46,7 +46,7 @@ def test_read_checkpoint_reports_damaged_file_in_one_sentence(run: RunFolder) ->
     content = best.read_bytes()
     best.unlink()
     best.write_bytes(content[:-100])
-    with pytest.raises(UsageError, match=r"best\.pt: is cut.*--checkpoint last"):
+    with pytest.raises(UsageError, match=r"best\.pt: is truncated.*--checkpoint last"):
         read_trained_checkpoint(run)
 
 
