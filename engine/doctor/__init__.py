@@ -1,5 +1,5 @@
-"""What is wrong with this machine for training, and what to do about it.
+"""`gputrain doctor`: examine a host for training, and report problems with advice.
 
-Each check is a sentence on what was found, and advice where it is not well (`check`). What can hang is asked in a
-process of its own, with a time limit: the driver by the sampler of `engine.gpus`, torch by `probe`.
+`examine` yields the checks, `tui.text.doctor` prints them. Whatever can hang runs in a helper process with a time
+limit: the NVIDIA driver in the sampler of `engine.gpus`, torch in `probe`.
 """

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check of `gputrain doctor`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ CheckState = Literal["ok", "warning", "problem", "unknown"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was `found`, and where that is not well the `advice`: a problem keeps runs from training as they should, a
-    warning may. `gpu` is the index of the GPU that it is about."""
+    """What was `found`, and `advice` if it needs attention.
+
+    A problem keeps runs from training, or from training correctly; a warning may slow them down. `gpu` is the index of
+    the GPU that the check is about."""
 
     area: CheckArea
     name: str
@@ -24,12 +26,12 @@ class Check:
     gpu: int | None = None
 
     def to_dict(self) -> dict[str, str]:
-        """The check as JSON, in which the name tells the GPU."""
+        """Return the check as JSON, where the name contains the index of the GPU."""
         return {key: value for key, value in asdict(self).items() if key != "gpu"}
 
 
 def shortage_check(area: CheckArea, name: str, shortage: Shortage | None, ok_message: str) -> Check:
-    """A warning where there is a shortage."""
+    """Return a warning about a shortage, or an "ok" check if there is none."""
     if shortage is None:
         return Check(area, name, "ok", ok_message)
     return Check(area, name, "warning", shortage.found, shortage.advice)

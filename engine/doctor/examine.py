@@ -1,59 +1,60 @@
-"""All checks in turn, those first that are quick: what hangs holds up nothing that was found before it."""
+"""Run all checks of `gputrain doctor`, the quick ones first, so that one that hangs delays no earlier result."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from engine.config.schema import Config
-from engine.doctor.check import Check, CheckState
+from engine.config.schema import as_dict
+from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
 from engine.doctor.machine import machine_checks
 from engine.doctor.run import (
     all_reduce_check,
     all_reduce_devices,
     checkpoint_check,
-    data_check,
-    device_check,
     loading_checks,
-    probe_model_spec,
+    preflight_checks,
+    problem_check,
 )
 from engine.doctor.software import compatibility_checks, no_answer_check, python_check, torch_checks
-from engine.gpus.allocation import first_snapshot, has_driver_library
+from engine.gpus.allocation import GpuAllocation, first_snapshot, has_driver_library, preview_allocation
 from engine.gpus.monitor import open_monitor, recording_path
 from engine.gpus.reservation import read_reservations
-from engine.gpus.selection import CudaDevice, cuda_devices
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.visible_devices import visible_devices
-from engine.utils.errors import UsageError
+from engine.launch.lifecycle import RunRequest
+from engine.launch.preflight import run_preflight
+from engine.utils.errors import UsageError, problems_from_json
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
-# Each may take long on a server that is busy, or reads torch over a network.
+# Generous for a busy server, or torch on a network file system.
 DRIVER_TIMEOUT_SECONDS = 10.0
 IMPORT_TIMEOUT_SECONDS = 60.0
 CUDA_INIT_TIMEOUT_SECONDS = 30.0
+MODEL_TIMEOUT_SECONDS = 120.0
 ALL_REDUCE_TIMEOUT_SECONDS = 60.0
 
 
-def examine(config: Config, root: Path) -> Iterator[list[Check]]:
-    """The checks of one area after the other, for a run of this config in a folder below `root`. Raises UsageError."""
+def examine(request: RunRequest) -> Iterator[list[Check]]:
+    """Yield the checks of one area after the other, for a run of this request. Raises UsageError if $GPUTRAIN_NVML is
+    invalid."""
     environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    with start_helper("engine.doctor.probe", env=environment) as torch:
-        torch.send(probe_model_spec(config))
-        yield list(machine_checks(root))
-        look = _Examination(config, torch)
-        yield look.gpus()
-        yield look.torch()
-        yield look.run(root)
+    with start_helper("engine.doctor.probe", env=environment) as probe:
+        yield list(machine_checks(request.runs_dir))
+        examination = _Examination(request, probe)
+        yield examination.gpus()
+        yield examination.torch()
+        yield examination.run()
 
 
 class _Examination:
-    """What is learnt on the way, and needed further on."""
+    """One examination: what earlier checks found out is used by later ones."""
 
-    def __init__(self, config: Config, probe: HelperProcess) -> None:
-        self._config, self._probe = config, probe
+    def __init__(self, request: RunRequest, probe: HelperProcess) -> None:
+        self._request, self._config, self._probe = request, request.config, probe
         self._snapshot: Snapshot | None = None
         self._devices: list[CudaDevice] = []
         self._torch_info: dict[str, Any] = {}
@@ -61,10 +62,10 @@ class _Examination:
         self._skip_reason: str | None = None
 
     def gpus(self) -> list[Check]:
-        """Raises UsageError where $GPUTRAIN_NVML cannot be played back."""
+        """Raises UsageError if $GPUTRAIN_NVML is invalid."""
         recorded = recording_path() is not None
         if not recorded and not has_driver_library():
-            return [no_driver_check("its driver's library is not found", count_nvidia_cards())]
+            return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards())]
         monitor = open_monitor(SamplerOptions(activity=False))
         try:
             self._snapshot = first_snapshot(monitor, DRIVER_TIMEOUT_SECONDS)
@@ -73,17 +74,17 @@ class _Examination:
         checks = [driver_check(self._snapshot)]
         if self._snapshot is None:
             return checks
-        held = read_reservations()
-        checks += gpu_checks(self._snapshot.gpus, held)
-        there = cuda_devices(self._snapshot, held)
+        reservations = read_reservations()
+        checks += gpu_checks(self._snapshot.gpus, reservations)
+        devices = cuda_devices(self._snapshot, reservations)
         try:
-            self._devices = visible_devices(there, os.environ)
-            checks += visible_devices_check(os.environ, len(there), len(self._devices))
+            self._devices = visible_devices(devices, os.environ)
+            checks += visible_devices_check(os.environ, len(devices), len(self._devices))
         except UsageError as error:
             problem = error.problems[0]
             checks.append(Check("GPUs", "visible", "problem", f"{problem.label}: {problem.reason}", problem.advice))
         if recorded:
-            self._skip_reason = "GPUTRAIN_NVML plays a recording"
+            self._skip_reason = "GPUTRAIN_NVML replays a recording"
         return checks
 
     def torch(self) -> list[Check]:
@@ -93,7 +94,7 @@ class _Examination:
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch does not work"
-            return [*checks, no_answer_check("torch", f"import of both: {error}")]
+            return [*checks, no_answer_check("torch", f"the import failed: {error}")]
         checks += torch_checks(self._torch_info)
         if "torch" in self._torch_info["errors"]:
             self._skip_reason = "torch does not work"
@@ -102,32 +103,56 @@ class _Examination:
             self._cuda_info = self._probe.receive(CUDA_INIT_TIMEOUT_SECONDS)
         except HelperError as error:
             self._probe.close()
-            self._skip_reason = "torch cannot set CUDA up"
-            return [*checks, no_answer_check("CUDA", f"the set-up of CUDA: {error}")]
+            self._skip_reason = "torch cannot initialize CUDA"
+            return [*checks, no_answer_check("CUDA", f"the initialization of CUDA failed: {error}")]
         return [*checks, *compatibility_checks(self._torch_info, self._cuda_info, self._snapshot, len(self._devices))]
 
-    def run(self, root: Path) -> list[Check]:
-        devices, chosen = device_check(self._config, self._devices)
-        checks = [devices, *loading_checks(self._config, len(chosen) or self._config.device.ranks)]
-        checks += [data] if (data := data_check(self._config)) is not None else []
-        if "weights" in self._torch_info:
-            checks.append(checkpoint_check(self._config, root, self._torch_info["weights"]))
-        elif "model" in self._torch_info.get("errors", {}):
-            found = f"{self._config.model.name} cannot be made: {self._torch_info['errors']['model']}"
-            checks.append(
-                Check("run", "checkpoints", "unknown", found, "try `gputrain run --dry-run` with this config")
-            )
-        return [*checks, self._all_reduce(devices.state, chosen)]
+    def run(self) -> list[Check]:
+        allocation = GpuAllocation()
 
-    def _all_reduce(self, device_state: CheckState, chosen: Sequence[CudaDevice]) -> Check:
+        def choose_gpus(wait: bool) -> list[CudaDevice]:
+            nonlocal allocation
+            try:
+                allocation = preview_allocation(self._config.device.gpus, self._snapshot)
+            except NotFreeError as error:
+                allocation.warnings = [f"the run waits: {error.problems[0].reason}"]
+                raise
+            return allocation.devices
+
+        preflight = run_preflight(self._request, choose_gpus)
+        checks = list(preflight_checks(self._config, preflight, allocation))
+        checks += loading_checks(self._config, len(allocation.devices) or self._config.device.ranks)
+        if not preflight.problems:
+            checks += self._model_checks(on_gpu=bool(allocation.devices))
+        return [*checks, self._all_reduce(allocation.devices, devices_known=preflight.plan is not None)]
+
+    def _model_checks(self, *, on_gpu: bool) -> list[Check]:
+        """Build the model as a rank does, and check that its checkpoints fit on the disk."""
+        reason = self._skip_reason
+        try:
+            if "torchvision" in self._torch_info and self._cuda_info:
+                self._probe.send({"config": as_dict(self._config), "on_gpu": on_gpu})
+                answer = self._probe.receive(MODEL_TIMEOUT_SECONDS)
+                if answer.get("problems"):
+                    return [problem_check(problem) for problem in problems_from_json(answer["problems"])]
+                if "weight_bytes" in answer:
+                    return [checkpoint_check(self._config, self._request.runs_dir, answer["weight_bytes"])]
+                reason = answer["error"]
+        except HelperError as error:
+            self._probe.close()
+            self._skip_reason = reason = str(error)
+        found = f"{self._config.model.name} was not built: {reason or 'torchvision does not work'}"
+        return [Check("run", "checkpoints", "unknown", found, "try `gputrain run --dry-run` with this config")]
+
+    def _all_reduce(self, chosen: Sequence[CudaDevice], *, devices_known: bool) -> Check:
         devices = all_reduce_devices(self._config, chosen)
-        broken = self._skip_reason
-        if device_state == "problem":
-            broken = "the devices cannot be had"
-        elif chosen and broken is None and not self._cuda_info.get("gpus"):
-            broken = "torch cannot use the GPUs"
-        if broken is not None:
-            return Check("run", "all-reduce", "unknown", f"not tried: {broken}")
+        reason = self._skip_reason
+        if not devices_known:
+            reason = "the run has no devices"
+        elif chosen and reason is None and not self._cuda_info.get("gpus"):
+            reason = "torch cannot use the GPUs"
+        if reason is not None:
+            return Check("run", "all-reduce", "unknown", f"skipped: {reason}")
         self._probe.send({"devices": devices})
         try:
             return all_reduce_check(devices, self._probe.receive(ALL_REDUCE_TIMEOUT_SECONDS))

@@ -1,4 +1,4 @@
-"""The driver and its GPUs: whether they answer, who holds them, what holds their clocks down."""
+"""Checks of the NVIDIA driver and its GPUs: errors, other users, and throttled clocks."""
 
 from __future__ import annotations
 
@@ -17,121 +17,123 @@ from engine.utils.text import pluralize
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR_ID, DISPLAY_CLASS_PREFIX = "0x10de", "0x03"
 NO_ANSWER_ADVICE = (
-    "look for Xid errors (`sudo dmesg | grep -i xid`); a hung driver mostly takes `sudo nvidia-smi --gpu-reset`, or a "
-    "reboot"
+    "check for Xid errors with `sudo dmesg | grep -i xid`; a driver that hangs usually needs "
+    "`sudo nvidia-smi --gpu-reset` or a reboot"
 )
-INSTALL_ADVICE = "make `nvidia-smi` work: install NVIDIA's driver, or start the container with `--gpus all`"
+INSTALL_ADVICE = "make `nvidia-smi` work: install the NVIDIA driver, or start the container with `--gpus all`"
 MAX_COMMAND_CHARS = 60
-# What holds clocks down, in the words of `engine.gpus.nvml`, and what to do about it; idleness is well.
+OTHER_GPUS_ADVICE = "select other GPUs with --gpus, or wait for it with --wait"
+# By throttle reason, as `engine.gpus.nvml` names them. An idle GPU needs none.
 THROTTLE_ADVICE = {
-    "set clocks": "someone has set its clocks: `sudo nvidia-smi -rgc -rac` lets them go",
-    "power cap": "common under full load; `nvidia-smi -q -d POWER` shows whether its limit was lowered",
-    "hardware slowdown": "it is too hot or short of power: look at fans, air flow and power cables",
-    "sync boost": "it waits for a GPU that it is coupled with: look at that one",
-    "thermal": "it is too hot: look at fans and air flow",
-    "hardware thermal": "it is too hot: look at fans and air flow now",
-    "power brake": "the power supply holds it back: look at the server's power supplies and power cap",
-    "reliability": "its voltage is at the limit; nothing to be done",
+    "set clocks": "its clocks are locked: reset them with `sudo nvidia-smi -rgc -rac`",
+    "power cap": "normal under full load; `nvidia-smi -q -d POWER` shows whether the power limit was lowered",
+    "hardware slowdown": "it is too hot or lacks power: check fans, airflow and power cables",
+    "sync boost": "another GPU of its sync boost group is throttled: check that GPU",
+    "thermal": "it is too hot: check fans and airflow",
+    "hardware thermal": "it is too hot: check fans and airflow immediately",
+    "power brake": "the server limits its power: check the power supplies and the power cap of the server",
+    "reliability": "its voltage is at the limit: no action is needed",
 }
 
 
 def driver_check(snapshot: Snapshot | None) -> Check:
-    """`snapshot` is None where nothing was learnt of a driver that is there."""
+    """`snapshot` is None if the driver did not answer."""
     name = "driver"
     if snapshot is None:
-        return Check("GPUs", name, "problem", "NVIDIA's driver does not answer", NO_ANSWER_ADVICE)
+        return Check("GPUs", name, "problem", "the NVIDIA driver does not answer", NO_ANSWER_ADVICE)
     if snapshot.error is not None:
-        found = f"NVIDIA's driver cannot be asked: {snapshot.error}"
+        found = f"the NVIDIA driver is not available: {snapshot.error}"
         if snapshot.pending:
             return Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE)
         return no_driver_check(found, count_nvidia_cards())
     driver, cuda = snapshot.driver.value or "unknown", snapshot.cuda.value or "unknown"
-    found = f"version {driver}, serves CUDA {cuda}, {pluralize(len(snapshot.gpus), 'GPU')}"
+    found = f"version {driver}, supports CUDA {cuda}, {pluralize(len(snapshot.gpus), 'GPU')}"
     if snapshot.source.notice is not None:
         return Check("GPUs", name, "warning", f"{found}; {snapshot.source.notice}", "unset GPUTRAIN_NVML")
     return Check("GPUs", name, "ok", found)
 
 
 def no_driver_check(found: str, cards: int) -> Check:
-    """Well on a machine without NVIDIA's cards, which trains on the CPU."""
+    """Return a problem if the host has NVIDIA cards; without any it trains on the CPU."""
     if cards == 0:
-        return Check("GPUs", "driver", "ok", f"no NVIDIA GPU here ({found}): runs train on the CPU")
-    there = f"{found}, and there {'is' if cards == 1 else 'are'} {pluralize(cards, 'NVIDIA card')} in this machine"
-    return Check("GPUs", "driver", "problem", there, INSTALL_ADVICE)
+        return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): runs train on the CPU")
+    found = f"{found}, but this host has {pluralize(cards, 'NVIDIA card')}"
+    return Check("GPUs", "driver", "problem", found, INSTALL_ADVICE)
 
 
 def count_nvidia_cards() -> int:
-    """On the PCI bus, whether a driver serves them or not."""
-    found = 0
+    """Count the NVIDIA cards on the PCI bus, with or without a driver."""
+    count = 0
     for device in PCI_DEVICES.glob("*"):
         with suppress(OSError):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-            found += vendor == NVIDIA_VENDOR_ID and kind.startswith(DISPLAY_CLASS_PREFIX)
-    return found
+            count += vendor == NVIDIA_VENDOR_ID and kind.startswith(DISPLAY_CLASS_PREFIX)
+    return count
 
 
 def gpu_checks(gpus: Sequence[Gpu], reservations: Sequence[ReservationInfo]) -> Iterator[Check]:
-    """For each GPU all that is not well, or that it is."""
+    """Yield the warnings and problems of each GPU, or that it is free."""
     for gpu in gpus:
-        found = list(_gpu_checks(gpu, reservations))
+        checks = list(_gpu_checks(gpu, reservations))
         name = str(gpu.value("name") or "GPU of unknown name")
-        divided = f", divided into {pluralize(len(gpu.instances), 'MIG instance')}" if gpu.mig_enabled else ", free"
-        for check in found or [Check("GPUs", f"GPU {gpu.index}", "ok", name + divided)]:
+        state = f", divided into {pluralize(len(gpu.instances), 'MIG instance')}" if gpu.mig_enabled else ", free"
+        for check in checks or [Check("GPUs", f"GPU {gpu.index}", "ok", name + state)]:
             yield replace(check, gpu=gpu.index)
 
 
 def _gpu_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[Check]:
     name = f"GPU {gpu.index}"
     if gpu.state != "ok":
-        silent = gpu.state == "stale"
-        found = f"it has not answered for {gpu.age:.0f} s" if silent else "it is lost: fallen off the bus, or reset"
+        stale = gpu.state == "stale"
+        found = f"no answer for {gpu.age:.0f} s" if stale else "lost: it has fallen off the bus, or was reset"
         yield Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE)
         return
     if errors := gpu.value("ecc_uncorrected"):
-        advice = "its memory is failing: `nvidia-smi -q -d ECC,ROW_REMAPPER` tells more; reset it, or have it replaced"
-        yield Check("GPUs", name, "problem", f"{pluralize(errors, 'ECC error')} that could not be corrected", advice)
-    for word in gpu.value("throttle") or []:
-        if word != "idle":
-            advice = THROTTLE_ADVICE.get(word, "`nvidia-smi -q -d PERFORMANCE` tells more")
-            yield Check("GPUs", name, "warning", f"its clocks are held down: {word}", advice)
+        advice = "its memory is failing: see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset or replace the GPU"
+        yield Check("GPUs", name, "problem", f"{pluralize(errors, 'uncorrected ECC error')}", advice)
+    for reason in gpu.value("throttle") or []:
+        if reason != "idle":
+            advice = THROTTLE_ADVICE.get(reason, "see `nvidia-smi -q -d PERFORMANCE`")
+            yield Check("GPUs", name, "warning", f"clocks throttled: {reason}", advice)
     yield from _usage_checks(gpu, reservations)
 
 
 def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[Check]:
-    """Who has it: runs that reserved it, then other processes that compute on it."""
-    name, me = f"GPU {gpu.index}", user_name()
+    """Yield who uses a GPU: the runs that have reserved it, then other processes that compute on it."""
+    name, own_user = f"GPU {gpu.index}", user_name()
     uuids = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
-    runs = [one for one in reservations if uuids & set(one.gpus)]
-    for one in runs:
-        found = f"the run {one.run} of {one.user} has it"
-        if one.user == me:
+    runs = [reservation for reservation in reservations if uuids & set(reservation.gpus)]
+    for run in runs:
+        found = f"reserved by run {run.run} (user {run.user})"
+        if run.user == own_user:
             yield Check("GPUs", name, "ok", found)
         else:
-            yield Check("GPUs", name, "warning", found, "leave it out (--gpus), or wait for it (--wait)")
+            yield Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE)
     processes = gpu.processes.value or ()
-    others = [one for one in processes if one.kind == "compute" and one.run is None]
-    yield from (_process_check(name, other, me) for other in others)
+    others = [process for process in processes if process.kind == "compute" and process.run is None]
+    yield from (_process_check(name, process, own_user) for process in others)
     if not runs and not processes and not gpu.mig_enabled and (use := find_current_use(gpu)) is not None:
         unknown = gpu.processes.value is None
-        advice = "`nvidia-smi` on the host, outside of containers, may show who"
+        advice = "run `nvidia-smi` on the host, outside of containers, to see its processes"
         yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice)
 
 
 def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:
     command = "" if process.command.value is None else f" ({process.command.value[:MAX_COMMAND_CHARS]})"
     if process.user.value is None:
-        found = f"process {process.pid} computes on it ({process.user.reason})"
-        return Check("GPUs", name, "warning", found, "leave it out (--gpus), or wait for it (--wait)")
-    found = f"process {process.pid} of {process.user.value} computes on it{command}"
+        found = f"in use by process {process.pid} ({process.user.reason})"
+        return Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE)
+    found = f"in use by process {process.pid} (user {process.user.value}){command}"
     if process.user.value == own_user:
-        return Check("GPUs", name, "warning", found, f"if it is a leftover of yours, end it: `kill {process.pid}`")
-    advice = f"leave it out (--gpus), wait for it (--wait), or ask {process.user.value}"
+        advice = f"if the process is left over from an earlier run, end it with `kill {process.pid}`"
+        return Check("GPUs", name, "warning", found, advice)
+    advice = f"{OTHER_GPUS_ADVICE}, or ask {process.user.value}"
     return Check("GPUs", name, "warning", found, advice)
 
 
 def visible_devices_check(environ: Mapping[str, str], total: int, visible: int) -> Iterator[Check]:
-    """What CUDA_VISIBLE_DEVICES takes away."""
+    """Yield a warning if CUDA_VISIBLE_DEVICES hides GPUs."""
     if "CUDA_VISIBLE_DEVICES" in environ and visible < total:
         value = environ["CUDA_VISIBLE_DEVICES"]
         found = f"CUDA_VISIBLE_DEVICES={value!r} shows {visible} of {pluralize(total, 'GPU')}"
-        yield Check("GPUs", "visible", "warning", found, "unset CUDA_VISIBLE_DEVICES unless that is wanted")
+        yield Check("GPUs", "visible", "warning", found, "unset CUDA_VISIBLE_DEVICES unless this is intended")

@@ -1,4 +1,4 @@
-"""What is known without asking a driver or torch: cores, memory, where runs lie, and what slows them down."""
+"""Checks that need neither the driver nor torch: cores, memory, the runs folder, and environment variables."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from engine.doctor.check import Check
-from engine.utils.host import available_cores, format_bytes, free_bytes, free_memory, nearest_existing
+from engine.runs.ownership import check_claim
+from engine.utils.errors import UsageError
+from engine.utils.host import available_cores, format_bytes, free_bytes, free_memory
 from engine.utils.text import pluralize
 
-# About what torch takes by itself in a process of its own.
-RANK_BASE_BYTES = 1 << 30
+RANK_BASE_BYTES = 1 << 30  # resident memory of a process that has imported torch
 MIN_FREE_DISK_BYTES = 1 << 30
-# Variables that make every run slow where they are forgotten, and what they do.
+# Debugging variables that slow down every run, and how.
 SLOWING_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": "makes every step wait for every kernel",
-    "NCCL_P2P_DISABLE": "sends what GPUs tell each other through host memory",
-    "NCCL_SHM_DISABLE": "sends what GPUs tell each other through the network",
+    "CUDA_LAUNCH_BLOCKING": "makes each kernel launch wait for the kernel",
+    "NCCL_P2P_DISABLE": "sends GPU-to-GPU traffic through host memory",
+    "NCCL_SHM_DISABLE": "sends GPU-to-GPU traffic through the network",
     "NCCL_DEBUG": "makes NCCL write to the log of each run",
-    "TORCH_DISTRIBUTED_DEBUG": "makes every collective check itself",
+    "TORCH_DISTRIBUTED_DEBUG": "adds a consistency check to every collective",
     "TORCH_SHOW_CPP_STACKTRACES": "makes errors slow and long",
 }
 OFF_VALUES = ("", "0", "OFF", "off", "WARN", "VERSION")
 
 
 def machine_checks(root: Path) -> Iterator[Check]:
-    """For runs in a folder below `root`."""
+    """Yield the checks of this host; runs are written below `root`."""
     yield Check("machine", "cores", "ok", pluralize(available_cores(), "core"))
     yield memory_check(*free_memory())
     yield runs_folder_check(root)
@@ -37,34 +38,32 @@ def memory_check(free: int, total: int) -> Check:
     found = f"{format_bytes(free)} of {format_bytes(total)} free"
     if free >= RANK_BASE_BYTES:
         return Check("machine", "memory", "ok", found)
-    advice = "end what takes it (`ps aux --sort -rss | head`), or take a container with more memory"
-    need = f"a rank takes about {format_bytes(RANK_BASE_BYTES)} before it loads an image"
-    return Check("machine", "memory", "warning", f"{found}, and {need}", advice)
+    advice = "end processes that use much memory (`ps aux --sort -rss | head`), or give the container more"
+    need = f"each rank needs about {format_bytes(RANK_BASE_BYTES)} before it loads an image"
+    return Check("machine", "memory", "warning", f"{found}; {need}", advice)
 
 
 def runs_folder_check(root: Path) -> Check:
-    """Whether runs can be written, and whether there is some room."""
-    name, there = "runs folder", nearest_existing(root)
-    elsewhere = "let runs lie elsewhere: --runs-dir or GPUTRAIN_RUNS"
-    if not there.is_dir():
-        return Check("machine", name, "problem", f"{there} is a file, and runs need a folder", elsewhere)
-    if not os.access(there, os.W_OK | os.X_OK):
-        return Check("machine", name, "problem", f"{there} cannot be written to", elsewhere)
+    """Check that run folders can be created, and that the disk is not full."""
+    name, advice = "runs folder", "make room, or give another with --runs-dir or GPUTRAIN_RUNS"
     try:
+        check_claim(root, None, resume=False)
         free = free_bytes(root)
+    except UsageError as error:
+        return Check("machine", name, "problem", error.problems[0].reason, error.problems[0].advice)
     except OSError as error:
-        return Check("machine", name, "problem", f"{there} cannot be looked at: {error.strerror}", elsewhere)
+        return Check("machine", name, "problem", f"{root} cannot be examined: {error.strerror}", advice)
     found = f"{root} has {format_bytes(free)} free"
     if free == 0:
-        return Check("machine", name, "problem", found, f"make room, or {elsewhere}")
+        return Check("machine", name, "problem", found, advice)
     if free < MIN_FREE_DISK_BYTES:
-        return Check("machine", name, "warning", found, f"make room, or {elsewhere}")
+        return Check("machine", name, "warning", found, advice)
     return Check("machine", name, "ok", found)
 
 
 def environment_checks(environ: Mapping[str, str]) -> Iterator[Check]:
-    """One for each that is set and slows runs down."""
-    for name, what in SLOWING_VARIABLES.items():
+    """Yield a warning for each variable that slows runs down."""
+    for name, effect in SLOWING_VARIABLES.items():
         if (value := environ.get(name, "")) not in OFF_VALUES:
-            found = f"{name}={value} {what}"
-            yield Check("machine", "environment", "warning", found, f"unset {name} unless you look for a fault")
+            found = f"{name}={value} {effect}"
+            yield Check("machine", "environment", "warning", found, f"unset {name} unless you are debugging")

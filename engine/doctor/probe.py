@@ -1,5 +1,6 @@
-"""What only torch can tell of this machine: a helper process that imports torch once, and forks for all that touches
-CUDA, because after that it could not be forked any more."""
+"""The helper process of `gputrain doctor` that imports torch: versions, CUDA, the model of a run, and an all-reduce.
+
+It imports torch once and forks a child for everything that initializes CUDA, which does not survive a fork."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,23 +27,24 @@ FORK_CONTEXT = multiprocessing.get_context("fork")
 ALL_REDUCE_BYTES = 64 << 20
 ALL_REDUCE_ITERATIONS = {"nccl": 20, "gloo": 5}
 WARMUP_ITERATIONS = 2
-# So long the other ranks may take to tell of the fault that they saw.
-PEER_FAILURE_GRACE_SECONDS = 1.0
+PEER_FAILURE_GRACE_SECONDS = 1.0  # for the other ranks to report after the first failure
 FLOAT_BYTES = 4
 PATTERN_PERIOD = 1024
 
 
 def main(parent: ParentPipe) -> None:
-    """The first request is the model of which the size is wanted: answers what torch is, and what CUDA shows it. Each
-    further one names devices: answers the outcome of an all-reduce between them."""
-    parent.send(torch_info(parent.receive()))
+    """Send the versions of torch and its GPUs, then answer requests to check a model or to run an all-reduce."""
+    parent.send(torch_info())
     parent.send(run_in_child(cuda_info))
     for request in parent:
-        parent.send(all_reduce(request["devices"]))
+        if "config" in request:
+            parent.send(run_in_child(partial(check_model, request)))
+        else:
+            parent.send(all_reduce(request["devices"]))
 
 
-def torch_info(model: JsonObject) -> JsonObject:
-    """Versions, and what this build of torch can do. `errors` say what does not import."""
+def torch_info() -> JsonObject:
+    """Return the versions and backends of this build of torch; `errors` by library if an import fails."""
     answer: JsonObject = {"errors": {}}
     try:
         import torch
@@ -59,25 +62,11 @@ def torch_info(model: JsonObject) -> JsonObject:
         answer["torchvision"] = torchvision.__version__
     except Exception as error:
         answer["errors"]["torchvision"] = describe_cause(error)
-        return answer
-    try:
-        answer["weights"] = _model_weight_bytes(model)
-    except Exception as error:
-        answer["errors"]["model"] = describe_cause(error)
     return answer
 
 
-def _model_weight_bytes(model: JsonObject) -> int:
-    """Bytes of a model's weights, without making them."""
-    from engine.models.factory import build_model, weight_bytes
-    from engine.models.meta_device import build_on_meta
-
-    config = Config.model_validate(model["config"])
-    return weight_bytes(build_on_meta(lambda: build_model(config, model["channels"], model["classes"], model["size"])))
-
-
 def cuda_info() -> JsonObject:
-    """The GPUs that torch can set up; `error` where it can set up none."""
+    """Return the GPUs that torch can initialize, or an `error`."""
     import torch
 
     if torch.version.cuda is None:
@@ -87,12 +76,18 @@ def cuda_info() -> JsonObject:
     except Exception as error:
         return {"gpus": [], "kernels": [], "error": describe_cause(error)}
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    gpus = [{"uuid": str(one.uuid), "name": one.name, "capability": [one.major, one.minor]} for one in properties]
+    gpus = [{"uuid": str(gpu.uuid), "name": gpu.name, "capability": [gpu.major, gpu.minor]} for gpu in properties]
     return {"gpus": gpus, "kernels": torch.cuda.get_arch_list()}
 
 
+def check_model(request: JsonObject) -> JsonObject:
+    from engine.launch import model_check
+
+    return model_check.check_model(Config.model_validate(request["config"]), on_gpu=request["on_gpu"])
+
+
 def run_in_child(function: Callable[[], JsonObject]) -> JsonObject:
-    """The answer of a process of its own; `error` where it died over the question."""
+    """Return the answer of a forked child, or an `error` if it died."""
     ours, theirs = FORK_CONTEXT.Pipe(duplex=False)
     process = FORK_CONTEXT.Process(target=_child_main, args=(theirs, function, os.getpid()))
     process.start()
@@ -113,11 +108,12 @@ def _child_main(pipe: Connection, function: Callable[[], JsonObject], parent: in
 
 
 def all_reduce(devices: list[str]) -> JsonObject:
-    """Sum 64 MiB over processes, one for each device: UUIDs, or "cpu" as often as there are to be processes. `right`
-    tells whether the sum was, `seconds` is the median of some repeats; `error` is what the first rank failed of."""
+    """Time an all-reduce of 64 MiB between processes, one per device: UUIDs, or "cpu" once per process.
+
+    Return `right`, whether the sum is correct, and `seconds`, the median of the repetitions; or the first `error`."""
     from torch.distributed import TCPStore
 
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(one for one in devices if one != "cpu")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(device for device in devices if device != "cpu")
     pipes = [FORK_CONTEXT.Pipe() for _ in devices]
     ranks = [
         FORK_CONTEXT.Process(target=_rank_main, args=(pipes, rank, devices[rank] != "cpu", os.getpid()))
@@ -127,7 +123,7 @@ def all_reduce(devices: list[str]) -> JsonObject:
         rank.start()
     for _, theirs in pipes:
         theirs.close()
-    # Only now: it has threads, which a fork would leave behind.
+    # After the forks, because it starts threads, which a forked child does not have.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for mine, _ in pipes:
         with suppress(OSError):
@@ -141,12 +137,12 @@ def all_reduce(devices: list[str]) -> JsonObject:
 
 
 def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> JsonObject:
-    """Rank 0's answer when all have theirs, or the error that was the cause of the others."""
+    """Return the answer of rank 0 once all ranks have answered, or the error that caused the others."""
     answers: dict[int, JsonObject] = {}
     failures: list[RankFailed] = []
     while len(answers) < len(pipes):
-        left = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
-        ready = wait(left, PEER_FAILURE_GRACE_SECONDS if failures else None)
+        pending = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+        ready = wait(pending, PEER_FAILURE_GRACE_SECONDS if failures else None)
         if not ready:
             break
         for rank in (rank for rank, pipe in enumerate(pipes) if pipe in ready):
@@ -166,14 +162,14 @@ def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[An
 def _rank_main(pipes: list[tuple[Connection, Connection]], rank: int, on_gpu: bool, parent: int) -> None:
     die_with_parent(parent)
     pipe = pipes[rank][1]
-    # A rank that dies must not seem alive by a copy of its end that is kept here.
+    # The parent sees the end of a rank only when all copies of its end of the pipe are closed.
     for end in (end for both in pipes for end in both if end is not pipe):
         end.close()
     try:
         pipe.send(_time_all_reduce(rank, len(pipes), pipe.recv(), "nccl" if on_gpu else "gloo"))
     except Exception as error:
         pipe.send({"error": describe_cause(error), "lost_peer": lost_peer(error)})
-    # Until all have theirs: who leaves first may close a connection that another one is still setting up.
+    # Wait for the parent to close the pipe: exiting early could break a connection that another rank still sets up.
     pipe.poll(None)
     exit_now(0)
 
@@ -188,7 +184,7 @@ def _time_all_reduce(rank: int, world_size: int, port: int, backend: str) -> Jso
         torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
-    # Small whole numbers, of which any sum is exact, and which are at no two places alike.
+    # Small integers, whose sums are exact in float32, and a pattern that reveals misplaced chunks.
     pattern = torch.arange(ALL_REDUCE_BYTES // FLOAT_BYTES, device=device, dtype=torch.float32) % PATTERN_PERIOD
     values = pattern + rank
     dist.all_reduce(values)

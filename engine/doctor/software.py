@@ -1,4 +1,4 @@
-"""Python, torch and what it brings, and whether they fit each other, the driver and the GPUs."""
+"""Checks of Python, torch and torchvision, and of their compatibility with the driver and the GPUs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.utils.text import pluralize
 
 ProbeAnswer = Mapping[str, Any]
 TORCHVISION_ADVICE = (
-    "install both from one index: `pip install --force-reinstall torch torchvision`; for the CPU alone with "
+    "install both from the same index: `pip install --force-reinstall torch torchvision`; for the CPU with "
     "`--index-url https://download.pytorch.org/whl/cpu`"
 )
-TORCH_BUILD_ADVICE = "install a torch that fits the driver (https://pytorch.org/get-started), or a newer driver"
+TORCH_BUILD_ADVICE = "install a build of torch for this driver (https://pytorch.org/get-started), or a newer driver"
 
 
 def python_check() -> Check:
@@ -24,7 +24,7 @@ def python_check() -> Check:
 
 
 def installed_versions() -> str:
-    """The versions that are said to be installed: nothing is imported."""
+    """Return the installed versions of torch and torchvision, without importing them."""
     words = []
     for name in ("torch", "torchvision"):
         try:
@@ -35,16 +35,16 @@ def installed_versions() -> str:
 
 
 def no_answer_check(name: str, reason: str) -> Check:
-    """Torch was asked, and there is no answer."""
-    advice = "try `python -c 'import torch, torchvision; torch.cuda.init()'`: what hangs or fails there does so in runs"
+    """Report that the helper process that imports torch failed or hangs."""
+    advice = "run `python -c 'import torch, torchvision; torch.cuda.init()'` to see where it hangs or fails"
     return Check("torch", name, "problem", f"{installed_versions()}: {reason}", advice)
 
 
 def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
-    """`torch_info` is what the probe says of torch by itself."""
+    """Check that torch and torchvision import; `torch_info` is the answer of `engine.doctor.probe`."""
     failed = {name: torch_info["errors"][name] for name in ("torch", "torchvision") if name in torch_info["errors"]}
     for name, error in failed.items():
-        found = f"{name} does not import, with {installed_versions()}: {error}"
+        found = f"{name} cannot be imported ({installed_versions()}): {error}"
         yield Check("torch", name, "problem", found, TORCHVISION_ADVICE)
     if "torch" in failed:
         return
@@ -53,46 +53,46 @@ def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
             "torch",
             "torch",
             "ok",
-            f"{torch_info['torch']}, imports together with torchvision {torch_info['torchvision']}",
+            f"{torch_info['torch']}, works with torchvision {torch_info['torchvision']}",
         )
     if not torch_info["gloo"]:
-        yield Check("torch", "gloo", "problem", "this build of torch has no gloo", "install torch from PyPI")
+        yield Check("torch", "gloo", "problem", "this build of torch has no Gloo backend", "install torch from PyPI")
 
 
 def compatibility_checks(
     torch_info: ProbeAnswer, cuda_info: ProbeAnswer, snapshot: Snapshot | None, visible_gpus: int
 ) -> Iterator[Check]:
-    """Whether torch can use the GPUs of the driver, of which it is shown so many."""
-    built = torch_info["cuda"]
-    there = 0 if snapshot is None else len(snapshot.gpus)
-    if built is None:
+    """Check that torch can use the GPUs of the driver; `visible_gpus` is how many CUDA_VISIBLE_DEVICES shows."""
+    torch_cuda = torch_info["cuda"]
+    gpus = 0 if snapshot is None else len(snapshot.gpus)
+    if torch_cuda is None:
         found = f"torch {torch_info['torch']} is built without CUDA"
-        if there == 0:
-            yield Check("torch", "CUDA", "ok", f"{found}, and there is no NVIDIA GPU to use")
+        if gpus == 0:
+            yield Check("torch", "CUDA", "ok", f"{found}, and this host has no NVIDIA GPU")
         else:
             yield Check(
-                "torch", "CUDA", "problem", f"{found}, and there is {pluralize(there, 'GPU')}", TORCH_BUILD_ADVICE
+                "torch", "CUDA", "problem", f"{found}, but this host has {pluralize(gpus, 'GPU')}", TORCH_BUILD_ADVICE
             )
         return
-    if there == 0 or snapshot is None:
-        yield Check("torch", "CUDA", "ok", f"torch is built for CUDA {built}, and there is no NVIDIA GPU to use")
+    if gpus == 0 or snapshot is None:
+        yield Check("torch", "CUDA", "ok", f"torch is built for CUDA {torch_cuda}, and this host has no NVIDIA GPU")
     else:
-        yield cuda_check(built, snapshot.cuda.value, cuda_info.get("error") if visible_gpus else None)
+        yield cuda_check(torch_cuda, snapshot.cuda.value, cuda_info.get("error") if visible_gpus else None)
     yield from arch_checks(cuda_info.get("gpus", []), cuda_info.get("kernels", []))
     if torch_info["nccl"] is not None:
-        yield Check("torch", "NCCL", "ok", f"{torch_info['nccl']}, part of torch")
-    elif there > 1:
-        yield Check("torch", "NCCL", "problem", "this build of torch has no NCCL", "install torch from PyPI")
+        yield Check("torch", "NCCL", "ok", f"version {torch_info['nccl']}, bundled with torch")
+    elif gpus > 1:
+        yield Check("torch", "NCCL", "problem", "this build of torch has no NCCL backend", "install torch from PyPI")
 
 
 def cuda_check(torch_cuda: str, driver_cuda: str | None, error: str | None) -> Check:
-    """A driver serves every CUDA of its own major version, and those before it."""
-    found = f"torch is built for CUDA {torch_cuda}, and the driver serves {driver_cuda or 'an unknown version'}"
+    """Check that the driver supports the CUDA version of torch: its own major version, and older ones."""
+    found = f"torch is built for CUDA {torch_cuda}, and the driver supports {driver_cuda or 'an unknown version'}"
     if driver_cuda is not None and _major_version(torch_cuda) > _major_version(driver_cuda):
         return Check("torch", "CUDA", "problem", f"{found}, which is too old", TORCH_BUILD_ADVICE)
     if error is not None:
         advice = f"{TORCH_BUILD_ADVICE}; in a container, start it with `--gpus all`"
-        return Check("torch", "CUDA", "problem", f"{found}, yet torch cannot use it: {error}", advice)
+        return Check("torch", "CUDA", "problem", f"{found}, but torch cannot initialize it: {error}", advice)
     return Check("torch", "CUDA", "ok", found)
 
 
@@ -101,30 +101,32 @@ def _major_version(number: str) -> int:
 
 
 def arch_checks(gpus: Sequence[ProbeAnswer], arch_list: Sequence[str]) -> Iterator[Check]:
-    """Of the GPUs that torch has no code for. Where torch does not tell for what it has some, of none."""
+    """Yield a problem for each GPU that this build of torch has no kernels for."""
     for gpu in gpus:
         major, minor = gpu["capability"]
         if arch_list and not supports_capability((major, minor), arch_list):
             found = (
-                f"torch has no code for {gpu['name']} (compute capability {major}.{minor}; it has "
+                f"torch has no kernels for {gpu['name']} (compute capability {major}.{minor}; it has "
                 f"{' '.join(arch_list)})"
             )
-            advice = "leave it out (--gpus), or install a torch that is built for it"
+            advice = "select other GPUs with --gpus, or install a build of torch for it"
             yield Check("torch", "code for GPU", "problem", found, advice)
 
 
 def supports_capability(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
-    """Code runs on GPUs of its own major version with the same or a higher minor one (`sm_80` on 8.6), and what is
-    compiled when it is loaded (`compute_90`) on all later ones; code for one chip (`sm_90a`) on that one only."""
+    """Return whether one of the architectures of `torch.cuda.get_arch_list()` runs on a GPU.
+
+    Binary code runs on its own major version with the same or a higher minor version (`sm_80` on 8.6), PTX
+    (`compute_90`) on all later GPUs, architecture-specific code (`sm_90a`) on that one only."""
     for kernel in arch_list:
         kind, _, number = kernel.partition("_")
         exact = number.endswith("a")
         digits = number.rstrip("af")
         if not digits.isdigit():
             continue
-        made_for = int(digits[:-1] or 0), int(digits[-1])
-        if capability == made_for or (not exact and kind == "compute" and capability >= made_for):
+        target = int(digits[:-1] or 0), int(digits[-1])
+        if capability == target or (not exact and kind == "compute" and capability >= target):
             return True
-        if not exact and kind == "sm" and capability[0] == made_for[0] and capability >= made_for:
+        if not exact and kind == "sm" and capability[0] == target[0] and capability >= target:
             return True
     return False

@@ -54,28 +54,27 @@ def allocate_devices(
     reason once per second. `ranks` is the number of ranks that an external launcher started on this host: "auto" then
     reserves that many devices, if necessary shared. Raises UsageError if the selection is invalid or not available.
     """
-    if selection == "cpu":
-        return GpuAllocation()
-    if recording_path() is not None:
-        return _fall_back_to_cpu(
-            selection, "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
-        )
-    if not has_driver_library():
-        return _fall_back_to_cpu(
-            selection, "the NVIDIA driver is not available (libnvidia-ml.so.1 not found)", expected=True
-        )
+    if selection == "cpu" or recording_path() is not None or not has_driver_library():
+        return _fall_back_to_cpu(selection, None)
     monitor = DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))
     try:
         snapshot = first_snapshot(monitor)
         if snapshot is None or snapshot.error is not None:
-            error = "no answer" if snapshot is None else snapshot.error
-            unresponsive = snapshot is None or snapshot.pending
-            return _fall_back_to_cpu(
-                selection, f"the NVIDIA driver is not available ({error})", expected=not unresponsive
-            )
+            return _fall_back_to_cpu(selection, snapshot)
         return _Allocator(selection, run, wait, ranks).allocate(snapshot, monitor, on_wait)
     finally:
         monitor.close()
+
+
+def preview_allocation(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
+    """Choose the devices that `allocate_devices` would choose at the time of a snapshot, and reserve nothing.
+
+    Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does."""
+    if selection == "cpu" or recording_path() is not None or snapshot is None or snapshot.error is not None:
+        return _fall_back_to_cpu(selection, snapshot)
+    devices = visible_devices(cuda_devices(snapshot, read_reservations()), os.environ)
+    chosen = select(selection, devices)
+    return GpuAllocation(chosen, _warnings(devices, chosen))
 
 
 def has_driver_library() -> bool:
@@ -101,7 +100,18 @@ def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOU
     return snapshot
 
 
-def _fall_back_to_cpu(selection: str, reason: str, *, expected: bool = False) -> GpuAllocation:
+def _fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
+    """Train on the CPU if `selection` allows it, because no GPU can be chosen from the snapshot. Raises UsageError."""
+    if selection == "cpu":
+        return GpuAllocation()
+    reason, expected = "the NVIDIA driver is not available (libnvidia-ml.so.1 not found)", True
+    if recording_path() is not None:
+        reason = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
+        expected = False
+    elif has_driver_library():
+        error = "no answer" if snapshot is None else snapshot.error
+        reason = f"the NVIDIA driver is not available ({error})"
+        expected = snapshot is not None and not snapshot.pending
     if selection == "auto":
         return GpuAllocation(warnings=[] if expected else [f"{reason}; training on the CPU"])
     raise UsageError.one("device.gpus", f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu")

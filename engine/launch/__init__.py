@@ -1,1 +1,1 @@
-"""Starts and owns a run: preflight, supervisor, rank processes, external launchers."""
+"""Start and own a run: preflight, lifecycle, and its two drivers: `launcher` (spawned ranks) and `external`."""

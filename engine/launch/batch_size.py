@@ -1,5 +1,7 @@
-"""`data.batch_size: auto`: how many images a device takes at most, found before a run starts by a helper process,
-`engine.launch.batch_size_process`."""
+"""Resolve `data.batch_size: auto`: the largest batch size per device that fits into memory.
+
+`lifecycle` calls `find_batch_size` before the ranks start. The trials run in a helper process, `batch_size_process`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.node_plan import NodePlan, prepare_environment
 from engine.runs.folder import RunFolder
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError, problems_from_json
 from engine.utils.exits import describe_exit
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, start_helper
 from engine.utils.host import free_memory
@@ -25,11 +27,9 @@ from engine.utils.text import pluralize
 
 BATCH_SIZE_KEY = "data.batch_size"
 POLL_SECONDS = 0.2
-# The process holds the memory of its GPU until it has ended.
-RELEASE_SECONDS = 60.0
-# Of the memory that is free. The rest is for what a trial does not see: connections to other ranks, fragments.
-MAX_MEMORY_SHARE = 0.9
-# There is memory on a CPU for batches that nobody would wait for.
+RELEASE_SECONDS = 60.0  # the helper process holds its GPU memory until it has exited
+MAX_MEMORY_SHARE = 0.9  # of the free memory; the rest is for NCCL buffers and fragmentation, which a trial does not see
+# Host memory allows batches whose steps take minutes.
 MAX_CPU_BATCH_SIZE = 4096
 MAX_CPU_STEP_SECONDS = 2.0
 
@@ -38,19 +38,19 @@ BatchSizeLimit = Literal["memory", "data", "time"]
 
 @dataclass(frozen=True)
 class BatchSizeResult:
-    """The batch size per device, and what limits it."""
+    """The batch size per device, and what keeps it from being larger."""
 
     batch_size: int
     limited_by: BatchSizeLimit
 
     def describe(self, config: Config) -> str:
-        one = "GPU" if config.device.parallel == "dp" else "rank"
-        why = {
-            "memory": f"about the most that fit into {MAX_MEMORY_SHARE:.0%} of the free memory",
-            "data": "all that one step an epoch can have; fewer make more steps, and so may learn faster",
-            "time": f"more are over {MAX_CPU_BATCH_SIZE}, or take over {MAX_CPU_STEP_SECONDS:g} s a step",
+        unit = "GPU" if config.device.parallel == "dp" else "rank"
+        reason = {
+            "memory": f"about the largest batch that fits into {MAX_MEMORY_SHARE:.0%} of the free memory",
+            "data": "the whole training set in one step; a smaller batch size makes more steps and may learn faster",
+            "time": f"the limit on the CPU is {MAX_CPU_BATCH_SIZE} images or {MAX_CPU_STEP_SECONDS:g} s per step",
         }[self.limited_by]
-        return f"{BATCH_SIZE_KEY} auto: {pluralize(self.batch_size, 'image')} a {one}, {why}"
+        return f"{BATCH_SIZE_KEY} auto: {pluralize(self.batch_size, 'image')} per {unit}, {reason}"
 
 
 def with_batch_size(config: Config, batch_size: int) -> Config:
@@ -58,7 +58,7 @@ def with_batch_size(config: Config, batch_size: int) -> Config:
 
 
 def previous_batch_size(folder: RunFolder) -> int | None:
-    """The batch size of a run that goes on; None where none was found yet."""
+    """Return the batch size of a run that is resumed; None if it ended before one was found."""
     if not folder.config.exists():
         return None
     size = resolve_config(str(folder.config)).config.data.batch_size
@@ -73,11 +73,13 @@ def find_batch_size(
     on_tick: Callable[[], None] = lambda: None,
     memory_bytes: int | None = None,
 ) -> BatchSizeResult:
-    """The most images that each device of a run takes, tried on the first of this host's. Without a `source` the
-    process opens it. `memory_bytes` is what a rank on the CPU may take, in bytes: its share of what is free when left
-    out. `on_tick` is called again and again meanwhile. Raises UsageError where not one image fits."""
+    """Search the largest batch size per device that fits, by training on the first device of this host.
+
+    Without a `source` the helper process opens the dataset. `memory_bytes` limits a rank on the CPU; the default is its
+    share of the free memory. `on_tick` is called repeatedly during the search. Raises UsageError if not one image fits.
+    """
     devices = slice(plan.devices_per_rank)
-    question = {
+    request = {
         "config": as_dict(config),
         "plan": asdict(
             replace(plan, devices=plan.devices[devices], parent_uuids=plan.parent_uuids[devices], local_world_size=1)
@@ -89,33 +91,32 @@ def find_batch_size(
     environment = dict(os.environ)
     prepare_environment(plan, environment)
     helper = start_helper("engine.launch.batch_size_process", env={"GLOO_SOCKET_IFNAME": "lo", **environment})
-    found: BatchSizeResult | None = None
+    result: BatchSizeResult | None = None
     try:
-        helper.send(question)
+        helper.send(request)
         while True:
             on_tick()
             with suppress(HelperTimeoutError):
                 answer = helper.receive(POLL_SECONDS)
                 if "problems" in answer:
-                    raise UsageError([Problem(where, what) for where, what in answer["problems"]])
-                found = BatchSizeResult(**answer)
+                    raise UsageError(problems_from_json(answer["problems"]))
+                result = BatchSizeResult(**answer)
     except HelperExitedError as error:
-        # The last answer is the best one.
-        if found is None:
+        # Each answer is better than the one before, so one that crashed on a too large batch has still answered.
+        if result is None:
             last = error.last_line or describe_exit(error.exit_code or 0)
-            raise UsageError.one(BATCH_SIZE_KEY, f"auto could not be found: {last}; give a number") from error
+            raise UsageError.one(BATCH_SIZE_KEY, f"auto failed: {last}", "give a number") from error
     finally:
         helper.close(RELEASE_SECONDS)
-    return found
+    return result
 
 
 def image_metadata(config: Config, source: ImageSource) -> dict[str, Any]:
-    """What must be known of images to make up some that are like them, how many there are for training, and the bytes
-    of all."""
-    form = model_input_format(config, source)
+    """Describe the images of a source, so that `synthetic_source` can imitate them without the dataset."""
+    image_format = model_input_format(config, source)
     return {
-        "format": asdict(form),
-        "bytes": in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, form),
+        "format": asdict(image_format),
+        "bytes": in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, image_format),
         "classes": len(source.classes),
         "train": source.num_images("train"),
     }

@@ -1,4 +1,8 @@
-"""One rank of a world that torchrun or srun started. There is no supervisor: rank 0 owns the run and records it."""
+"""The driver of one rank that torchrun or srun started: the steps of `launcher` without a supervisor.
+
+Rank 0 owns the run: it claims the folder, writes the journal and reports refusals for all ranks. The ranks exchange
+what they decide through the store of their rendezvous (`handshake`, `node`).
+"""
 
 from __future__ import annotations
 
@@ -9,41 +13,50 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from engine.config.schema import Config
-from engine.data.sources.open import open_source_for_preflight
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.failures import describe_cause, describe_failure, rank_failure
-from engine.distributed.node_plan import NodePlan, plan_node, prepare_environment
+from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import RankInfo, rank_info_from_env
-from engine.distributed.rendezvous import check_external_rendezvous, open_store, remove_rendezvous_file
-from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog, describe_progress
-from engine.gpus.allocation import GpuAllocation
-from engine.launch.batch_size import find_batch_size, previous_batch_size, with_batch_size
-from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
-from engine.launch.handshake import exit_code_of_rank_0, find_run_of_agents, handshake, share_exit_code, wait_for_key
-from engine.launch.lifecycle import (
-    RunRequest,
-    already_finished_warning,
-    claim_if_unfinished,
-    end_run,
-    open_recorder,
-    record_result,
-    with_run_name,
+from engine.distributed.rendezvous import (
+    INIT_METHOD_KEY,
+    check_external_rendezvous,
+    open_store,
+    remove_rendezvous_file,
 )
-from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
-from engine.runs.control import RequestCounters, consume_requests
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog, describe_progress
+from engine.gpus.selection import CudaDevice
+from engine.launch.batch_size import with_batch_size
+from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
+from engine.launch.handshake import (
+    RankZeroEndedError,
+    exit_code_of_rank_0,
+    find_run_of_agents,
+    handshake,
+    share_exit_code,
+    wait_for_key,
+)
+from engine.launch.lifecycle import OwnedRun, RunRequest, record_result, with_run_name
+from engine.launch.node import (
+    MultiNodeGpuUsage,
+    allocate_node_gpus,
+    collect_rank_problems,
+    publish_gpu_usage,
+    share_problems,
+)
+from engine.launch.preflight import Preflight, find_problems, run_preflight
+from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
-from engine.runs.events import BatchSizeFound, ControlEvent, Event, RankFailed, RunStarted, WarningEvent
+from engine.runs.events import ControlEvent, Event, RankFailed, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import ClaimedRun
 from engine.runs.recorder import Listener, Recorder
 from engine.training.job import ExitCode, Job, RunResult
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, collect_problems
 from engine.utils.process import STOP_SIGNALS, die_with_parent
 
 if TYPE_CHECKING:
@@ -51,102 +64,83 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 RECORD_TIMEOUT_SECONDS = 5
-ACK_TIMEOUT_SECONDS = 60
 
 
 @dataclass
 class _World:
-    """This rank's connection to the other ranks; rank 0 also knows the torchrun agents that started them."""
+    """The store that connects this rank to the others, once `connect` has opened it."""
 
     rank_info: RankInfo
     stop_flag: StopFlag
-    store: Store
-    agents: tuple[str, ...] = ()
+    opened: Store | None = None
     agreed: bool = False
-    """Whether `store` is that of this start alone. torchrun keeps the store before it over restarts."""
+    """Whether the store is that of this start alone: torchrun keeps one over all restarts."""
 
     @property
     def rank(self) -> int:
         return self.rank_info.rank
 
+    @property
+    def store(self) -> Store:
+        assert self.opened is not None  # noqa: S101 - set by `connect`, the first step
+        return self.opened
 
-@dataclass
-class _Resources:
-    """What this rank must give back when it ends; only rank 0 claims the run."""
-
-    world: _World | None = None
-    allocation: GpuAllocation = field(default_factory=GpuAllocation)
-    claimed: ClaimedRun | None = None
-
-    def discard_claim(self) -> None:
-        if self.claimed is not None:
-            self.claimed.discard()
-
-    def broadcast_exit_code(self, code: ExitCode) -> None:
-        if self.world is not None and self.world.rank == 0 and self.world.agreed:
-            share_exit_code(self.world.store, code)
-
-    def release(self, config: Config) -> None:
-        self.allocation.reservation.release()
-        if self.claimed is not None:
-            self.claimed.ownership.release()
-        # Before the rendezvous the file, if there is one, is another run's.
-        if self.world is not None and self.world.rank == 0:
-            remove_rendezvous_file(config.device.init_method)
+    def share_exit_code(self, code: ExitCode) -> None:
+        if self.rank == 0 and self.agreed:
+            share_exit_code(self.store, code, self.rank_info.world_size)
 
 
 class _RendezvousError(Exception):
-    """The other ranks were not found; the text says why."""
+    """The rank did not reach the others; the text says why."""
 
 
-def run_external_rank(run_request: RunRequest, launcher: Literal["env", "slurm"], listener: Listener) -> int:
-    """Train as one rank that torchrun or srun started, and return the exit code. Raises UsageError on every rank where
-    the launcher's variables are wrong; otherwise on rank 0 only, which reports the error for all."""
-    stop_flag = _install_stop_flag()
-    rank_info = _read_environment(launcher)
-    rank, resources = rank_info.rank, _Resources()
+def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], listener: Listener) -> int:
+    """Train as one rank that torchrun or srun started, and return the exit code.
+
+    Raises UsageError on every rank if the launcher's variables are wrong; otherwise on rank 0 alone, which reports for
+    all ranks."""
+    world = _World(_read_environment(launcher), _install_stop_flag())
+    run = OwnedRun(request, listener if world.rank == 0 else _stderr_listener(world.rank))
     try:
-        code = _run(run_request, rank_info, stop_flag, resources, listener)
+        code = _run(run, world)
+    except RankZeroEndedError as error:
+        code = error.exit_code
     except _RendezvousError as error:
-        print(f"rank {rank} did not find the others: {error}", file=sys.stderr)
+        print(f"rank {world.rank} could not connect to the other ranks: {error}", file=sys.stderr)
         code = ExitCode.FAILED
     except KeyboardInterrupt:
-        resources.discard_claim()
-        print(f"rank {rank} was asked to stop before the run began", file=sys.stderr)
+        run.discard()
+        print(f"rank {world.rank} was stopped before the run began", file=sys.stderr)
         code = ExitCode.STOPPED
-        resources.broadcast_exit_code(code)
+        world.share_exit_code(code)
     except UsageError as error:
-        resources.discard_claim()
-        if rank == 0:
-            resources.broadcast_exit_code(ExitCode.USAGE_ERROR)
+        run.discard()
+        world.share_exit_code(ExitCode.USAGE_ERROR)
+        if world.rank == 0:
             raise
-        # Rank 0 speaks for all: its error is the cause of this one, or as good a reason to end.
-        shared = exit_code_of_rank_0(resources.world.store) if resources.world and resources.world.agreed else None
-        if shared is None:
-            for problem in error.problems:
-                print(f"error: rank {rank}: {problem}", file=sys.stderr)
-        code = ExitCode.USAGE_ERROR if shared is None else shared
+        code = _exit_code_of_refused_rank(world, error)
     finally:
-        resources.release(run_request.config)
-    # torchrun restarts the ranks when one ends with anything but 0.
+        run.release()
+        # Before the rendezvous the file, if there is one, belongs to another run.
+        if world.rank == 0 and world.opened is not None:
+            remove_rendezvous_file(request.config.device.init_method)
+    # torchrun restarts the ranks if one ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
 
-def _run(
-    run_request: RunRequest, rank_info: RankInfo, stop_flag: StopFlag, resources: _Resources, listener: Listener
-) -> int:
-    """The steps of a rank, in order."""
-    world = resources.world = _rendezvous(run_request.config, rank_info, stop_flag)
-    _agree_on_world(world)
-    allocation = resources.allocation = _allocate_gpus(run_request, world, listener)
-    run_plan = plan_node(run_request.config, allocation.devices, rank_info.local_world_size)
-    prepare_environment(run_plan, os.environ)
-    job = _obtain_job(run_request, run_plan, world, resources, listener)
+def _run(run: OwnedRun, world: _World) -> ExitCode:
+    """The steps of the driver; `launcher._run` has the same ones, before which the ranks must connect."""
+    _connect(run, world)
+    preflight = _run_preflight_on_all_ranks(run, world)
+    job = _prepare_and_broadcast(run, world, preflight) if world.rank == 0 else _receive_job(run, world, preflight)
     if job is None:
         return ExitCode.FINISHED
-    allocation.reservation.set_run_name(job.config.run.name or run_request.default_name)
-    job = replace(job, config=_resolve_batch_size(job, world, allocation, listener))
-    return _train(job, world, resources, listener)
+    prepare_environment(job.plan, os.environ)
+    result = _train(run, world, job)
+    if world.rank > 0:
+        return {"finished": ExitCode.FINISHED, "stopped": ExitCode.STOPPED}.get(result.state, ExitCode.FAILED)
+    requeues = job.config.run.requeue and world.stop_flag.time_limit_near
+    return run.end(result, should_requeue=requeues)
 
 
 def _install_stop_flag() -> StopFlag:
@@ -157,9 +151,9 @@ def _install_stop_flag() -> StopFlag:
 
 
 def _read_environment(launcher: Literal["env", "slurm"]) -> RankInfo:
-    """Read this rank's place from the launcher's variables, and add those that torch needs. Raises UsageError."""
+    """Read this rank's number from the launcher's variables, and add those that torch needs. Raises UsageError."""
     if _under_torchrun():
-        # When this rank's agent is gone, the other agents restart the ranks without it.
+        # If this rank's agent dies, the other agents restart their ranks without it.
         die_with_parent(os.getppid())
     rank_info, variables = rank_info_from_env(launcher, os.environ)
     os.environ.update(variables)
@@ -170,186 +164,161 @@ def _under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def _rendezvous(config: Config, rank_info: RankInfo, stop_flag: StopFlag) -> _World:
-    """Open the store of the ranks. Raises UsageError and _RendezvousError."""
-    check_external_rendezvous(config.device.init_method, os.environ, rank_info.rank)
+def _connect(run: OwnedRun, world: _World) -> None:
+    """Open the store of the ranks, restricted to this start of the ranks. Raises UsageError and _RendezvousError."""
+    config, rank_info = run.request.config, world.rank_info
+    problems = list(run.request.problems)
+    if all(problem.location != INIT_METHOD_KEY for problem in problems):
+        with collect_problems(problems):
+            check_external_rendezvous(config.device.init_method, os.environ, rank_info.rank)
+    if problems:
+        # Before the rendezvous, which imports torch. Rank 0 adds what else its own host refuses.
+        request = replace(run.request, problems=tuple(problems))
+        raise UsageError(problems if rank_info.rank > 0 else find_problems(request, rank_info))
     try:
-        return _World(rank_info, stop_flag, open_store(config, rank_info))
+        world.opened = open_store(config, rank_info)
     except (RuntimeError, ValueError) as error:
         raise _RendezvousError(describe_cause(error)) from error
-
-
-def _agree_on_world(world: _World) -> None:
-    """Restrict the store to the ranks of this start: an earlier one may have left keys in it."""
     import torch.distributed as dist
 
-    name, agents = handshake(world.store, world.rank_info, world.stop_flag)
-    world.store, world.agreed = dist.PrefixStore(name, world.store), True
-    if _under_torchrun():
-        world.agents = tuple(agents)
+    name, agents = handshake(world.store, rank_info, world.stop_flag)
+    world.opened, world.agreed = dist.PrefixStore(name, world.store), True
+    if rank_info.rank == 0 and _under_torchrun():
+        run.request = continue_run_of_agents(replace(run.request, agents=tuple(agents)))
 
 
-def _allocate_gpus(run_request: RunRequest, world: _World, listener: Listener) -> GpuAllocation:
-    """The GPUs of this host's ranks. Raises UsageError."""
-    allocation = allocate_node_gpus(
-        run_request, world.rank_info, world.store, world.stop_flag, waiting_emitter(listener)
-    )
-    if world.rank_info.local_rank == 0:
-        for warning in allocation.warnings:
-            listener(WarningEvent(message=warning))
-    return allocation
+def continue_run_of_agents(request: RunRequest) -> RunRequest:
+    """Return the request to resume the run of ranks that torchrun has restarted: they must not claim another one."""
+    run, before = request.config.run, find_run_of_agents(request.runs_dir, list(request.agents))
+    if before is None or run.name not in (None, before.name):
+        return request
+    run = run.model_copy(update={"resume": True, "name": before.name})
+    return replace(request, config=request.config.model_copy(update={"run": run}))
 
 
-def _obtain_job(
-    run_request: RunRequest, run_plan: NodePlan, world: _World, resources: _Resources, listener: Listener
-) -> Job | None:
-    """What this rank is to train; None where the run has nothing left to do. Raises UsageError."""
-    if run_request.dry_run:
-        return Job(run_request.config, run_plan, None, False, None)
-    if world.rank > 0:
-        return _receive_job(run_request, run_plan, world)
-    claimed = resources.claimed = _claim_and_broadcast(run_request, world)
-    if claimed is None:
-        listener(already_finished_warning(run_request))
-        return None
-    config = with_run_name(run_request.config, claimed.folder)
-    return Job(config, run_plan, claimed.folder, not claimed.is_new, None)
+def _run_preflight_on_all_ranks(run: OwnedRun, world: _World) -> Preflight:
+    """Check the request on every host. Raises UsageError on rank 0, with the problems of all hosts."""
+    rank_info, store, stop_flag = world.rank_info, world.store, world.stop_flag
 
+    def allocate(wait: bool) -> Sequence[CudaDevice]:
+        on_wait = waiting_emitter(run.listener)
+        run.allocation = allocate_node_gpus(run.request, rank_info, store, stop_flag, on_wait, wait=wait)
+        if rank_info.local_rank == 0:
+            for warning in run.allocation.warnings:
+                run.listener(WarningEvent(message=warning))
+        return run.allocation.devices
 
-def _claim_and_broadcast(run_request: RunRequest, world: _World) -> ClaimedRun | None:
-    """Claim the run's folder, and tell the other ranks which it is or that it could not be had. Raises UsageError."""
-    run, before = run_request.config.run, find_run_of_agents(run_request.runs_dir, list(world.agents))
-    if before is not None and run.name in (None, before.name):
-        # torchrun restarted the ranks: they must continue their run, not claim another one.
-        run = run.model_copy(update={"resume": True, "name": before.name})
-        run_request = replace(run_request, config=run_request.config.model_copy(update={"run": run}))
-    message: dict[str, object] = {"refused": True}
+    preflight, stopped = Preflight(), True
     try:
-        claimed = claim_if_unfinished(replace(run_request, agents=world.agents))
-        message = {"folder": str(claimed.folder.path), "resumed": not claimed.is_new} if claimed else {}
-        return claimed
+        preflight, stopped = run_preflight(run.request, allocate, rank_info), False
     finally:
-        world.store.set("claim", json.dumps(message))
-        if "folder" not in message and world.rank_info.world_size > 1:
-            # The store may be in this process, which is about to end.
-            heard = [f"heard/{rank}" for rank in range(1, world.rank_info.world_size)]
-            world.store.wait(heard, timedelta(seconds=ACK_TIMEOUT_SECONDS))
+        if world.rank > 0:
+            # If the store is gone, so is rank 0.
+            with suppress(RuntimeError):
+                share_problems(preflight.problems, rank_info, store, stopped=stopped)
+    if world.rank == 0 and (problems := collect_rank_problems(preflight.problems, rank_info, store, stop_flag)):
+        raise UsageError(problems)
+    return preflight
 
 
-def _receive_job(run_request: RunRequest, run_plan: NodePlan, world: _World) -> Job | None:
-    """The job in the folder that rank 0 claims; None where the run has nothing left to do. Raises UsageError."""
-    message = json.loads(wait_for_key(world.store, "claim", world.stop_flag))
-    world.store.set(f"heard/{world.rank}", "yes")
-    if message.get("refused"):
-        raise UsageError.one("", "rank 0 could not take the run's folder")
-    if not message:
-        return None
-    folder = RunFolder(Path(message["folder"]))
-    return Job(with_run_name(run_request.config, folder), run_plan, folder, bool(message["resumed"]), None)
+def _prepare_and_broadcast(run: OwnedRun, world: _World, preflight: Preflight) -> Job | None:
+    """Prepare the run on rank 0, and send its folder and batch size to the other ranks. Raises UsageError."""
 
-
-def _resolve_batch_size(job: Job, world: _World, allocation: GpuAllocation, listener: Listener) -> Config:
-    """The config with a number for `data.batch_size: auto`, which rank 0 finds on its own device for all ranks. Raises
-    UsageError, on every rank alike."""
-    if job.config.data.batch_size != "auto":
-        return job.config
-    if world.rank > 0:
-        received = json.loads(wait_for_key(world.store, "batch", world.stop_flag))
-        if "images" not in received:
-            raise UsageError.one(*received["problem"])
-        return with_batch_size(job.config, received["images"])
-
-    def on_tick() -> None:
-        allocation.reservation.touch()
+    def check_stop() -> None:
         if world.stop_flag.is_set:
             raise KeyboardInterrupt
 
-    message: dict[str, object] = {"problem": ["", "rank 0 found no batch size"]}
-    try:
-        images = previous_batch_size(job.folder) if job.folder and job.resumed else None
-        if images is None:
-            found = find_batch_size(
-                job.config, job.plan, world.rank_info.world_size, open_source_for_preflight(job.config), on_tick
-            )
-            listener(BatchSizeFound(message=found.describe(job.config)))
-            images = found.batch_size
-        message = {"images": images}
-        return with_batch_size(job.config, images)
-    finally:
-        world.store.set("batch", json.dumps(message))
+    job = run.prepare(preflight, world.rank_info.world_size, check_stop)
+    if job is None:
+        world.share_exit_code(ExitCode.FINISHED)
+        return None
+    folder = None if job.folder is None else str(job.folder.path)
+    message = {"folder": folder, "resumed": job.resumed, "batch_size": job.config.data.batch_size}
+    world.store.set("job", json.dumps(message))
+    return job
 
 
-def _train(job: Job, world: _World, resources: _Resources, listener: Listener) -> int:
-    """Train to the end, with the records of the run on rank 0, and return the exit code. Raises UsageError."""
+def _receive_job(run: OwnedRun, world: _World, preflight: Preflight) -> Job:
+    """Wait for the job of rank 0. Raises RankZeroEndedError if there is none."""
+    message = json.loads(wait_for_key(world.store, "job", world.stop_flag))
+    assert preflight.plan is not None  # noqa: S101 - else rank 0 would have refused the run
+    config, folder = with_batch_size(run.request.config, message["batch_size"]), None
+    if message["folder"] is not None:
+        folder = RunFolder(Path(message["folder"]))
+        config = with_run_name(config, folder)
+        run.allocation.reservation.set_run_name(folder.name)
+    return Job(config, preflight.plan, folder, message["resumed"], preflight.source)
+
+
+def _exit_code_of_refused_rank(world: _World, error: UsageError) -> ExitCode:
+    """Return the exit code of rank 0, whose error is the same or the cause of this one; else report this one."""
+    shared = exit_code_of_rank_0(world.store) if world.agreed else None
+    # Without a rendezvous, the first rank of each host reports for its host.
+    if shared is None and (world.agreed or world.rank_info.local_rank == 0):
+        for problem in error.problems:
+            print(f"error: rank {world.rank}: {problem}", file=sys.stderr)
+    return ExitCode.USAGE_ERROR if shared is None else shared
+
+
+def _train(run: OwnedRun, world: _World, job: Job) -> RunResult:
+    """Train to the end; rank 0 records the events and serves the control requests. Raises UsageError."""
     from engine.training.train import train
 
-    rank_info, stop_flag, claimed = world.rank_info, world.stop_flag, resources.claimed
+    rank_info, stop_flag, recorder = world.rank_info, world.stop_flag, run.recorder
     device = job.plan.devices[job.plan.device_index(rank_info.local_rank)]
-    recorder = open_recorder(claimed.folder, job.config, listener) if claimed else None
-    requests, heartbeats = RequestCounters(), Heartbeats(1)
+    heartbeats = Heartbeats(1)
     watches_gpus = rank_info.local_rank == 0 and job.folder is not None
-    usage = GpuUsagePoller([gpu.uuid for gpu in resources.allocation.devices] if watches_gpus else [])
+    usage = GpuUsagePoller([gpu.uuid for gpu in run.allocation.devices] if watches_gpus else [])
     watchdog = _watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), world.rank, device, recorder)
-    if recorder is not None and claimed is not None:
-        nodes = MultiNodeGpuUsage(usage, world.store, resources.allocation.reservation)
-        record = _monitoring_listener(recorder, claimed, nodes, requests)
-    else:
-        record = listener if world.rank == 0 else _stderr_listener(world.rank)
+    emit = run.emit if recorder is None else _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, world.store))
 
     def on_poll() -> None:
-        # Not earlier, because loader processes are forked before.
+        # Loader workers are forked before the first poll, and must not inherit the thread.
         if not watchdog.is_alive():
             watchdog.start()
         if recorder is None:
             publish_gpu_usage(usage, world.store, rank_info)
 
-    channel = DirectChannel(record, stop_flag, requests, HeartbeatWriter(heartbeats, 0), on_poll)
+    channel = DirectChannel(emit, stop_flag, run.requests, HeartbeatWriter(heartbeats, 0), on_poll)
     try:
         outcome = train(job, rank_info, world.store, channel)
-        if recorder is None:
-            return ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
-        if outcome == "stopped" and not recorder.history.stopping:
-            # By a signal, to this rank or to another.
+        if recorder is not None and outcome == "stopped" and not recorder.history.stopping:
+            # Stopped by a signal, to this rank or to another one.
             recorder.record(ControlEvent(request="stop", by=stop_flag.signal_name or "a signal", outcome="done"))
-        requeues = job.config.run.requeue and stop_flag.time_limit_near
-        return end_run(RunResult(outcome), recorder, listener, should_requeue=requeues)
+        return RunResult(outcome)
     except UsageError:
         raise
     except Exception as error:
         failure = rank_failure(world.rank, device, error, job.config)
-        if recorder is not None:
-            return record_result(RunResult("failed", failure), recorder)
-        print(f"{describe_failure(failure)}\n{failure.traceback}", file=sys.stderr)
-        return ExitCode.FAILED
+        if recorder is None:
+            print(f"{describe_failure(failure)}\n{failure.traceback}", file=sys.stderr)
+        return RunResult("failed", failure)
     finally:
-        if recorder is not None:
-            recorder.close()
         usage.close()
 
 
 def _stderr_listener(rank: int) -> Listener:
-    """What a rank that records nothing has to say goes to the launcher's log."""
+    """Return the listener of a rank without a journal: its events go to the launcher's log."""
 
-    def tell(event: Event) -> None:
+    def print_line(event: Event) -> None:
         if (line := event_line(event)) is not None:
             print(f"rank {rank}: {line}", file=sys.stderr)
 
-    return tell
+    return print_line
 
 
 def _watchdog_thread(watchdog: Watchdog, rank: int, device: str, recorder: Recorder | None) -> threading.Thread:
-    """A thread that ends this process when it makes no step for too long: each rank says where it stands, and the
-    launcher starts them anew."""
+    """Return a thread that ends this process if it makes no step for too long, so that the launcher can restart it."""
 
     def watch() -> None:
         while (heartbeats := watchdog.expired()) is None:
             time.sleep(POLL_SECONDS)
-        cause = f"no step was made for {watchdog.timeout_s:g} s (run.watchdog): {describe_progress(heartbeats[0])}"
+        cause = f"no progress for {watchdog.timeout_s:g} s (run.watchdog): {describe_progress(heartbeats[0])}"
         failure = RankFailed(rank=rank, device=device, cause=cause)
         print(describe_failure(failure), file=sys.stderr)
         faulthandler.dump_traceback()
         if recorder is not None:
-            # What stands still may be the disk that this goes to.
+            # What hangs may be the disk of the journal.
             threading.Timer(RECORD_TIMEOUT_SECONDS, os._exit, [ExitCode.FAILED]).start()
             record_result(RunResult("failed", failure), recorder)
         os._exit(ExitCode.FAILED)
@@ -357,29 +326,28 @@ def _watchdog_thread(watchdog: Watchdog, rank: int, device: str, recorder: Recor
     return threading.Thread(target=watch, name="watchdog", daemon=True)
 
 
-def _monitoring_listener(
-    recorder: Recorder, claimed: ClaimedRun, nodes: MultiNodeGpuUsage, requests: RequestCounters
-) -> Listener:
-    """A listener that starts, with its first event, a thread that renews the heartbeat, looks at the GPUs and takes
-    requests: not earlier, because loader processes are forked before."""
+def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuUsage) -> Listener:
+    """Return a listener whose first event starts a thread for heartbeats, GPU readings and control requests.
+
+    Not earlier, because loader workers are forked before and must not inherit the thread."""
+    control = recorder.folder.control
 
     def watch() -> None:
         while not recorder.closed.wait(POLL_SECONDS):
-            claimed.ownership.renew_heartbeat()
+            run.keep_alive()
             for event in nodes.poll():
                 recorder.record(event)
-            for request in consume_requests(claimed.folder.control):
-                outcome = requests.apply(request.request)
+            for request in consume_requests(control):
+                outcome = run.requests.apply(request.request)
                 recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))
 
     thread = threading.Thread(target=watch, name="control", daemon=True)
 
-    def record_and_watch(event: Event) -> None:
+    def emit(event: Event) -> None:
         if isinstance(event, RunStarted):
-            claimed.is_new = False
             nodes.start(event)
         if not thread.is_alive():
             thread.start()
-        recorder.record(event)
+        run.emit(event)
 
-    return record_and_watch
+    return emit

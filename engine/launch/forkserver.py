@@ -1,7 +1,7 @@
-"""A process that imports torch once and forks the ranks of a run, and how its supervisor holds it.
+"""The fork server of a run: a process that imports torch once and forks all ranks.
 
-The ranks begin with all that they need imported already, and share its memory: a start costs the time of one import of
-torch, and not of one for the supervisor and one more for each rank. The process itself never touches a GPU and starts
+`ForkServer` is the supervisor's side, `main` the process itself. The forked ranks share its memory and need not import
+anything, so a start costs one import of torch instead of one per rank. The process never initializes CUDA, and starts
 no thread before it has forked. It dies with the supervisor, and the ranks die with it.
 """
 
@@ -31,38 +31,35 @@ from engine.training.job import Job
 from engine.utils.process import STOP_SIGNALS, die_with_parent, redirect_output
 
 PROGRAM = "from engine.launch.forkserver import main; main()"
-# NumPy's library would start threads when it is imported. Torch's threads wait for each other in a loop: where another
-# process has one of the cores they would wait so for its whole time slice, and train at a fifth of the speed.
+# OpenBLAS starts threads when NumPy is imported, and a process with threads must not fork. OpenMP threads spin while
+# they wait for each other: if another process occupies one of the cores, long spinning costs 80% of the throughput.
 THREAD_ENV = {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "5000"}
-# So long it may take to end once it was killed: a process that waits for a dead disk or driver never does.
-KILL_TIMEOUT_SECONDS = 3.0
-# Between two looks at a rank that is about to end.
-EXIT_POLL_SECONDS = 0.01
+KILL_TIMEOUT_SECONDS = 3.0  # a killed process that is blocked in a driver or on a dead disk never exits
+EXIT_POLL_SECONDS = 0.01  # between two polls of a rank that is exiting
 
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """The ranks are there; a rank's pid lasts as long as the fork server does, which reaps none of them before its
-    end."""
+    """All ranks have been forked. Their pids stay valid until the fork server exits, which reaps none of them."""
 
     pids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class RankExited:
-    """A negative `exit_code` is a signal's number."""
+    """The exit of a rank; a negative `exit_code` is the number of a signal."""
 
     rank: int
     exit_code: int
 
 
 class ForkServer:
-    """The supervisor's hold on it, from before it is known what ranks there will be: the import goes on meanwhile."""
+    """The supervisor's handle of the process, which is started before the preflight to import torch meanwhile."""
 
     def __init__(self) -> None:
         mine, theirs = Pipe()
-        # Blocked for life in the fork server, and in a rank until it has handlers: a signal is often sent to all.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        # A signal often goes to all processes: the fork server blocks it for good, a rank until it has handlers.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._process = subprocess.Popen(  # noqa: S603 (our own module)
                 [sys.executable, "-P", "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
@@ -72,20 +69,20 @@ class ForkServer:
             )
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         self._connection = mine
         self._exit_codes: dict[int, int] = {}
         self._num_ranks = 0
         self.pids: tuple[int, ...] = ()
-        """Of the ranks, once they are there."""
+        """The pid of each rank, once they have been forked."""
         self.failure: RankFailed | None = None
-        """Why there will be none."""
+        """Why no ranks could be forked."""
         self.died_early = False
-        """It ended before the ranks did, and they with it."""
+        """Whether it exited before its ranks, which ended them."""
 
     def fork(self, job: Job, connections: Sequence[Connection], heartbeats: Heartbeats) -> None:
-        """Let it fork the ranks, each with its end of a pipe, which is closed here. They get this process's environment
-        as it is now."""
+        """Fork the ranks with the current environment of this process, each with its end of a pipe, which is closed
+        here."""
         self._num_ranks = job.plan.local_world_size
         with suppress(OSError):
             self._connection.send((job, dict(os.environ)))
@@ -99,11 +96,11 @@ class ForkServer:
 
     @property
     def is_open(self) -> bool:
-        """More news may come."""
+        """Whether more messages may arrive."""
         return not self._connection.closed
 
     def poll(self) -> None:
-        """Take what has come in, without a wait for it."""
+        """Handle the messages that have arrived, without blocking."""
         try:
             while self.is_open and self._connection.poll():
                 self._handle(self._connection.recv())
@@ -129,15 +126,15 @@ class ForkServer:
             self.failure = message
 
     def exit_code(self, rank: int) -> int | None:
-        """None while it lives."""
+        """Return the exit code of a rank; None while it runs."""
         return self._exit_codes.get(rank)
 
     def alive(self) -> list[int]:
-        """The ranks that have not ended, also those that are yet to begin."""
+        """Return the ranks that have not exited, including those that have not been forked yet."""
         return [rank for rank in range(self._num_ranks) if rank not in self._exit_codes]
 
     def kill(self) -> None:
-        """End whatever is left."""
+        """Kill the fork server and all ranks that still run."""
         if not self.is_open:
             return
         for rank in self.alive():
@@ -156,8 +153,8 @@ class ForkServer:
 
 
 def main() -> None:
-    """Of the process itself."""
-    line, supervisor = Connection(int(sys.argv[1])), int(sys.argv[2])
+    """Run the fork server: import torch, receive the job, fork its ranks and report their exits."""
+    pipe, supervisor = Connection(int(sys.argv[1])), int(sys.argv[2])
     die_with_parent(supervisor)
     try:
         import engine.training.train  # noqa: F401 (for the ranks)
@@ -166,43 +163,43 @@ def main() -> None:
     except Exception as error:
         problem = error
     try:
-        job, environment = line.recv()
-        handles = [recv_handle(line) for _ in range(1 + job.plan.local_world_size)]
+        job, environment = pipe.recv()
+        handles = [recv_handle(pipe) for _ in range(1 + job.plan.local_world_size)]
     except EOFError:
-        # No run came of it.
+        # The supervisor refused the run.
         os._exit(0)
     try:
         if problem is not None:
             raise problem
         os.environ.update(environment)
         redirect_output(job.folder.log if job.folder else None)
-        processes, store = _fork(job, handles, line)
+        processes, store = _fork(job, handles, pipe)
     except Exception as error:
-        # What has been forked already goes with this process.
-        line.send(rank_failure(0, job.plan.devices[0], error))
+        # Ranks that have been forked already die with this process.
+        pipe.send(rank_failure(0, job.plan.devices[0], error))
         os._exit(1)
-    line.send(RanksStarted(tuple(process.pid or 0 for process in processes)))
-    _report_exits(processes, line)
+    pipe.send(RanksStarted(tuple(process.pid or 0 for process in processes)))
+    _report_exits(processes, pipe)
     del store
     os._exit(0)
 
 
 def _fork(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> tuple[list[BaseProcess], Any]:
-    """All ranks, and then the store by which they meet, which lasts as long as what is returned."""
+    """Fork all ranks, then start the store of their rendezvous, which lives as long as the returned object."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
     heartbeats, connections = Heartbeats(job.plan.local_world_size, fds[0]), [Connection(handle) for handle in fds[1:]]
     listening = socket.create_server(("127.0.0.1", 0), backlog=max(128, job.plan.local_world_size))
     arguments = (job, Inherited(connections, heartbeats, supervisor_connection, os.getpid(), listening))
-    # What is there now is there for good, and shared: a collection in a rank would copy its pages.
+    # A garbage collection in a rank would write to the shared pages of these objects and so copy them.
     gc.freeze()
     processes = mp.start_processes(
         run_rank, arguments, job.plan.local_world_size, join=False, start_method="fork"
     ).processes
     for connection in connections:
         connection.close()
-    # It starts a thread.
+    # Only after the fork, because it starts a thread.
     store = dist.TCPStore(
         "127.0.0.1",
         listening.getsockname()[1],
@@ -214,19 +211,19 @@ def _fork(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> tu
 
 
 def _report_exits(processes: Sequence[BaseProcess], supervisor_connection: Connection) -> None:
-    """Of each rank, as soon as it has ended. None is reaped: its pid is not to become another's while the supervisor
-    may still send it a signal."""
-    left = {process.sentinel: (rank, process.pid or 0) for rank, process in enumerate(processes)}
-    ending: list[tuple[int, int]] = []
-    while left or ending:
-        ready = mp_connection.wait(list(left), EXIT_POLL_SECONDS if ending else None)
-        ending += [left.pop(sentinel) for sentinel in list(left) if sentinel in ready]
-        for one in list(ending):
-            rank, pid = one
-            # A rank whose files are closed already may hang in the kernel for ever.
+    """Report the exit of each rank.
+
+    None is reaped: the kernel must not reuse its pid while the supervisor may still send it a signal."""
+    running = {process.sentinel: (rank, process.pid or 0) for rank, process in enumerate(processes)}
+    exiting: list[tuple[int, int]] = []
+    while running or exiting:
+        ready = mp_connection.wait(list(running), EXIT_POLL_SECONDS if exiting else None)
+        exiting += [running.pop(sentinel) for sentinel in list(running) if sentinel in ready]
+        for rank, pid in list(exiting):
+            # Without blocking: a rank whose files are closed may hang in the kernel forever.
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if ended is not None:
-                ending.remove(one)
+                exiting.remove((rank, pid))
                 supervisor_connection.send(
                     RankExited(rank, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
                 )

@@ -1,4 +1,4 @@
-"""What the GPUs of a run do while it trains, as an event every few seconds."""
+"""GPU usage of a run: the poller that samples its GPUs during training, and what other users see of its ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDED_READINGS = (
 
 
 class GpuUsagePoller:
-    """Looks at these GPUs, by UUID. Without any it does nothing; it never waits, and never fails a run."""
+    """Samples the GPUs with these UUIDs. It never blocks and never fails a run; without UUIDs it does nothing."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
         self._monitor: DriverMonitor | None = None
@@ -40,7 +40,7 @@ class GpuUsagePoller:
                 )
 
     def poll(self) -> GpuEvent | None:
-        """An event where one is due: that the driver says nothing is one too."""
+        """Return an event if one is due, also if the driver has stopped answering."""
         if self._monitor is None:
             return None
         try:
@@ -64,19 +64,20 @@ def _sample(gpu: Gpu, host: str) -> GpuSample:
 
 
 def waiting_emitter(emit: Callable[[Event], None]) -> Callable[[str], None]:
-    """Tells why a run waits, once for each reason."""
-    told: list[str] = []
+    """Return a callback that emits why a run waits for GPUs, whenever the reason changes."""
+    last_reason = ""
 
-    def waiting(reason: str) -> None:
-        if told[-1:] != [reason]:
-            told.append(reason)
+    def emit_reason(reason: str) -> None:
+        nonlocal last_reason
+        if reason != last_reason:
+            last_reason = reason
             emit(WaitingForGpus(message=reason))
 
-    return waiting
+    return emit_reason
 
 
 def local_gpu_ranks(started: RunStarted) -> list[ReservedRank]:
-    """The ranks of this host that have a GPU, as other users may know them."""
-    here = socket.gethostname()
-    ranks = [one for one in started.ranks if one.host == here and one.device != "cpu"]
-    return [ReservedRank(started.name, one.rank, one.pid, one.device) for one in ranks]
+    """Return the ranks on GPUs of this host, for the reservation that other users read."""
+    host = socket.gethostname()
+    ranks = [rank for rank in started.ranks if rank.host == host and rank.device != "cpu"]
+    return [ReservedRank(started.name, rank.rank, rank.pid, rank.device) for rank in ranks]

@@ -1,8 +1,7 @@
-"""How the ranks that a launcher started find that they belong together, how they learn that rank 0 ends before the run
-begins, and which run was theirs before.
+"""What external ranks exchange through the store of their rendezvous before the run starts; `external` calls it.
 
-A store may hold what an earlier world has left in it: torchrun keeps one for all its restarts, and counts these for
-each of its agents alone. So the ranks of a world first agree on a name for it.
+torchrun keeps one store over all restarts of its ranks, so it may hold keys of an earlier world. The ranks therefore
+first agree on a unique name of their world, the prefix of all further keys.
 """
 
 from __future__ import annotations
@@ -29,87 +28,113 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 STORE_POLL_SECONDS = 0.05
-REFUSAL_TIMEOUT_SECONDS = 5.0
+EXIT_TIMEOUT_SECONDS = 5.0  # rank 0 and the other ranks wait this long for each other before a run that is refused ends
 EXIT_CODE_KEY = "rank_0_exit_code"
+RECEIVED_KEY = "rank_0_exit_code/received"
+
+
+class RankZeroEndedError(Exception):
+    """Rank 0 ended before the run started, and reports why for all ranks."""
+
+    def __init__(self, exit_code: ExitCode) -> None:
+        super().__init__(f"rank 0 ended with exit code {exit_code:d}")
+        self.exit_code = exit_code
 
 
 def agent_id() -> str:
-    """The process that started this one, told apart from any other on any host: torchrun's agent."""
+    """Return a globally unique name of the process that started this one, torchrun's agent."""
     pid = os.getppid()
     try:
-        since = psutil.Process(pid).create_time()
+        created = psutil.Process(pid).create_time()
     except psutil.Error:
-        since = 0.0
-    return f"{socket.gethostname()}/{pid}/{since:.2f}"
+        created = 0.0
+    return f"{socket.gethostname()}/{pid}/{created:.2f}"
 
 
 def wait_for_key(store: Store, key: str, stop_flag: StopFlag) -> str:
-    """Return the value that another rank sets, without a time limit: it may wait for GPUs. Raises KeyboardInterrupt
-    where this process is asked to stop meanwhile, UsageError where that rank has gone."""
+    """Return the value that another rank sets, without a time limit: that rank may wait for GPUs.
+
+    Raises KeyboardInterrupt if this process is asked to stop, RankZeroEndedError if rank 0 ends first, and UsageError
+    if the store is gone."""
     try:
         while not store.check([key]):
             if stop_flag.is_set:
                 raise KeyboardInterrupt
+            if store.check([EXIT_CODE_KEY]):
+                raise RankZeroEndedError(_receive_exit_code(store))
             time.sleep(STORE_POLL_SECONDS)
         return store.get(key).decode()
     except RuntimeError as error:
-        raise UsageError.one("", "the rank that was to tell of the run has gone") from error
+        raise UsageError.one("", "rank 0 ended before the run began") from error
 
 
 def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[str, list[str]]:
-    """A name of this world that no other had, the same on all ranks; and, on rank 0, the agents of all. Every rank says
-    hello under a name of its own; rank 0 answers each hello that it finds, also one that a dead rank has left, until
-    all have heard."""
-    mine = uuid.uuid4().hex
+    """Return a unique name of this world, the same on all ranks, and on rank 0 the agents of all ranks.
+
+    Every rank says hello under a unique name. Rank 0 answers each hello that it finds, including those of earlier
+    worlds, until all ranks have received an answer."""
+    own_name = uuid.uuid4().hex
     if rank_info.rank > 0:
-        store.set(f"hello/{rank_info.rank}", json.dumps({"name": mine, "agent": agent_id()}))
-        world = wait_for_key(store, f"world/{mine}", stop_flag)
+        store.set(f"hello/{rank_info.rank}", json.dumps({"name": own_name, "agent": agent_id()}))
+        world = wait_for_key(store, f"world/{own_name}", stop_flag)
         store.add(f"heard/{world}", 1)
         return world, []
     answered: dict[int, str] = {}
     agents = {0: agent_id()}
-    while store.add(f"heard/{mine}", 0) < rank_info.world_size - 1:
+    while store.add(f"heard/{own_name}", 0) < rank_info.world_size - 1:
         for rank in range(1, rank_info.world_size):
             if not store.check([f"hello/{rank}"]):
                 continue
             hello = json.loads(store.get(f"hello/{rank}"))
             if answered.get(rank) != hello["name"]:
                 answered[rank], agents[rank] = hello["name"], hello["agent"]
-                store.set(f"world/{hello['name']}", mine)
+                store.set(f"world/{hello['name']}", own_name)
         if stop_flag.is_set:
             raise KeyboardInterrupt
         time.sleep(STORE_POLL_SECONDS)
-    return mine, list(agents.values())
+    return own_name, list(agents.values())
 
 
-def share_exit_code(store: Store, code: ExitCode) -> None:
-    """Let the other ranks know that rank 0 ends before the run begins, and reports why for all of them."""
-    # Without a store there is nobody left to tell.
+def share_exit_code(store: Store, code: ExitCode, world_size: int) -> None:
+    """Tell the other ranks that rank 0 ends before the run starts, and wait until all of them have received it.
+
+    The store may be in this process, and its file is deleted when this process ends. A rank that does not poll the
+    store, such as one that is blocked in a collective, is not waited for longer than `EXIT_TIMEOUT_SECONDS`."""
+    deadline = time.monotonic() + EXIT_TIMEOUT_SECONDS
     with suppress(RuntimeError):
         store.set(EXIT_CODE_KEY, str(int(code)))
+        while store.add(RECEIVED_KEY, 0) < world_size - 1 and time.monotonic() < deadline:
+            time.sleep(STORE_POLL_SECONDS)
 
 
-def exit_code_of_rank_0(store: Store, timeout_s: float = REFUSAL_TIMEOUT_SECONDS) -> ExitCode | None:
-    """The exit code that rank 0 shares; None where it shares none in time, because the fault is this host's alone."""
+def exit_code_of_rank_0(store: Store, timeout_s: float = EXIT_TIMEOUT_SECONDS) -> ExitCode | None:
+    """Return the exit code that rank 0 shares; None if there is none in time, because only this rank was refused."""
     deadline = time.monotonic() + timeout_s
     try:
         while not store.check([EXIT_CODE_KEY]):
             if time.monotonic() > deadline:
                 return None
             time.sleep(STORE_POLL_SECONDS)
-        return ExitCode(int(store.get(EXIT_CODE_KEY)))
+        return _receive_exit_code(store)
     except RuntimeError:
-        # The store ended with rank 0.
+        # The store was in the process of rank 0.
         return ExitCode.USAGE_ERROR
 
 
+def _receive_exit_code(store: Store) -> ExitCode:
+    code = ExitCode(int(store.get(EXIT_CODE_KEY)))
+    store.add(RECEIVED_KEY, 1)
+    return code
+
+
 def find_run_of_agents(runs_dir: Path, agents: list[str]) -> RunFolder | None:
-    """The newest run that was trained by a world of one of these agents, once its owner is gone: on another host it may
-    have died without a word."""
+    """Return the newest run that ranks of one of these agents trained; None if there is none.
+
+    Waits until its owner is gone: one that died on another host is noticed only by its missing heartbeat."""
     for run in list_runs(runs_dir):
         owner = read_json(run.owner) or {}
-        before = owner.get("agents")
-        if isinstance(before, list) and set(agents) & set(map(str, before)):
+        earlier_agents = owner.get("agents")
+        if isinstance(earlier_agents, list) and set(agents) & set(map(str, earlier_agents)):
             deadline = time.monotonic() + HEARTBEAT_TIMEOUT_SECONDS + 1
             while run.is_owned() and time.monotonic() < deadline:
                 time.sleep(1)

@@ -1,99 +1,185 @@
-"""A run that was asked for: its folder taken, its end recorded, whoever starts its ranks."""
+"""The lifecycle of a run in the process that owns it: claim, batch size, record, restart, end.
+
+Two drivers call the same steps in the same order: `launcher`, whose supervisor forks the ranks, and `external`, a rank
+that torchrun or srun started. Each holds only how its ranks train.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.config.loader import changed_keys, resolve_config
-from engine.config.schema import Config, as_dict
+from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
+from engine.gpus.allocation import GpuAllocation
+from engine.launch.batch_size import find_batch_size, previous_batch_size, with_batch_size
+from engine.launch.gpu_usage import local_gpu_ranks
+from engine.launch.preflight import Preflight, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
-from engine.runs.events import RunFinished, WarningEvent
+from engine.runs.control import RequestCounters
+from engine.runs.events import BatchSizeFound, Event, RunFinished, RunStarted, RunStarting, WarningEvent
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.watcher import RunWatcher
-from engine.training.job import ExitCode, RunResult
+from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import Problem, UsageError
-
-# What the weights, the optimizer's state and the order of the data hang on.
-IMMUTABLE_KEYS = {
-    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "data.dataset", "data.val_split"),
-    *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
-}
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run that was asked for. `default_name` names it where `run.name` does not; a dry run leaves no folder; `agents`
-    are those of torchrun that start its ranks, see `engine.launch.handshake.agent_id`."""
+    """A run that a user requested.
+
+    `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
+    `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
+    started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder."""
 
     config: Config
     runs_dir: Path
     default_name: str
     dry_run: bool = False
     agents: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
-def claim_if_unfinished(run_request: RunRequest) -> ClaimedRun | None:
-    """The folder of the run, owned by this process; None where the run is to go on and has nothing left to do. Raises
-    UsageError."""
-    run = run_request.config.run
-    claimed = claim_run(
-        run_request.runs_dir,
-        run.name,
-        run_request.default_name,
-        resume=run.resume or run.requeue,
-        agents=run_request.agents,
-    )
+@dataclass
+class OwnedRun:
+    """What the owner of a run holds: GPUs, run folder and recorder. `release` gives all of it back."""
+
+    request: RunRequest
+    listener: Listener
+    allocation: GpuAllocation = field(default_factory=GpuAllocation)
+    claimed: ClaimedRun | None = None
+    recorder: Recorder | None = None
+    requests: RequestCounters = field(default_factory=RequestCounters)
+
+    def prepare(
+        self, preflight: Preflight, world_size: int | None = None, check_stop: Callable[[], None] = lambda: None
+    ) -> Job | None:
+        """Claim the run folder, resolve the batch size and open the journal; return the job of the ranks.
+
+        Return None if the run is already finished. `world_size` is given if it is not that of this host. `check_stop`
+        is called repeatedly during the search for a batch size, and may raise. Raises UsageError if a step fails."""
+        job = self._claim(preflight)
+        if job is not None:
+            job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
+            self._record(job)
+        return job
+
+    def _claim(self, preflight: Preflight) -> Job | None:
+        """Claim the run folder; a dry run has a job without one."""
+        assert preflight.plan is not None  # noqa: S101 - a preflight without problems has one
+        job = Job(self.request.config, preflight.plan, None, False, preflight.source)
+        if self.request.dry_run:
+            return job
+        self.claimed = claim_if_unfinished(self.request)
+        if self.claimed is None:
+            run = self.request.config.run
+            message = f"{run.name or 'the run'} has already finished {run.epochs} epochs; raise run.epochs to continue"
+            self.listener(WarningEvent(message=message))
+            return None
+        folder = self.claimed.folder
+        config = with_run_name(self.request.config, folder)
+        return replace(job, config=config, folder=folder, resumed=not self.claimed.is_new)
+
+    def _resolve_batch_size(self, job: Job, world_size: int, check_stop: Callable[[], None]) -> Job:
+        """Replace `data.batch_size: auto` by that of the resumed run, else by the largest that fits."""
+        config = job.config
+        if config.data.batch_size != "auto":
+            return job
+        batch_size = previous_batch_size(job.folder) if job.folder is not None and job.resumed else None
+        if batch_size is None:
+
+            def on_tick() -> None:
+                self.keep_alive()
+                check_stop()
+
+            result = find_batch_size(config, job.plan, world_size, job.source, on_tick)
+            self.listener(BatchSizeFound(message=result.describe(config)))
+            batch_size = result.batch_size
+        return replace(job, config=with_batch_size(config, batch_size))
+
+    def _record(self, job: Job) -> None:
+        """Open the journal and announce the run."""
+        if job.folder is None:
+            return
+        self.recorder = open_recorder(job.folder, job.config, self.listener)
+        if job.config.run.requeue and slurm_job_id() is None:
+            self.listener(WarningEvent(message="run.requeue has no effect: this is not a Slurm job"))
+        self.listener(RunStarting(name=job.folder.name, folder=str(job.folder.path)))
+        self.allocation.reservation.set_run_name(job.folder.name)
+
+    def emit(self, event: Event) -> None:
+        """Record an event of the ranks; a dry run only shows it."""
+        (self.listener if self.recorder is None else self.recorder.record)(event)
+        if isinstance(event, RunStarted) and self.claimed is not None:
+            # The folder now holds something to lose: `discard` must keep it.
+            self.claimed.is_new = False
+            self.allocation.reservation.publish_ranks(local_gpu_ranks(event))
+
+    def keep_alive(self) -> None:
+        """Renew the heartbeats of the run and of its GPU reservation."""
+        self.allocation.reservation.touch()
+        if self.claimed is not None:
+            self.claimed.ownership.renew_heartbeat()
+
+    def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
+        """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""
+        if self.recorder is None:
+            if result.failure is not None:
+                self.emit(RunFinished(state="failed", message=describe_failure(result.failure)))
+            return ExitCode.FINISHED if result.state == "finished" else ExitCode.FAILED
+        job = slurm_job_id() if should_requeue and result.state in ("stopped", "killed") else None
+        code = record_result(result, self.recorder, f"; job {job} is requeued" if job else "")
+        if job is not None and (problem := requeue(job)) is not None:
+            self.listener(WarningEvent(message=problem))
+        return code
+
+    def discard(self) -> None:
+        """Delete the folder of a run that has not started."""
+        if self.claimed is not None:
+            self.claimed.discard()
+
+    def release(self) -> None:
+        """Close the journal, and release the folder and the GPUs."""
+        if self.recorder is not None:
+            self.recorder.close()
+        if self.claimed is not None:
+            self.claimed.ownership.release()
+        self.allocation.reservation.release()
+
+
+def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
+    """Claim the run folder; return None if the run is to be resumed and has nothing left to do. Raises UsageError."""
+    run = request.config.run
+    resume = run.resume or run.requeue
+    claimed = claim_run(request.runs_dir, run.name, request.default_name, resume=resume, agents=request.agents)
     if claimed.is_new:
         return claimed
     try:
-        check_resumed_config(run_request.config, claimed.folder)
+        # The preflight has checked this, but not under the lock.
+        check_resumed_config(request.config, claimed.folder)
     except UsageError:
         claimed.ownership.release()
         raise
     finished = RunWatcher(claimed.folder).poll().finished
     done = finished is not None and finished.state == RunState.FINISHED
-    # All of a long journal is read only where its end leaves the question open.
+    # Reading all of a long journal takes seconds, so its last event decides first.
     if done and len(claimed.folder.history().epochs) >= run.epochs:
         claimed.ownership.release()
         return None
     return claimed
 
 
-def check_resumed_config(config: Config, folder: RunFolder) -> None:
-    """Raises UsageError where a run would go on with another model, optimizer or division of the data than it began
-    with."""
-    if not folder.config.exists():
-        return
-    before = resolve_config(str(folder.config)).config
-    changed = [key for key in changed_keys(before, config) if key in IMMUTABLE_KEYS]
-    if changed:
-        old, new = as_dict(before), as_dict(config)
-        what = "what a run began with cannot be changed on the way: it was {}, not {}; give a new run a new --name"
-        pairs = [(key, *key.split(".")) for key in changed]
-        raise UsageError(
-            [Problem(key, what.format(old[section][name], new[section][name])) for key, section, name in pairs]
-        )
-
-
-def already_finished_warning(run_request: RunRequest) -> WarningEvent:
-    run = run_request.config.run
-    return WarningEvent(
-        message=f"{run.name or 'the run'} has finished {run.epochs} epochs already; to go on, raise run.epochs"
-    )
-
-
 def with_run_name(config: Config, folder: RunFolder) -> Config:
-    """The config as its folder keeps it: with the name that it got, fit to start such a run again."""
+    """Return the config that the run folder keeps: with the name of the run, and fit to start such a run again."""
     return config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name, "resume": False})})
 
 
 def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Recorder:
-    """Raises UsageError where the folder cannot be written to."""
+    """Raises UsageError if the folder cannot be written to."""
     try:
         return Recorder(folder, config, listener)
     except OSError as error:
@@ -103,30 +189,21 @@ def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Reco
 
 
 def should_restart(result: RunResult, history: History) -> bool:
-    """Whether to start the ranks again: one failed, of something that need not come again, and nobody asked to stop."""
+    """Whether to restart the ranks: one failed for a reason that may not recur, and no stop was requested."""
     return result.failure is not None and not result.failure.repeats and not history.stopping
 
 
-def record_restart(result: RunResult, recorder: Recorder, restart: int, max_restarts: int) -> WarningEvent:
-    """Record the failure; return the warning that announces the restart."""
+def record_restart(result: RunResult, recorder: Recorder, restart: int, max_restarts: int) -> None:
+    """Record a failure and the restart that follows it."""
     assert result.failure is not None  # noqa: S101 - see `should_restart`
     recorder.record(result.failure)
     where = "its last checkpoint" if recorder.folder.resumable else "the beginning"
-    told = f"{describe_failure(result.failure)}; starting again from {where} (restart {restart} of {max_restarts})"
-    return WarningEvent(message=told)
+    message = f"{describe_failure(result.failure)}; restarting from {where} (restart {restart} of {max_restarts})"
+    recorder.record(WarningEvent(message=message))
 
 
-def end_run(result: RunResult, recorder: Recorder, listener: Listener, *, should_requeue: bool) -> int:
-    """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""
-    job = slurm_job_id() if should_requeue and result.state in ("stopped", "killed") else None
-    code = record_result(result, recorder, f"; job {job} goes back into the queue" if job else "")
-    if job is not None and (problem := requeue(job)) is not None:
-        listener(WarningEvent(message=problem))
-    return code
-
-
-def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> int:
-    """Record how the run ended; the exit code of that."""
+def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> ExitCode:
+    """Record how the run ended, and return the exit code."""
     name, resumable = recorder.folder.name, recorder.folder.resumable
     hint = f"continue with `gputrain resume {name}`" if resumable else "there is no checkpoint to continue from"
     if result.failure is not None:
@@ -135,11 +212,11 @@ def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> in
         return ExitCode.FAILED
     if result.state == "finished":
         best = recorder.history.best
-        told = f"best accuracy {best.selection_accuracy:.4f} in epoch {best.epoch}" if best else ""
+        message = f"best accuracy {best.selection_accuracy:.4f} in epoch {best.epoch}" if best else ""
         busy = [mean for use in recorder.history.gpus.values() if (mean := use.mean("busy")) is not None]
-        told += f"; GPUs busy {sum(busy) / len(busy):.0f}% of the time" if busy else ""
-        recorder.record(RunFinished(state="finished", message=told))
+        message += f"; GPUs busy {sum(busy) / len(busy):.0f}% of the time" if busy else ""
+        recorder.record(RunFinished(state="finished", message=message))
         return ExitCode.FINISHED
-    why = f"{result.reason}; " if result.reason else ""
-    recorder.record(RunFinished(state="stopped", message=why + hint + suffix))
+    reason = f"{result.reason}; " if result.reason else ""
+    recorder.record(RunFinished(state="stopped", message=reason + hint + suffix))
     return ExitCode.STOPPED if resumable else ExitCode.FAILED

@@ -1,41 +1,49 @@
-"""What the ranks that a launcher started on one host share: the first of them chooses the GPUs for all, and tells what
-those do."""
+"""What the external ranks of one node do together: the first of them allocates the GPUs and samples their usage.
+
+`external` calls it. All of it is exchanged through the store of the rendezvous."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.reservation import Reservation
 from engine.gpus.selection import CudaDevice
-from engine.launch.gpu_usage import GpuUsagePoller, local_gpu_ranks
+from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import wait_for_key
 from engine.launch.lifecycle import RunRequest
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 
 def allocate_node_gpus(
-    run_request: RunRequest, rank_info: RankInfo, store: Store, stop_flag: StopFlag, on_wait: Callable[[str], None]
+    request: RunRequest,
+    rank_info: RankInfo,
+    store: Store,
+    stop_flag: StopFlag,
+    on_wait: Callable[[str], None],
+    *,
+    wait: bool,
 ) -> GpuAllocation:
-    """The GPUs of this host's ranks, in the order of their local ranks; the first of them holds the reservation. Where
-    a launcher shows each rank one GPU of its own, every rank takes that. Raises UsageError, on every rank alike."""
-    device, run = run_request.config.device, run_request.config.run.name or run_request.default_name
+    """Allocate the GPUs of this host's ranks, in the order of their local ranks.
+
+    The first rank of the host reserves them for all. If the launcher shows each rank only one GPU, every rank uses the
+    one that it is shown. Raises UsageError on every rank of the host."""
+    gpus, run = request.config.device.gpus, request.config.run.name or request.default_name
     key = f"gpus/{node_id()}"
 
-    def wait(reason: str) -> None:
+    def check_stop(reason: str) -> None:
         if stop_flag.is_set:
             raise KeyboardInterrupt
         on_wait(reason)
@@ -43,61 +51,82 @@ def allocate_node_gpus(
     if rank_info.local_rank > 0:
         message = json.loads(wait_for_key(store, key, stop_flag))
         if message.get("problems"):
-            raise UsageError([Problem(where, what) for where, what in message["problems"]])
+            raise UsageError(problems_from_json(message["problems"]))
         if not message["each"]:
-            return GpuAllocation([CudaDevice.from_dict(one) for one in message["devices"]])
-        # The GPU that this rank is shown may be that of the first rank, which holds it for all: no waiting for it.
-        return allocate_devices(device.gpus, run, wait=False, on_wait=wait, ranks=1)
+            return GpuAllocation([CudaDevice.from_dict(device) for device in message["devices"]])
+        # Without waiting: this GPU may be the one that the first rank has reserved for all of them.
+        return allocate_devices(gpus, run, wait=False, on_wait=check_stop, ranks=1)
     try:
-        allocation = allocate_devices(
-            device.gpus, run, wait=device.wait, on_wait=wait, ranks=rank_info.local_world_size
-        )
+        allocation = allocate_devices(gpus, run, wait=wait, on_wait=check_stop, ranks=rank_info.local_world_size)
     except UsageError as error:
-        store.set(key, json.dumps({"problems": [[one.location, one.message] for one in error.problems]}))
+        store.set(key, json.dumps({"problems": problems_to_json(error.problems)}))
         raise
     each = len(allocation.devices) == 1 < rank_info.local_world_size
-    store.set(key, json.dumps({"each": each, "devices": [asdict(one) for one in allocation.devices]}))
+    store.set(key, json.dumps({"each": each, "devices": [asdict(device) for device in allocation.devices]}))
     return allocation
 
 
+def share_problems(problems: Sequence[Problem], rank_info: RankInfo, store: Store, *, stopped: bool) -> None:
+    """Send the problems of this rank's preflight to rank 0; `stopped` if it was asked to stop meanwhile."""
+    message = {"problems": problems_to_json(problems), "host": socket.gethostname(), "stopped": stopped}
+    store.set(f"preflight/{rank_info.rank}", json.dumps(message))
+
+
+def collect_rank_problems(
+    own_problems: Sequence[Problem], rank_info: RankInfo, store: Store, stop_flag: StopFlag
+) -> list[Problem]:
+    """Return the problems of all ranks, each sentence once; those of another host alone name it.
+
+    Raises KeyboardInterrupt if one of the ranks was asked to stop."""
+    problems = {str(problem): problem for problem in own_problems}
+    for rank in range(1, rank_info.world_size):
+        message = json.loads(wait_for_key(store, f"preflight/{rank}", stop_flag))
+        if message["stopped"]:
+            raise KeyboardInterrupt
+        for problem in problems_from_json(message["problems"]):
+            if str(problem) not in problems:
+                elsewhere = replace(problem, reason=f"{problem.reason} (on {message['host']})")
+                problems.setdefault(str(elsewhere), elsewhere)
+    return list(problems.values())
+
+
 def node_id() -> str:
-    """One for each host of a cluster: containers on several hosts may have one name."""
+    """Return a unique name of this host; the host name alone may be shared by containers on several hosts."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
 
 
 class MultiNodeGpuUsage:
-    """What the GPUs of all nodes of a run do, for the rank that records it."""
+    """The GPU usage of all nodes of a run, for rank 0, which records it."""
 
-    def __init__(self, usage: GpuUsagePoller, store: Store, reservation: Reservation) -> None:
-        self._usage, self._store, self._reservation = usage, store, reservation
+    def __init__(self, usage: GpuUsagePoller, store: Store) -> None:
+        self._usage, self._store = usage, store
         self._last_lines: dict[str, str] = {}
 
     def start(self, started: RunStarted) -> None:
-        """Learn which ranks speak for the other nodes: the first of each."""
-        self._reservation.publish_ranks(local_gpu_ranks(started))
-        first: dict[str, int] = {}
-        for one in started.ranks:
-            first.setdefault(one.host, one.rank)
-        self._last_lines = {f"usage/{rank}": "" for rank in first.values() if rank != 0}
+        """Start to read the usage of the other nodes, which the first rank of each publishes."""
+        first_ranks: dict[str, int] = {}
+        for rank in started.ranks:
+            first_ranks.setdefault(rank.host, rank.rank)
+        self._last_lines = {f"usage/{rank}": "" for rank in first_ranks.values() if rank != 0}
         if self._last_lines:
-            # Another thread than the one that trains will ask.
+            # `poll` runs in another thread than the training, and a store serves one thread.
             self._store = self._store.clone()
 
     def poll(self) -> list[GpuEvent]:
-        self._reservation.touch()
-        found = [event] if (event := self._usage.poll()) is not None else []
+        """Return the events that have arrived since the last call."""
+        events = [event] if (event := self._usage.poll()) is not None else []
         with suppress(RuntimeError):
-            for key, before in self._last_lines.items():
-                if self._store.check([key]) and (line := self._store.get(key).decode()) != before:
+            for key, last_line in self._last_lines.items():
+                if self._store.check([key]) and (line := self._store.get(key).decode()) != last_line:
                     self._last_lines[key] = line
-                    event_there = from_line(line)
-                    found += [event_there] if isinstance(event_there, GpuEvent) else []
-        return found
+                    remote_event = from_line(line)
+                    events += [remote_event] if isinstance(remote_event, GpuEvent) else []
+        return events
 
 
 def publish_gpu_usage(usage: GpuUsagePoller, store: Store, rank_info: RankInfo) -> None:
-    """Tell rank 0 what the GPUs of this node do, where something is due."""
+    """Publish the GPU usage of this node for rank 0, if a sample is due."""
     if (event := usage.poll()) is not None:
         with suppress(RuntimeError):
             store.set(f"usage/{rank_info.rank}", to_line(event))

@@ -1,82 +1,197 @@
-"""What of a config can be found impossible before anything of a run is made, and without torch: all of it at once."""
+"""Every reason to refuse a run that can be found before its ranks start, computed once for all front ends.
+
+`launcher` and `external` call `run_preflight` before they claim the run folder, `engine.doctor` for its table, and
+`preflight_process` for the form. None of it imports torch: `model_check` covers what only a built model shows.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from engine.config.loader import ConfigError
+from engine.config.loader import changed_keys, resolve_config
 from engine.config.rules import sync_bn_problems
-from engine.config.schema import Config
+from engine.config.schema import Config, as_dict
 from engine.config.user_code import check_user_code
-from engine.data.batching import build_sampler, check_source
-from engine.data.inspection_process import check_user_data_code
+from engine.data.batching import build_sampler_from_counts, check_source, sampler_problems
+from engine.data.inspection_process import ImageCounts, check_user_data_code
 from engine.data.pipelines.choose import pipeline_problems
 from engine.data.sources.base import ImageSource
+from engine.data.sources.builtin import TORCHVISION_DATASETS
 from engine.data.sources.open import open_source_for_preflight
 from engine.distributed.node_plan import NodePlan, plan_node
+from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous
 from engine.gpus.allocation import allocate_devices
+from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.batch_size import with_batch_size
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import check_claim
 from engine.utils.errors import Problem, UsageError, collect_problems
+
+if TYPE_CHECKING:
+    from engine.launch.lifecycle import RunRequest
+
+# Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
+IMMUTABLE_KEYS = {
+    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "data.dataset", "data.val_split"),
+    *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
+}
+
+# Choose the GPUs of this host, none for the CPU; the argument says whether to wait for them. Raises UsageError.
+ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
 
 
 @dataclass
 class Preflight:
-    """The source of the images where it can be had without torch, and what is wrong so far."""
+    """The problems of a run request, and what the preflight learned for the ranks.
 
-    source: ImageSource | None = None
+    `source` and `counts` are None if the dataset was not opened, `plan` if no devices could be chosen."""
+
     problems: list[Problem] = field(default_factory=list)
+    source: ImageSource | None = None
+    counts: ImageCounts | None = None
+    plan: NodePlan | None = None
 
 
-def run_preflight(config: Config) -> Preflight:
-    """At the model's name, code of the user's own, the optimizer and the data."""
-    preflight = Preflight()
+def run_preflight(
+    request: RunRequest,
+    choose_gpus: ChooseGpus,
+    rank_info: RankInfo | None = None,
+    open_source: Callable[[Config], ImageSource | None] = open_source_for_preflight,
+) -> Preflight:
+    """Check a run request on this host, and return all problems at once.
+
+    `rank_info` is given for a rank that an external launcher started: the first rank of each host checks the host, the
+    others only their data and devices, and rank 0 also checks the run folder."""
+    config, preflight = request.config, Preflight()
+    first_of_host = rank_info is None or rank_info.local_rank == 0
+    if first_of_host:
+        _check_host(request, preflight.problems, rank_info)
+    # On all ranks, which scan a large folder at the same time.
     with collect_problems(preflight.problems):
-        check_model_name(config.model)
-    preflight.problems += check_user_code(config)
-    if not config.run.resume:
-        preflight.problems += weights_problems(config)
-    preflight.problems += timm_optimizer_problems(config.optim)
-    with collect_problems(preflight.problems):
-        check_rendezvous(config.device.init_method, os.environ)
-    with collect_problems(preflight.problems):
-        preflight.source = open_source_for_preflight(config)
+        preflight.source = open_source(config)
+        if preflight.source is not None:
+            preflight.counts = ImageCounts(preflight.source.num_images("train"), preflight.source.num_images("val"))
+        elif config.data.dataset in TORCHVISION_DATASETS:
+            preflight.counts = ImageCounts(*TORCHVISION_DATASETS[config.data.dataset].counts)
+    gpus, devices_known = list[CudaDevice](), True
+    # A request that is refused anyway does not queue for GPUs.
+    wait = config.device.wait and not (request.problems or preflight.problems)
+    try:
+        gpus = list(choose_gpus(wait))
+    except UsageError as error:
+        devices_known = False
+        preflight.problems += [] if config.device.wait and isinstance(error, NotFreeError) else error.problems
+    try:
+        plan = plan_node(config, gpus, None if rank_info is None else rank_info.local_world_size)
+        preflight.plan = plan if devices_known else None
+        if first_of_host:
+            world_size = plan.local_world_size if rank_info is None else rank_info.world_size
+            _check_plan(config, preflight, plan, world_size, devices_known=devices_known)
+    except UsageError as error:
+        # If no GPU could be chosen, the limits of the CPU do not matter.
+        preflight.problems += error.problems if devices_known else []
+    invalid_keys = {problem.location for problem in request.problems}
+    # `request.config` holds the defaults of the keys whose values are invalid.
+    valid = [problem for problem in preflight.problems if problem.location not in invalid_keys]
+    preflight.problems = [*request.problems, *valid]
     return preflight
 
 
-def check_run_plan(config: Config, preflight: Preflight, run_plan: NodePlan) -> None:
-    """At what hangs on the number of ranks. Raises UsageError with all that was found."""
-    preflight.problems += sync_bn_problems(config, run_plan.local_world_size, on_gpu=run_plan.on_gpu)
-    preflight.problems += pipeline_problems(config, preflight.source, run_plan.local_world_size)
-    if preflight.source is not None:
-        least = with_batch_size(config, 1) if config.data.batch_size == "auto" else config
-        sampler = build_sampler(
-            least, preflight.source, run_plan.local_world_size, devices_per_rank=run_plan.devices_per_rank
-        )
+def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:
+    """Return all problems of a run request that cannot start, without holding its GPUs."""
+
+    def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
+        allocation = allocate_devices(request.config.device.gpus, "", wait=False, on_wait=lambda _: None)
+        allocation.reservation.release()
+        return allocation.devices
+
+    return run_preflight(request, choose_gpus, rank_info).problems
+
+
+def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInfo | None) -> None:
+    """Check what does not depend on the number of ranks: model, user code, optimizer and run folder."""
+    config = request.config
+    with collect_problems(problems):
+        check_model_name(config.model)
+    problems += check_user_code(config)
+    if not config.run.resume:
+        problems += weights_problems(config)
+    problems += timm_optimizer_problems(config.optim)
+    if rank_info is None:
+        with collect_problems(problems):
+            check_rendezvous(config.device.init_method, os.environ)
+    if rank_info is None or rank_info.rank == 0:
+        with collect_problems(problems):
+            _check_run_folder(request)
+
+
+def _check_run_folder(request: RunRequest) -> None:
+    """Raises UsageError if the run folder cannot be created, or the run in it cannot be resumed with this config."""
+    run = request.config.run
+    folder = check_claim(request.runs_dir, run.name, resume=run.resume or run.requeue)
+    if folder is not None:
+        check_resumed_config(request.config, folder)
+
+
+def check_resumed_config(config: Config, folder: RunFolder) -> None:
+    """Raises UsageError if the config changes one of the `IMMUTABLE_KEYS` of the run in `folder`."""
+    if not folder.config.exists():
+        return
+    original = resolve_config(str(folder.config)).config
+    old, new = as_dict(original), as_dict(config)
+    problems = []
+    for key in changed_keys(original, config):
+        if key in IMMUTABLE_KEYS:
+            section, name = key.split(".")
+            reason = (
+                f"cannot change when a run is resumed: it began with {old[section][name]}, not {new[section][name]}"
+            )
+            problems.append(Problem(key, reason, "start a new run with another --name"))
+    if problems:
+        raise UsageError(problems)
+
+
+def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size: int, *, devices_known: bool) -> None:
+    """Check what depends on the number of ranks: batches, schedule, input pipeline and SyncBatchNorm."""
+    problems = preflight.problems
+    if devices_known:
+        problems += sync_bn_problems(config, world_size, on_gpu=plan.on_gpu)
+    problems += pipeline_problems(config, preflight.source, plan.local_world_size)
+    _check_batches(config, preflight, plan, world_size)
+    if not problems:
+        # Passes images through the user's code, which means nothing while other values are wrong.
+        with collect_problems(problems):
+            user_counts = check_user_data_code(config, world_size)
+            if preflight.counts is None and user_counts is not None:
+                preflight.counts = user_counts
+                _check_batches(config, preflight, plan, world_size)
+
+
+def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_size: int) -> None:
+    """Check that the data fits the batch size, the number of ranks and the schedule."""
+    if preflight.counts is None:
+        return
+    # The search for the largest batch size that fits never leaves an epoch without a step.
+    smallest = with_batch_size(config, 1) if config.data.batch_size == "auto" else config
+    sampler = build_sampler_from_counts(
+        smallest,
+        preflight.counts.train,
+        preflight.counts.val,
+        world_size,
+        devices_per_rank=plan.devices_per_rank,
+    )
+    if preflight.source is None:
+        preflight.problems += sampler_problems(sampler)
+    else:
         with collect_problems(preflight.problems):
             check_source(config, preflight.source, sampler)
-        if sampler.steps_per_epoch:
-            preflight.problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
-    if not preflight.problems:
-        # Makes images with the user's code, which only then means something.
-        check_user_data_code(config, run_plan.local_world_size)
-    if preflight.problems:
-        raise UsageError(preflight.problems)
-
-
-def with_all_problems(error: UsageError) -> UsageError:
-    """The same refusal of a config, with what else would have been refused had its values been valid."""
-    if not isinstance(error, ConfigError):
-        return error
-    told = {problem.location for problem in error.problems}
-    found = run_preflight(error.valid_part).problems
-    with collect_problems(found):
-        allocation = allocate_devices(error.valid_part.device.gpus, "", wait=False, on_wait=lambda _: None)
-        allocation.reservation.release()
-        plan_node(error.valid_part, allocation.devices)
-    return UsageError([*error.problems, *(problem for problem in found if problem.location not in told)])
+    if sampler.steps_per_epoch:
+        preflight.problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)

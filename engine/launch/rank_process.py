@@ -1,4 +1,4 @@
-"""One rank process forked by the fork server: its signals, and how it reports its end."""
+"""One rank process that the fork server forks: its signals, its training, and how it reports its end."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from engine.distributed.rendezvous import open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.events import ConfigRejected
 from engine.training.job import ExitCode, Job
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, problems_to_json
 from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
 
-# Makes a rank write to the log where in its code it is.
+# A rank writes the tracebacks of its threads to the log.
 DUMP_TRACEBACK_SIGNAL = signal.SIGUSR2
 
 
 @dataclass(frozen=True)
 class Inherited:
-    """What the fork server leaves to each rank that it forks. ``connections`` holds the rank's end of each pipe;
-    ``store_socket`` listens where the store of the ranks will be, unless ``device.init_method`` says where to meet."""
+    """What each rank inherits from the fork server.
+
+    `connections` holds the ranks' ends of the pipes. `store_socket` listens at the port of the store, which is used
+    unless `device.init_method` names another rendezvous."""
 
     connections: list[Connection]
     heartbeats: Heartbeats
@@ -36,10 +38,10 @@ class Inherited:
 
 
 def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
-    """The whole life of the process."""
+    """Train as one rank, and exit the process."""
     connections, store_socket = inherited.connections, inherited.store_socket
     die_with_parent(inherited.fork_server_pid)
-    # A process that is gone must not seem alive by a copy that is kept here.
+    # The other end of a pipe sees its end only when all copies of this end are closed.
     for connection in (inherited.fork_server_connection, *connections[:rank], *connections[rank + 1 :]):
         connection.close()
     port = store_socket.getsockname()[1]
@@ -67,10 +69,10 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
         outcome = train(job, rank_info, store, channel)
         code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
     except UsageError as error:
-        channel.send(ConfigRejected(problems=[[problem.location, problem.message] for problem in error.problems]))
+        channel.send(ConfigRejected(problems=problems_to_json(error.problems)))
         code = ExitCode.USAGE_ERROR
     except BaseException as error:
         channel.send(rank_failure(rank, job.plan.devices[rank], error, job.config))
     finally:
-        # Whatever comes: the interpreter's own end would wait for loader processes, which do not hear it.
+        # The interpreter's own exit would wait for loader workers, which ignore SIGINT.
         exit_now(code)

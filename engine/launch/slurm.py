@@ -1,4 +1,4 @@
-"""A job of SLURM that puts itself back into the queue."""
+"""Requeue the Slurm job of a run before its time limit (`run.requeue`)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ SCONTROL_TIMEOUT_SECONDS = 30
 
 
 def slurm_job_id() -> str | None:
-    """The number of the job that this process is in."""
+    """Return the ID of the Slurm job that this process runs in; None outside of Slurm."""
     job = os.environ.get("SLURM_JOB_ID", "")
     return job if job.isdigit() else None
 
 
 def requeue(job_id: str) -> str | None:
-    """Ask SLURM to put the job back into the queue, which ends it here; why that could not be done, None where it was.
-    Everything that is to be kept must be kept by then."""
+    """Requeue a job, which ends its processes: everything must be saved before. Return an error message, or None."""
     try:
-        done = subprocess.run(  # noqa: S603 (the job is a number)
-            ["scontrol", "requeue", job_id],  # noqa: S607 (where SLURM lies is the machine's affair)
+        done = subprocess.run(  # noqa: S603 (the job ID is a number)
+            ["scontrol", "requeue", job_id],  # noqa: S607 (Slurm is on the PATH)
             capture_output=True,
             text=True,
             timeout=SCONTROL_TIMEOUT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"job {job_id} could not be put back into the queue: {error}"
+        return f"job {job_id} could not be requeued: {error}"
     if done.returncode != 0:
-        why = " ".join(done.stderr.split()) or f"scontrol ended with {done.returncode}"
-        return f"job {job_id} could not be put back into the queue: {why}"
+        reason = " ".join(done.stderr.split()) or f"scontrol ended with {done.returncode}"
+        return f"job {job_id} could not be requeued: {reason}"
     return None

@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from engine.runs.control import consume_requests
 from engine.runs.folder import RunFolder, _is_run_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json, write_json
+from engine.utils.host import nearest_existing
 from engine.utils.process import user_name
 
 OWNER_FORMAT = 1
@@ -49,11 +51,7 @@ class Ownership:
             os.close(handle)
             handle = None
         if handle is None:
-            raise UsageError.one(
-                folder.name,
-                f"is already running as process {owner.get('pid', '?')} on {owner.get('host', 'another host')}; "
-                f"stop it with `gputrain stop {folder.name}`, or use another name with --name",
-            )
+            raise _owned_by_another(folder)
         self._lock_fd = handle
         self.renew_heartbeat()
 
@@ -124,6 +122,24 @@ class ClaimedRun:
                 return
 
 
+def check_claim(root: Path, name: str | None, *, resume: bool) -> RunFolder | None:
+    """Check that `claim_run` can succeed, without leaving anything behind. Return the folder of the run to resume.
+
+    Raises UsageError as `claim_run` does."""
+    if name is not None and resume and _is_run_folder(root / name):
+        folder = RunFolder(root / name)
+        if folder.is_owned():
+            raise _owned_by_another(folder)
+        return folder
+    if name is not None and os.path.lexists(root / name):
+        raise _name_in_use(root, name)
+    try:
+        with tempfile.TemporaryFile(dir=nearest_existing(root)):
+            return None
+    except OSError as error:
+        raise _not_writable(root, error) from error
+
+
 def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequence[str] = ()) -> ClaimedRun:
     """Create and own the folder of a new run, or own the existing one if `resume` is set.
 
@@ -140,10 +156,7 @@ def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: 
             return claimed
         folder = RunFolder(_create_run_folder(root, name, stem))
     except OSError as error:
-        raise UsageError.one(
-            "runs folder",
-            f"{root} cannot be written to: {error.strerror}; select another folder with --runs-dir or GPUTRAIN_RUNS",
-        ) from error
+        raise _not_writable(root, error) from error
     return ClaimedRun(folder, Ownership(folder, agents), is_new=True, created_parents=new_parents)
 
 
@@ -154,12 +167,27 @@ def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
         except FileExistsError:
             continue
         return root / candidate
-    if (root / str(name)).is_symlink():
-        raise UsageError.one("run.name", f"{name} is a symbolic link in {root}; use a new name with --name")
-    if not _is_run_folder(root / str(name)):
-        # The message below advises --resume, which cannot work here.
-        reason = f"{name} already exists in {root} and is not a run; use a new name with --name"
-        raise UsageError.one("run.name", reason)
-    raise UsageError.one(
-        "run.name", f"the run {name} already exists in {root}; resume it with --resume, or use a new name with --name"
-    )
+    raise _name_in_use(root, str(name))
+
+
+def _owned_by_another(folder: RunFolder) -> UsageError:
+    owner = read_json(folder.owner) or {}
+    process = f"process {owner.get('pid', '?')} on {owner.get('host', 'another host')}"
+    advice = f"stop it with `gputrain stop {folder.name}`, or use another name with --name"
+    return UsageError.one(folder.name, f"is already running as {process}", advice)
+
+
+def _name_in_use(root: Path, name: str) -> UsageError:
+    if (root / name).is_symlink():
+        return UsageError.one("run.name", f"{name} is a symbolic link in {root}", "use a new name with --name")
+    if not _is_run_folder(root / name):
+        # Resuming cannot work here.
+        reason = f"{name} already exists in {root} and is not a run"
+        return UsageError.one("run.name", reason, "use a new name with --name")
+    advice = "resume it with --resume, or use a new name with --name"
+    return UsageError.one("run.name", f"the run {name} already exists in {root}", advice)
+
+
+def _not_writable(root: Path, error: OSError) -> UsageError:
+    advice = "select another folder with --runs-dir or GPUTRAIN_RUNS"
+    return UsageError.one("runs folder", f"{root} cannot be written to: {error.strerror}", advice)

@@ -39,6 +39,15 @@ class Problem:
         return f"{self.label}: {self.message}" if self.location else self.message
 
 
+def problems_to_json(problems: Iterable[Problem]) -> list[list[str]]:
+    """Return the fields of each problem that a message shows, for another process."""
+    return [[problem.location, problem.reason, problem.advice, problem.source] for problem in problems]
+
+
+def problems_from_json(rows: Iterable[Sequence[str]]) -> list[Problem]:
+    return [Problem(location, reason, advice, source) for location, reason, advice, source in rows]
+
+
 class UsageError(Exception):
     """The request cannot be carried out. Holds all problems."""
 

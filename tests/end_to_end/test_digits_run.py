@@ -120,7 +120,7 @@ def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gpu
     before = (digits_run.path / "events.jsonl").read_text()
     done = shared_gputrain("resume", "digits")
     assert done.returncode == 0
-    assert "has finished 15 epochs already" in done.stderr
+    assert "has already finished 15 epochs" in done.stderr
     assert (digits_run.path / "events.jsonl").read_text() == before
 
 
@@ -131,7 +131,7 @@ def test_resume_rejects_changed_training_settings(
     before = (digits_run.path / "config.yaml").read_text()
     done = shared_gputrain("resume", "digits", "run.epochs=30", change)
     assert done.returncode == 2
-    assert f"error: {change.split('=')[0]}: what a run began with cannot be changed on the way" in done.stderr
+    assert f"error: {change.split('=')[0]}: cannot change when a run is resumed" in done.stderr
     assert (digits_run.path / "config.yaml").read_text() == before
 
 

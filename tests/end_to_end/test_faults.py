@@ -45,7 +45,7 @@ def test_rank_exception_is_reported_per_attempt_and_restarts_are_limited(gputrai
     gputrain.inject_fault("raise", 1, 12)
     done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=1")
     assert done.returncode == 1
-    assert "ValueError: a fault of the test; starting again from its last checkpoint (restart 1 of 1)" in done.stderr
+    assert "ValueError: a fault of the test; restarting from its last checkpoint (restart 1 of 1)" in done.stderr
     assert "rank 1 (cpu) failed: ValueError: a fault of the test; continue with `gputrain resume a`" in last_line(done)
     assert tracebacks(gputrain) == 2
     events = read_events(gputrain.runs / "a")
@@ -58,13 +58,13 @@ def test_rank_exception_is_reported_per_attempt_and_restarts_are_limited(gputrai
 
 @pytest.mark.parametrize(
     ("kind", "state"),
-    [("hang", "the log has the place in its code"), pytest.param("freeze", "(SIGSTOP)", marks=pytest.mark.soak)],
+    [("hang", "its traceback is in the log"), pytest.param("freeze", "(SIGSTOP)", marks=pytest.mark.soak)],
 )
 def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, state: str) -> None:
     gputrain.inject_fault(kind, 1, 12)
     done = gputrain(*RUN, "run.watchdog=2")
     assert done.returncode == 1
-    assert "rank 1 (cpu) failed: no step was made for 2 s" in last_line(done)
+    assert "rank 1 (cpu) failed: no progress for 2 s" in last_line(done)
     assert "it completed 11 steps and is waiting for data" in last_line(done)
     assert state in last_line(done)
     if kind == "hang":
@@ -116,7 +116,7 @@ def test_nonfinite_loss_on_one_rank_halts_run_and_names_rank(gputrain: Gputrain)
     assert done.returncode == 1
     assert "the loss of step 12 (epoch 1) is nan on rank 1; lower optim.lr, or skip such steps" in last_line(done)
     assert tracebacks(gputrain) == 1
-    assert "starting again" not in done.stderr, "a restart would fail in the same way"
+    assert "restarting" not in done.stderr, "a restart would fail in the same way"
     assert all(weights.isfinite().all() for weights in last_checkpoint_weights(gputrain.runs / "a").values())
 
 
@@ -265,7 +265,7 @@ def test_slurm_signal_stops_run_and_requeues_job(gputrain: Gputrain) -> None:
     _, messages = process.communicate(timeout=30)
     assert process.returncode == 3
     assert "stop requested by SIGUSR1" in messages
-    assert "stopped: continue with `gputrain resume a`; job 77 goes back into the queue" in messages
+    assert "stopped: continue with `gputrain resume a`; job 77 is requeued" in messages
     assert (gputrain.folder / "asked").read_text() == "requeue 77\n"
 
 
@@ -280,4 +280,4 @@ def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
 
 def test_requeue_reports_scontrol_failure(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", slurm_environment(gputrain, 1)["PATH"])
-    assert requeue("77") == "job 77 could not be put back into the queue: no such job"
+    assert requeue("77") == "job 77 could not be requeued: no such job"

@@ -15,9 +15,12 @@ import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from engine.distributed.rank_env import slurm_step_port
-from engine.launch.handshake import exit_code_of_rank_0, share_exit_code
+from engine.distributed.channel import StopFlag
+from engine.distributed.rank_env import RankInfo, slurm_step_port
+from engine.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, share_exit_code, wait_for_key
+from engine.launch.node import collect_rank_problems, share_problems
 from engine.training.job import ExitCode
+from engine.utils.errors import Problem
 from factories import find_free_port
 from gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for, without_timings
 
@@ -118,12 +121,13 @@ def test_torchrun_interrupted_in_batch_size_search_leaves_no_folder(gputrain: Gp
     os.kill(parents[0], signal.SIGINT)
     _, messages = agent.communicate(timeout=60)
     assert agent.returncode == 0, messages
-    assert messages.count("rank 0 was asked to stop before the run began") == 1
+    assert messages.count("rank 0 was stopped before the run began") == 1
     assert "error" not in messages
     assert not gputrain.runs.exists()
 
 
-def test_srun_tasks_form_one_world(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
+def run_srun_tasks(gputrain: Gputrain, *arguments: str) -> list[tuple[int, str]]:
+    """Run two tasks as srun starts them; return the exit code and the messages of each."""
     step = {
         "SLURM_JOB_ID": slurm_job_with_free_port(),
         "SLURM_STEP_ID": "0",
@@ -135,15 +139,29 @@ def test_srun_tasks_form_one_world(gputrain: Gputrain, spawned_run_events: list[
     }
     tasks = [
         gputrain.start(
-            *[*RUN, "--name", "a"],
-            env=gputrain.environment | step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+            *arguments, env=gputrain.environment | step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)}
         )
         for task in range(2)
     ]
-    for task in tasks:
-        _, messages = task.communicate(timeout=120)
-        assert task.returncode == 0, messages
+    messages = [task.communicate(timeout=120)[1] for task in tasks]
+    return [(task.returncode, text) for task, text in zip(tasks, messages, strict=True)]
+
+
+def test_srun_tasks_form_one_world(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
+    results = run_srun_tasks(gputrain, *RUN, "--name", "a")
+    assert [exit_code for exit_code, _ in results] == [0, 0], results
     assert without_timings(read_events(gputrain.runs / "a")) == spawned_run_events
+    # The store is in rank 0, which must not exit before the other task has received that there is nothing to do.
+    (first, messages), (second, others) = run_srun_tasks(gputrain, *RUN, "--name", "a", "--resume")
+    assert (first, second, others) == (0, 0, "")
+    assert "a has already finished 2 epochs" in messages
+
+
+def test_srun_tasks_exit_2_and_report_once_if_refused(gputrain: Gputrain) -> None:
+    (first, messages), (second, others) = run_srun_tasks(gputrain, *RUN, "--model", "cnnn")
+    assert (first, second, others) == (2, 2, "")
+    assert messages.count("error: model.name: no model is named 'cnnn'") == 1
+    assert not gputrain.runs.exists()
 
 
 def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:
@@ -164,7 +182,7 @@ def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:
 def test_exit_code_of_rank_0_is_what_rank_0_shares() -> None:
     store = HashStore()
     assert exit_code_of_rank_0(store, timeout_s=0.1) is None
-    share_exit_code(store, ExitCode.STOPPED)
+    share_exit_code(store, ExitCode.STOPPED, world_size=1)
     assert exit_code_of_rank_0(store) == ExitCode.STOPPED
 
 
@@ -173,4 +191,25 @@ def test_exit_code_of_rank_0_is_usage_error_once_its_store_is_gone() -> None:
     store = TCPStore("127.0.0.1", mine.port, is_master=False)
     del mine
     assert exit_code_of_rank_0(store) == ExitCode.USAGE_ERROR
-    share_exit_code(store, ExitCode.STOPPED)
+    share_exit_code(store, ExitCode.STOPPED, world_size=1)
+
+
+def test_wait_for_key_ends_with_rank_0() -> None:
+    store = HashStore()
+    store.set("rank_0_exit_code", str(int(ExitCode.STOPPED)))
+    with pytest.raises(RankZeroEndedError) as ended:
+        wait_for_key(store, "gpus/host", StopFlag())
+    assert ended.value.exit_code == ExitCode.STOPPED
+    share_exit_code(store, ExitCode.STOPPED, world_size=2)
+
+
+def test_collect_rank_problems_reports_each_sentence_once_and_names_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, mine = HashStore(), Problem("data.path", "/data does not exist", "give another")
+    monkeypatch.setattr("engine.launch.node.socket.gethostname", lambda: "n1")
+    share_problems([mine, Problem("device.gpus", "GPU 3 is lost")], RankInfo(1, 3, 0, 1), store, stopped=False)
+    share_problems([], RankInfo(2, 3, 0, 1), store, stopped=False)
+    problems = collect_rank_problems([mine], RankInfo(0, 3, 0, 1), store, StopFlag())
+    assert [str(problem) for problem in problems] == [str(mine), "device.gpus: GPU 3 is lost (on n1)"]
+    share_problems([], RankInfo(2, 3, 0, 1), store, stopped=True)
+    with pytest.raises(KeyboardInterrupt):
+        collect_rank_problems([mine], RankInfo(0, 3, 0, 1), store, StopFlag())

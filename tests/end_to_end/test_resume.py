@@ -56,7 +56,7 @@ def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -
     parts = [*common, "--name", "parts", "run.max_restarts=1", "checkpoint.every_steps=2", "--resume"]
     killed = gputrain(*parts)
     assert killed.returncode == -signal.SIGKILL
-    assert "killed by SIGKILL; starting again from its last checkpoint (restart 1 of 1)" in killed.stderr
+    assert "killed by SIGKILL; restarting from its last checkpoint (restart 1 of 1)" in killed.stderr
     assert gputrain(*parts).returncode == 3
     stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
     assert (stopped_at["epoch"], 0 < stopped_at["batch"] < 6) == (2, True)

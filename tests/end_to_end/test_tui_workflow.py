@@ -103,7 +103,6 @@ def test_tui_workflow_start_watch_detach_attach_stop_and_resume(
 def test_tui_workflow_returns_to_form_when_run_is_rejected(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in gputrain.environment.items():
         monkeypatch.setenv(name, value)
-    (gputrain.runs / "taken").mkdir(parents=True)
 
     async def drive() -> None:
         app = GputrainApp(gputrain.runs, gpu_poller=no_gpu_feed())
@@ -113,6 +112,8 @@ def test_tui_workflow_returns_to_form_when_run_is_rejected(gputrain: Gputrain, m
             await pilot.pause()
             await set_field(pilot, "run.name", "taken")
             await wait_until(pilot, lambda: "ready to start" in visible_text(pilot, "#title"), PATIENCE)
+            # After the form has checked the name.
+            (gputrain.runs / "taken").mkdir(parents=True)
             await pilot.press("ctrl+s")
             await wait_until(pilot, lambda: "Not started" in visible_text(pilot), PATIENCE)
             assert "taken already exists" in " ".join(visible_text(pilot).split())

@@ -9,6 +9,7 @@ import typer
 from engine.gpus.snapshot import MIN_PERIOD_SECONDS
 from tui.cli.arguments import ConfigArguments, JsonOption, RunsDirOption, exit_on_usage_error, resolve_arguments
 from tui.cli.help import MACHINE, ConfigCommand, HelpCommand, make_epilog
+from tui.cli.train import build_request, raise_problems
 from tui.flags import FLAG_TO_KEY
 
 app = typer.Typer()
@@ -84,12 +85,12 @@ def doctor(
     ranks.
     """
     from engine.doctor.examine import examine
-    from engine.runs.folder import runs_root
     from tui.text.doctor import show_checks
 
     with exit_on_usage_error():
         flags: dict[str, tuple[str, str | bool]] = (
             {} if gpus is None else {FLAG_TO_KEY["gpus"]: (f"--gpus {gpus}", gpus)}
         )
-        checks = examine(resolve_arguments(arguments, flags).config, runs_root(runs_dir))
-        raise typer.Exit(0 if show_checks(checks, as_json=as_json) else 1)
+        request = build_request(lambda: resolve_arguments(arguments, flags), None, runs_dir, dry_run=True)
+        raise_problems(request)
+        raise typer.Exit(0 if show_checks(examine(request), as_json=as_json) else 1)

@@ -19,7 +19,7 @@ from tui.cli.arguments import (
     exit_on_usage_error,
 )
 from tui.cli.help import RUNS, HelpCommand, make_epilog
-from tui.cli.train import run_headless, run_with_screen, should_open_screen
+from tui.cli.train import build_request, raise_problems, run_headless, run_with_screen, should_open_screen
 
 app = typer.Typer()
 
@@ -167,8 +167,10 @@ def resume(
             "run.resume": ("gputrain resume", True),
             "run.name": ("gputrain resume", folder.name),
         }
-        resolved = resolve_config(str(folder.config), changes or [], flags)
+        root = str(folder.path.parent)
+        request = build_request(lambda: resolve_config(str(folder.config), changes or [], flags), None, root)
         if should_open_screen(headless=headless or as_json):
-            run_with_screen(sys.argv[1:], str(folder.path.parent))
+            raise_problems(request)
+            run_with_screen(sys.argv[1:], root)
         else:
-            run_headless(resolved, None, str(folder.path.parent), as_json=as_json)
+            run_headless(request, as_json=as_json)

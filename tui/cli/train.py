@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,8 @@ from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
+    from engine.launch.lifecycle import RunRequest
+    from engine.utils.errors import Problem
 
 app = typer.Typer()
 
@@ -103,16 +106,13 @@ def run(
                 raise UsageError.one("--ngpu", f"means --gpus {selection}, but --gpus {gpus} is given too; keep one")
             flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", selection)
         file, _ = split_arguments(arguments)
-        try:
-            resolved = resolve_arguments(arguments, flags)
-        except UsageError as error:
-            from engine.launch.preflight import with_all_problems
-
-            raise with_all_problems(error) from error
+        stem = Path(file).stem if file else None
+        request = build_request(lambda: resolve_arguments(arguments, flags), stem, runs_dir, dry_run=dry_run)
         if should_open_screen(headless=headless or as_json or dry_run):
+            raise_problems(request)
             run_with_screen(sys.argv[1:], runs_dir)
         else:
-            run_headless(resolved, Path(file).stem if file else None, runs_dir, as_json=as_json, dry_run=dry_run)
+            run_headless(request, as_json=as_json)
 
 
 def should_open_screen(*, headless: bool) -> bool:
@@ -134,19 +134,42 @@ def run_with_screen(arguments: list[str], runs_dir: str | None) -> None:
     open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
 
 
-def run_headless(
-    resolved: ResolvedConfig, default_name: str | None, runs_dir: str | None, *, as_json: bool, dry_run: bool = False
-) -> None:
-    """Train in the foreground and exit with the exit code of the run. Raises UsageError."""
-    from engine.launch.launcher import launch
+def build_request(
+    resolve: Callable[[], ResolvedConfig], stem: str | None, runs_dir: str | None, *, dry_run: bool = False
+) -> RunRequest:
+    """Return the request to run a config; `stem` names its run unless the config does.
+
+    The problems of an invalid config are left to the preflight, which reports them with those that it finds itself.
+    Raises UsageError if the config cannot be read.
+    """
+    from engine.config.loader import ConfigError
     from engine.launch.lifecycle import RunRequest
     from engine.runs.folder import runs_root, sanitize_run_name
+
+    problems: tuple[Problem, ...] = ()
+    try:
+        config = resolve().config
+    except ConfigError as error:
+        config, problems = error.valid_part, tuple(error.problems)
+    name = sanitize_run_name(stem or f"{config.data.dataset}-{config.model.name}")
+    return RunRequest(config, runs_root(runs_dir), name, dry_run, problems=problems)
+
+
+def raise_problems(request: RunRequest) -> None:
+    """Raise UsageError, with all problems of the preflight, if the config of a request is invalid."""
+    if request.problems:
+        from engine.launch.preflight import find_problems
+        from engine.utils.errors import UsageError
+
+        raise UsageError(find_problems(request))
+
+
+def run_headless(request: RunRequest, *, as_json: bool) -> None:
+    """Train in the foreground and exit with the exit code of the run. Raises UsageError."""
+    from engine.launch.launcher import launch
     from tui.cli.progress import BackgroundPrinter, make_printer
 
-    config = resolved.config
-    default_name = sanitize_run_name(default_name or f"{config.data.dataset}-{config.model.name}")
-    request = RunRequest(config, runs_root(runs_dir), default_name, dry_run)
-    printer = BackgroundPrinter(make_printer(json=as_json, dry_run=dry_run))
+    printer = BackgroundPrinter(make_printer(json=as_json, dry_run=request.dry_run))
     try:
         code = launch(request, printer)
     finally:

@@ -1,26 +1,31 @@
-"""What can only be said of a run after a look at this machine: its GPUs, its data, its model. Each look may take a
-while, so a thread does it."""
+"""Checks of the form that depend on this host: GPUs, data and model. They may take long, so a thread runs them.
+
+A helper process, `engine.launch.preflight_process`, computes the same problems as `gputrain run`.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from engine.config.schema import Config
-from engine.data.batching import build_sampler_from_counts, sampler_problems
-from engine.data.inspection_process import DataInspection, ImageCounts
+from engine.config.schema import Config, as_dict
+from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
-from engine.distributed.node_plan import plan_node
-from engine.gpus.reservation import read_reservations
-from engine.gpus.selection import cuda_devices, select
 from engine.gpus.snapshot import Snapshot
-from engine.models.catalog import check_model_name
-from engine.utils.errors import Problem, UsageError
+from engine.launch.preflight_process import scan_key
+from engine.utils.errors import Problem, problems_from_json, problems_to_json
+from engine.utils.helper_process import HelperError, HelperProcess, start_helper
+
+# Building the model imports torch, so it waits until nothing is typed.
+MODEL_CHECK_DELAY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class FormCheckResult:
-    """Of one config: how many ranks it comes to, its images where they could be counted, and what is wrong."""
+    """The result for one config: its devices, its batches if the images could be counted, and its problems."""
 
     total_ranks: int = 1
     on_gpus: bool = False
@@ -28,82 +33,84 @@ class FormCheckResult:
     problems: list[Problem] = field(default_factory=list)
 
 
-@dataclass
-class DatasetScan:
-    """A look at the data of one config, under way or done."""
-
-    key: str
-    inspection: DataInspection
-    image_counts: ImageCounts | None = None
-    problems: list[Problem] = field(default_factory=list)
-    finished: threading.Event = field(default_factory=threading.Event)
-
-    def wait(self) -> None:
-        try:
-            self.image_counts = self.inspection.wait()
-        except UsageError as error:
-            self.problems = error.problems
-        self.finished.set()
-
-
 class FormChecker:
-    """Looks at one config after the other; a look at data that is no longer wanted is given up."""
+    """Checks one config after the other, each in its own thread; a newer check cancels the one before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
         self._lock = threading.Lock()
-        self._scan: DatasetScan | None = None
+        self._replaced = threading.Event()
+        self._scan_key = ""
+        self._preflight: HelperProcess | None = None
+        """Kept as long as the data stays the same, which it scans once."""
+        self._model: HelperProcess | None = None
+        self._turn = threading.Lock()
 
-    def check(self, config: Config, snapshot: Snapshot | None) -> FormCheckResult:
-        """Waits for what it looks at."""
-        problems: list[Problem] = []
-        ranks, on_gpus = config.device.ranks, False
-        try:
-            gpus = select(
-                config.device.gpus, cuda_devices(snapshot, read_reservations()) if snapshot is not None else []
-            )
-            share = plan_node(config, gpus)
-            # A rank with several GPUs comes to the same as one for each.
-            ranks, on_gpus = share.local_world_size * share.devices_per_rank, share.on_gpu
-        except UsageError as error:
-            # That a driver has not answered yet is no fault of what was typed; a GPU that is taken can be waited for.
-            if snapshot is not None and not snapshot.pending and not config.device.wait:
-                problems += error.problems
-        try:
-            check_model_name(config.model)
-        except UsageError as error:
-            problems += error.problems
-        counted = self._scan_for(config)
-        problems += counted.problems
-        shares = None
-        if counted.image_counts is not None:
-            shares = build_sampler_from_counts(config, counted.image_counts.train, counted.image_counts.val, ranks)
-            problems += sampler_problems(shares) if config.data.batch_size != "auto" else []
-        return FormCheckResult(ranks, on_gpus, shares, problems)
+    def check(
+        self, config: Config, snapshot: Snapshot | None, problems: Sequence[Problem] = ()
+    ) -> FormCheckResult | None:
+        """Run the preflight of a config, the valid part of what was typed if it has `problems`.
 
-    def _scan_for(self, config: Config) -> DatasetScan:
-        """Of the look that is under way, or was done, for the same data; of another one where there is none."""
-        key = f"{config.data.model_dump_json(include=IMAGE_COUNT_KEYS)}{config.run.seed}"
-        with self._lock:
-            count = self._scan
-            if count is not None and count.key == key:
-                mine = False
-            else:
-                if count is not None:
-                    count.inspection.cancel()
-                count = self._scan = DatasetScan(key, DataInspection(config))
-                mine = True
-        if mine:
-            count.wait()
-        count.finished.wait()
-        return count
+        Blocks until the data is scanned. Return None if a newer check cancelled this one."""
+        replaced = self._replace(scan_key(config))
+        with self._turn:
+            if replaced.is_set():
+                return None
+            request = {
+                "task": "preflight",
+                "config": as_dict(config),
+                "runs_dir": str(self._runs_dir),
+                "problems": problems_to_json(problems),
+                "snapshot": None if snapshot is None else snapshot.to_line(),
+            }
+            answer = self._ask("_preflight", request)
+        if answer is None:
+            return None
+        sampler = None
+        if answer["images"] is not None:
+            train, val = answer["images"]
+            sampler = build_sampler_from_counts(config, train, val, max(answer["devices"], 1))
+        found = problems_from_json(answer["problems"])
+        return FormCheckResult(answer["devices"] or config.device.ranks, answer["on_gpu"], sampler, found)
+
+    def check_model(self, config: Config, *, on_gpu: bool) -> list[Problem]:
+        """Build the model of a config that has no other problems, unless a newer check begins within a second."""
+        if self._replaced.wait(MODEL_CHECK_DELAY_SECONDS):
+            return []
+        answer = self._ask("_model", {"task": "model", "config": as_dict(config), "on_gpu": on_gpu})
+        return [] if answer is None else problems_from_json(answer.get("problems", ()))
 
     def cancel(self) -> None:
+        self._replace("")
+
+    def _replace(self, key: str) -> threading.Event:
+        """Cancel the running checks, except the scan of the same data; return the event that the next check sets."""
         with self._lock:
-            if self._scan is not None:
-                self._scan.inspection.cancel()
+            self._replaced.set()
+            self._replaced = threading.Event()
+            if key != self._scan_key and self._preflight is not None:
+                self._preflight.kill()
+                self._preflight = None
+            if self._model is not None:
+                self._model.kill()
+                self._model = None
+            self._scan_key = key
+            return self._replaced
 
-
-# What the number of images hangs on.
-IMAGE_COUNT_KEYS = {
-    *("dataset", "path", "download", "val_split", "num_classes", "image_size", "channels", "fake_train", "fake_val"),
-}
+    def _ask(self, name: Literal["_preflight", "_model"], request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer of a helper process; None if it was cancelled. Raises HelperError if it failed."""
+        with self._lock:
+            helper: HelperProcess | None = getattr(self, name)
+            if helper is None:
+                helper = start_helper("engine.launch.preflight_process", keep_stderr=False)
+                setattr(self, name, helper)
+        try:
+            helper.send(request)
+            answer: dict[str, Any] = helper.receive()
+            return answer
+        except HelperError:
+            helper.close()
+            if getattr(self, name) is not helper:
+                return None
+            setattr(self, name, None)
+            raise

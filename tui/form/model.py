@@ -168,6 +168,16 @@ def form_problems(form: Form) -> list[Problem]:
     return []
 
 
+def valid_config(form: Form) -> Config | None:
+    """Return the config of the form, without the values that are invalid; None if its base cannot be read."""
+    try:
+        return form.config()
+    except ConfigError as error:
+        return error.valid_part
+    except UsageError:
+        return None
+
+
 def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) -> tuple[FloatArray, FloatArray]:
     """Return epochs and learning rates of the schedule, sampled at up to `max_points` steps."""
     import numpy as np

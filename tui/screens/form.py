@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,6 +36,7 @@ from tui.form.model import (
     lr_curve,
     optimizer_placeholders,
     save_last_form,
+    valid_config,
 )
 from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.screens.base import AppServices, Filter, GputrainScreen
@@ -66,7 +68,7 @@ class FormScreen(GputrainScreen):
         self.form = Form()
         self._fields = form_fields()
         self._show_all = False
-        self._checker = FormChecker()
+        self._checker = FormChecker(self.gputrain_app.runs_dir)
         self._check_result: FormCheckResult | None = None
         self._problems: list[Problem] = []
 
@@ -237,34 +239,41 @@ class FormScreen(GputrainScreen):
 
     def _validate_form(self) -> None:
         self._problems = form_problems(self.form)
-        self._mark_problems()
-        if self._problems:
-            self._show_plan(None)
-            return
-        config = self.form.config()
         self._check_result = None
-        self._show_plan(config)
-        self._run_machine_checks(config)
+        self._mark_problems()
+        config = valid_config(self.form)
+        self._show_plan(None if self._problems else config)
+        if config is not None:
+            self._run_machine_checks(config, self._problems)
 
     @work(thread=True, exclusive=True, group="look", exit_on_error=False)
-    def _run_machine_checks(self, config: Config) -> None:
+    def _run_machine_checks(self, config: Config, problems: list[Problem]) -> None:
         try:
-            checked = self._checker.check(config, self.gputrain_app.gpu_poller.snapshot)
+            checked = self._checker.check(config, self.gputrain_app.gpu_poller.snapshot, problems)
+            if checked is None:
+                return
+            self._show_check_result(config, checked)
+            if not checked.problems:
+                model_problems = self._checker.check_model(config, on_gpu=checked.on_gpus)
+                self._show_check_result(config, replace(checked, problems=model_problems))
         except Exception as error:
             # A fault of the host, such as a broken mount, must not take down the screen.
-            checked = FormCheckResult(problems=[Problem("", f"checking this machine failed: {error}")])
+            found = [*problems, Problem("", f"checking this machine failed: {error}")]
+            self._show_check_result(config, FormCheckResult(problems=found))
+
+    def _show_check_result(self, config: Config, result: FormCheckResult) -> None:
         if self.is_attached:
-            self.app.call_from_thread(self._apply_check_result, config, checked)
+            self.app.call_from_thread(self._apply_check_result, config, result)
 
     def _apply_check_result(self, config: Config, result: FormCheckResult) -> None:
-        if not self.is_attached or self._problems or config != self.form.config():
+        if not self.is_attached or config != valid_config(self.form):
             return
         self._check_result = result
         self._mark_problems()
-        self._show_plan(config)
+        self._show_plan(None if self._problems else config)
 
     def _all_problems(self) -> list[Problem]:
-        return self._problems or (self._check_result.problems if self._check_result is not None else [])
+        return self._problems if self._check_result is None else self._check_result.problems
 
     def _mark_problems(self) -> None:
         messages: dict[str, str] = {}
@@ -276,10 +285,10 @@ class FormScreen(GputrainScreen):
 
     def _show_plan(self, config: Config | None) -> None:
         chart, checked = self.query_one("#form-lr", Chart), self._check_result
-        if config is None:
+        keys = {info.key for info in self._fields}
+        other_problems = [str(problem) for problem in self._all_problems() if problem.location not in keys]
+        if config is None or other_problems:
             chart.draw([], PlotWindow(0.0, 1.0))
-            keys = {info.key for info in self._fields}
-            other_problems = [str(problem) for problem in self._problems if problem.location not in keys]
             message = Text("Fix all errors to see the plan", MUTED)
             if other_problems:
                 message = Text(printable("\n".join(other_problems)), BAD)

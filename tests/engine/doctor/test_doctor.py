@@ -1,10 +1,11 @@
-"""`gputrain doctor`: what it finds, what it advises, and that nothing that hangs holds it up."""
+"""`gputrain doctor`: its findings and advice, and that a check that hangs does not block it."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +15,20 @@ from rich.cells import cell_len
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
+from engine.distributed.node_plan import plan_node
 from engine.doctor import examine as examining
 from engine.doctor import gpus as doctor_gpus
 from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
 from engine.doctor.machine import environment_checks, memory_check, runs_folder_check
-from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, data_check, device_check
+from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, device_check, preflight_checks
 from engine.doctor.software import arch_checks, cuda_check, supports_capability, torch_checks
+from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation import ReservationInfo
-from engine.gpus.selection import CudaDevice, Obstacle, Unavailable
+from engine.gpus.selection import CudaDevice, Obstacle, Unavailable, select
 from engine.gpus.snapshot import Gpu, Snapshot
+from engine.launch.lifecycle import RunRequest
+from engine.launch.preflight import run_preflight
 from engine.utils.process import user_name
 from fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, load_fake_driver
 from gputrain_command import ROOT, Gputrain, wait_for
@@ -47,10 +52,10 @@ def recorded() -> Snapshot:
 
 
 def idle() -> Gpu:
-    """The first of the recorded GPUs, with nobody on it."""
-    one = recorded().gpus[0]
-    nothing = {"throttle": replace(one["throttle"], value=[]), "memory_used": replace(one["memory_used"], value=0)}
-    return replace(one, readings=dict(one.readings) | nothing, processes=replace(one.processes, value=()), runs=())
+    """Return the first recorded GPU, without processes."""
+    gpu = recorded().gpus[0]
+    nothing = {"throttle": replace(gpu["throttle"], value=[]), "memory_used": replace(gpu["memory_used"], value=0)}
+    return replace(gpu, readings=dict(gpu.readings) | nothing, processes=replace(gpu.processes, value=()), runs=())
 
 
 def held_by(user: str, uuid: str | None) -> ReservationInfo:
@@ -58,7 +63,7 @@ def held_by(user: str, uuid: str | None) -> ReservationInfo:
 
 
 def stub(folder: Path, package: str, program: str) -> str:
-    """A PYTHONPATH under which a package is another."""
+    """Return a PYTHONPATH that replaces a package by a program."""
     (folder / "stub" / package).mkdir(parents=True)
     (folder / "stub" / package / "__init__.py").write_text(program)
     return os.pathsep.join([str(folder / "stub"), os.environ.get("PYTHONPATH", "")])
@@ -70,13 +75,13 @@ def stub(folder: Path, package: str, program: str) -> str:
 def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputrain) -> None:
     done = gputrain("doctor", "digits", "--json", "device.ranks=2")
     assert done.returncode == 0, done.stdout
-    told = json.loads(done.stdout)
-    assert told["format"] == 1
-    checks = {check["name"]: check for check in told["checks"]}
-    assert {check["area"] for check in told["checks"]} == {"machine", "GPUs", "torch", "run"}
-    assert all(set(check) == {"area", "name", "state", "found", "advice"} for check in told["checks"])
+    report = json.loads(done.stdout)
+    assert report["format"] == 1
+    checks = {check["name"]: check for check in report["checks"]}
+    assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch", "run"}
+    assert all(set(check) == {"area", "name", "state", "found", "advice"} for check in report["checks"])
     assert checks["driver"]["found"].endswith("runs train on the CPU")
-    assert "imports together with torchvision" in checks["torch"]["found"]
+    assert "works with torchvision" in checks["torch"]["found"]
     assert checks["devices"]["found"] == "2 ranks on the CPU"
     assert checks["all-reduce"]["state"] == "ok"
     assert checks["all-reduce"]["found"].startswith("64 MiB between 2 ranks on the CPU with gloo: ")
@@ -102,17 +107,17 @@ def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: G
     assert max(map(cell_len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
     words = " ".join(shown.split())
-    assert "warning GPU 0-2 its clocks are held down: thermal → it is too hot: look at fans and air flow" in words
+    assert "warning GPU 0-2 clocks throttled: thermal → it is too hot: check fans and airflow" in words
     user = psutil.Process(pid).username()
-    assert f"warning GPU 3 process {pid} of {user} computes on it" in words
-    assert f"wait for it (--wait), or ask {user}" in words
-    assert "problem GPU 4 2 ECC errors that could not be corrected" in words
-    assert f"warning GPU 5 process {UNKNOWN_PID} computes on it (no such process here" in words
-    assert f"if it is a leftover of yours, end it: `kill {os.getpid()}`" in words
-    assert "problem GPU 7 it is lost" in words
-    assert "problem torch torch does not import" in words
-    assert "RuntimeError: operator torchvision::nms does not exist → install both from one index" in words
-    assert "unknown all-reduce not tried: torch does not work" in words
+    assert f"warning GPU 3 in use by process {pid} (user {user})" in words
+    assert f"wait for it with --wait, or ask {user}" in words
+    assert "problem GPU 4 2 uncorrected ECC errors" in words
+    assert f"warning GPU 5 in use by process {UNKNOWN_PID} (no such process here" in words
+    assert f"if the process is left over from an earlier run, end it with `kill {os.getpid()}`" in words
+    assert "problem GPU 7 lost" in words
+    assert "problem torch torch cannot be imported" in words
+    assert "RuntimeError: operator torchvision::nms does not exist → install both from the same index" in words
+    assert "unknown all-reduce skipped: torch does not work" in words
     assert messages == "3 problems, 6 warnings.\n"
 
 
@@ -129,7 +134,7 @@ def test_doctor_reports_hanging_driver_and_import_without_blocking(
     monkeypatch.setattr(examining, "DRIVER_TIMEOUT_SECONDS", 1.0)
     monkeypatch.setattr(examining, "IMPORT_TIMEOUT_SECONDS", 1.0)
     before = set(psutil.Process().children(recursive=True))
-    areas = examining.examine(config(), tmp_path)
+    areas = examining.examine(RunRequest(config(), tmp_path, "digits"))
     assert [check.area for check in next(areas)][:3] == ["machine"] * 3
     [driver], torch, run = areas
     assert (driver.state, "answer" in driver.found) == ("problem", True)
@@ -166,12 +171,12 @@ def test_runs_folder_check_reports_unusable_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert runs_folder_check(tmp_path / "not" / "there" / "yet").state == "ok"
     check = runs_folder_check(tmp_path / "file" / "runs")
-    assert (check.state, check.advice) == ("problem", "let runs lie elsewhere: --runs-dir or GPUTRAIN_RUNS")
+    assert (check.state, check.advice) == ("problem", "select another folder with --runs-dir or GPUTRAIN_RUNS")
 
 
-def test_variables_check_names_slow_debug_variables() -> None:
+def test_environment_check_names_slow_debug_variables() -> None:
     [check] = environment_checks({"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "0"})
-    assert check.found == "CUDA_LAUNCH_BLOCKING=1 makes every step wait for every kernel"
+    assert check.found == "CUDA_LAUNCH_BLOCKING=1 makes each kernel launch wait for the kernel"
 
 
 # ---- The GPUs ----
@@ -186,7 +191,7 @@ def test_driver_check_reports_card_without_driver(tmp_path: Path, monkeypatch: p
     assert count_nvidia_cards() == 1
     assert no_driver_check("no library", 0).state == "ok"
     check = no_driver_check("no library", 1)
-    assert (check.state, check.found) == ("problem", "no library, and there is 1 NVIDIA card in this machine")
+    assert (check.state, check.found) == ("problem", "no library, but this host has 1 NVIDIA card")
 
 
 def test_driver_check_warns_about_recording() -> None:
@@ -196,20 +201,20 @@ def test_driver_check_warns_about_recording() -> None:
 
 def test_gpu_check_reports_silent_gpu_and_free_gpu() -> None:
     [check] = gpu_checks([idle().as_stale(4.0)], [])
-    assert (check.state, check.found) == ("problem", "it has not answered for 4 s")
+    assert (check.state, check.found) == ("problem", "no answer for 4 s")
     [check] = gpu_checks([idle()], [])
     assert (check.state, check.found) == ("ok", "NVIDIA H100 80GB HBM3, free")
 
 
 def test_gpu_check_warns_only_about_runs_of_other_users() -> None:
-    one = idle()
-    [check] = gpu_checks([one], [held_by(user_name(), one.uuid)])
-    assert (check.state, check.found) == ("ok", f"the run big of {user_name()} has it")
-    [check] = gpu_checks([one], [held_by("alice", one.uuid)])
-    assert (check.state, check.found) == ("warning", "the run big of alice has it")
+    gpu = idle()
+    [check] = gpu_checks([gpu], [held_by(user_name(), gpu.uuid)])
+    assert (check.state, check.found) == ("ok", f"reserved by run big (user {user_name()})")
+    [check] = gpu_checks([gpu], [held_by("alice", gpu.uuid)])
+    assert (check.state, check.found) == ("warning", "reserved by run big (user alice)")
 
 
-def test_hidden_check_reports_cuda_visible_devices() -> None:
+def test_visible_devices_check_reports_hidden_gpus() -> None:
     [check] = visible_devices_check({"CUDA_VISIBLE_DEVICES": "1"}, 8, 1)
     assert check.found == "CUDA_VISIBLE_DEVICES='1' shows 1 of 8 GPUs"
     assert not list(visible_devices_check({}, 8, 8))
@@ -247,7 +252,7 @@ def test_cuda_check_accepts_same_or_older_cuda_major_version(
         ((12, 1), ["sm_120a"], False),
     ],
 )
-def test_kernel_check_requires_code_for_gpu_architecture(
+def test_arch_check_requires_code_for_gpu_architecture(
     capability: tuple[int, int], kernels: list[str], runs: bool
 ) -> None:
     assert supports_capability(capability, kernels) is runs
@@ -256,8 +261,8 @@ def test_kernel_check_requires_code_for_gpu_architecture(
 
 
 def test_torch_check_reports_mismatched_torchvision() -> None:
-    told = {"torch": "2.15.0+cpu", "gloo": True, "errors": {"torchvision": "RuntimeError: operator does not exist"}}
-    [check] = torch_checks(told)
+    info = {"torch": "2.15.0+cpu", "gloo": True, "errors": {"torchvision": "RuntimeError: operator does not exist"}}
+    [check] = torch_checks(info)
     assert check.state == "problem"
     assert "pip install --force-reinstall torch torchvision" in check.advice
 
@@ -265,41 +270,50 @@ def test_torch_check_reports_mismatched_torchvision() -> None:
 # ---- The run ----
 
 
-def test_device_check_resolves_selection() -> None:
-    check, chosen = device_check(config("device.gpus=auto"), TWO)
-    assert (check.state, check.found, chosen) == ("ok", "auto comes to GPU 0", TWO[:1])
-    check, chosen = device_check(config("device.gpus=all"), TWO)
-    assert (check.state, chosen) == ("warning", TWO)
-    check, chosen = device_check(config("device.gpus=free:2"), TWO)
-    found = "2 free GPUs requested, 1 available: GPU 1: process 7 of alice is on it"
-    assert (check.state, check.found) == ("problem", found)
-    check, chosen = device_check(config("device.gpus=all"), [])
-    assert (check.found, check.advice) == ("all: no GPU is visible here", "train on the CPU with --gpus cpu")
-    check, chosen = device_check(config("device.gpus=7"), TWO)
-    assert check.found == "there is no GPU '7'"
-    assert check.advice.startswith("visible GPUs: 0 (Fake H100")
-    check, chosen = device_check(config("device.gpus=cpu", "device.backend=nccl"), [])
-    assert (check.found, check.advice) == ("nccl needs GPUs, but this run is on the CPU", "use gloo or auto")
-    check, chosen = device_check(config("device.gpus=auto"), TWO[1:])
-    assert (check.state, chosen) == ("warning", [])
+def run_checks(tmp_path: Path, devices: Sequence[CudaDevice], *overrides: str) -> dict[str, Check]:
+    """The checks of the preflight by name, on a host with these GPUs."""
+    request, allocation = RunRequest(config(*overrides), tmp_path / "runs", "digits"), GpuAllocation()
+
+    def choose_gpus(wait: bool) -> list[CudaDevice]:
+        allocation.devices = select(request.config.device.gpus, devices)
+        return allocation.devices
+
+    preflight = run_preflight(request, choose_gpus)
+    return {check.name: check for check in preflight_checks(request.config, preflight, allocation)}
 
 
-def test_where_the_data_is_missing_the_advice_is_apart(tmp_path: Path) -> None:
+def test_preflight_checks_report_devices_and_data(tmp_path: Path) -> None:
+    checks = run_checks(tmp_path, TWO, "device.gpus=auto")
+    assert {check.state for check in checks.values()} == {"ok"}
+    assert checks["devices"].found == "auto resolves to GPU 0"
+    assert checks["data"].found == "digits: 1438 training images, 359 for validation"
+    shared = GpuAllocation(TWO, ["sharing what is in use"])
+    assert device_check(config("device.gpus=all"), plan_node(config(), TWO), shared).state == "warning"
+
+
+def test_preflight_checks_repeat_sentence_of_run(tmp_path: Path) -> None:
+    check = run_checks(tmp_path, TWO, "device.gpus=free:2")["devices"]
+    assert check.state == "problem"
+    assert check.found == "device.gpus: 2 free GPUs requested, 1 available: GPU 1: process 7 of alice is on it"
+    check = run_checks(tmp_path, [], "device.gpus=cpu", "device.backend=nccl")["devices"]
+    reason = "device.backend: nccl needs GPUs, but this run is on the CPU"
+    assert (check.found, check.advice) == (reason, "use gloo or auto")
+    check = run_checks(tmp_path, [], "data.batch_size=5000")["data"]
+    assert check.found.startswith("data.batch_size: the global batch size is 5000")
+    check = run_checks(tmp_path, [], "model.name=cnnn")["config"]
+    assert check.found.startswith("model.name: no model is named 'cnnn'")
+
+
+def test_preflight_checks_keep_advice_apart_from_path_with_semicolon(tmp_path: Path) -> None:
     gone = tmp_path / "a; b"
-    folder = data_check(config("data.dataset=folder", f"data.path={gone}"))
-    assert folder is not None
-    assert (folder.found, folder.advice) == (
-        f"{gone} does not exist or is no folder",
-        "give the folder of the data",
-    )
-    mnist = data_check(config("data.dataset=mnist", f"data.path={gone}"))
-    assert mnist is not None
-    assert mnist.found.startswith(f"mnist is not in {gone}: ")
-    assert mnist.found.endswith(" is missing")
+    folder = run_checks(tmp_path, [], "data.dataset=folder", f"data.path={gone}")["data"]
+    assert folder.found.startswith(f"data.path: {gone} does not exist")
+    mnist = run_checks(tmp_path, [], "data.dataset=mnist", f"data.path={gone}")["data"]
+    assert mnist.found.startswith(f"data.path: mnist is not in {gone}: ")
     assert mnist.advice == "set data.path to the folder that contains MNIST/raw, or download it with data.download=true"
 
 
-def test_reduce_devices_are_chosen_gpus_or_at_least_two_cpu_ranks() -> None:
+def test_all_reduce_devices_are_chosen_gpus_or_at_least_two_cpu_ranks() -> None:
     assert all_reduce_devices(config(), TWO) == [gpu_uuid(0), gpu_uuid(1)]
     assert all_reduce_devices(config(), []) == ["cpu", "cpu"]
     assert all_reduce_devices(config("device.ranks=3"), []) == ["cpu"] * 3
@@ -310,7 +324,7 @@ def test_bus_bandwidth_matches_nccl_tests_formula() -> None:
     assert bus_bandwidth(4, 1000, 0.5) == 3000
 
 
-def test_reduce_check_rates_speed_correctness_and_errors() -> None:
+def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:
     gpus = [gpu_uuid(0), gpu_uuid(1)]
     fast = all_reduce_check(gpus, OUTCOME)
     assert (fast.state, fast.found) == ("ok", "64 MiB between 2 GPUs with NCCL: 67.1 GB/s on the bus")
@@ -322,7 +336,7 @@ def test_reduce_check_rates_speed_correctness_and_errors() -> None:
     assert "nothing to reduce" in all_reduce_check(gpus[:1], OUTCOME).found
 
 
-def test_together_merges_identical_gpu_checks() -> None:
+def test_merge_gpus_merges_identical_gpu_checks() -> None:
     checks = [Check("GPUs", f"GPU {index}", "ok", "free", gpu=index) for index in (0, 1, 2, 5)]
     other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3)
     assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0-2,5", "GPU 3"]

@@ -1,5 +1,4 @@
-"""What the GPUs of a run do is told while it trains, of every node that it trains on; the ranks of one node agree on
-their GPUs first."""
+"""GPU usage of a run on all of its nodes, and the allocation of GPUs to the ranks of one node."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from engine.config.schema import Config
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
-from engine.gpus.reservation import Reservation, read_reservations
+from engine.gpus.reservation import read_reservations
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.lifecycle import RunRequest
 from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
@@ -30,7 +29,7 @@ from fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid, load
 
 @pytest.fixture
 def loaded_gpu_host(gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> FakeGpuHost:
-    """The driver that this process and its children find."""
+    """The fake driver, for this process and its children."""
     load_fake_driver(gpu_host.driver)
     for name, value in gpu_host.environment.items():
         monkeypatch.setenv(name, value)
@@ -44,86 +43,90 @@ def first_event(usage: GpuUsagePoller) -> GpuEvent:
     return event
 
 
-def test_usage_watch_samples_only_gpus_of_run(loaded_gpu_host: FakeGpuHost) -> None:
+def test_gpu_usage_poller_samples_only_gpus_of_run(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(eight_gpu_lines(throttle=5))
     usage = GpuUsagePoller([gpu_uuid(2), gpu_uuid(5)])
     event = first_event(usage)
     usage.close()
-    assert [one.uuid for one in event.gpus] == [gpu_uuid(2), gpu_uuid(5)]
-    assert [one.busy for one in event.gpus] == [92, 95]
+    assert [gpu.uuid for gpu in event.gpus] == [gpu_uuid(2), gpu_uuid(5)]
+    assert [gpu.busy for gpu in event.gpus] == [92, 95]
     assert event.gpus[0].throttle == ["idle", "power cap"]
     assert event.gpus[0].memory_used == 61000 << 20
 
 
-def test_usage_watch_reports_throttled_gpu(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_usage_poller_reports_throttled_gpu(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.launch.gpu_usage.USAGE_INTERVAL_SECONDS", 0.2)
     loaded_gpu_host.set_scene([gpu_line(0), gpu_line(1, throttle=0x24, sm_clock=1110)])
     ranks = [RankDevice(rank, "h", 1, gpu_uuid(rank)) for rank in (0, 1)]
     run = make_gpu_run_started(devices=[gpu_uuid(0), gpu_uuid(1)], ranks=ranks)
     usage = GpuUsagePoller(run.devices)
-    looks = [first_event(usage) for _ in range(3)]
+    samples = [first_event(usage) for _ in range(3)]
     usage.close()
-    verdict = history_from_events([run, *looks, make_timed_epoch()]).bottleneck
-    assert verdict is not None
-    assert (verdict.kind, verdict.message[-15:]) == (BottleneckKind.THROTTLED, "now at 1110 MHz")
-    assert verdict.message.startswith(f"{gpu_uuid(1)[:12]} (rank 1) throttled by heat since ")
+    bottleneck = history_from_events([run, *samples, make_timed_epoch()]).bottleneck
+    assert bottleneck is not None
+    assert (bottleneck.kind, bottleneck.message[-15:]) == (BottleneckKind.THROTTLED, "now at 1110 MHz")
+    assert bottleneck.message.startswith(f"{gpu_uuid(1)[:12]} (rank 1) throttled by heat since ")
 
 
-def test_usage_watch_on_cpu_samples_nothing() -> None:
+def test_gpu_usage_poller_without_gpus_samples_nothing() -> None:
     assert GpuUsagePoller([]).poll() is None
 
 
 def test_summary_aggregates_gpu_usage() -> None:
-    looks = [
+    samples = [
         GpuEvent(gpus=[GpuSample("a", "h", busy=90, memory_used=5, throttle=["idle"])]),
         GpuEvent(gpus=[GpuSample("a", "h", busy=100, memory_used=7, throttle=["thermal"])]),
         GpuEvent(gpus=[GpuSample("a", "h")]),
     ]
-    [used] = history_from_events([make_run_started(), *looks]).summary().gpus
+    [used] = history_from_events([make_run_started(), *samples]).summary().gpus
     assert (used["uuid"], used["busy"], used["most_memory_used"]) == ("a", 95.0, 7)
     assert (used["throttled"], used["power"]) == (["thermal"], None)
 
 
-def test_nodes_usage_collects_samples_of_other_nodes(loaded_gpu_host: FakeGpuHost) -> None:
+def test_multi_node_usage_collects_samples_of_other_nodes(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(gpu_line(0, busy=50))
-    store, there = HashStore(), GpuUsagePoller([gpu_uuid(0)])
+    store, remote = HashStore(), GpuUsagePoller([gpu_uuid(0)])
     ranks = [RankDevice(rank, host, 1, "cpu") for rank, host in enumerate("aabb")]
-    nodes = MultiNodeGpuUsage(GpuUsagePoller([]), store, Reservation())
+    nodes = MultiNodeGpuUsage(GpuUsagePoller([]), store)
     nodes.start(replace(make_run_started(), ranks=ranks))
     assert nodes.poll() == []
     while not store.check(["usage/2"]):
-        publish_gpu_usage(there, store, RankInfo(2, 4, 0, 2))
+        publish_gpu_usage(remote, store, RankInfo(2, 4, 0, 2))
         time.sleep(0.02)
-    there.close()
+    remote.close()
     [event] = nodes.poll()
     assert event.gpus[0].busy == 50
     assert nodes.poll() == []
 
 
-def choose_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[GpuAllocation]:
+def allocate_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[GpuAllocation]:
     store, config = HashStore(), Config.model_validate({"device": device})
-    order = RunRequest(config, tmp_path / "runs", "digits")
+    request = RunRequest(config, tmp_path / "runs", "digits")
 
-    def choose(rank: int) -> GpuAllocation:
-        return allocate_node_gpus(order, RankInfo(rank, ranks, rank, ranks), store, StopFlag(), lambda _: None)
+    def allocate(rank: int) -> GpuAllocation:
+        return allocate_node_gpus(
+            request, RankInfo(rank, ranks, rank, ranks), store, StopFlag(), lambda _: None, wait=False
+        )
 
     with ThreadPoolExecutor(ranks) as pool:
-        futures = [pool.submit(choose, rank) for rank in reversed(range(ranks))]
+        futures = [pool.submit(allocate, rank) for rank in reversed(range(ranks))]
         return [future.result() for future in reversed(futures)]
 
 
-def test_choose_on_host_gives_ranks_same_gpus_and_one_reservation(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
+def test_allocate_node_gpus_gives_ranks_same_gpus_and_one_reservation(
+    loaded_gpu_host: FakeGpuHost, tmp_path: Path
+) -> None:
     loaded_gpu_host.set_scene([gpu_line(0), gpu_line(1, used=100), gpu_line(2, used=50)])
-    choices = choose_in_threads(tmp_path, 2, gpus="free:2")
-    assert [[one.index for one in choice.devices] for choice in choices] == [[1, 2], [1, 2]]
-    [held] = read_reservations()
-    assert held.gpus == (gpu_uuid(1), gpu_uuid(2))
-    for choice in choices:
-        choice.reservation.release()
+    allocations = allocate_in_threads(tmp_path, 2, gpus="free:2")
+    assert [[device.index for device in allocation.devices] for allocation in allocations] == [[1, 2], [1, 2]]
+    [reservation] = read_reservations()
+    assert reservation.gpus == (gpu_uuid(1), gpu_uuid(2))
+    for allocation in allocations:
+        allocation.reservation.release()
     assert read_reservations() == []
 
 
-def test_choose_on_host_gives_every_rank_the_error(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
+def test_allocate_node_gpus_raises_error_on_every_rank(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
     loaded_gpu_host.set_scene(gpu_line(0))
     with pytest.raises(UsageError, match="2 free GPUs requested, but only 1 can be used"):
-        choose_in_threads(tmp_path, 2, gpus="free:2")
+        allocate_in_threads(tmp_path, 2, gpus="free:2")

@@ -1,4 +1,4 @@
-"""A run from the outside: asked to stop, hurt, left alone. It ends in a known way and leaves nothing behind."""
+"""The supervisor of a run: signals, stop requests, killed processes and failures. It leaves no process behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "1
 
 @pytest.fixture
 def long_run(gputrain: Gputrain) -> subprocess.Popen[str]:
-    """A run in its third epoch that would not end by itself."""
+    """A run in its third epoch that does not end by itself."""
     process = gputrain.start(*LONG)
     gputrain.wait_for_event("long", "epoch", 2)
     return process
@@ -71,7 +71,7 @@ def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[
     os.kill(rank, signal.SIGSTOP)
     long_run.send_signal(signal.SIGINT)
     time.sleep(0.5)
-    assert long_run.poll() is None, "one rank stands still, so the first signal cannot be answered"
+    assert long_run.poll() is None, "one rank is stopped, so the first signal cannot end the run"
     long_run.send_signal(signal.SIGINT)
     _, messages = long_run.communicate(timeout=60)
     assert "killed by a second SIGINT" in messages
@@ -110,7 +110,7 @@ def test_killed_forkserver_takes_down_ranks_and_is_named(gputrain: Gputrain, lon
     spawner.kill()
     _, messages = long_run.communicate(timeout=60)
     assert long_run.returncode == 1
-    assert "the process that forked the ranks is gone: it was killed by SIGKILL" in messages
+    assert "the fork server of the ranks exited: it was killed by SIGKILL" in messages
     wait_for(lambda: not any(rank.is_running() for rank in ranks), "the end of the ranks")
 
 
@@ -125,7 +125,7 @@ def test_supervisor_reports_torch_import_error_in_one_line(gputrain: Gputrain) -
 
 
 def test_supervisor_reports_fork_failure_in_one_line(gputrain: Gputrain) -> None:
-    """As where a limit of processes is met: the second rank is not to be had."""
+    """The second fork fails, as at a limit of processes."""
     faults = gputrain.folder / "faults"
     faults.mkdir()
     (faults / "sitecustomize.py").write_text(
@@ -153,7 +153,7 @@ def test_run_survives_terminal_hangup(gputrain: Gputrain) -> None:
     )
     os.close(terminal)
     gputrain.wait_for_event("long", "run_started")
-    # With its last holder gone the terminal hangs up: SIGHUP to the run, and every write to it fails.
+    # Closing the controller hangs up the terminal: the run receives SIGHUP, and its writes to the terminal fail.
     os.close(controller)
     assert process.wait(120) == 0
     assert state(gputrain) == "finished"

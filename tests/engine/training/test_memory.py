@@ -215,7 +215,7 @@ def test_find_batch_reports_when_no_image_fits() -> None:
     with pytest.raises(UsageError) as caught:
         find_batch_size(cfg, plan_node(cfg, []), 2, open_source(cfg), memory_bytes=64 << 20)
     assert str(caught.value) == (
-        "data.batch_size: auto: not even one image fits into the 64 MiB that a rank may take; give another model.name "
+        "data.batch_size: auto: not even one image fits into the 64 MiB available to a rank; give another model.name "
         "or data.image_size, or fewer device.ranks"
     )
 
@@ -233,7 +233,7 @@ def test_run_with_auto_batch_size_saves_found_size(gputrain: Gputrain) -> None:
     fake = ["data.dataset=fake", "data.fake_train=90", "data.fake_val=8", "--model", "linear", "--epochs", "1"]
     done = gputrain("run", "--headless", *fake, "--ranks", "2", "--batch-size", "auto", "--name", "a")
     assert done.returncode == 0, done.stderr
-    assert "data.batch_size auto: 45 images a rank, all that one step an epoch can have" in done.stderr
+    assert "data.batch_size auto: 45 images per rank, the whole training set in one step" in done.stderr
     assert yaml.safe_load((gputrain.runs / "a" / "config.yaml").read_text())["data"]["batch_size"] == 45
     assert read_events(gputrain.runs / "a")[0]["global_batch"] == 90
 

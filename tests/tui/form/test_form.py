@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from demo_app import demo_snapshot
-from engine.config.loader import ResolvedConfig, presets, resolve_config
+from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
 from engine.gpus.snapshot import Snapshot
+from engine.launch.lifecycle import RunRequest
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain, clean_environment
+from gputrain_command import Gputrain, clean_environment, wait_for
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.checks import FormChecker
@@ -29,6 +34,7 @@ from tui.form.model import (
     load_last_form,
     lr_curve,
     save_last_form,
+    valid_config,
 )
 
 TYPED = {
@@ -67,8 +73,8 @@ def config_of_run(arguments: list[str]) -> Config:
     """Return the config that `gputrain run` resolves from these arguments."""
     found: list[Config] = []
 
-    def keep(resolved: ResolvedConfig, *_: object, **__: object) -> None:
-        found.append(resolved.config)
+    def keep(request: RunRequest, **_: object) -> None:
+        found.append(request.config)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tui.cli.train.run_headless", keep)
@@ -165,28 +171,64 @@ def test_form_of_run_picks_free_name(tmp_path: Path) -> None:
     assert form_from_run(tmp_path / "b" / "config.yaml").config().run.name == "b-2"
 
 
-def check(snapshot: Snapshot | None = None, **typed: str) -> tuple[int, list[str]]:
+@pytest.fixture
+def checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormChecker]:
+    # The catalog of model names is built once for all tests.
+    monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
+    checker = FormChecker(tmp_path / "runs")
+    yield checker
+    checker.cancel()
+
+
+def check(checker: FormChecker, snapshot: Snapshot | None = None, **typed: str) -> tuple[int, list[str]]:
     form = Form("digits", {key.replace("__", "."): text for key, text in typed.items()})
-    checked = FormChecker().check(form.config(), snapshot)
+    config = valid_config(form)
+    assert config is not None
+    checked = checker.check(config, snapshot, form_problems(form))
+    assert checked is not None
     return checked.total_ranks, [str(problem) for problem in checked.problems]
 
 
-def test_checker_counts_ranks_steps_and_images() -> None:
-    checker = FormChecker()
+def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     checked = checker.check(Form("digits").config(), None)
-    assert checked.sampler is not None
+    assert checked is not None and checked.sampler is not None
     assert (checked.total_ranks, checked.sampler.steps_per_epoch, checked.sampler.train_images) == (2, 22, 1438)
-    assert check(demo_snapshot(0.0), device__gpus="2,3") == (2, [])
+    assert check(checker, demo_snapshot(0.0), device__gpus="2,3") == (2, [])
 
 
-def test_checker_reports_what_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Listing the model names takes seconds, so all tests share one cache.
-    monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
-    snapshot = demo_snapshot(0.0)
-    assert "there is no GPU '9'" in check(snapshot, device__gpus="9")[1][0]
-    assert "did you mean cnn?" in check(model__name="cnnn")[1][0]
-    assert "the global batch size is 4000" in check(data__batch_size="2000")[1][0]
-    assert "does not exist" in check(data__dataset="folder", data__path="/nowhere")[1][0]
+def test_checker_reports_what_host_lacks(checker: FormChecker) -> None:
+    assert "there is no GPU '9'" in check(checker, demo_snapshot(0.0), device__gpus="9")[1][0]
+    assert "did you mean cnn?" in check(checker, model__name="cnnn")[1][0]
+    assert "the global batch size is 4000" in check(checker, data__batch_size="2000")[1][0]
+    assert "does not exist" in check(checker, data__dataset="folder", data__path="/nowhere")[1][0]
+
+
+def test_checker_reports_invalid_values_with_problems_of_host(checker: FormChecker, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    _, problems = check(checker, optim__lr="-1", model__name="cnnn", run__name="a")
+    assert [problem.split(":")[0] for problem in problems] == ["optim.lr", "model.name", "run.name"]
+
+
+def test_checker_gives_up_scan_of_other_data(checker: FormChecker) -> None:
+    checker.check(Form("digits").config(), None)
+    helper = checker._preflight
+    assert helper is not None
+    os.kill(helper._process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(checker.check, Form("digits").config(), None)
+        wait_for(lambda: checker._turn.locked(), "the first check")
+        assert check(checker, data__dataset="fake", data__image_size="8")[1] == []
+        assert hanging.result() is None
+
+
+def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) -> None:
+    config = Form("digits", {"model.freeze": "[nothing]"}).config()
+    [problem] = checker.check_model(config, on_gpu=False)
+    assert str(problem).startswith("model.freeze: the model has no weights named nothing")
+    with ThreadPoolExecutor(1) as pool:
+        delayed = pool.submit(checker.check_model, config, on_gpu=False)
+        checker.cancel()
+        assert delayed.result() == []
 
 
 def test_run_arguments_write_keys_without_flag_as_key_value() -> None:

@@ -15,7 +15,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation
 from engine.data.batching import class_counts
-from engine.data.inspection_process import ImageCounts, check_user_data_code, count_images, try_first_images
+from engine.data.inspection_process import ImageCounts, check_user_data_code, try_first_images
 from engine.data.pipelines.loader import Batch, BatchLoader
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
@@ -286,7 +286,7 @@ def test_check_user_data_code_runs_in_subprocess(tmp_path: Path) -> None:
         method("print('reading', index); return Image.new('F' if index else 'L', (8, 8), index)") + "print('hello')\n"
     )
     user_config = config(tmp_path, text, "data.batch_size=4", "data.num_classes=3")
-    assert count_images(user_config) == ImageCounts(12, 5)
+    assert check_user_data_code(user_config, 1) == ImageCounts(12, 5)
     with pytest.raises(UsageError, match=r"the global batch size is 16 \(world size 4 x 4 images\)"):
         check_user_data_code(user_config, 4)
 
@@ -310,5 +310,7 @@ def test_check_user_data_code_reports_process_exit(tmp_path: Path) -> None:
 
 
 def test_check_user_data_code_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.data.inspection_process._start_process", lambda: pytest.fail("started a process"))
-    check_user_data_code(resolve_config(None, []).config, 1)
+    monkeypatch.setattr(
+        "engine.data.inspection_process.start_helper", lambda *_, **__: pytest.fail("started a process")
+    )
+    assert check_user_data_code(resolve_config(None, []).config, 1) is None

@@ -1,0 +1,82 @@
+"""What only a built model shows to be wrong with a config: its weights, frozen parts, loss, optimizer, image size.
+
+The ranks find the same when they build their model; `engine.doctor` and the form call `check_model` in a helper
+process instead, because it imports torch. `batch_size_process` builds its trials with `build_trial_state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.config.schema import Config
+from engine.data.batching import build_sampler
+from engine.data.pipelines.choose import PipelineChoice
+from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.sources.base import ImageSource
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.failures import describe_cause
+from engine.distributed.node_plan import NodePlan, plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.models.factory import weight_bytes
+from engine.runs.control import RequestCounters
+from engine.training.job import Job
+from engine.training.rank_state import RankState
+from engine.training.train import TrainingData, build_trainer
+from engine.utils.errors import UsageError, problems_to_json
+
+FIXED_PIPELINE = PipelineChoice("fixed", "one batch is as good as another")
+# BatchNorm cannot normalize a single image whose feature maps are one pixel large.
+MIN_TRIAL_BATCH_SIZE = 2
+
+
+def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
+    """Build what a rank trains, on the CPU and with random in place of pretrained weights.
+
+    Return `problems` as JSON and `weight_bytes`, the size of parameters and buffers; or an unexpected `error`."""
+    trial = trial_config(
+        config,
+        device={"parallel": "ddp", "backend": "auto", "ranks": 1},
+        data={"batch_size": min(config.data.numeric_batch_size, MIN_TRIAL_BATCH_SIZE), "drop_last": True},
+        optim={"accumulate": 1},
+        precision={"amp": "off", "tf32": "auto"} if on_gpu else {},
+        model={"weights": None} if config.model.weights == "pretrained" or config.run.resume else {},
+    )
+    try:
+        state = build_trial_state(trial, plan_node(trial, []), open_source(trial))
+        return {"problems": [], "weight_bytes": weight_bytes(state.model)}
+    except UsageError as error:
+        return {"problems": problems_to_json(error.problems)}
+    except Exception as error:
+        return {"error": describe_cause(error)}
+
+
+def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
+    """Return the config of a single process, without compilation, which takes minutes; `changes` are by section."""
+    common: dict[str, dict[str, Any]] = {
+        "device": {"init_method": "auto"},
+        "model": {"compile": False, "sync_bn": False},
+    }
+    update = {
+        name: getattr(config, name).model_copy(update={**common.get(name, {}), **changes.get(name, {})})
+        for name in common.keys() | changes.keys()
+    }
+    return config.model_copy(update=update)
+
+
+def build_trial_state(config: Config, plan: NodePlan, source: ImageSource) -> RankState:
+    """Build what a rank trains, as the only rank of a process group. Raises UsageError and torch's errors."""
+    image_format = model_input_format(config, source)
+    sampler = build_sampler(config, source, 1, devices_per_rank=plan.devices_per_rank)
+    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    input_pipeline = InputPipeline(FIXED_PIPELINE, source, config, image_format, ())
+    torch.set_num_threads(plan.threads_per_rank)
+    data = TrainingData(source, sampler, image_format, input_pipeline)
+    job, rank_info, store = Job(config, plan, None, False, source), RankInfo(0, 1, 0, 1), dist.HashStore()
+    return build_trainer(job, rank_info, store, channel, data, None).state

@@ -1,0 +1,73 @@
+"""The helper process that answers the form: it runs the preflight of a config, or builds its model.
+
+The screen must not import torch, and must be able to give up a check, such as the scan of a large folder.
+`tui.form.checks` starts it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine.config.schema import Config
+from engine.data.sources.base import ImageSource
+from engine.data.sources.open import open_source_for_preflight
+from engine.gpus.allocation import preview_allocation
+from engine.gpus.selection import CudaDevice
+from engine.gpus.snapshot import Snapshot
+from engine.launch.lifecycle import RunRequest
+from engine.launch.preflight import run_preflight
+from engine.utils.errors import UsageError, problems_from_json, problems_to_json
+from engine.utils.helper_process import ParentPipe
+
+# Values of other keys leave the scan of a dataset valid.
+SCAN_KEYS = {
+    *("dataset", "path", "download", "val_split", "num_classes", "image_size", "channels", "fake_train", "fake_val"),
+}
+
+
+def scan_key(config: Config) -> str:
+    """Return what the scan of a dataset depends on."""
+    return f"{config.data.model_dump_json(include=SCAN_KEYS)} {config.run.seed} {config.run.code}"
+
+
+def main(parent: ParentPipe) -> None:
+    """Answer each request: the problems of its config, and the images and ranks of the run."""
+    sources: dict[str, ImageSource | None] = {}
+    for request in parent:
+        parent.send(_check_model(request) if request["task"] == "model" else _check_request(request, sources))
+
+
+def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None]) -> dict[str, Any]:
+    problems = tuple(problems_from_json(values["problems"]))
+    request = RunRequest(
+        Config.model_validate(values["config"]), Path(values["runs_dir"]), "form", dry_run=True, problems=problems
+    )
+
+    def choose_gpus(wait: bool) -> list[CudaDevice]:
+        snapshot = Snapshot.from_line(values["snapshot"]) if values["snapshot"] else None
+        try:
+            return preview_allocation(request.config.device.gpus, snapshot).devices
+        except UsageError as error:
+            # A driver that has not answered yet is not a fault of the config.
+            raise error if snapshot and not snapshot.pending else UsageError([]) from None
+
+    def open_source(config: Config) -> ImageSource | None:
+        if (key := scan_key(config)) not in sources:
+            sources[key] = open_source_for_preflight(config)
+        return sources[key]
+
+    preflight = run_preflight(request, choose_gpus, open_source=open_source)
+    plan, counts = preflight.plan, preflight.counts
+    return {
+        "problems": problems_to_json(preflight.problems),
+        "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
+        "on_gpu": plan is not None and plan.on_gpu,
+        "images": None if counts is None else [counts.train, counts.val],
+    }
+
+
+def _check_model(values: dict[str, Any]) -> dict[str, Any]:
+    from engine.launch.model_check import check_model
+
+    return check_model(Config.model_validate(values["config"]), on_gpu=values["on_gpu"])
