@@ -99,8 +99,8 @@ class PipeChannel:
 
 
 class DirectChannel:
-    """Channel of a rank without a supervisor (torchrun, srun): rank 0 records its events itself, other ranks discard
-    theirs. `on_poll` is called by each `poll_requests` and must not block."""
+    """Channel of a rank without a supervisor (torchrun, srun): rank 0 records its events itself, other ranks print
+    theirs to stderr. `on_poll` is called by each `poll_requests` and must not block."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""Heartbeats of the ranks in shared memory, and the watchdog that detects a run without progress and the rank that
-causes it.
+"""Heartbeats of the ranks in shared memory, and the watchdog that detects a run without progress.
 
-Ranks write their step and phase; the supervisor (under torchrun and srun, a thread of each rank) reads them without
-their help, so a hung rank is visible too.
+Ranks write their step and phase. The supervisor reads them without their help, so it can name the rank that hangs.
+Under torchrun and srun each rank has a watchdog thread that sees only its own heartbeat.
 """
 
 from __future__ import annotations

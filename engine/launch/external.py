@@ -308,7 +308,7 @@ def _stderr_listener(rank: int) -> Listener:
 
 
 def _watchdog_thread(watchdog: Watchdog, rank: int, device: str, recorder: Recorder | None) -> threading.Thread:
-    """Return a thread that ends this process if it makes no step for too long, so that the launcher can restart it."""
+    """Return a thread that ends this process if it enters no new phase for too long: the launcher can restart it."""
 
     def watch() -> None:
         while (heartbeats := watchdog.expired()) is None:

@@ -32,7 +32,8 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """Training begins: all ranks are set up. Written once per run; only warnings can precede it."""
+    """Training begins: all ranks are set up. Written once per run. Warnings, GPU samples, control requests and failures
+    of the ranks' setup can precede it."""
 
     type: ClassVar[str] = "run_started"
     format: int = JOURNAL_FORMAT

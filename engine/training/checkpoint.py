@@ -122,7 +122,10 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     damaged: list[str] = []
     for path in list_checkpoints(folder):
         try:
-            return path, load_checkpoint(path), damaged
+            state = load_checkpoint(path)
+            if (state["batch"], state["best_epoch"]) == (0, state["epoch"] - 1):
+                _link_best(path, folder / "best.pt")
+            return path, state, damaged
         except DamagedCheckpointError as error:
             damaged.append(f"{path.name} {error}")
             with suppress(OSError):
@@ -133,6 +136,13 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
             str(folder), f"no checkpoint is intact: {'; '.join(damaged)}; start a new run with another --name"
         )
     return None, {}, damaged
+
+
+def _link_best(path: Path, best: Path) -> None:
+    """Complete a `save_checkpoint` that was killed before it linked the best checkpoint, which then is older."""
+    with suppress(OSError):
+        if not best.exists() or best.stat().st_mtime < path.stat().st_mtime:
+            link_file(path, best)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from engine.training.rank_state import MicroBatchResult, RankState
 if TYPE_CHECKING:
     from engine.training.trainer import Trainer
 
-# Called by every rank before each step: writes requested checkpoints and waits while the run is paused. Returns True if
-# all ranks agreed to stop.
+# Called by every rank before each training step and before each validation batch that all ranks have: writes requested
+# checkpoints and waits while the run is paused. Returns True if all ranks agreed to stop.
 RequestHandler = Callable[[], bool]
 
 
@@ -50,12 +50,12 @@ def training_loop(state: RankState, trainer: Trainer) -> Outcome:
         if evaluations is None:
             return "stopped"
 
-        # 3. Log, step the LR schedule, and write a checkpoint that resumes at the next epoch.
+        # 3. Log, step schedule plateau, and write a checkpoint that resumes at the next epoch.
         evaluation, ema_evaluation = evaluations
         trainer.log_epoch(train_metrics, evaluation, ema_evaluation)
         selected = ema_evaluation or evaluation  # EMA weights decide which checkpoint is the best
         state.plateau.step(selected.metrics.loss)
-        is_best = trainer.log_evaluation(selected)
+        is_best = trainer.save_evaluation(selected)
         state.start_epoch(epoch + 1)
         trainer.save_epoch_checkpoint(epoch, best=is_best)
     return "finished"
@@ -95,7 +95,7 @@ def train_step(state: RankState) -> None:
     grad_norm = clip_gradients(state)
 
     # 4. Step the optimizer. A step with a non-finite loss or gradient on any rank is skipped: the all-reduced gradient
-    # is identical on every rank, so all ranks skip the same step without a host sync. GradScaler does so itself.
+    # is identical on every rank, so all ranks skip the same step. GradScaler and fused optimizers skip on the device.
     # `< inf` is also False for NaN, and launches a quarter of the kernels of `isfinite`.
     nonfinite = (grad_norm < math.inf).logical_not_()
     if state.scaler.is_enabled():

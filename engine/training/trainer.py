@@ -1,6 +1,6 @@
 """Start, pause, stop and report a run on one rank: control requests, checkpoints, journal events and files.
 
-`train` builds a `Trainer` and calls `run`, which starts `loop.training_loop`. The loop calls back before each step, and
+`train` builds a `Trainer` and calls `run`, which starts `loop.training_loop`. The loop calls back before each batch, and
 at the start and end of each epoch.
 """
 
@@ -106,7 +106,7 @@ class Trainer:
         self._timings = gather_timings(self.state.timer, self._train_seconds, self.cpu_group)
 
     def handle_requests(self) -> bool:
-        """Handle control requests between two steps, on all ranks at the same step; return whether to stop."""
+        """Handle control requests between two batches, on all ranks at the same batch; return whether to stop."""
         self._collect_garbage_if_due()
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
@@ -184,7 +184,7 @@ class Trainer:
             )
         )
 
-    def log_evaluation(self, evaluation: Evaluation) -> bool:
+    def save_evaluation(self, evaluation: Evaluation) -> bool:
         """Write the evaluation file of the run; return whether the evaluation is the best so far."""
         epoch = self.state.position.epoch
         best = self._checkpoint_writer.update_best(epoch, evaluation.metrics.accuracy)

@@ -176,6 +176,10 @@ def test_sgd_with_dampening_matches_torch_first_step() -> None:
     assert same(ours, theirs)
 
 
+def test_every_torch_optimizer_has_a_recipe() -> None:
+    assert RECIPES.keys() == OPTIMIZER_CLASSES.keys()
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_build_optimizer_matches_torch_after_three_steps(name: str) -> None:
     values, arguments = RECIPES[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from contextlib import suppress
@@ -30,7 +31,8 @@ def names(folder: Path) -> list[str]:
 
 
 def save(folder: Path, step: int, *, best: bool = False, keep: int = 3, **more: Any) -> Path:
-    state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": step, "model": {"w": torch.arange(1000.0) + step}} | more
+    state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": step, "model": {"w": torch.arange(1000.0) + step}}
+    state |= {"epoch": step + 1, "batch": 0, "best_epoch": step if best else 0} | more
     return save_checkpoint(state, folder, best=best, keep=keep)
 
 
@@ -154,6 +156,19 @@ def test_load_newest_rejects_damaged_folder_repeatedly(tmp_path: Path) -> None:
     for _ in range(3):
         with pytest.raises(UsageError, match="no checkpoint is intact"):
             load_newest(tmp_path)
+
+
+def test_load_newest_links_best_if_save_was_killed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = save(tmp_path, 1, best=True)
+    os.utime(first, (1, 1))
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr("engine.training.checkpoint.link_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        save(tmp_path, 2, best=True)
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 1
+    for _ in range(2):
+        assert load_newest(tmp_path)[1]["step"] == 2
+        assert load_checkpoint(tmp_path / "best.pt")["step"] == 2
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_load_newest_uses_last_without_step_files(tmp_path: Path) -> None:
