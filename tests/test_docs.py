@@ -34,7 +34,7 @@ def test_architecture_pages_name_existing_modules_and_objects(page: str) -> None
     assert named
     for module, name in named:
         path = next(folder / module for folder in ((ROOT / page).parent, ROOT) if (folder / module).exists())
-        assert not name or re.search(rf"\b(class|def) {name}\b", path.read_text()), f"{module} has no {name}"
+        assert not name or re.search(rf"^(class |def )?{name}\b", path.read_text(), re.M), f"{module} has no {name}"
 
 
 def test_engine_page_lists_every_journal_event_and_control_request() -> None:

@@ -1,4 +1,4 @@
-"""Learning rate schedules as pure functions of the position in the data, so skipped steps and resumes cannot shift them.
+"""Learning rate schedules as pure functions of the position in the data: skipped steps and resumes cannot shift them.
 
 `plateau` depends on losses and is in `engine.optim.plateau`. `RankState.lr_at` combines both.
 """

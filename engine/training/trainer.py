@@ -1,7 +1,7 @@
 """Start, pause, stop and report a run on one rank: control requests, checkpoints, journal events and files.
 
-`train` builds a `Trainer` and calls `run`, which starts `loop.training_loop`. The loop calls back before each batch, and
-at the start and end of each epoch.
+`train` builds a `Trainer` and calls `run`, which starts `loop.training_loop`. The loop calls back before each batch
+and at the start and end of each epoch.
 """
 
 from __future__ import annotations
