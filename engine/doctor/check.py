@@ -16,7 +16,7 @@ class Check:
     """What was `found`, and `advice` if it needs attention.
 
     A problem keeps runs from training, or from training correctly; a warning may slow them down. `gpu` is the index of
-    the GPU that the check is about."""
+    the GPU that the check is about. `gputrain run` refuses the config if `refuses_run` is set."""
 
     area: CheckArea
     name: str
@@ -24,10 +24,11 @@ class Check:
     found: str
     advice: str = ""
     gpu: int | None = None
+    refuses_run: bool = False
 
     def to_dict(self) -> dict[str, str]:
         """Return the check as JSON, where the name contains the index of the GPU."""
-        return {key: value for key, value in asdict(self).items() if key != "gpu"}
+        return {key: value for key, value in asdict(self).items() if key not in ("gpu", "refuses_run")}
 
 
 def shortage_check(area: CheckArea, name: str, shortage: Shortage | None, ok_message: str) -> Check:

@@ -50,7 +50,7 @@ def runs_folder_check(root: Path) -> Check:
         check_claim(root, None, resume=False)
         free = free_bytes(root)
     except UsageError as error:
-        return Check("machine", name, "problem", error.problems[0].reason, error.problems[0].advice)
+        return Check("machine", name, "problem", error.problems[0].reason, error.problems[0].advice, refuses_run=True)
     except OSError as error:
         return Check("machine", name, "problem", f"{root} cannot be examined: {error.strerror}", advice)
     found = f"{root} has {format_bytes(free)} free"

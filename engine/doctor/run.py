@@ -34,7 +34,7 @@ def problem_check(problem: Problem) -> Check:
     """Return a problem for which `gputrain run` refuses the config, in the same words."""
     name = CHECK_NAMES.get(problem.location.partition(".")[0], "config")
     found = f"{problem.label}: {problem.reason}" if problem.location else problem.reason
-    return Check("run", name, "problem", found, problem.advice)
+    return Check("run", name, "problem", found, problem.advice, refuses_run=True)
 
 
 def preflight_checks(config: Config, preflight: Preflight, allocation: GpuAllocation) -> Iterator[Check]:

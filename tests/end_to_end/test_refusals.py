@@ -193,7 +193,7 @@ def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: P
     arguments, expected = in_folder((REFUSED | REFUSED_MODELS)[name], folder)
     before = files(folder)
     done = gputrain("doctor", "digits", *arguments, "--runs-dir", str(folder / "runs"), "--json")
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     problems = [check["found"] for check in json.loads(done.stdout)["checks"] if check["state"] == "problem"]
     assert_sentences(problems, expected)
     assert files(folder) == before

@@ -70,7 +70,7 @@ def gpus(
     rich_help_panel=MACHINE,
     epilog=make_epilog(
         ["gputrain doctor", "gputrain doctor flowers.yaml --gpus 0,1"],
-        exit_codes={0: "no problem, warnings allowed", 1: "at least one problem", 2: "usage or config error"},
+        exit_codes={0: "no problem, warnings allowed", 1: "a problem of this host", 2: "a config that `run` refuses"},
     ),
 )
 def doctor(
@@ -93,4 +93,4 @@ def doctor(
         )
         request = build_request(lambda: resolve_arguments(arguments, flags), None, runs_dir, dry_run=True)
         raise_problems(request)
-        raise typer.Exit(0 if show_checks(examine(request), as_json=as_json) else 1)
+        raise typer.Exit(show_checks(examine(request), as_json=as_json))

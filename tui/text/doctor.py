@@ -26,8 +26,8 @@ TEXT_INDENT = STATE_COLUMNS + NAME_COLUMNS + 2 * len(GAP)
 MIN_TEXT_COLUMNS = 30
 
 
-def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
-    """Print all checks and return whether there is no problem."""
+def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
+    """Print all checks and return the exit code: 0 without problems, 2 if `gputrain run` refuses the config, else 1."""
     done: list[Check] = []
     if as_json:
         done = [check for area in areas for check in area]
@@ -41,7 +41,9 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> bool:
                 for line in area_lines(area, console.width):
                     console.print(line, soft_wrap=True)
         typer.echo(summary_line(done), err=True)
-    return all(check.state != "problem" for check in done)
+    if any(check.refuses_run for check in done):
+        return 2
+    return int(any(check.state == "problem" for check in done))
 
 
 def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
