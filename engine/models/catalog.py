@@ -62,6 +62,8 @@ def check_model_name(model: ModelConfig) -> None:
         if other_sources
         else did_you_mean(model.name, candidates)
     )
+    if model.source == "auto" and library_version("timm") is None:
+        hint += f" ({not_installed('timm')})"
     raise UsageError.one("model.name", f"{prefix} is named {model.name!r}; list them with `gputrain models`{hint}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
     image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     check_torchvision_files(data)
     if data.download:
-        with _download_lock(root):
+        with _download_lock(root / image_set.folder, root):
             if any(not is_file(root / image_set.folder / name) for name in image_set.files):
                 _read_torchvision_dataset(data)
     key = compute_cache_key(
@@ -127,20 +127,34 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
             labels[part] = np.asarray(stored.targets, dtype=np.int64).tolist()
             classes = list(stored.classes)
     except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
-        raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())
+        if data.download:
+            advice = f"check the network, or copy {image_set.folder} there"
+            raise UsageError.one(
+                "data.path", f"{data.dataset} cannot be downloaded to {root}: {reason}", advice
+            ) from error
+        raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {reason}") from error
     shape = (sum(map(len, images)), *images[0].shape[1:])
     return DecodedChunks(shape, images, {"labels": labels, "classes": classes})
 
 
 @contextmanager
-def _download_lock(root: Path) -> Iterator[None]:
-    """Hold a file lock on the dataset folder, so that one rank downloads while the others wait."""
-    root.mkdir(parents=True, exist_ok=True)
+def _download_lock(folder: Path, root: Path) -> Iterator[None]:
+    """Hold a file lock in `root`, so that one rank downloads into `folder` while the others wait.
+
+    Deletes the lock file, and after a failed download the folders that it created."""
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
     lock = root / ".download.lock"
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    lock.unlink(missing_ok=True)
+    try:
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    finally:
+        lock.unlink(missing_ok=True)
+        with suppress(OSError):
+            for path in new_folders:
+                path.rmdir()
 
 
 @dataclass(frozen=True)

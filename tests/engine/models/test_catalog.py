@@ -137,7 +137,7 @@ def test_check_model_name_without_timm_names_package(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(catalog, "library_version", lambda name: None if name == "timm" else installed(name))
     with pytest.raises(UsageError, match=r"model.source: timm is not installed: pip install timm"):
         check_model_name(ModelConfig(name="resnet50d", source="timm"))
-    with pytest.raises(UsageError, match=r"model.name: no model is named 'resnet50d'"):
+    with pytest.raises(UsageError, match=r"model.name: no model is named 'resnet50d'.*\(timm is not installed: "):
         check_model_name(ModelConfig(name="resnet50d"))
 
 

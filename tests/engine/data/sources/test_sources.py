@@ -124,6 +124,20 @@ def test_image_set_source_rejects_damaged_file(tmp_path: Path) -> None:
         open_source(config("data.dataset=mnist", f"data.path={tmp_path}"))
 
 
+def test_failed_download_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("Error downloading train-images:\nTried x, got:\n<urlopen error>\n")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", fail)
+    with pytest.raises(UsageError) as refused:
+        open_source(config("data.dataset=mnist", f"data.path={tmp_path}/new/data", "data.download=true"))
+    assert str(refused.value) == (
+        f"data.path: mnist cannot be downloaded to {tmp_path}/new/data: Error downloading train-images: Tried x, got: "
+        "<urlopen error>; check the network, or copy MNIST/raw there"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_fake_source_has_requested_count_and_size() -> None:
     fake_config = config("data.dataset=fake", "data.image_size=20", "data.num_classes=4", "data.fake_train=50")
     source = open_source(fake_config)
