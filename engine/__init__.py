@@ -1,1 +1,1 @@
-"""Trains. Knows nothing of screens."""
+"""Training engine; imports nothing from `tui`."""

@@ -54,7 +54,7 @@ class ScalingResult:
 
     - `seconds_per_epoch`, `images_per_second`: medians over all epochs except the first of each run.
     - `spread`: (fastest - slowest epoch) / 2, relative to the median throughput.
-    - `speed_up`: throughput relative to the smallest number of ranks, which counts as a speed-up of its rank count.
+    - `speed_up`: throughput relative to the smallest number of ranks, which counts as a speedup of its rank count.
     - `efficiency`: `speed_up` divided by the number of ranks.
     - `limit_images_per_second`: median throughput of the runs with the fixed pipeline.
     - `limit_share`: median ratio of each run's throughput to that of the paired run with the fixed pipeline.

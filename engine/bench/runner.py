@@ -32,6 +32,7 @@ from engine.gpus.selection import why_not_free
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.utils.errors import UsageError
+from engine.utils.exits import exit_status
 from engine.utils.files import replace_file
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 from engine.utils.process import die_with_parent
@@ -41,7 +42,7 @@ FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS = 1.0, 10.0
 NO_CHECKPOINT_EPOCHS = 10**9  # checkpoint.every_epochs beyond any benchmark
 LR_FACTOR = 0.01  # of optim.lr, see `bench_run_config`
 TEMP_FOLDER_PREFIX = "gputrain-bench-"
-# The fixed pipeline needs no loader workers, so their settings are reset to the defaults.
+# The fixed pipeline needs no DataLoader workers, so their settings are reset to the defaults.
 FIXED_BATCH_DATA: dict[str, Any] = {
     "pipeline": "fixed",
     "workers": DataConfig().workers,
@@ -91,7 +92,7 @@ def plan_bench(
     chosen = tuple(sorted(set(rank_counts))) or default_rank_counts(len(free) or available_cores())
     if epochs < MIN_EPOCHS:
         raise UsageError.one(
-            "run.epochs", f"{epochs} is too few: the first epoch is excluded as warmup; give 2 or more"
+            "run.epochs", f"{epochs} is too few: the first epoch is excluded as warmup; set run.epochs to 2 or more"
         )
     if limit and config.data.pipeline == "fixed":
         raise UsageError.one(
@@ -124,7 +125,10 @@ def batch_size_for(bench: BenchPlan, ranks: int) -> int | str:
     if not bench.strong:
         return batch
     if batch == "auto":
-        raise UsageError.one("data.batch_size", "auto cannot be divided among ranks by --strong; give a number")
+        raise UsageError.one(
+            "data.batch_size",
+            "auto cannot be combined with --strong, which divides the batch size among the ranks; set a number",
+        )
     if batch % ranks:
         raise UsageError.one("data.batch_size", f"{batch} is not divisible by {ranks} ranks, as --strong requires")
     return batch // ranks
@@ -246,5 +250,6 @@ def failure_message(history: History, output_lines: Sequence[str], exit_code: in
     if history.finished is not None and history.finished.message:
         return history.finished.message
     lines = [line for line in output_lines if line.strip()]
+    silent_exit = f"it {exit_status(exit_code)} and printed nothing; run this config with `gputrain run` to see why"
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return "; ".join(errors) or (lines[-1] if lines else f"it ended with exit code {exit_code}")
+    return "; ".join(errors) or (lines[-1] if lines else silent_exit)

@@ -36,10 +36,10 @@ class DataConfig(Section):
     )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="Loader workers per rank in the stream pipeline. auto measures how many are needed; 0 loads in "
+        description="DataLoader workers per rank in the stream pipeline. auto measures how many are needed; 0 loads in "
         "the rank's own process.",
     )
-    prefetch: int = Field(4, ge=1, description="Number of batches that each loader worker prefetches.")
+    prefetch: int = Field(4, ge=1, description="Number of batches that each DataLoader worker prefetches.")
     image_size: int | None = Field(
         None, ge=1, description="Height and width of the model's input in pixels. Default: the dataset's own."
     )

@@ -206,7 +206,7 @@ def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) 
         if key in COMMON_OPTIONS and accepts_key(options, key):
             yield Problem("optim.options", f"{key} has its own config key; use optim.{key}", others=others)
         elif key not in extra_keys:
-            available = f"it has {', '.join(extra_keys)}" if extra_keys else "it has none"
+            available = f"it has {', '.join(extra_keys)}" if extra_keys else "it has no options"
             reason = f"{optim.name} has no option {key!r}; {available}{did_you_mean(key, extra_keys)}"
             yield Problem("optim.options", reason, others=others)
         elif not options[key].rule.is_valid(value):
@@ -217,9 +217,9 @@ def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) 
 def _unsupported_key_message(name: str, key: str, options: Mapping[str, OptimizerOption]) -> str:
     if key in options:
         return f"{name} expects {options[key].rule.allowed} for {key}; set it in optim.options"
-    supported_by = f"only {', '.join(sorted(optimizers_accepting(key)))} and some of timm's do"
+    supported_by = f"{', '.join(sorted(optimizers_accepting(key)))} and some timm optimizers"
     off_value = "0" if key == "weight_decay" else "null"
-    return f"{name} does not support it, {supported_by}; remove it or set optim.{key}={off_value}"
+    return f"not supported by {name}, only by {supported_by}; remove it or set optim.{key}={off_value}"
 
 
 def _short_repr(value: object) -> str:

@@ -121,7 +121,9 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
         )
         yield Problem("data.pipeline", reason, others=("data.dataset", "augment.resized_crop"))
     if data.download and data.dataset not in IMAGE_FILE_DATASETS:
-        reason = f"{data.dataset} cannot be downloaded; only {', '.join(IMAGE_FILE_DATASETS)} can"
+        reason = (
+            f"{data.dataset} cannot be downloaded, only {', '.join(IMAGE_FILE_DATASETS)} can; set data.download=false"
+        )
         yield Problem("data.download", reason, others=("data.dataset",))
     for key in ("mean", "std"):
         values = getattr(data, key)
@@ -150,10 +152,10 @@ def _augment_conflicts(config: Config) -> Iterator[Problem]:
 def _model_conflicts(config: Config) -> Iterator[Problem]:
     model = config.model
     if (match := re.fullmatch(r"(builtin|torchvision|timm):(.+)", model.name)) is not None:
-        yield Problem("model.name", f"write {model.name} as model.name={match[2]} model.source={match[1]}")
+        yield Problem("model.name", f"{model.name} is not allowed; set model.name={match[2]} model.source={match[1]}")
     is_builtin = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
     if model.weights == "pretrained" and (is_builtin or (model.source == "auto" and is_user_code(model.name))):
-        reason = f"there are no pretrained weights for {model.name}; name a file"
+        reason = f"there are no pretrained weights for {model.name}; set model.weights to a file"
         yield Problem("model.weights", reason, others=("model.name", "model.source"))
     if model.sync_bn and config.device.parallel == "dp":
         reason = "needs device.parallel=ddp; dp runs a single process, with nothing to synchronize"

@@ -66,7 +66,7 @@ class ModelConfig(Section):
     freeze: Annotated[Literal["none", "backbone"] | tuple[str, ...], BeforeValidator(_as_name_prefixes)] = Field(
         "none",
         description="Parameters to freeze: none, backbone or name prefixes. backbone is all but the classifier; "
-        "prefixes are given as [conv1, layer1].",
+        "write prefixes as [conv1, layer1].",
     )
     sync_bn: bool = Field(False, description="Synchronize BatchNorm across ranks (SyncBatchNorm). Needs GPUs.")
     ema: float = Field(
@@ -85,7 +85,7 @@ class ModelConfig(Section):
     )
     init: Literal["default", "normal"] = Field(
         "default",
-        description="Initial weights: default (the model's own) or normal. normal draws convolution and linear "
+        description="Initialization: default (the model's own) or normal. normal draws convolution and linear "
         "weights from a normal distribution (model.init_std) and sets their biases to 0.",
     )
     init_std: float = Field(0.02, gt=0, description="Standard deviation of the weights with model.init=normal.")
@@ -174,7 +174,7 @@ class OptimConfig(Section):
         10,
         ge=1,
         description="Maximum consecutive steps skipped with optim.nonfinite=skip. The run fails when more are "
-        "nonfinite.",
+        "non-finite.",
     )
 
 
@@ -228,7 +228,9 @@ class ScheduleConfig(Section):
     end_factor: float = Field(1e4, ge=1, description="Ratio of the initial to the final learning rate of onecycle.")
     patience: int = Field(3, ge=0, description="Epochs without improvement that plateau allows before it decays.")
     threshold: float = Field(
-        1e-4, ge=0, description="Relative decrease of validation loss that plateau counts as better."
+        1e-4,
+        ge=0,
+        description="Minimum relative decrease of the validation loss that plateau counts as an improvement.",
     )
     cooldown: int = Field(0, ge=0, description="Epochs that plateau waits after a decay before it counts again.")
 

@@ -16,10 +16,11 @@ from typing import Any
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
 from engine.utils.errors import Problem, UsageError, did_you_mean
-from engine.utils.exits import signal_name
+from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 
-_IMPORT_TIMEOUT_S = 120.0
+_IMPORT_TIMEOUT_SECONDS = 120.0
+RUN_USER_CODE_ADVICE = "run the code on its own to see why"
 
 
 def is_user_code(name: str | None) -> bool:
@@ -112,7 +113,7 @@ def check_user_code(config: Config) -> list[Problem]:
     names = user_code_names(config)
     if not names:
         return []
-    deadline = time.monotonic() + _IMPORT_TIMEOUT_S
+    deadline = time.monotonic() + _IMPORT_TIMEOUT_SECONDS
     problems: list[Problem] = []
     with start_helper("engine.config.user_code", keep_stderr=False) as helper:
         helper.send({"names": names, "folder": config.run.code})
@@ -120,14 +121,11 @@ def check_user_code(config: Config) -> list[Problem]:
             try:
                 problems += [Problem(key, message) for message in helper.receive(deadline - time.monotonic())]
             except HelperTimeoutError:
-                reason = (
-                    f"is still being imported after {_IMPORT_TIMEOUT_S:.0f} s; move work out of the module's top level"
-                )
-                return [*problems, Problem(key, f"{name} {reason}")]
+                reason = f"{name} is still being imported after {_IMPORT_TIMEOUT_SECONDS:.0f} s"
+                return [*problems, Problem(key, reason, "move work out of the module's top level")]
             except HelperExitedError as error:
-                exit_code = error.exit_code or 0
-                ending = signal_name(-exit_code) if exit_code < 0 else f"exit code {exit_code}"
-                return [*problems, Problem(key, f"{name} ended the process that imported it, with {ending}")]
+                reason = f"the process that imported {name} {exit_status(error.exit_code or 0)}"
+                return [*problems, Problem(key, reason, RUN_USER_CODE_ADVICE)]
     return problems
 
 

@@ -94,7 +94,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
                 Problem(
                     f"data.{key}",
                     f"has {len(values)} values, but the images have {channels} channels",
-                    "give one value per channel",
+                    "use one value per channel",
                 )
             )
     if problems:

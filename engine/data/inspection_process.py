@@ -12,13 +12,14 @@ import numpy as np
 
 from engine.config.loader import validate_config
 from engine.config.schema import Config
-from engine.config.user_code import is_user_code
+from engine.config.user_code import RUN_USER_CODE_ADVICE, is_user_code
 from engine.data.batching import build_sampler, check_source
 from engine.data.sampler import PARTS, BatchRequest
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
+from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, ParentPipe, start_helper
 
 
@@ -47,8 +48,8 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
         name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
         raise UsageError.one(
             key,
-            f"{name} ended the process that tested it (exit code {error.exit_code})",
-            "run it on its own to see why",
+            f"the process that tested {name} {exit_status(error.exit_code or 0)}",
+            RUN_USER_CODE_ADVICE,
         ) from error
     if "problems" in reply:
         raise UsageError(problems_from_json(reply["problems"]))

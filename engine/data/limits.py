@@ -1,6 +1,6 @@
-"""Check the shared memory, open-file limit and CPU cores of this node against what the loader workers need.
+"""Check the shared memory, open-file limit and CPU cores of this node against what the DataLoader workers need.
 
-Called by each rank before it starts its loader workers, and by `gputrain doctor`.
+Called by each rank before it starts its DataLoader workers, and by `gputrain doctor`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LABEL_BYTES = 8  # one int64 label
 OPEN_FILES_PER_BATCH = 1
 
 
-# Other descriptors of a rank: device files, sockets to other ranks, pipes to its loader workers.
+# Other descriptors of a rank: device files, sockets to other ranks, pipes to its DataLoader workers.
 BASE_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
 class LoaderFootprint:
-    """Prefetched batches on a node: `workers` loader workers per rank, `prefetch` batches of `batch_bytes` each."""
+    """Prefetched batches on a node: `workers` DataLoader workers per rank, `prefetch` batches of `batch_bytes` each."""
 
     local_world_size: int
     workers: int
@@ -54,7 +54,7 @@ class LoaderFootprint:
 def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage | None:
     """Return a shortage if the prefetched batches of all ranks exceed the free shared memory.
 
-    A loader worker that writes to a full /dev/shm is killed by SIGBUS.
+    A DataLoader worker that writes to a full /dev/shm is killed by SIGBUS.
     """
     needed_bytes = footprint.local_world_size * footprint.workers * footprint.prefetch * footprint.batch_bytes
     if needed_bytes <= available_bytes:
@@ -80,7 +80,7 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shorta
     return Shortage(
         f"the open-file limit is {limit}, but a rank can need {needed_files} ({workers} x {footprint.prefetch} batches "
         f"x {OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
-        "reduce data.workers or data.prefetch, or raise the limit (nofile in /etc/security/limits.conf, "
+        "reduce data.workers or data.prefetch, or increase the limit (nofile in /etc/security/limits.conf, "
         f"docker run --ulimit nofile={max(65536, needed_files)})",
     )
 
@@ -88,7 +88,7 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shorta
 def loader_warnings(
     config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
 ) -> list[str]:
-    """Return warnings about shared memory and open files that the loader workers of this node's ranks may run out of.
+    """Return warnings about too little shared memory or too few open files for the DataLoader workers of this node.
 
     Call it before the workers start: they use the shared memory that it measures.
     """
@@ -103,12 +103,12 @@ MAX_AUTO_WORKERS = 8
 
 
 def needs_workers(config: Config, *, in_memory: bool) -> bool:
-    """Whether loader workers pay off: images are read from files or augmented one by one."""
+    """Whether DataLoader workers pay off: images are read from files or augmented one by one."""
     augment = config.augment
     jitter = augment.brightness or augment.contrast or augment.saturation or augment.hue
     return not in_memory or augment.policy != "none" or bool(jitter) or augment.transform is not None
 
 
 def auto_workers(local_world_size: int, batch_size: int) -> int:
-    """Upper bound of loader workers per rank for `data.workers=auto`; see `engine.data.pipelines.num_workers`."""
+    """Upper bound of DataLoader workers per rank for `data.workers=auto`; see `engine.data.pipelines.num_workers`."""
     return max(1, min(available_cores() // local_world_size, batch_size, MAX_AUTO_WORKERS))

@@ -1,7 +1,7 @@
 """Train/validation split, epoch order and batches per rank.
 
 All of it is a pure function of seed, epoch, rank and image index. Without state, the batches are the same for any
-number of loader workers and after a resume.
+number of DataLoader workers and after a resume.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class DistributedBatchSampler:
     def requests(self, epochs: int, first_epoch: int = 1, first_batch: int = 0) -> Iterator[BatchRequest]:
         """Yield the training and validation batches of all epochs from a position to the end of the run.
 
-        One iterator for both parts lets loader workers prefetch the next part while the current one ends.
+        One iterator for both parts lets DataLoader workers prefetch the next part while the current one ends.
         """
         for epoch in range(first_epoch, epochs + 1):
             yield from self.train_requests(epoch, first_batch if epoch == first_epoch else 0)

@@ -63,7 +63,7 @@ def describe_cause(error: BaseException, config: Config | None = None) -> str:
             if location == "gpu"
             else "the host is out of memory"
         )
-        advice = ": use a smaller data.batch_size" if config is None else f" {_oom_advice(config, location)}"
+        advice = ": reduce data.batch_size" if config is None else f" {_oom_advice(config, location)}"
         message = problem + advice
         return message if location == "gpu" else f"{message} ({text or name})"
     if type(error).__module__.startswith("engine."):

@@ -33,8 +33,8 @@ class RankInfo:
 def detect_launcher(requested: Launcher | Literal["auto"], environ: Mapping[str, str]) -> Launcher:
     """Return the launcher: as requested, or detected from the environment.
 
-    torchrun is detected by all of `TORCHRUN_VARIABLES`, srun by a step of several tasks. SLURM_PROCID alone is no
-    evidence, because the shell of an sbatch script has it too.
+    torchrun is detected if all `TORCHRUN_VARIABLES` are set, srun if the job step has several tasks. SLURM_PROCID alone
+    is not enough: the shell of an sbatch script has it too.
     """
     if requested != "auto":
         return requested

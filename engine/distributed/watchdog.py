@@ -18,7 +18,7 @@ _SLOT = struct.Struct("qqq")
 
 
 class Phase(IntEnum):
-    """What a rank does at the moment. All ranks enter the same phases in the same order."""
+    """Current activity of a rank. All ranks enter the same phases in the same order."""
 
     SETUP = 0
     DATA = 1
@@ -119,5 +119,5 @@ def lagging_ranks(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
 
 
 def describe_progress(heartbeat: Heartbeat) -> str:
-    """Return the progress of a rank as a clause of a sentence about it."""
-    return f"it completed {heartbeat.step} steps and is {heartbeat.phase.label}"
+    """Describe the progress of a rank in a clause whose subject is this rank."""
+    return f"this rank completed {heartbeat.step} steps and is {heartbeat.phase.label}"

@@ -25,14 +25,14 @@ MAX_COMMAND_CHARS = 60
 OTHER_GPUS_ADVICE = "select other GPUs with --gpus, or wait for it with --wait"
 # By throttle reason, as `engine.gpus.nvml` names them. An idle GPU needs none.
 THROTTLE_ADVICE = {
-    "set clocks": "its clocks are locked: reset them with `sudo nvidia-smi -rgc -rac`",
+    "set clocks": "the GPU's clocks are locked: reset them with `sudo nvidia-smi -rgc -rac`",
     "power cap": "normal under full load; `nvidia-smi -q -d POWER` shows whether the power limit was lowered",
-    "hardware slowdown": "it is too hot or lacks power: check fans, airflow and power cables",
-    "sync boost": "another GPU of its sync boost group is throttled: check that GPU",
-    "thermal": "it is too hot: check fans and airflow",
-    "hardware thermal": "it is too hot: check fans and airflow immediately",
-    "power brake": "the server limits its power: check the power supplies and the power cap of the server",
-    "reliability": "its voltage is at the limit: no action is needed",
+    "hardware slowdown": "the GPU is too hot or lacks power: check fans, airflow and power cables",
+    "sync boost": "another GPU of the same sync boost group is throttled: check that GPU",
+    "thermal": "the GPU is too hot: check fans and airflow",
+    "hardware thermal": "the GPU is too hot: check fans and airflow immediately",
+    "power brake": "the server limits the GPU's power: check the power supplies and the power cap of the server",
+    "reliability": "the GPU's voltage is at the limit: no action is needed",
 }
 
 
@@ -54,9 +54,9 @@ def driver_check(snapshot: Snapshot | None) -> Check:
 
 
 def no_driver_check(found: str, cards: int) -> Check:
-    """Return a problem if the host has NVIDIA cards; without any it trains on the CPU."""
+    """Return a problem if the host has NVIDIA cards; without any, training uses the CPU."""
     if cards == 0:
-        return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): runs train on the CPU")
+        return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): training uses the CPU")
     found = f"{found}, but this host has {pluralize(cards, 'NVIDIA card')}"
     return Check("GPUs", "driver", "problem", found, INSTALL_ADVICE)
 
@@ -89,7 +89,7 @@ def _gpu_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[C
         yield Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE)
         return
     if errors := gpu.value("ecc_uncorrected"):
-        advice = "its memory is failing: see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset or replace the GPU"
+        advice = "the GPU's memory is failing: see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset or replace the GPU"
         yield Check("GPUs", name, "problem", f"{pluralize(errors, 'uncorrected ECC error')}", advice)
     for reason in gpu.value("throttle") or []:
         if reason != "idle":

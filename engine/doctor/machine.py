@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from engine.doctor.check import Check
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.runs.ownership import check_claim
 from engine.utils.errors import UsageError
 from engine.utils.host import available_cores, format_bytes, free_bytes, free_memory
@@ -21,7 +22,7 @@ SLOWING_VARIABLES = {
     "NCCL_SHM_DISABLE": "sends GPU-to-GPU traffic through the network",
     "NCCL_DEBUG": "makes NCCL write to the log of each run",
     "TORCH_DISTRIBUTED_DEBUG": "adds a consistency check to every collective",
-    "TORCH_SHOW_CPP_STACKTRACES": "makes errors slow and long",
+    "TORCH_SHOW_CPP_STACKTRACES": "adds C++ stack traces to errors",
 }
 OFF_VALUES = ("", "0", "OFF", "off", "WARN", "VERSION")
 
@@ -38,14 +39,17 @@ def memory_check(free: int, total: int) -> Check:
     found = f"{format_bytes(free)} of {format_bytes(total)} free"
     if free >= RANK_BASE_BYTES:
         return Check("machine", "memory", "ok", found)
-    advice = "end processes that use much memory (`ps aux --sort -rss | head`), or give the container more"
+    advice = (
+        "end processes that use much memory (`ps aux --sort -rss | head`), or increase the memory limit of the "
+        "container"
+    )
     need = f"each rank needs about {format_bytes(RANK_BASE_BYTES)} before it loads an image"
     return Check("machine", "memory", "warning", f"{found}; {need}", advice)
 
 
 def runs_folder_check(root: Path) -> Check:
     """Check that run folders can be created, and that the disk is not full."""
-    name, advice = "runs folder", "make room, or give another with --runs-dir or GPUTRAIN_RUNS"
+    name, advice = "runs folder", f"free disk space, or {OTHER_RUNS_FOLDER_ADVICE}"
     try:
         check_claim(root, None, resume=False)
         free = free_bytes(root)

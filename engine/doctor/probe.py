@@ -162,7 +162,7 @@ def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[An
 def _rank_main(pipes: list[tuple[Connection, Connection]], rank: int, on_gpu: bool, parent: int) -> None:
     die_with_parent(parent)
     pipe = pipes[rank][1]
-    # The parent sees the end of a rank only when all copies of its end of the pipe are closed.
+    # The parent reads EOF only when every copy of the rank's end is closed.
     for end in (end for both in pipes for end in both if end is not pipe):
         end.close()
     try:

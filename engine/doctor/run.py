@@ -1,4 +1,4 @@
-"""Checks of one run: its preflight, the resources of its loader workers and checkpoints, and an all-reduce."""
+"""Checks of one run: its preflight, the resources of its DataLoader workers and checkpoints, and an all-reduce."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from engine.doctor.check import Check, shortage_check
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch.preflight import Preflight
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.training.disk import checkpoint_bytes, disk_shortage, max_new_checkpoints
 from engine.utils.errors import Problem
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores, format_bytes, free_bytes, max_open_files
@@ -66,7 +67,7 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
 
 
 def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
-    """Check shared memory and the limit of open files for the loader workers of all ranks on this host."""
+    """Check shared memory and the limit of open files for the DataLoader workers of all ranks on this host."""
     workers = expected_num_workers(config, ranks)
     footprint = LoaderFootprint.from_config(config, ranks, workers, expected_input_format(config))
     limit, free = max_open_files(), None
@@ -85,7 +86,7 @@ def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
 
 
 def expected_num_workers(config: Config, ranks: int) -> int:
-    """Estimate the loader workers per rank without opening the data: a folder may turn out to fit into memory."""
+    """Estimate the DataLoader workers per rank without opening the data: a folder may turn out to fit into memory."""
     data, reads_files = config.data, config.data.dataset == "folder" or is_user_code(config.data.dataset)
     needed = needs_workers(config, in_memory=not reads_files)
     if data.pipeline in ("memory", "fixed") or (data.pipeline == "auto" and not needed):
@@ -101,7 +102,7 @@ def checkpoint_check(config: Config, root: Path, weight_bytes: int) -> Check:
     try:
         free = free_bytes(root)
     except OSError as error:
-        return Check("run", "checkpoints", "unknown", f"{root}: {error.strerror}", "give another with --runs-dir")
+        return Check("run", "checkpoints", "unknown", f"{root}: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE)
     found = f"up to {pluralize(files, 'file')} of about {format_bytes(size)} per run, {format_bytes(free)} free"
     return shortage_check("run", "checkpoints", disk_shortage(root, free, size, files), found)
 
@@ -123,7 +124,7 @@ def all_reduce_check(devices: Sequence[str], outcome: Mapping[str, Any]) -> Chec
     if not outcome["right"]:
         return Check("run", name, "problem", f"{backend} between {among} gave a wrong sum", advice)
     if number == 1:
-        return Check("run", name, "ok", "one GPU, which works; a single rank has nothing to reduce")
+        return Check("run", name, "ok", f"{backend} works on one GPU; a single rank has nothing to reduce")
     bandwidth = bus_bandwidth(number, outcome["bytes"], outcome["seconds"])
     found = f"{format_bytes(outcome['bytes'])} between {among} with {backend}: {bandwidth / 1e9:.3g} GB/s on the bus"
     if on_gpu and bandwidth < MIN_GPU_BUS_BYTES_PER_SECOND:

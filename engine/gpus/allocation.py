@@ -113,7 +113,7 @@ def _fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocatio
         reason = f"the NVIDIA driver is not available ({error})"
         expected = snapshot is not None and not snapshot.pending
     if selection == "auto":
-        return GpuAllocation(warnings=[] if expected else [f"{reason}; training on the CPU"])
+        return GpuAllocation(warnings=[] if expected else [f"{reason}; training uses the CPU"])
     raise UsageError.one("device.gpus", f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu")
 
 
@@ -192,6 +192,6 @@ def _mark_claimed_by_waiter(waiter: ReservationInfo, by_uuid: dict[str, CudaDevi
 
 def _warnings(devices: Sequence[CudaDevice], chosen: Sequence[CudaDevice]) -> list[str]:
     if not chosen and devices:
-        return [f"no GPU is free, training on the CPU ({why_not_free(devices)}); wait for one with --wait"]
+        return [f"no GPU is free ({why_not_free(devices)}); training uses the CPU; wait for a GPU with --wait"]
     shared = why_not_free(chosen)
     return [f"sharing GPUs that are not free: {shared}"] if shared else []

@@ -96,10 +96,9 @@ class DriverMonitor:
         """Return an error snapshot if the sampler crashed, None if it exited normally."""
         if not code:
             return None
-        from engine.utils.exits import signal_name
+        from engine.utils.exits import exit_status
 
-        ending = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        self._latest = _error_snapshot(f"the process that queries the NVIDIA driver {ending}")
+        self._latest = _error_snapshot(f"the process that queries the NVIDIA driver {exit_status(code)}")
         return self._latest
 
     def _restart_if_needed(self) -> None:

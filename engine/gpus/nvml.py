@@ -141,7 +141,8 @@ def memory_info(handle: Any) -> tuple[int, int, int | None]:
 
 
 def utilization_rates(handle: Any) -> Any:
-    """Return percent of the sampling period with a kernel running (``.gpu``) and with memory accesses (``.memory``).
+    """Return the percentage of the sampling period with a kernel running (``.gpu``) and with memory accesses
+    (``.memory``).
 
     nvidia-smi `utilization.gpu` and `utilization.memory`; ``nvmlDeviceGetUtilizationRates``.
     """

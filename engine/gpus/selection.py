@@ -242,10 +242,10 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
             raise UsageError.one(
                 "device.gpus",
                 f"there is no GPU {part!r}",
-                f"{_describe_devices(devices)}; give auto, all, cpu, free:N, indices or UUIDs",
+                f"{_describe_devices(devices)}; use auto, all, cpu, free:N, indices or UUIDs",
             )
         if len(matches) > 1:
-            advice = f"{_describe_devices(devices)}; give more of the UUID"
+            advice = f"{_describe_devices(devices)}; use more characters of the UUID"
             raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", advice)
         if matches[0] in chosen:
             raise UsageError.one("device.gpus", f"GPU {matches[0]} is listed twice in {selection!r}")
@@ -261,7 +261,7 @@ def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
     for device in chosen:
         if device.unavailable is not None and not device.usable(wait=only_free):
             reason = f"GPU {device} cannot be used: {device.unavailable.message}"
-            raise UsageError.one("device.gpus", reason, "choose other GPUs with --gpus")
+            raise UsageError.one("device.gpus", reason, "select other GPUs with --gpus")
     if len(chosen) > 1 and any(device.mig_ids is not None for device in chosen):
         reason = f"{len(chosen)} devices selected, including MIG instances: {NCCL_MIG_MESSAGE}"
         raise UsageError.one("device.gpus", reason, MIG_ADVICE)

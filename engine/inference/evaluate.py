@@ -63,7 +63,7 @@ def evaluate_checkpoint(
     if not images_per_class.any():
         raise UsageError.one("--part", f"{part} has no images in {config.data.dataset}; choose another")
 
-    # Loader workers are forked, so they must start before this process initializes CUDA or starts threads.
+    # DataLoader workers are forked, so they must start before this process initializes CUDA or starts threads.
     workers: int = 0 if source.in_memory else auto_workers(1, config.data.numeric_batch_size)
     if config.data.workers != "auto":
         workers = config.data.workers
@@ -86,7 +86,7 @@ def evaluate_checkpoint(
         raise UsageError.one("data.path", f"{error}; skip unreadable images with data.on_bad=skip") from error
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"
-        raise UsageError.one("data.batch_size", f"{reason}; give a smaller number, or --device cpu") from error
+        raise UsageError.one("data.batch_size", f"{reason}; reduce data.batch_size, or use --device cpu") from error
     except RuntimeError as error:
         try:
             batches.raise_if_worker_died()
@@ -159,7 +159,7 @@ def _format_class_list(names: Sequence[str]) -> str:
 
 
 def expand_parts(parts: EvaluationPart) -> tuple[Part, ...]:
-    """Return the parts of the data set that "all", "train" or "val" stands for."""
+    """Return the dataset parts that "all", "train" or "val" selects."""
     return ("train", "val") if parts == "all" else (parts,)
 
 

@@ -110,7 +110,7 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
     if which not in names:
         path = expand_user(which)
         if not is_file(path):
-            raise UsageError.one("--checkpoint", f"{which} is not a file; give best, last or a file")
+            raise UsageError.one("--checkpoint", f"{which} is not a file; use best, last or a file")
         return path
     for name in names[which]:
         if is_file(folder.checkpoints / name):
@@ -161,7 +161,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError.one("--device", f"{name} is not allowed: must be auto, cpu, cuda or cuda:N")
     if (fault := _device_fault(device)) is not None:
-        raise UsageError.one("--device", f"{name} cannot be used: {fault}; give auto or cpu")
+        raise UsageError.one("--device", f"{name} cannot be used: {fault}; use auto or cpu")
     return device
 
 

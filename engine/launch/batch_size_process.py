@@ -1,4 +1,4 @@
-"""The helper process of `batch_size`: it trains the model of a rank on synthetic images, in batches of growing size."""
+"""Helper process of `batch_size`: trains the model on synthetic batches of increasing size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TrialOutcome = Literal["fits", "full", "slow"]
 
 
 def main(parent: ParentPipe) -> None:
-    """Answer a request with larger and larger batch sizes that fit, or with the problems of its config."""
+    """Answer a request with batch sizes that fit, in increasing order, or with the problems of its config."""
     request = parent.receive()
     try:
         config, plan = validate_config(request["config"]), NodePlan(**request["plan"])
@@ -66,15 +66,15 @@ def main(parent: ParentPipe) -> None:
             parent.send(asdict(result))
         if result is None:
             memory = "the free memory of a GPU"
-            advice = "give another model.name or data.image_size"
+            advice = "reduce data.image_size, or use another model.name"
             if not plan.on_gpu:
                 memory = f"the {format_bytes(request['memory'])} available to a rank"
-                advice += ", or fewer device.ranks"
+                advice = "reduce data.image_size or device.ranks, or use another model.name"
             raise UsageError.one(BATCH_SIZE_KEY, f"auto: not even one image fits into {memory}", advice)
     except UsageError as error:
         parent.send({"problems": problems_to_json(error.problems)})
     except Exception as error:
-        problem = Problem(BATCH_SIZE_KEY, f"auto failed: {describe_cause(error)}", "give a number")
+        problem = Problem(BATCH_SIZE_KEY, f"auto failed: {describe_cause(error)}", "set a number")
         parent.send({"problems": problems_to_json([problem])})
 
 

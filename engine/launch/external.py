@@ -273,7 +273,7 @@ def _train(run: OwnedRun, world: _World, job: Job) -> RunResult:
     emit = run.emit if recorder is None else _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, world.store))
 
     def on_poll() -> None:
-        # Loader workers are forked before the first poll, and must not inherit the thread.
+        # DataLoader workers are forked before the first poll, and must not inherit the thread.
         if not watchdog.is_alive():
             watchdog.start()
         if recorder is None:
@@ -313,7 +313,7 @@ def _watchdog_thread(watchdog: Watchdog, rank: int, device: str, recorder: Recor
     def watch() -> None:
         while (heartbeats := watchdog.expired()) is None:
             time.sleep(POLL_SECONDS)
-        cause = f"no progress for {watchdog.timeout_s:g} s (run.watchdog): {describe_progress(heartbeats[0])}"
+        cause = f"no progress for {watchdog.timeout_s:g} s (run.watchdog); {describe_progress(heartbeats[0])}"
         failure = RankFailed(rank=rank, device=device, cause=cause)
         print(describe_failure(failure), file=sys.stderr)
         faulthandler.dump_traceback()
@@ -329,7 +329,7 @@ def _watchdog_thread(watchdog: Watchdog, rank: int, device: str, recorder: Recor
 def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuUsage) -> Listener:
     """Return a listener whose first event starts a thread for heartbeats, GPU readings and control requests.
 
-    Not earlier, because loader workers are forked before and must not inherit the thread."""
+    Not earlier, because DataLoader workers are forked before and must not inherit the thread."""
     control = recorder.folder.control
 
     def watch() -> None:

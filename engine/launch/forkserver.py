@@ -74,9 +74,9 @@ class ForkServer:
         self._exit_codes: dict[int, int] = {}
         self._num_ranks = 0
         self.pids: tuple[int, ...] = ()
-        """The pid of each rank, once they have been forked."""
+        """PID of each rank; empty until the ranks are forked."""
         self.failure: RankFailed | None = None
-        """Why no ranks could be forked."""
+        """Why the ranks could not be forked; None if they were."""
         self.died_early = False
         """Whether it exited before its ranks, which ended them."""
 

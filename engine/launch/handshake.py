@@ -1,7 +1,7 @@
 """What external ranks exchange through the store of their rendezvous before the run starts; `external` calls it.
 
-torchrun keeps one store over all restarts of its ranks, so it may hold keys of an earlier world. The ranks therefore
-first agree on a unique name of their world, the prefix of all further keys.
+torchrun keeps one store over all restarts of its ranks, so it may hold keys of an earlier attempt. The ranks therefore
+first agree on a unique name of their attempt, the prefix of all further keys.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def agent_id() -> str:
 def wait_for_key(store: Store, key: str, stop_flag: StopFlag) -> str:
     """Return the value that another rank sets, without a time limit: that rank may wait for GPUs.
 
-    Raises KeyboardInterrupt if this process is asked to stop, RankZeroEndedError if rank 0 ends first, and UsageError
-    if the store is gone."""
+    Raises KeyboardInterrupt if this process receives a stop request, RankZeroEndedError if rank 0 ends first, and
+    UsageError if the store is gone."""
     try:
         while not store.check([key]):
             if stop_flag.is_set:
@@ -69,26 +69,26 @@ def wait_for_key(store: Store, key: str, stop_flag: StopFlag) -> str:
 
 
 def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[str, list[str]]:
-    """Return a unique name of this world, the same on all ranks, and on rank 0 the agents of all ranks.
+    """Return a unique name of this attempt, the same on all ranks, and on rank 0 the agents of all ranks.
 
-    Every rank says hello under a unique name. Rank 0 answers each hello that it finds, including those of earlier
-    worlds, until all ranks have received an answer."""
+    Every rank announces itself under a unique name. Rank 0 answers each announcement, including those of earlier
+    attempts, until all ranks have acknowledged an answer."""
     own_name = uuid.uuid4().hex
     if rank_info.rank > 0:
-        store.set(f"hello/{rank_info.rank}", json.dumps({"name": own_name, "agent": agent_id()}))
-        world = wait_for_key(store, f"world/{own_name}", stop_flag)
-        store.add(f"heard/{world}", 1)
-        return world, []
+        store.set(f"announce/{rank_info.rank}", json.dumps({"name": own_name, "agent": agent_id()}))
+        attempt = wait_for_key(store, f"attempt/{own_name}", stop_flag)
+        store.add(f"ack/{attempt}", 1)
+        return attempt, []
     answered: dict[int, str] = {}
     agents = {0: agent_id()}
-    while store.add(f"heard/{own_name}", 0) < rank_info.world_size - 1:
+    while store.add(f"ack/{own_name}", 0) < rank_info.world_size - 1:
         for rank in range(1, rank_info.world_size):
-            if not store.check([f"hello/{rank}"]):
+            if not store.check([f"announce/{rank}"]):
                 continue
-            hello = json.loads(store.get(f"hello/{rank}"))
-            if answered.get(rank) != hello["name"]:
-                answered[rank], agents[rank] = hello["name"], hello["agent"]
-                store.set(f"world/{hello['name']}", own_name)
+            announcement = json.loads(store.get(f"announce/{rank}"))
+            if answered.get(rank) != announcement["name"]:
+                answered[rank], agents[rank] = announcement["name"], announcement["agent"]
+                store.set(f"attempt/{announcement['name']}", own_name)
         if stop_flag.is_set:
             raise KeyboardInterrupt
         time.sleep(STORE_POLL_SECONDS)
@@ -96,7 +96,8 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[s
 
 
 def share_exit_code(store: Store, code: ExitCode, world_size: int) -> None:
-    """Tell the other ranks that rank 0 ends before the run starts, and wait until all of them have received it.
+    """Send the other ranks the exit code of rank 0, which ends before the run starts, and wait until all have received
+    it.
 
     The store may be in this process, and its file is deleted when this process ends. A rank that does not poll the
     store, such as one that is blocked in a collective, is not waited for longer than `EXIT_TIMEOUT_SECONDS`."""
@@ -117,7 +118,7 @@ def exit_code_of_rank_0(store: Store, timeout_s: float = EXIT_TIMEOUT_SECONDS) -
             time.sleep(STORE_POLL_SECONDS)
         return _receive_exit_code(store)
     except RuntimeError:
-        # The store was in the process of rank 0.
+        # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
         return ExitCode.USAGE_ERROR
 
 

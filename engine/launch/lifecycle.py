@@ -19,7 +19,7 @@ from engine.launch.preflight import Preflight, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
 from engine.runs.control import RequestCounters
 from engine.runs.events import BatchSizeFound, Event, RunFinished, RunStarted, RunStarting, WarningEvent
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
@@ -46,7 +46,7 @@ class RunRequest:
 
 @dataclass
 class OwnedRun:
-    """What the owner of a run holds: GPUs, run folder and recorder. `release` gives all of it back."""
+    """What the owner of a run holds: GPUs, run folder and recorder. `release` releases all of it."""
 
     request: RunRequest
     listener: Listener
@@ -60,8 +60,8 @@ class OwnedRun:
     ) -> Job | None:
         """Claim the run folder, resolve the batch size and open the journal; return the job of the ranks.
 
-        Return None if the run is already finished. `world_size` is given if it is not that of this host. `check_stop`
-        is called repeatedly during the search for a batch size, and may raise. Raises UsageError if a step fails."""
+        Return None if the run is already finished. `world_size` is needed only if it is not that of this host.
+        `check_stop` is called repeatedly during the search for a batch size, and may raise. Raises UsageError if a step fails."""
         job = self._claim(preflight)
         if job is not None:
             job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
@@ -77,7 +77,7 @@ class OwnedRun:
         self.claimed = claim_if_unfinished(self.request)
         if self.claimed is None:
             run = self.request.config.run
-            message = f"{run.name or 'the run'} has already finished {run.epochs} epochs; raise run.epochs to continue"
+            message = f"{run.name or 'the run'} has already finished {run.epochs} epochs; increase run.epochs to resume"
             self.listener(WarningEvent(message=message))
             return None
         folder = self.claimed.folder
@@ -159,14 +159,14 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
     if claimed.is_new:
         return claimed
     try:
-        # The preflight has checked this, but not under the lock.
+        # The preflight checked this before the lock was held; the run may have changed since.
         check_resumed_config(request.config, claimed.folder)
     except UsageError:
         claimed.ownership.release()
         raise
     finished = RunWatcher(claimed.folder).poll().finished
     done = finished is not None and finished.state == RunState.FINISHED
-    # Reading all of a long journal takes seconds, so its last event decides first.
+    # Reading all of a long journal takes seconds, so check its last event first.
     if done and len(claimed.folder.history().epochs) >= run.epochs:
         claimed.ownership.release()
         return None
@@ -174,7 +174,7 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
 
 
 def with_run_name(config: Config, folder: RunFolder) -> Config:
-    """Return the config that the run folder keeps: with the name of the run, and fit to start such a run again."""
+    """Return the config that the run folder stores: with the name of the run, and without `run.resume`."""
     return config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name, "resume": False})})
 
 
@@ -184,7 +184,7 @@ def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Reco
         return Recorder(folder, config, listener)
     except OSError as error:
         raise UsageError.one(
-            "runs folder", f"{folder.path} cannot be written to: {error.strerror}; give another with --runs-dir"
+            "runs folder", f"{folder.path} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE
         ) from error
 
 
@@ -205,7 +205,7 @@ def record_restart(result: RunResult, recorder: Recorder, restart: int, max_rest
 def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> ExitCode:
     """Record how the run ended, and return the exit code."""
     name, resumable = recorder.folder.name, recorder.folder.resumable
-    hint = f"continue with `gputrain resume {name}`" if resumable else "there is no checkpoint to continue from"
+    hint = f"resume with `gputrain resume {name}`" if resumable else "there is no checkpoint to resume from"
     if result.failure is not None:
         recorder.record(result.failure)
         recorder.record(RunFinished(state="failed", message=f"{describe_failure(result.failure)}; {hint}"))
@@ -214,7 +214,7 @@ def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> Ex
         best = recorder.history.best
         message = f"best accuracy {best.selection_accuracy:.4f} in epoch {best.epoch}" if best else ""
         busy = [mean for use in recorder.history.gpus.values() if (mean := use.mean("busy")) is not None]
-        message += f"; GPUs busy {sum(busy) / len(busy):.0f}% of the time" if busy else ""
+        message += f"; GPU utilization {sum(busy) / len(busy):.0f}%" if busy else ""
         recorder.record(RunFinished(state="finished", message=message))
         return ExitCode.FINISHED
     reason = f"{result.reason}; " if result.reason else ""

@@ -67,7 +67,7 @@ def allocate_node_gpus(
 
 
 def share_problems(problems: Sequence[Problem], rank_info: RankInfo, store: Store, *, stopped: bool) -> None:
-    """Send the problems of this rank's preflight to rank 0; `stopped` if it was asked to stop meanwhile."""
+    """Send the problems of this rank's preflight to rank 0; `stopped` if it received a stop request."""
     message = {"problems": problems_to_json(problems), "host": socket.gethostname(), "stopped": stopped}
     store.set(f"preflight/{rank_info.rank}", json.dumps(message))
 
@@ -77,7 +77,7 @@ def collect_rank_problems(
 ) -> list[Problem]:
     """Return the problems of all ranks, each sentence once; those of another host alone name it.
 
-    Raises KeyboardInterrupt if one of the ranks was asked to stop."""
+    Raises KeyboardInterrupt if one of the ranks received a stop request."""
     problems = {str(problem): problem for problem in own_problems}
     for rank in range(1, rank_info.world_size):
         message = json.loads(wait_for_key(store, f"preflight/{rank}", stop_flag))

@@ -154,7 +154,7 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
             reason = (
                 f"cannot change when a run is resumed: it began with {old[section][name]}, not {new[section][name]}"
             )
-            problems.append(Problem(key, reason, "start a new run with another --name"))
+            problems.append(Problem(key, reason, "use a new name with --name to start a new run"))
     if problems:
         raise UsageError(problems)
 

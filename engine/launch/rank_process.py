@@ -41,7 +41,7 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     """Train as one rank, and exit the process."""
     connections, store_socket = inherited.connections, inherited.store_socket
     die_with_parent(inherited.fork_server_pid)
-    # The other end of a pipe sees its end only when all copies of this end are closed.
+    # The peer reads EOF only when every copy of this end is closed.
     for connection in (inherited.fork_server_connection, *connections[:rank], *connections[rank + 1 :]):
         connection.close()
     port = store_socket.getsockname()[1]
@@ -74,5 +74,5 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     except BaseException as error:
         channel.send(rank_failure(rank, job.plan.devices[rank], error, job.config))
     finally:
-        # The interpreter's own exit would wait for loader workers, which ignore SIGINT.
+        # The interpreter's own exit would wait for DataLoader workers, which ignore SIGINT.
         exit_now(code)

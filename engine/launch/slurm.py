@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+from engine.utils.exits import exit_status
+
 SCONTROL_TIMEOUT_SECONDS = 30
 
 
@@ -27,6 +29,6 @@ def requeue(job_id: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"job {job_id} could not be requeued: {error}"
     if done.returncode != 0:
-        reason = " ".join(done.stderr.split()) or f"scontrol ended with {done.returncode}"
+        reason = " ".join(done.stderr.split()) or f"scontrol {exit_status(done.returncode)}"
         return f"job {job_id} could not be requeued: {reason}"
     return None

@@ -28,7 +28,7 @@ from engine.utils.process import SignalHandler
 TICK_SECONDS = 0.1
 GRACE_SECONDS = 1.0  # for the other ranks to report and exit after the first failure
 STOP_TIMEOUT_SECONDS = 30.0  # without progress of any rank after a stop request, the run ends without a checkpoint
-TRACEBACK_WAIT_SECONDS = 0.3  # for a rank that hangs to write its traceback to the log
+TRACEBACK_WAIT_SECONDS = 0.3  # time for a hung rank to write its traceback to the log
 
 
 class Supervisor:
@@ -134,17 +134,20 @@ class Supervisor:
         alive = {rank: heartbeats[rank] for rank in self._fork_server.alive()}
         stuck = lagging_ranks(alive or dict(enumerate(heartbeats)))
         states = {rank: _blocked_reason(pids[rank]) if rank in pids else "" for rank in stuck}
-        # If all are equally far, the one whose process is blocked holds up the others.
+        # Of equally lagging ranks, the one whose process is blocked holds up the others.
         blamed = [rank for rank in stuck if states[rank]] or stuck
         for rank in blamed:
             if rank in pids and rank in alive:
                 os.kill(pids[rank], DUMP_TRACEBACK_SIGNAL)
         time.sleep(TRACEBACK_WAIT_SECONDS)
         limit = self._job.config.run.watchdog
-        also = f"; so do ranks {', '.join(map(str, blamed[1:]))}" if len(blamed) > 1 else ""
+        waiting = ""
+        if len(blamed) < len(heartbeats):
+            noun = "rank" if len(blamed) == 1 else "ranks"
+            waiting = f"; the other ranks wait for {noun} {', '.join(map(str, blamed))}"
         cause = (
-            f"no progress for {limit:g} s (run.watchdog), and the others wait for this rank: "
-            f"{describe_progress(heartbeats[blamed[0]])}{also}{states[blamed[0]] or '; its traceback is in the log'}"
+            f"no progress for {limit:g} s (run.watchdog){waiting}; {describe_progress(heartbeats[blamed[0]])}"
+            f"{states[blamed[0]] or '; its traceback is in the log'}"
         )
         self._failures[blamed[0]] = RankFailed(rank=blamed[0], device=self._job.plan.devices[blamed[0]], cause=cause)
 
@@ -173,7 +176,7 @@ class Supervisor:
         self._emit(ControlEvent(request=request, by=by, outcome=outcome))
 
     def _kill(self) -> None:
-        """Kill all processes that still run. Loader workers die with their rank."""
+        """Kill all processes that still run. DataLoader workers die with their rank."""
         self._fork_server.kill()
         for connection in self._connections:
             if connection.is_open:

@@ -1,6 +1,8 @@
-"""List the models of torchvision and timm without importing either: a short-lived helper process writes the list of
-each installed version into the user's cache once. The command line and the preflight use it;
-`engine.models.catalog_process` is the helper."""
+"""List the models of torchvision and timm without importing either.
+
+A helper process, `engine.models.catalog_process`, writes the list of each installed version to the user's cache once.
+The command line and the preflight use this module.
+"""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ from engine.config.user_code import describe_exception, is_user_code, load_user_
 from engine.models.builtin import BUILTIN_BUILDERS
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 
-ModelSource = Literal["own", "builtin", "torchvision", "timm"]
+ModelSource = Literal["user", "builtin", "torchvision", "timm"]
 
 # Options of torchvision's MobileNetV3 that are missing from the signature of its class.
 _MOBILENET_V3_OPTIONS = ("width_mult", "reduced_tail", "dilated")
 
-# Options of timm's builders that load weights; model.weights does that.
+# Options with which timm's builders load weights. Reserved, because model.weights does this.
 _TIMM_WEIGHT_OPTIONS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
@@ -31,7 +31,7 @@ def build_model(config: Config, channels: int, num_classes: int, image_size: int
     unknown name, wrong options or unsuitable images."""
     model = config.model
     source = resolve_model_source(model)
-    if source == "own":
+    if source == "user":
         built = build_user_model(config, channels, num_classes, image_size)
     elif source == "builtin":
         try:
@@ -54,7 +54,7 @@ def resolve_model_source(model: ModelConfig) -> ModelSource:
     Raises UsageError."""
     name, source = model.name, model.source
     if source == "auto" and is_user_code(name):
-        return "own"
+        return "user"
     candidates: list[str] = []
     if source in ("auto", "builtin"):
         if name in BUILTIN_BUILDERS:
@@ -92,7 +92,7 @@ def build_user_model(config: Config, channels: int, num_classes: int, image_size
     name, folder = config.model.name, config.run.code
     builder = load_user_code("model.name", name, folder)
     if isinstance(builder, nn.Module):
-        raise UsageError.one("model.name", f"{name} is a model instance; name a function or class that builds one")
+        raise UsageError.one("model.name", f"{name} is a model instance; use a function or class that builds one")
     try:
         built = call_builder(config.model, builder, channels, num_classes, image_size)
     except UsageError:
@@ -227,7 +227,7 @@ def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> li
 
 
 def _unknown_option_problem(model_name: str, option: str, known: list[str]) -> Problem:
-    hint = did_you_mean(option, known) or (f"; it accepts {', '.join(known)}" if known else "; it accepts none")
+    hint = did_you_mean(option, known) or (f"; it has {', '.join(known)}" if known else "; it has no options")
     return Problem("model.options", f"{model_name} has no option {option!r}{hint}")
 
 

@@ -27,7 +27,7 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
         if frozen(name):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError.one("model.freeze", f"all parameters of {config.name} are frozen; freeze less of it")
+        raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules")
     return [
         part
         for path, part in model.named_modules()
@@ -76,7 +76,7 @@ def _prefix_matcher(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str]
     problems = [
         Problem(
             "model.freeze",
-            f"the model has no weights named {prefix}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
+            f"the model has no weights named {prefix!r}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
         )
         for prefix in prefixes
         if not any(_has_prefix(name, [prefix]) for name in inside)

@@ -166,7 +166,7 @@ def read_weights_file(path: Path) -> WeightsFile:
 
 
 def _read_safetensors(path: Path) -> WeightsFile:
-    """Read the weights, and the class names that `gputrain export` stores."""
+    """Read the weights of a safetensors file, and its class names if `gputrain export` wrote it."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
@@ -191,8 +191,10 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
     """Return the library's pretrained weights, downloaded once per node. Position embeddings of vision transformers are
     interpolated to `image_size` x `image_size`. Raises UsageError."""
     source = resolve_model_source(model)
-    if source in ("own", "builtin"):
-        raise UsageError.one("model.weights", f"there are no pretrained weights for {model.name}; name a file")
+    if source in ("user", "builtin"):
+        raise UsageError.one(
+            "model.weights", f"there are no pretrained weights for {model.name}; set model.weights to a file"
+        )
     try:
         return (
             _torchvision_weights(model.name, image_size)
@@ -207,7 +209,7 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
         raise UsageError.one(
             "model.weights",
             f"the pretrained weights of {model.name} cannot be loaded: {type(error).__name__}: {text}; "
-            "without a network connection name a file",
+            "without a network connection, set model.weights to a file",
         ) from error
 
 
@@ -217,7 +219,9 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
 
     offered = models.get_model_weights(name)
     if not len(offered):
-        raise UsageError.one("model.weights", f"torchvision has no pretrained weights for {name}; name a file")
+        raise UsageError.one(
+            "model.weights", f"torchvision has no pretrained weights for {name}; set model.weights to a file"
+        )
     default: Any = offered["DEFAULT"]
     with download_lock(default.url):
         # Built by torchvision itself, because it renames the entries of some files.
@@ -236,7 +240,7 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
     img_size_kwargs = timm_img_size_kwargs(name, image_size)
     pretrained_cfg = timm.models.get_pretrained_cfg(name)
     if pretrained_cfg is None or not pretrained_cfg.has_weights:
-        raise UsageError.one("model.weights", f"timm has no pretrained weights for {name}; name a file")
+        raise UsageError.one("model.weights", f"timm has no pretrained weights for {name}; set model.weights to a file")
     url = pretrained_cfg.url if isinstance(pretrained_cfg.url, str) and not pretrained_cfg.hf_hub_id else None
     with download_lock(url):
         model = timm.create_model(name, pretrained=True, **img_size_kwargs)

@@ -23,7 +23,7 @@ def weights_file_problem(path: Path) -> str | None:
     try:
         if path.is_dir():
             inside = next(iter(sorted(path.glob("checkpoints/best.pt"))), None)
-            return f"{path} is a folder; name a file" + (f", such as {inside}" if inside else "")
+            return f"{path} is a folder; set model.weights to a file" + (f", such as {inside}" if inside else "")
         if not path.exists():
             names = [each.name for each in path.parent.glob("*")] if path.parent.is_dir() else []
             return f"{path} does not exist{did_you_mean(path.name, names)}"

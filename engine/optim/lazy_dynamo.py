@@ -37,7 +37,8 @@ def avoid_dynamo_import() -> None:
 
 
 def _preset_dynamo_disable(method: Any) -> None:
-    """Fill the cache of the `torch._disable_dynamo` wrapper, which its first call would get from the compiler."""
+    """Preset the cached result of the `torch._disable_dynamo` wrapper, so that its first call does not import the
+    compiler."""
     while (inner := getattr(method, "__wrapped__", None)) is not None:
         if _reads(method, "__dynamo_disable"):
             inner.__dict__.setdefault("__dynamo_disable", inner)

@@ -25,7 +25,7 @@ def build_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroup
     parameters = list(model.named_parameters())
     _check_prefixes(config, [name for name, _ in parameters])
     if not any(parameter.requires_grad for _, parameter in parameters):
-        raise UsageError.one("model.freeze", "freezes all parameters of the model; freeze fewer parts")
+        raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules")
     layers = layer_ids(model) if config.layer_decay != 1.0 else {}
     last = max(layers.values(), default=0)
     is_exempt = _no_weight_decay(config, model)
@@ -44,7 +44,8 @@ def _check_prefixes(config: OptimConfig, names: list[str]) -> None:
     parts = dict.fromkeys(".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 2))
     problems = [
         Problem(
-            "optim.layer_lr", f"the model has no part {prefix!r}{did_you_mean(prefix, parts) or _top_level_hint(parts)}"
+            "optim.layer_lr",
+            f"the model has no weights named {prefix!r}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
         )
         for prefix in config.layer_lr
         if prefix not in parts

@@ -88,7 +88,7 @@ class RequestCounters:
 
 
 def send_request(control_folder: Path, request: RequestName) -> None:
-    """Write a request for the owner of the run. Raises UsageError if this user is not allowed to."""
+    """Write a control request for the owner of the run. Raises UsageError if this user may not control the run."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     path = control_folder / f"{time.time_ns()}-{os.getpid()}.json"
     values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}

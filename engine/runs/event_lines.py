@@ -68,7 +68,7 @@ def _format_event(event: Event) -> str | None:
                 f"epoch {event.epoch:>3}  train loss {_nan_if_none(event.train_loss):.4f} "
                 f"acc {_nan_if_none(event.train_accuracy):.4f}  val loss {_nan_if_none(event.val_loss):.4f} "
                 f"acc {_nan_if_none(event.val_accuracy):.4f}  {ema}{_nan_if_none(event.images_per_second):,.0f} "
-                f"img/s  lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{notes}"
+                f"images/s  lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{notes}"
             )
         case WaitingForGpus():
             return f"waiting: {event.message}"
@@ -100,7 +100,7 @@ def describe_run_setup(event: RunStarted) -> str:
     """Return devices, batch size, epochs, dataset and model of a run as one line."""
     devices = "the CPU" if set(event.devices) == {"cpu"} else ", ".join(event.devices)
     return (
-        f"{pluralize(event.world_size, 'rank')} on {devices}, global batch {event.global_batch}, "
+        f"{pluralize(event.world_size, 'rank')} on {devices}, global batch size {event.global_batch}, "
         f"{pluralize(event.steps_per_epoch, 'step')} per epoch, {pluralize(event.epochs, 'epoch')}, "
         f"{event.train_images} images for training and {event.val_images} for validation in "
         f"{event.classes} classes, {describe_parameters(event)}{describe_pipeline(event)}"

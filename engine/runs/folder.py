@@ -20,6 +20,7 @@ from engine.utils.files import expand_user, is_file, is_locked, read_json
 
 # An owner on another host counts as dead after this time without a heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0
+OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RUNS"
 
 
 class RunState(StrEnum):
@@ -166,8 +167,8 @@ def list_runs(root: Path) -> list[RunFolder]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        reason = f"{root} cannot be read: {error.strerror}; select another folder with --runs-dir or GPUTRAIN_RUNS"
-        raise UsageError.one("runs folder", reason) from error
+        reason = f"{root} cannot be read: {error.strerror}"
+        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
     return sorted(
         (RunFolder(path) for path in paths if _is_run_folder(path)), key=lambda run: (-_start_time(run), run.name)
     )
@@ -205,6 +206,6 @@ def find_run(root: Path, reference: str) -> RunFolder:
     if matches:
         raise UsageError.one(reference, f"matches several runs: {', '.join(sorted(matches))}; type more of the name")
     if not runs:
-        raise UsageError.one(reference, f"there are no runs in {root}; select their folder with --runs-dir")
+        raise UsageError.one(reference, f"there are no runs in {root}", OTHER_RUNS_FOLDER_ADVICE)
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     raise UsageError.one(reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}")

@@ -59,8 +59,8 @@ class RunSummary:
     """Duration of all sessions of the run together, in seconds."""
     message: str = ""
     """Message of the `run_finished` event."""
-    verdict: Bottleneck | None = None
-    """What limits the run, see `engine.runs.bottleneck`."""
+    bottleneck: Bottleneck | None = None
+    """What limits the run, see `engine.runs.bottleneck`. Its key in summary.json is `verdict`."""
     data_wait: float | None = None
     """Share of the training time of the latest epoch that the ranks waited for data, 0 to 1."""
     mfu: float | None = None
@@ -70,7 +70,7 @@ class RunSummary:
 
     def to_dict(self) -> dict[str, object]:
         """Return the summary as JSON values."""
-        return asdict(self)
+        return {"verdict" if key == "bottleneck" else key: value for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSummary:
@@ -87,7 +87,7 @@ class RunSummary:
             images_per_second=number(values.get("images_per_second")),
             seconds=number(values.get("seconds")) or 0.0,
             message=str(values.get("message", "")),
-            verdict=Bottleneck.from_dict(values.get("verdict")),
+            bottleneck=Bottleneck.from_dict(values.get("verdict")),
             data_wait=number(values.get("data_wait")),
             mfu=number(values.get("mfu")),
         )
@@ -276,7 +276,7 @@ class History:
             images_per_second=self._median_images_per_second(),
             seconds=round(self.seconds + running, 3),
             message=self.finished.message if self.finished else "",
-            verdict=bottleneck,
+            bottleneck=bottleneck,
             data_wait=self.data_wait,
             mfu=self.mfu,
             gpus=[stats.to_dict(uuid) for uuid, stats in self.gpus.items()],

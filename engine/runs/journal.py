@@ -91,7 +91,7 @@ def _constant_to_none(_: str) -> None:
 
 
 def _in_range(value: Any) -> bool:
-    """Whether a value is no number, or one of a plausible size."""
+    """Whether a number is within +-`LARGEST`; True for values that are not numbers."""
     return not isinstance(value, int | float) or -LARGEST < value < LARGEST
 
 
@@ -102,14 +102,14 @@ class Journal:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._file).st_size
         # Terminate a line that a crash left incomplete, or the next event would become part of it.
-        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+        self._incomplete = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def append(self, event: Event) -> None:
         """Append one event. Raises OSError."""
-        data = ("\n" if self._torn else "") + to_line(event) + "\n"
+        data = ("\n" if self._incomplete else "") + to_line(event) + "\n"
         encoded = data.encode()
-        self._torn = True
-        self._torn = os.write(self._file, encoded) != len(encoded)
+        self._incomplete = True
+        self._incomplete = os.write(self._file, encoded) != len(encoded)
 
     def sync(self) -> None:
         """Flush all appended events to disk (fsync). Raises OSError."""

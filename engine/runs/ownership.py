@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from engine.runs.control import consume_requests
-from engine.runs.folder import RunFolder, _is_run_folder
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, _is_run_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json, write_json
 from engine.utils.host import nearest_existing
@@ -173,7 +173,7 @@ def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
 def _owned_by_another(folder: RunFolder) -> UsageError:
     owner = read_json(folder.owner) or {}
     process = f"process {owner.get('pid', '?')} on {owner.get('host', 'another host')}"
-    advice = f"stop it with `gputrain stop {folder.name}`, or use another name with --name"
+    advice = f"stop it with `gputrain stop {folder.name}`, or use a new name with --name"
     return UsageError.one(folder.name, f"is already running as {process}", advice)
 
 
@@ -189,5 +189,4 @@ def _name_in_use(root: Path, name: str) -> UsageError:
 
 
 def _not_writable(root: Path, error: OSError) -> UsageError:
-    advice = "select another folder with --runs-dir or GPUTRAIN_RUNS"
-    return UsageError.one("runs folder", f"{root} cannot be written to: {error.strerror}", advice)
+    return UsageError.one("runs folder", f"{root} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE)

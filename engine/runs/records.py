@@ -132,7 +132,7 @@ class GpuSample:
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[GpuSample]:
         """Return the records of a journal line; a missing value or one of another type becomes None."""
-        return [cls._from_object(one) for one in objects]
+        return [cls._from_object(values) for values in objects]
 
     @classmethod
     def _from_object(cls, values: JsonObject) -> GpuSample:
@@ -154,5 +154,5 @@ class GpuSample:
 
 
 def number(value: object) -> float | None:
-    """Return the value if it is a number of a plausible size, else None."""
+    """Return the value if it is a number within +-`LARGEST`, else None."""
     return value if isinstance(value, int | float) and -LARGEST < value < LARGEST else None

@@ -28,7 +28,7 @@ MAX_FULL_READ_BYTES = 1 << 20
 INITIAL_TAIL_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
 SCAN_BLOCK_BYTES = 1 << 20
-# Events that tell whether a run trains, is paused or has ended.
+# Events that determine whether a run trains, is paused or has ended.
 STATE_EVENTS = (RunStarted, StepEvent, EpochEvent, RunPaused, RunContinued, RunFinished)
 
 

@@ -1,1 +1,1 @@
-"""One rank: set-up, training loop, evaluation and checkpoints."""
+"""One rank: setup, training loop, evaluation and checkpoints."""

@@ -133,7 +133,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     damaged += [f"{path.name} is damaged" for path in folder.glob("*.damaged") if not damaged]
     if damaged:
         raise UsageError.one(
-            str(folder), f"no checkpoint is intact: {'; '.join(damaged)}; start a new run with another --name"
+            str(folder), f"no checkpoint is intact: {'; '.join(damaged)}; use a new name with --name to start a new run"
         )
     return None, {}, damaged
 

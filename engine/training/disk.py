@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.config.optimizer_options import state_copies
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.utils.host import Shortage, format_bytes, free_bytes
 from engine.utils.text import pluralize
 
@@ -23,7 +24,7 @@ def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_coun
     return Shortage(
         f"{folder} has {format_bytes(available_bytes)} free, and the checkpoints can take {format_bytes(needed_bytes)} "
         f"({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})",
-        "make room, keep fewer checkpoints (checkpoint.keep), or give another --runs-dir",
+        f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}",
     )
 
 
@@ -33,9 +34,10 @@ def checkpoint_bytes(weight_bytes: int, optim: OptimConfig) -> int:
 
 
 def max_new_checkpoints(config: Config, folder: Path | None = None) -> int:
-    """Return how many more checkpoint files a run needs space for at most, given those already in `folder`.
+    """Return the maximum number of additional checkpoint files that a run needs disk space for.
 
-    Hard links to one file count once. At least 1, because an old checkpoint is deleted only after the new one is saved.
+    Those already in `folder` are subtracted; hard links to one file count once. At least 1, because
+    an old checkpoint is deleted only after the new one is saved.
     """
     inodes: set[int] = set()
     if folder is not None:

@@ -96,7 +96,7 @@ class RankState:
         self.memory_format = resolve_memory_format(self.config, self.model, self.device)
         self._reported_files: set[str] = set()
         self._consecutive_unreadable = 0
-        # Cached: walking through the modules in every step costs more than many parts of the step.
+        # Cached: iterating over all modules in every step is slow.
         self._parameters = list(self.model.parameters())
 
     @property

@@ -11,7 +11,8 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy, torch and CUDA. Loader workers need no seed: augmentation is seeded per image and epoch."""
+    """Seed Python, NumPy, torch and CUDA. DataLoader workers need no seed: augmentation is seeded per image
+    and epoch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -81,7 +81,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     position = resume_position(checkpoint, sampler)
 
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
-    # the first batches during the rest of the set-up.
+    # the first batches during the rest of the setup.
     pipeline_choice = _choose_pipeline_on_all_ranks(job, source, rank_info, store)
     data, warnings = _start_pipeline(job, source, sampler, position, pipeline_choice)
     try:

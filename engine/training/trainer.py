@@ -203,7 +203,7 @@ class Trainer:
             problem = self._checkpoint_writer.write(best=best)
             if is_last and problem is not None:
                 raise FinalCheckpointError(
-                    f"training is done, and its last checkpoint could not be written ({problem}): fix that and resume"
+                    f"training is complete, but its last checkpoint could not be written ({problem}); fix the cause"
                 )
 
     def _barrier(self) -> None:

@@ -182,7 +182,8 @@ def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Pr
     if "view size is not compatible" in str(error) and state.memory_format is torch.channels_last:
         return Problem(
             "model.channels_last",
-            f"{config.model.name} cannot take channels_last images: {error} Or set model.channels_last=off",
+            f"{config.model.name} does not support channels_last: {str(error).rstrip('.')}; set "
+            "model.channels_last=off",
         )
     if "more than 1 value per channel" in str(error):
         return Problem(

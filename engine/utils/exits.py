@@ -14,7 +14,7 @@ REDUCE_MEMORY_ADVICE = "reduce data.workers, data.prefetch or data.batch_size"
 
 SHM_FULL_MESSAGE = (
     f"the shared memory (/dev/shm) is too small for the batches of the DataLoader workers: {REDUCE_MEMORY_ADVICE}, or "
-    "give the container more shared memory (docker run --shm-size)"
+    "increase the shared memory (docker run --shm-size)"
 )
 
 
@@ -26,25 +26,30 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def exit_status(code: int) -> str:
+    """Return "was killed by SIGKILL" or "ended with exit code 4". A negative code is a signal number."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
 def describe_exit(code: int, *, oom_killed: bool | None = None) -> str:
     """Describe how a process ended that reported no error itself. A negative code is a signal number.
 
-    `oom_killed` tells whether the kernel's OOM killer killed a process meanwhile; None if that is unknown.
+    `oom_killed` is whether the kernel's OOM killer killed a process meanwhile; None if that is unknown.
     """
     if code >= 0:
-        return f"it ended with exit code {code} and reported no error; the log may tell more"
-    name = signal_name(-code)
-    if name != "SIGKILL" or oom_killed is False:
-        return f"it was killed by {name}"
+        return f"it {exit_status(code)} and reported no error; the log may contain the cause"
+    status = f"it {exit_status(code)}"
+    if code != -signal.SIGKILL or oom_killed is False:
+        return status
     if oom_killed:
-        return f"it was killed by {name}: the host ran out of memory; {REDUCE_MEMORY_ADVICE}"
-    return f"it was killed by {name}; if no user did that, the host ran out of memory: {REDUCE_MEMORY_ADVICE}"
+        return f"{status}: the host ran out of memory; {REDUCE_MEMORY_ADVICE}"
+    return f"{status}; if no user did that, the host ran out of memory: {REDUCE_MEMORY_ADVICE}"
 
 
 def describe_loader_exit(code: int, oom_killed: bool | None) -> str:
     """Describe how a DataLoader worker ended. The kernel kills it with SIGBUS when the shared memory is full."""
     if code == -signal.SIGBUS:
-        return f"it was killed by SIGBUS: {SHM_FULL_MESSAGE}"
+        return f"it {exit_status(code)}: {SHM_FULL_MESSAGE}"
     return describe_exit(code, oom_killed=oom_killed)
 
 

@@ -51,17 +51,15 @@ class HelperExitedError(HelperError):
     """
 
     def __init__(self, exit_code: int | None, last_line: str) -> None:
-        from engine.utils.exits import signal_name
+        from engine.utils.exits import exit_status
 
         self.exit_code, self.last_line = exit_code, last_line
         if exit_code is None:
             reason = "it closed its output but is still running"
-        elif exit_code < 0:
-            reason = f"it was killed by {signal_name(-exit_code)}"
         elif exit_code > 0 and last_line:
             reason = last_line
         else:
-            reason = f"it ended with exit code {exit_code}"
+            reason = f"it {exit_status(exit_code)}"
         super().__init__(reason)
 
 

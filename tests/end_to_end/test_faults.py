@@ -46,7 +46,7 @@ def test_rank_exception_is_reported_per_attempt_and_restarts_are_limited(gputrai
     done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=1")
     assert done.returncode == 1
     assert "ValueError: a fault of the test; restarting from its last checkpoint (restart 1 of 1)" in done.stderr
-    assert "rank 1 (cpu) failed: ValueError: a fault of the test; continue with `gputrain resume a`" in last_line(done)
+    assert "rank 1 (cpu) failed: ValueError: a fault of the test; resume with `gputrain resume a`" in last_line(done)
     assert tracebacks(gputrain) == 2
     events = read_events(gputrain.runs / "a")
     failed = [event for event in events if event["type"] == "rank_failed"]
@@ -65,7 +65,7 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
     done = gputrain(*RUN, "run.watchdog=2")
     assert done.returncode == 1
     assert "rank 1 (cpu) failed: no progress for 2 s" in last_line(done)
-    assert "it completed 11 steps and is waiting for data" in last_line(done)
+    assert "this rank completed 11 steps and is waiting for data" in last_line(done)
     assert state in last_line(done)
     if kind == "hang":
         assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
@@ -209,7 +209,7 @@ def test_full_disk_does_not_stop_training_but_fails_run_at_end(
     assert "warning: the checkpoint of step" in done.stderr
     assert "No space left on device" in done.stderr
     assert "epoch   4" in done.stderr
-    assert "its last checkpoint could not be written (No space left on device): fix that and resume" in last_line(done)
+    assert "its last checkpoint could not be written (No space left on device); fix the cause" in last_line(done)
     assert done.returncode == 1
     kept = gputrain.folder / "kept" / "a" / "checkpoints"
     assert not list(kept.glob(".*")), "no incomplete file"
@@ -227,7 +227,7 @@ def test_read_only_disk_does_not_stop_training_but_fails_run_at_end(gputrain: Gp
     assert done.returncode == 1
     assert "could not be written: Read-only file system" in done.stderr
     assert "epoch  40" in done.stderr
-    assert "fix that and resume; continue with `gputrain resume a`" in last_line(done)
+    assert "fix the cause; resume with `gputrain resume a`" in last_line(done)
     path, state, _ = load_newest(saved)
     assert path is not None
     assert 0 < state["step"] < 40 * 44
@@ -265,7 +265,7 @@ def test_slurm_signal_stops_run_and_requeues_job(gputrain: Gputrain) -> None:
     _, messages = process.communicate(timeout=30)
     assert process.returncode == 3
     assert "stop requested by SIGUSR1" in messages
-    assert "stopped: continue with `gputrain resume a`; job 77 is requeued" in messages
+    assert "stopped: resume with `gputrain resume a`; job 77 is requeued" in messages
     assert (gputrain.folder / "asked").read_text() == "requeue 77\n"
 
 

@@ -67,7 +67,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
     accuracies = [float(value) for value in best_values if value is not None]
     state = folder.state(history)
     # A partial history misses the samples that show since when a GPU is throttled.
-    bottleneck = stored.verdict if partial else history.bottleneck
+    bottleneck = stored.bottleneck if partial else history.bottleneck
     rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
     return RunRow(
         name=folder.name,

@@ -1,1 +1,1 @@
-"""Input pipelines: batches on a device, from images in memory or streamed by loader workers."""
+"""Input pipelines: batches on a device, from images in memory or streamed by DataLoader workers."""

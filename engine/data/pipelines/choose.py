@@ -1,4 +1,4 @@
-"""Choose the input pipeline of a run: images in memory, or streamed by loader workers.
+"""Choose the input pipeline of a run: images in memory, or streamed by DataLoader workers.
 
 Rank 0 chooses for all ranks of a run (`engine.training.train`). Preflight uses `pipeline_problems`.
 """
@@ -97,13 +97,13 @@ def _memory_problem(reason: str) -> Problem:
 
 
 def _reason_to_stream(config: Config, source: ImageSource) -> str | None:
-    """Return why loader workers are preferable even if the images fit in memory; None if they are not."""
+    """Return why DataLoader workers are preferable even if the images fit in memory; None if they are not."""
     if is_user_code(config.data.dataset):
         return "user datasets may generate items at random"
     if config.augment.resized_crop and not source.in_memory:
         return "augment.resized_crop crops images at their original size"
     if needs_workers(config, in_memory=True):
-        return "augmentation runs per image, which loader workers do in parallel"
+        return "augmentation runs per image, which DataLoader workers do in parallel"
     return None
 
 

@@ -36,7 +36,7 @@ class DeviceBatch:
 
 
 class DeviceLoader(Protocol):
-    """Yields the device batches of all requests, in order. `workers` is the number of its loader workers."""
+    """Yields the device batches of all requests, in order. `workers` is the number of its DataLoader workers."""
 
     workers: int
 
@@ -53,8 +53,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 class StreamingLoader:
     """Transfer the batches of a `BatchLoader` to the device, augment and normalize them there.
 
-    On a GPU this runs on a separate CUDA stream and overlaps with training. With loader workers, a background thread
-    also starts the next transfer as soon as the previous batch is consumed.
+    On a GPU this runs on a separate CUDA stream and overlaps with training. With DataLoader workers, a background
+    thread also starts the next transfer as soon as the previous batch is consumed.
     """
 
     def __init__(self, batches: BatchLoader, image_format: ImageFormat, device: torch.device) -> None:

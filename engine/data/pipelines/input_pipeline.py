@@ -24,8 +24,8 @@ from engine.data.sources.base import ImageFormat, ImageSource
 class InputPipeline:
     """Produces one batch for each request with the chosen pipeline. `warnings` are for the log.
 
-    With `workers` > 0 the constructor forks the loader workers: create it before the process initializes CUDA or starts
-    threads. Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
+    With `workers` > 0 the constructor forks the DataLoader workers: create it before the process initializes CUDA or
+    starts threads. Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
     UnreadableImageError as `load_in_memory` does.
     """
 
@@ -62,7 +62,7 @@ class InputPipeline:
         return FixedBatchLoader(load_batch, self._requests)
 
     def raise_if_worker_died(self) -> None:
-        """Raise LoaderProcessError if a loader worker has died, see `BatchLoader.raise_if_worker_died`."""
+        """Raise LoaderProcessError if a DataLoader worker has died, see `BatchLoader.raise_if_worker_died`."""
         if self._loader is not None:
             self._loader.raise_if_worker_died()
 

@@ -137,14 +137,14 @@ def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Label
 
 
 class LoaderProcessError(Exception):
-    """A loader worker exited; the message says how."""
+    """A DataLoader worker exited; the message says how."""
 
 
 class BatchLoader:
     """Iterator over the CPU batches of all requests, in order.
 
-    With `workers` > 0 the constructor forks the loader workers: create it before the process initializes CUDA or starts
-    threads. The same workers serve the whole run.
+    With `workers` > 0 the constructor forks the DataLoader workers: create it before the process initializes CUDA or
+    starts threads. The same workers serve the whole run.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class BatchLoader:
         return next(self._batches)
 
     def raise_if_worker_died(self) -> None:
-        """Raise LoaderProcessError if a loader worker has died.
+        """Raise LoaderProcessError if a DataLoader worker has died.
 
         Call it after any exception: a dead worker surfaces as a truncated message, a closed socket, or a RuntimeError
         that the SIGCHLD handler of torch's DataLoader raises at an arbitrary line.
@@ -205,7 +205,7 @@ def _identity_collate(batch: Any) -> Any:
 
 
 def _init_worker(rank_pid: int, _: int) -> None:
-    """Set up a loader worker: it dies with its rank, and ignores stop signals because its rank handles them."""
+    """Set up a DataLoader worker: it dies with its rank, and ignores stop signals because its rank handles them."""
     die_with_parent(rank_pid)
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
@@ -215,7 +215,7 @@ def _init_worker(rank_pid: int, _: int) -> None:
 
 
 def _abstract_socket_address(_: str) -> str:
-    """Return the address of the socket over which a loader worker passes file descriptors to its rank.
+    """Return the address of the socket over which a DataLoader worker passes file descriptors to its rank.
 
     A killed worker would leave a socket file in $TMPDIR, and a long $TMPDIR exceeds the length limit of a socket path.
     An address in the abstract namespace (unix(7)) avoids both. multiprocessing's authentication key controls access.
@@ -224,7 +224,7 @@ def _abstract_socket_address(_: str) -> str:
 
 
 def _exit_on_queue_error(error: BaseException, _: object) -> None:
-    """Exit this loader worker because it cannot send a batch.
+    """Exit this DataLoader worker because it cannot send a batch.
 
     If shared memory is full it exits by SIGBUS, the signal that the kernel sends when a write to /dev/shm runs out of
     memory, so that the rank reports both cases alike.

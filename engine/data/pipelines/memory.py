@@ -1,6 +1,6 @@
 """The memory pipeline: slice batches out of decoded images in device memory, or in host memory if they do not fit.
 
-It needs no loader workers, and a step costs the host only a few tensor slices. The images come from
+It needs no DataLoader workers, and a step costs the host only a few tensor slices. The images come from
 `engine.data.pipelines.in_memory_images`.
 """
 

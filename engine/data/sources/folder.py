@@ -82,7 +82,9 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     """Return the folder of each part and the class names. Without a train folder, `root` itself holds the classes."""
     if not root.is_dir():
         raise UsageError.one(
-            "data.path", f"{root} does not exist or is not a folder", "give a folder with one subfolder per class"
+            "data.path",
+            f"{root} does not exist or is not a folder",
+            "set data.path to a folder with one subfolder per class",
         )
     parts: dict[Part, Path] = {"train": root}
     if _subfolders(root / "train"):
@@ -93,7 +95,9 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     if len(classes) < 2:
         contents = f"only the folder {classes[0]}" if classes else "no folder"
         raise UsageError.one(
-            "data.path", f"{parts['train']} contains {contents}", "give a folder with one subfolder per class"
+            "data.path",
+            f"{parts['train']} contains {contents}",
+            "set data.path to a folder with one subfolder per class",
         )
     if {name.lower() for name in classes} <= _PART_FOLDER_NAMES:
         raise UsageError.one(
@@ -122,7 +126,9 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
         if not part_paths and part == "val":
             problems.append(
                 Problem(
-                    "data.path", f"{folder} contains no image", f"add images, or remove it to split {parts['train']}"
+                    "data.path",
+                    f"{folder} contains no image",
+                    f"add images, or delete this folder to split {parts['train']}",
                 )
             )
         paths[part], labels[part] = tuple(part_paths), np.array(part_labels, np.int64)

@@ -1,6 +1,6 @@
 """Decode JPEG files with torchvision's compiled decoder, which is faster than Pillow.
 
-Only its shared library is loaded: importing torchvision takes seconds, in each loader worker.
+Only its shared library is loaded: importing torchvision takes seconds, in each DataLoader worker.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserData
         raise UsageError.one(
             "data.image_size",
             f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",
-            "give the size to resize images to, such as 224",
+            "set data.image_size, such as 224",
         )
     channels = data.channels or (1 if first.mode in ("1", "L", "LA", "La") or first.mode.startswith("I") else 3)
     mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS

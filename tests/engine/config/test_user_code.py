@@ -102,7 +102,7 @@ def test_user_model_error_names_line(user_code_folder: Path) -> None:
 
 def test_user_model_must_return_module(user_code_folder: Path) -> None:
     assert "must return a torch.nn.Module, not dict" in refusal(user_code_folder, "owncode.nets:gives_a_dict")
-    assert "is a model instance; name a function or class that builds one" in refusal(
+    assert "is a model instance; use a function or class that builds one" in refusal(
         user_code_folder, "owncode.nets:net"
     )
 
@@ -148,8 +148,8 @@ def test_check_user_code_imports_every_name_in_subprocess(
     assert problems.keys() == {"data.dataset", "loss.name", "augment.transform"}
     assert "not dict" in problems["data.dataset"]
     assert "ZeroDivisionError" in problems["loss.name"]
-    assert (
-        problems["augment.transform"] == "owncode.dies:transform ended the process that imported it, with exit code 4"
+    assert problems["augment.transform"] == (
+        "the process that imported owncode.dies:transform ended with exit code 4; run the code on its own to see why"
     )
     assert capfd.readouterr() == ("", ""), "output of user code must not reach the terminal"
     assert not list(user_code_folder.rglob("dies*.pyc"))
@@ -164,7 +164,7 @@ def test_check_user_code_names_real_time_signal(user_code_folder: Path) -> None:
     number = signal.SIGRTMIN + 1
     (user_code_folder / "owncode" / "killed.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
     (problem,) = check_user_code(config(user_code_folder, "owncode.killed:build"))
-    assert problem.message == f"owncode.killed:build ended the process that imported it, with signal {number}"
+    assert problem.reason == f"the process that imported owncode.killed:build was killed by signal {number}"
 
 
 def test_check_user_code_times_out_on_endless_import(user_code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

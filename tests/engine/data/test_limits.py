@@ -52,7 +52,7 @@ def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path) ->
         f"{tmp_path} has 5 MiB free, and the checkpoints can take 5 MiB (5 files of 1 MiB)"
     )
     [warning] = disk_warnings(keep_config, tmp_path / "runs" / "new" / "checkpoints", 1 << 60)
-    assert "make room, keep fewer checkpoints (checkpoint.keep), or give another --runs-dir" in warning
+    assert "free disk space, reduce checkpoint.keep, or select another folder with --runs-dir" in warning
 
 
 def test_disk_space_check_counts_existing_checkpoints(tmp_path: Path) -> None:

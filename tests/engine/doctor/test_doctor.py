@@ -80,7 +80,7 @@ def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputra
     checks = {check["name"]: check for check in report["checks"]}
     assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch", "run"}
     assert all(set(check) == {"area", "name", "state", "found", "advice"} for check in report["checks"])
-    assert checks["driver"]["found"].endswith("runs train on the CPU")
+    assert checks["driver"]["found"].endswith("training uses the CPU")
     assert "works with torchvision" in checks["torch"]["found"]
     assert checks["devices"]["found"] == "2 ranks on the CPU"
     assert checks["all-reduce"]["state"] == "ok"
@@ -107,7 +107,7 @@ def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: G
     assert max(map(cell_len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
     words = " ".join(shown.split())
-    assert "warning GPU 0-2 clocks throttled: thermal → it is too hot: check fans and airflow" in words
+    assert "warning GPU 0-2 clocks throttled: thermal → the GPU is too hot: check fans and airflow" in words
     user = psutil.Process(pid).username()
     assert f"warning GPU 3 in use by process {pid} (user {user})" in words
     assert f"wait for it with --wait, or ask {user}" in words

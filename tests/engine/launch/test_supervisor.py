@@ -49,7 +49,7 @@ def test_sigint_stops_run_at_next_step_with_checkpoint(gputrain: Gputrain, long_
     _, messages = long_run.communicate(timeout=60)
     assert long_run.returncode == 3
     assert "stop requested by SIGINT" in messages
-    assert "continue with `gputrain resume long`" in messages.splitlines()[-1]
+    assert "resume with `gputrain resume long`" in messages.splitlines()[-1]
     assert state(gputrain) == "stopped"
 
 
@@ -189,4 +189,4 @@ def test_logs_follow_ends_with_run(gputrain: Gputrain, long_run: subprocess.Pope
     gputrain("stop", "long")
     text, _ = follower.communicate(timeout=60)
     assert text == (gputrain.runs / "long" / "log.txt").read_text()
-    assert text.splitlines()[-1].endswith("stopped: continue with `gputrain resume long`")
+    assert text.splitlines()[-1].endswith("stopped: resume with `gputrain resume long`")

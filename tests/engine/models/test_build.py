@@ -121,10 +121,10 @@ def test_build_model_passes_options_to_constructor(
     ("name", "options", "expected"),
     [
         ("cnn", {"widht": 3}, "cnn has no option 'widht'; did you mean width?"),
-        ("linear", {"depth": 3}, "linear has no option 'depth'; it accepts none"),
+        ("linear", {"depth": 3}, "linear has no option 'depth'; it has no options"),
         ("cnn", {"width": 0}, "width must be an integer of at least 1, not 0"),
         ("cnn", {"dropout": 2}, "cnn cannot be built with {'dropout': 2}"),
-        ("resnet18", {"depth": 3}, "resnet18 has no option 'depth'; it accepts zero_init_residual, groups"),
+        ("resnet18", {"depth": 3}, "resnet18 has no option 'depth'; it has zero_init_residual, groups"),
         ("mobilenet_v3_small", {"dropuot": 0.3}, "mobilenet_v3_small has no option 'dropuot'; did you mean dropout?"),
         ("efficientnet_b0", {"dropout": "much"}, "efficientnet_b0 cannot be built for 32x32 images with"),
         ("test_vit", {"drop_rat": 0.3}, "test_vit has no option 'drop_rat'; did you mean drop_rate?"),
@@ -141,5 +141,5 @@ def test_build_model_rejects_invalid_options(name: str, options: dict[str, objec
 def test_build_model_reports_all_invalid_options_at_once() -> None:
     assert refusal("cnn", options={"classes": 3, "layers": 3}) == (
         "model.options: classes is derived from the data and other keys; remove it\n"
-        "model.options: cnn has no option 'layers'; it accepts width, dropout"
+        "model.options: cnn has no option 'layers'; it has width, dropout"
     )

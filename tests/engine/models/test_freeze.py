@@ -77,14 +77,14 @@ def test_freeze_reports_all_unknown_names() -> None:
     with pytest.raises(UsageError) as refused:
         freeze(build(3, name="resnet18", options={}), config(freeze=["layer", "layer1", "head"]).model)
     assert str(refused.value) == (
-        "model.freeze: the model has no weights named layer; did you mean layer4?\n"
-        "model.freeze: the model has no weights named head; choose from conv1, bn1, layer1, layer2, layer3, layer4, "
+        "model.freeze: the model has no weights named 'layer'; did you mean layer4?\n"
+        "model.freeze: the model has no weights named 'head'; choose from conv1, bn1, layer1, layer2, layer3, layer4, "
         "fc, or backbone for all but the head"
     )
 
 
 def test_freeze_rejects_model_without_trainable_parameters() -> None:
-    with pytest.raises(UsageError, match=r"model.freeze: all parameters of resnet18-small are frozen"):
+    with pytest.raises(UsageError, match=r"model.freeze: all parameters are frozen"):
         freeze(build(), config(freeze=[str(number) for number in (0, 1, *range(3, 11), 13)]).model)
 
 

@@ -173,7 +173,7 @@ def test_weights_problems_report_missing_file_before_start(tmp_path: Path) -> No
     for name, expected in {
         "emptty.pt": r".*emptty.pt does not exist; did you mean empty.pt\?",
         "empty.pt": r"is empty",
-        "run": r"is a folder; name a file, such as .*/run/checkpoints/best.pt",
+        "run": r"is a folder; set model.weights to a file, such as .*/run/checkpoints/best.pt",
     }.items():
         (problem,) = weights_problems(config(weights=str(tmp_path / name)))
         with pytest.raises(UsageError, match=expected):
@@ -280,7 +280,7 @@ def test_pretrained_weights_are_rejected_for_models_without_any() -> None:
     for name in ("cnn", "mycode.nets:build"):
         with pytest.raises(UsageError, match=rf"there are no pretrained weights (of|for) {name}"):
             validate_config({"model": {"name": name, "weights": "pretrained"}})
-    with pytest.raises(UsageError, match=r"timm has no pretrained weights for test_mambaout; name a file"):
+    with pytest.raises(UsageError, match=r"timm has no pretrained weights for test_mambaout; set model.weights"):
         load(nn.Linear(1, 1), name="test_mambaout", options={}, weights="pretrained")
 
 

@@ -106,10 +106,10 @@ def test_optimizer_options_report_all_problems_at_once() -> None:
         betas=(0.9, 0.99),
         options={"alfa": 0.9, "alpha": 1.5, "centered": 1, "momentum": 0.9},
     ) == [
-        "optim.nesterov: rmsprop does not support it, only muon, sgd and some of timm's do; remove it "
+        "optim.nesterov: not supported by rmsprop, only by muon, sgd and some timm optimizers; remove it "
         "or set optim.nesterov=null",
-        "optim.betas: rmsprop does not support it, only adam, adamax, adamw, muon, nadam, radam and some of timm's do; "
-        "remove it or set optim.betas=null",
+        "optim.betas: not supported by rmsprop, only by adam, adamax, adamw, muon, nadam, radam and some timm "
+        "optimizers; remove it or set optim.betas=null",
         "optim.options: rmsprop has no option 'alfa'; it has alpha, centered; did you mean alpha?",
         "optim.options: alpha must be a number of at least 0 and less than 1, not 1.5",
         "optim.options: centered must be true or false, not 1",

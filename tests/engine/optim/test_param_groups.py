@@ -42,8 +42,8 @@ def test_layer_lr_rejects_unknown_part() -> None:
     model = nn.ModuleDict({"layer1": nn.Linear(2, 2), "fc": nn.Linear(2, 2)})
     message = refused(OptimConfig(layer_lr={"layer2": 0.1, "zzz": 0.1, "fc": 0.1}), model)
     assert message.splitlines() == [
-        "optim.layer_lr: the model has no part 'layer2'; did you mean layer1?",
-        "optim.layer_lr: the model has no part 'zzz'; choose from layer1, fc",
+        "optim.layer_lr: the model has no weights named 'layer2'; did you mean layer1?",
+        "optim.layer_lr: the model has no weights named 'zzz'; choose from layer1, fc",
     ]
 
 
@@ -63,7 +63,7 @@ def test_build_optimizer_excludes_frozen_parameters() -> None:
     for one in model[0].parameters():
         one.requires_grad_(False)
     assert "0.weight" not in names_in(build_optimizer(OptimConfig(), model))[0]
-    assert "freezes all parameters of the model" in refused(OptimConfig(), model.requires_grad_(False))
+    assert "model.freeze: all parameters are frozen" in refused(OptimConfig(), model.requires_grad_(False))
 
 
 def test_decay_norms_false_exempts_biases_and_norms() -> None:

@@ -67,7 +67,7 @@ def test_timm_adamc_uses_scaled_lr_as_maximum() -> None:
             "optim.name: timm:bnbadam cannot be used: it needs bitsandbytes, which is not",
         ),
         (OptimConfig(name="timm:lookahead_adam"), "timm's lookahead wrapper is not supported"),
-        (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum: timm:lamb does not support it"),
+        (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum: not supported by timm:lamb"),
         (OptimConfig(name="timm:lamb", options={"trust_clp": True}), "did you mean trust_clip?"),
         (
             OptimConfig(name="timm:lamb", options={"trust_clip": 3}),

@@ -271,7 +271,7 @@ def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
     run = make_gpu_run_started(**one_rank_on_cpu, batch_size=16, least_step=0.0095, least_images=2)
     history = history_from_events([run, make_timed_epoch(images_per_second=1600.0, work=make_rank_timings((0.1, 3.0)))])
     assert kind(history) is BottleneckKind.SMALL_STEPS, history.bottleneck
-    verdict = history.summary().verdict
+    verdict = history.summary().bottleneck
     assert verdict is not None
     assert verdict.message == "too little work per step: 94% is fixed cost; increase data.batch_size"
 

@@ -215,8 +215,8 @@ def test_find_batch_reports_when_no_image_fits() -> None:
     with pytest.raises(UsageError) as caught:
         find_batch_size(cfg, plan_node(cfg, []), 2, open_source(cfg), memory_bytes=64 << 20)
     assert str(caught.value) == (
-        "data.batch_size: auto: not even one image fits into the 64 MiB available to a rank; give another model.name "
-        "or data.image_size, or fewer device.ranks"
+        "data.batch_size: auto: not even one image fits into the 64 MiB available to a rank; reduce data.image_size "
+        "or device.ranks, or use another model.name"
     )
 
 

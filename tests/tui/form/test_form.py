@@ -224,7 +224,7 @@ def test_checker_gives_up_scan_of_other_data(checker: FormChecker) -> None:
 def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) -> None:
     config = Form("digits", {"model.freeze": "[nothing]"}).config()
     [problem] = checker.check_model(config, on_gpu=False)
-    assert str(problem).startswith("model.freeze: the model has no weights named nothing")
+    assert str(problem).startswith("model.freeze: the model has no weights named 'nothing'")
     with ThreadPoolExecutor(1) as pool:
         delayed = pool.submit(checker.check_model, config, on_gpu=False)
         checker.cancel()

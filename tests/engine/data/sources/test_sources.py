@@ -253,7 +253,7 @@ def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png"):
         write_image(tmp_path / path)
     (tmp_path / "val").mkdir()
-    assert f"{tmp_path / 'val'} contains no image; add images, or remove it to split" in usage_error(tmp_path)
+    assert f"{tmp_path / 'val'} contains no image; add images, or delete this folder to split" in usage_error(tmp_path)
 
 
 @pytest.mark.parametrize(("names", "message"), [((), "contains no folder"), (("one",), "contains only the folder one")])

@@ -305,7 +305,9 @@ def test_try_first_images_reports_failure_before_start(tmp_path: Path) -> None:
 
 def test_check_user_data_code_reports_process_exit(tmp_path: Path) -> None:
     user_config = config(tmp_path, "import os\nos._exit(7)\n")
-    with pytest.raises(UsageError, match=r"^data\.dataset: data_\d+:Data ended the process .* \(exit code 7\)"):
+    with pytest.raises(
+        UsageError, match=r"^data\.dataset: the process that tested data_\d+:Data ended with exit code 7;"
+    ):
         check_user_data_code(user_config, 1)
 
 
