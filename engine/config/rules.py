@@ -22,7 +22,7 @@ _SCHEDULES = set(get_args(ScheduleConfig.model_fields["name"].annotation))
 MIN_MIX_ALPHA = 1e-3
 _SCHEDULES_WITH_FINAL_LR = {"cosine", "restarts", "polynomial", "linear", "plateau"}
 
-# Stands for any user code among the values in DEPENDS_ON.
+# Placeholder for any user code among the values in DEPENDS_ON.
 ANY_USER_CODE = "module:name"
 
 # Key -> (other key, values): the key has an effect only if the other key has one of these values.
@@ -91,7 +91,7 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
     if (reason := init_method_problem(device.init_method)) is not None:
         yield Problem("device.init_method", reason)
     if device.static_graph and config.optim.accumulate > 1:
-        # pytorch#143580: DDP takes the backward passes under no_sync() for the whole graph.
+        # pytorch#143580: DDP treats the backward passes under no_sync() as the whole graph.
         reason = "does not support gradient accumulation; set device.static_graph=false or optim.accumulate=1"
         yield Problem("device.static_graph", reason, others=("optim.accumulate",))
     if device.parallel == "dp":

@@ -63,7 +63,7 @@ class Heartbeats:
 
     def __init__(self, num_ranks: int, fd: int | None = None) -> None:
         self._num_ranks = num_ranks
-        self.fd = os.memfd_create("gputrain-beats") if fd is None else fd
+        self.fd = os.memfd_create("gputrain-heartbeats") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, num_ranks * _SLOT.size)
         self._memory = mmap.mmap(self.fd, num_ranks * _SLOT.size)

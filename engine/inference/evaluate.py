@@ -101,7 +101,7 @@ def evaluate_checkpoint(
 def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Config:
     """Return the config of a checkpoint with `overrides` of its data section, and the model's own input format.
 
-    Raises UsageError with all problems at once.
+    Raises UsageError with all problems.
     """
     values = as_dict(checkpoint.config)
     data: dict[str, Any] = values["data"]

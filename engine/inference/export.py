@@ -41,7 +41,7 @@ def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *,
     # Building the model checks that the weights match it before anything is written.
     weights = standalone_state_dict(build_trained_model(checkpoint, "cpu").model.state_dict())
     description = model_description(checkpoint, run)
-    # engine.models.transfer compares the class names, because another data set may have the same number of classes.
+    # engine.models.transfer compares the class names, because another dataset may have the same number of classes.
     metadata = {"format": "pt", "classes": json.dumps(list(checkpoint.classes))}
     try:
         folder.mkdir(parents=True, exist_ok=True)

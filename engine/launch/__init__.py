@@ -1,1 +1,2 @@
-"""Start and own a run: preflight, lifecycle, and its two drivers: `launcher` (spawned ranks) and `external`."""
+"""Start and own a run: preflight, lifecycle, and two drivers, `launcher` (gputrain starts the ranks) and `external`
+(torchrun or srun starts them)."""

@@ -215,7 +215,7 @@ def peak_rss_bytes() -> int:
 
 
 def _trial_config(config: Config) -> Config:
-    """Return the config without what takes time but no device memory, or needs other ranks.
+    """Return the config without features that need other ranks, or that take time but no device memory.
 
     The learning rate is low enough to keep the weights finite."""
     return trial_config(

@@ -91,7 +91,7 @@ class _World:
 
 
 class _RendezvousError(Exception):
-    """The rank did not reach the others; the text says why."""
+    """The rank could not connect to the other ranks; the message says why."""
 
 
 def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], listener: Listener) -> int:
@@ -213,7 +213,7 @@ def _run_preflight_on_all_ranks(run: OwnedRun, world: _World) -> Preflight:
         preflight, stopped = run_preflight(run.request, allocate, rank_info), False
     finally:
         if world.rank > 0:
-            # If the store is gone, so is rank 0.
+            # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
             with suppress(RuntimeError):
                 share_problems(preflight.problems, rank_info, store, stopped=stopped)
     if world.rank == 0 and (problems := collect_rank_problems(preflight.problems, rank_info, store, stop_flag)):

@@ -96,8 +96,7 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[s
 
 
 def share_exit_code(store: Store, code: ExitCode, world_size: int) -> None:
-    """Send the other ranks the exit code of rank 0, which ends before the run starts, and wait until all have received
-    it.
+    """Send the exit code of rank 0 to the other ranks before the run starts, and wait until all have received it.
 
     The store may be in this process, and its file is deleted when this process ends. A rank that does not poll the
     store, such as one that is blocked in a collective, is not waited for longer than `EXIT_TIMEOUT_SECONDS`."""
@@ -109,7 +108,7 @@ def share_exit_code(store: Store, code: ExitCode, world_size: int) -> None:
 
 
 def exit_code_of_rank_0(store: Store, timeout_s: float = EXIT_TIMEOUT_SECONDS) -> ExitCode | None:
-    """Return the exit code that rank 0 shares; None if there is none in time, because only this rank was refused."""
+    """Return the exit code that rank 0 shares; None after `timeout_s`, if only this rank was refused."""
     deadline = time.monotonic() + timeout_s
     try:
         while not store.check([EXIT_CODE_KEY]):

@@ -117,7 +117,7 @@ def _run_ranks(
     on_tick: Callable[[], None],
     fork_server: ForkServer | None = None,
 ) -> RunResult:
-    """Run the ranks once, in a new fork server if none is given."""
+    """Run the ranks once, in a new fork server if `fork_server` is None."""
     prepare_environment(job.plan, os.environ)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:

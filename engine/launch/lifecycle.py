@@ -61,7 +61,8 @@ class OwnedRun:
         """Claim the run folder, resolve the batch size and open the journal; return the job of the ranks.
 
         Return None if the run is already finished. `world_size` is needed only if it is not that of this host.
-        `check_stop` is called repeatedly during the search for a batch size, and may raise. Raises UsageError if a step fails."""
+        `check_stop` is called repeatedly during the search for a batch size, and may raise. Raises UsageError if a step
+        fails."""
         job = self._claim(preflight)
         if job is not None:
             job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
@@ -115,7 +116,7 @@ class OwnedRun:
         """Record an event of the ranks; a dry run only shows it."""
         (self.listener if self.recorder is None else self.recorder.record)(event)
         if isinstance(event, RunStarted) and self.claimed is not None:
-            # The folder now holds something to lose: `discard` must keep it.
+            # The folder now contains a started run, which `discard` must keep.
             self.claimed.is_new = False
             self.allocation.reservation.publish_ranks(local_gpu_ranks(event))
 

@@ -31,7 +31,7 @@ from engine.training.rank_state import RankState
 from engine.training.train import TrainingData, build_trainer
 from engine.utils.errors import UsageError, problems_to_json
 
-FIXED_PIPELINE = PipelineChoice("fixed", "one batch is as good as another")
+FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
 # BatchNorm cannot normalize a single image whose feature maps are one pixel large.
 MIN_TRIAL_BATCH_SIZE = 2
 

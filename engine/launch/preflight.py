@@ -44,7 +44,7 @@ IMMUTABLE_KEYS = {
     *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
 }
 
-# Choose the GPUs of this host, none for the CPU; the argument says whether to wait for them. Raises UsageError.
+# Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
 ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
 
 
@@ -66,9 +66,9 @@ def run_preflight(
     rank_info: RankInfo | None = None,
     open_source: Callable[[Config], ImageSource | None] = open_source_for_preflight,
 ) -> Preflight:
-    """Check a run request on this host, and return all problems at once.
+    """Check a run request on this host, and return all problems together.
 
-    `rank_info` is given for a rank that an external launcher started: the first rank of each host checks the host, the
+    `rank_info` is set for a rank that an external launcher started: the first rank of each host checks the host, the
     others only their data and devices, and rank 0 also checks the run folder."""
     config, preflight = request.config, Preflight()
     first_of_host = rank_info is None or rank_info.local_rank == 0

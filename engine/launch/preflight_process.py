@@ -1,6 +1,6 @@
-"""The helper process that answers the form: it runs the preflight of a config, or builds its model.
+"""Helper process of the form: runs the preflight of a config, or builds its model.
 
-The screen must not import torch, and must be able to give up a check, such as the scan of a large folder.
+The screen must not import torch, and must be able to cancel a check, such as the scan of a large folder.
 `tui.form.checks` starts it.
 """
 

@@ -108,7 +108,7 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
 
 
 def build_untrained_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """Build the model of a config with random weights, whatever `model.weights` is, and freeze what the config says."""
+    """Build the model of a config with random weights, regardless of `model.weights`, and apply `model.freeze`."""
     model = build_model(config, channels, num_classes, image_size)
     freeze(model, config.model)
     return model

@@ -92,7 +92,7 @@ def _format_event(event: Event) -> str | None:
 
 
 def _nan_if_none(number: float | None) -> float:
-    """Convert null, which stands for a non-finite number in a journal, back to NaN."""
+    """Convert null, with which a journal represents a non-finite number, back to NaN."""
     return math.nan if number is None else number
 
 

@@ -185,7 +185,7 @@ class CheckpointSaved(Event):
     best: bool = False
     """Whether the checkpoint is the new `best.pt`."""
     asked: bool = False
-    """Whether a control request asked for it."""
+    """Whether a control request caused it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ class Ownership:
             write_json(self.folder.owner, values)
 
     def release(self) -> None:
-        """Release the lock; a heartbeat of null tells other hosts that the run has no owner."""
+        """Release the lock; a heartbeat of null marks the run as unowned for other hosts."""
         if self.folder.path.exists():
             self._write_owner(None)
         os.close(self._lock_fd)

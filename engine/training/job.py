@@ -1,4 +1,4 @@
-"""The job that `engine.launch` gives to every rank, and the ways in which a run ends."""
+"""The job that `engine.launch` passes to every rank, and the ways in which a run ends."""
 
 from __future__ import annotations
 

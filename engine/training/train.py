@@ -56,7 +56,7 @@ from engine.utils.errors import Problem, UsageError, collect_problems
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Input side of one rank: image source, sampler, the image format that the model takes, and the input pipeline."""
+    """Input side of one rank: image source, sampler, the image format of the model, and the input pipeline."""
 
     source: ImageSource
     sampler: DistributedBatchSampler

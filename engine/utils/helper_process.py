@@ -33,7 +33,7 @@ STDERR_TAIL_BYTES = 1 << 16
 
 
 class HelperError(Exception):
-    """The helper process gave no answer. The message says why."""
+    """The helper process did not answer. The message says why."""
 
 
 class HelperTimeoutError(HelperError):

@@ -22,7 +22,7 @@ from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import cache_folder
 from engine.utils.host import format_bytes, free_bytes, free_memory
 
-# Share of the free host memory, or of the free disk space of the cache, that decoded images may take.
+# Share of the free host memory, or of the free disk space of the cache, that decoded images may use.
 MAX_FREE_SHARE = 0.25
 _SET_BY_USER = "set by data.pipeline"
 

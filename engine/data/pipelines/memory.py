@@ -24,7 +24,7 @@ from engine.data.sources.base import ImageFormat, Images
 # A request reduced to its readable images, and the read errors of the others.
 ReadableRequest = tuple[BatchRequest, tuple[str, ...]]
 RowsToImages = Callable[[slice], Tensor]
-# Share of a GPU's free memory that the images may take.
+# Share of a GPU's free memory that the images may use.
 MAX_FREE_GPU_MEMORY_SHARE = 0.25
 # A GPU prepares several batches together, up to this many bytes of float32 images: for a small batch the kernel
 # launches take longer than the kernels.
