@@ -107,15 +107,15 @@ class Watchdog:
     def expired(self) -> list[Heartbeat] | None:
         """Return the heartbeats of all ranks if the timeout has passed, else None."""
         heartbeats, now = self._heartbeats.read(), time.monotonic()
-        if heartbeats != self._last_seen or any(beat.phase is self._exempt_phase for beat in heartbeats):
+        if heartbeats != self._last_seen or any(heartbeat.phase is self._exempt_phase for heartbeat in heartbeats):
             self._last_seen, self._last_change = heartbeats, now
         return heartbeats if 0 < self.timeout_s < now - self._last_change else None
 
 
 def lagging_ranks(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
     """Return the ranks with the least progress, which the other ranks wait for."""
-    least_progress = min((beat.step, beat.phase_count) for beat in heartbeats.values())
-    return [rank for rank, beat in heartbeats.items() if (beat.step, beat.phase_count) == least_progress]
+    least_progress = min((heartbeat.step, heartbeat.phase_count) for heartbeat in heartbeats.values())
+    return [rank for rank, heartbeat in heartbeats.items() if (heartbeat.step, heartbeat.phase_count) == least_progress]
 
 
 def describe_progress(heartbeat: Heartbeat) -> str:

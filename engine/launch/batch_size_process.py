@@ -210,8 +210,8 @@ def reset_peak_rss() -> None:
 
 def peak_rss_bytes() -> int:
     """Return the peak resident set size of this process."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    return int(found[1]) << 10 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    return int(match[1]) << 10 if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _trial_config(config: Config) -> Config:

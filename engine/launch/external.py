@@ -67,14 +67,14 @@ RECORD_TIMEOUT_SECONDS = 5
 
 
 @dataclass
-class _World:
-    """The store that connects this rank to the others, once `connect` has opened it."""
+class _ExternalRank:
+    """A rank that torchrun or srun started. `_connect` opens the store that connects it to the other ranks."""
 
     rank_info: RankInfo
     stop_flag: StopFlag
     opened: Store | None = None
-    agreed: bool = False
-    """Whether the store is that of this start alone: torchrun keeps one over all restarts."""
+    store_is_exclusive: bool = False
+    """Whether the store holds only keys of this attempt: torchrun keeps one store over all restarts."""
 
     @property
     def rank(self) -> int:
@@ -82,11 +82,11 @@ class _World:
 
     @property
     def store(self) -> Store:
-        assert self.opened is not None  # noqa: S101 - set by `connect`, the first step
+        assert self.opened is not None  # noqa: S101 - set by `_connect`, the first step
         return self.opened
 
     def share_exit_code(self, code: ExitCode) -> None:
-        if self.rank == 0 and self.agreed:
+        if self.rank == 0 and self.store_is_exclusive:
             share_exit_code(self.store, code, self.rank_info.world_size)
 
 
@@ -99,47 +99,51 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
 
     Raises UsageError on every rank if the launcher's variables are wrong; otherwise on rank 0 alone, which reports for
     all ranks."""
-    world = _World(_read_environment(launcher), _install_stop_flag())
-    run = OwnedRun(request, listener if world.rank == 0 else _stderr_listener(world.rank))
+    this_rank = _ExternalRank(_read_environment(launcher), _install_stop_flag())
+    run = OwnedRun(request, listener if this_rank.rank == 0 else _stderr_listener(this_rank.rank))
     try:
-        code = _run(run, world)
+        code = _run(run, this_rank)
     except RankZeroEndedError as error:
         code = error.exit_code
     except _RendezvousError as error:
-        print(f"rank {world.rank} could not connect to the other ranks: {error}", file=sys.stderr)
+        print(f"rank {this_rank.rank} could not connect to the other ranks: {error}", file=sys.stderr)
         code = ExitCode.FAILED
     except KeyboardInterrupt:
         run.discard()
-        print(f"rank {world.rank} was stopped before the run began", file=sys.stderr)
+        print(f"rank {this_rank.rank} was stopped before the run began", file=sys.stderr)
         code = ExitCode.STOPPED
-        world.share_exit_code(code)
+        this_rank.share_exit_code(code)
     except UsageError as error:
         run.discard()
-        world.share_exit_code(ExitCode.USAGE_ERROR)
-        if world.rank == 0:
+        this_rank.share_exit_code(ExitCode.USAGE_ERROR)
+        if this_rank.rank == 0:
             raise
-        code = _exit_code_of_refused_rank(world, error)
+        code = _exit_code_of_refused_rank(this_rank, error)
     finally:
         run.release()
         # Before the rendezvous the file, if there is one, belongs to another run.
-        if world.rank == 0 and world.opened is not None:
+        if this_rank.rank == 0 and this_rank.opened is not None:
             remove_rendezvous_file(request.config.device.init_method)
     # torchrun restarts the ranks if one ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
 
-def _run(run: OwnedRun, world: _World) -> ExitCode:
+def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
     """The steps of the driver; `launcher._run` has the same ones, before which the ranks must connect."""
-    _connect(run, world)
-    preflight = _run_preflight_on_all_ranks(run, world)
-    job = _prepare_and_broadcast(run, world, preflight) if world.rank == 0 else _receive_job(run, world, preflight)
+    _connect(run, this_rank)
+    preflight = _run_preflight_on_all_ranks(run, this_rank)
+    job = (
+        _prepare_and_broadcast(run, this_rank, preflight)
+        if this_rank.rank == 0
+        else _receive_job(run, this_rank, preflight)
+    )
     if job is None:
         return ExitCode.FINISHED
     prepare_environment(job.plan, os.environ)
-    result = _train(run, world, job)
-    if world.rank > 0:
+    result = _train(run, this_rank, job)
+    if this_rank.rank > 0:
         return {"finished": ExitCode.FINISHED, "stopped": ExitCode.STOPPED}.get(result.state, ExitCode.FAILED)
-    requeues = job.config.run.requeue and world.stop_flag.time_limit_near
+    requeues = job.config.run.requeue and this_rank.stop_flag.time_limit_near
     return run.end(result, should_requeue=requeues)
 
 
@@ -164,9 +168,9 @@ def _under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def _connect(run: OwnedRun, world: _World) -> None:
-    """Open the store of the ranks, restricted to this start of the ranks. Raises UsageError and _RendezvousError."""
-    config, rank_info = run.request.config, world.rank_info
+def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:
+    """Open the store of the ranks, restricted to this attempt. Raises UsageError and _RendezvousError."""
+    config, rank_info = run.request.config, this_rank.rank_info
     problems = list(run.request.problems)
     if all(problem.location != INIT_METHOD_KEY for problem in problems):
         with collect_problems(problems):
@@ -176,29 +180,29 @@ def _connect(run: OwnedRun, world: _World) -> None:
         request = replace(run.request, problems=tuple(problems))
         raise UsageError(problems if rank_info.rank > 0 else find_problems(request, rank_info))
     try:
-        world.opened = open_store(config, rank_info)
+        this_rank.opened = open_store(config, rank_info)
     except (RuntimeError, ValueError) as error:
         raise _RendezvousError(describe_cause(error)) from error
     import torch.distributed as dist
 
-    name, agents = handshake(world.store, rank_info, world.stop_flag)
-    world.opened, world.agreed = dist.PrefixStore(name, world.store), True
+    name, agents = handshake(this_rank.store, rank_info, this_rank.stop_flag)
+    this_rank.opened, this_rank.store_is_exclusive = dist.PrefixStore(name, this_rank.store), True
     if rank_info.rank == 0 and _under_torchrun():
         run.request = continue_run_of_agents(replace(run.request, agents=tuple(agents)))
 
 
 def continue_run_of_agents(request: RunRequest) -> RunRequest:
     """Return the request to resume the run of ranks that torchrun has restarted: they must not claim another one."""
-    run, before = request.config.run, find_run_of_agents(request.runs_dir, list(request.agents))
-    if before is None or run.name not in (None, before.name):
+    run, interrupted = request.config.run, find_run_of_agents(request.runs_dir, list(request.agents))
+    if interrupted is None or run.name not in (None, interrupted.name):
         return request
-    run = run.model_copy(update={"resume": True, "name": before.name})
+    run = run.model_copy(update={"resume": True, "name": interrupted.name})
     return replace(request, config=request.config.model_copy(update={"run": run}))
 
 
-def _run_preflight_on_all_ranks(run: OwnedRun, world: _World) -> Preflight:
+def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Preflight:
     """Check the request on every host. Raises UsageError on rank 0, with the problems of all hosts."""
-    rank_info, store, stop_flag = world.rank_info, world.store, world.stop_flag
+    rank_info, store, stop_flag = this_rank.rank_info, this_rank.store, this_rank.stop_flag
 
     def allocate(wait: bool) -> Sequence[CudaDevice]:
         on_wait = waiting_emitter(run.listener)
@@ -212,35 +216,35 @@ def _run_preflight_on_all_ranks(run: OwnedRun, world: _World) -> Preflight:
     try:
         preflight, stopped = run_preflight(run.request, allocate, rank_info), False
     finally:
-        if world.rank > 0:
+        if this_rank.rank > 0:
             # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
             with suppress(RuntimeError):
                 share_problems(preflight.problems, rank_info, store, stopped=stopped)
-    if world.rank == 0 and (problems := collect_rank_problems(preflight.problems, rank_info, store, stop_flag)):
+    if this_rank.rank == 0 and (problems := collect_rank_problems(preflight.problems, rank_info, store, stop_flag)):
         raise UsageError(problems)
     return preflight
 
 
-def _prepare_and_broadcast(run: OwnedRun, world: _World, preflight: Preflight) -> Job | None:
+def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job | None:
     """Prepare the run on rank 0, and send its folder and batch size to the other ranks. Raises UsageError."""
 
     def check_stop() -> None:
-        if world.stop_flag.is_set:
+        if this_rank.stop_flag.is_set:
             raise KeyboardInterrupt
 
-    job = run.prepare(preflight, world.rank_info.world_size, check_stop)
+    job = run.prepare(preflight, this_rank.rank_info.world_size, check_stop)
     if job is None:
-        world.share_exit_code(ExitCode.FINISHED)
+        this_rank.share_exit_code(ExitCode.FINISHED)
         return None
     folder = None if job.folder is None else str(job.folder.path)
     message = {"folder": folder, "resumed": job.resumed, "batch_size": job.config.data.batch_size}
-    world.store.set("job", json.dumps(message))
+    this_rank.store.set("job", json.dumps(message))
     return job
 
 
-def _receive_job(run: OwnedRun, world: _World, preflight: Preflight) -> Job:
+def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
     """Wait for the job of rank 0. Raises RankZeroEndedError if there is none."""
-    message = json.loads(wait_for_key(world.store, "job", world.stop_flag))
+    message = json.loads(wait_for_key(this_rank.store, "job", this_rank.stop_flag))
     assert preflight.plan is not None  # noqa: S101 - else rank 0 would have refused the run
     config, folder = with_batch_size(run.request.config, message["batch_size"]), None
     if message["folder"] is not None:
@@ -250,38 +254,40 @@ def _receive_job(run: OwnedRun, world: _World, preflight: Preflight) -> Job:
     return Job(config, preflight.plan, folder, message["resumed"], preflight.source)
 
 
-def _exit_code_of_refused_rank(world: _World, error: UsageError) -> ExitCode:
+def _exit_code_of_refused_rank(this_rank: _ExternalRank, error: UsageError) -> ExitCode:
     """Return the exit code of rank 0, whose error is the same or the cause of this one; else report this one."""
-    shared = exit_code_of_rank_0(world.store) if world.agreed else None
+    shared = exit_code_of_rank_0(this_rank.store) if this_rank.store_is_exclusive else None
     # Without a rendezvous, the first rank of each host reports for its host.
-    if shared is None and (world.agreed or world.rank_info.local_rank == 0):
+    if shared is None and (this_rank.store_is_exclusive or this_rank.rank_info.local_rank == 0):
         for problem in error.problems:
-            print(f"error: rank {world.rank}: {problem}", file=sys.stderr)
+            print(f"error: rank {this_rank.rank}: {problem}", file=sys.stderr)
     return ExitCode.USAGE_ERROR if shared is None else shared
 
 
-def _train(run: OwnedRun, world: _World, job: Job) -> RunResult:
+def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
     """Train to the end; rank 0 records the events and serves the control requests. Raises UsageError."""
     from engine.training.train import train
 
-    rank_info, stop_flag, recorder = world.rank_info, world.stop_flag, run.recorder
+    rank_info, stop_flag, recorder = this_rank.rank_info, this_rank.stop_flag, run.recorder
     device = job.plan.devices[job.plan.device_index(rank_info.local_rank)]
     heartbeats = Heartbeats(1)
     watches_gpus = rank_info.local_rank == 0 and job.folder is not None
     usage = GpuUsagePoller([gpu.uuid for gpu in run.allocation.devices] if watches_gpus else [])
-    watchdog = _watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), world.rank, device, recorder)
-    emit = run.emit if recorder is None else _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, world.store))
+    watchdog = _watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), this_rank.rank, device, recorder)
+    emit = (
+        run.emit if recorder is None else _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, this_rank.store))
+    )
 
     def on_poll() -> None:
         # DataLoader workers are forked before the first poll, and must not inherit the thread.
         if not watchdog.is_alive():
             watchdog.start()
         if recorder is None:
-            publish_gpu_usage(usage, world.store, rank_info)
+            publish_gpu_usage(usage, this_rank.store, rank_info)
 
     channel = DirectChannel(emit, stop_flag, run.requests, HeartbeatWriter(heartbeats, 0), on_poll)
     try:
-        outcome = train(job, rank_info, world.store, channel)
+        outcome = train(job, rank_info, this_rank.store, channel)
         if recorder is not None and outcome == "stopped" and not recorder.history.stopping:
             # Stopped by a signal, to this rank or to another one.
             recorder.record(ControlEvent(request="stop", by=stop_flag.signal_name or "a signal", outcome="done"))
@@ -289,7 +295,7 @@ def _train(run: OwnedRun, world: _World, job: Job) -> RunResult:
     except UsageError:
         raise
     except Exception as error:
-        failure = rank_failure(world.rank, device, error, job.config)
+        failure = rank_failure(this_rank.rank, device, error, job.config)
         if recorder is None:
             print(f"{describe_failure(failure)}\n{failure.traceback}", file=sys.stderr)
         return RunResult("failed", failure)

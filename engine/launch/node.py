@@ -52,7 +52,7 @@ def allocate_node_gpus(
         message = json.loads(wait_for_key(store, key, stop_flag))
         if message.get("problems"):
             raise UsageError(problems_from_json(message["problems"]))
-        if not message["each"]:
+        if not message["one_gpu_per_rank"]:
             return GpuAllocation([CudaDevice.from_dict(device) for device in message["devices"]])
         # Without waiting: this GPU may be the one that the first rank has reserved for all of them.
         return allocate_devices(gpus, run, wait=False, on_wait=check_stop, ranks=1)
@@ -61,8 +61,13 @@ def allocate_node_gpus(
     except UsageError as error:
         store.set(key, json.dumps({"problems": problems_to_json(error.problems)}))
         raise
-    each = len(allocation.devices) == 1 < rank_info.local_world_size
-    store.set(key, json.dumps({"each": each, "devices": [asdict(device) for device in allocation.devices]}))
+    one_gpu_per_rank = len(allocation.devices) == 1 < rank_info.local_world_size
+    store.set(
+        key,
+        json.dumps(
+            {"one_gpu_per_rank": one_gpu_per_rank, "devices": [asdict(device) for device in allocation.devices]}
+        ),
+    )
     return allocation
 
 

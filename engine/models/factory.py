@@ -222,12 +222,12 @@ def _optional_arguments(model: nn.Module, reserved: Iterable[str]) -> list[str]:
 
 def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> list[Problem]:
     """Return a problem per option that gputrain sets itself."""
-    taken = [name for name in reserved if name in model.options]
-    return [Problem("model.options", f"{name} is derived from the data and other keys; remove it") for name in taken]
+    reason = "is derived from the data and other keys; remove it"
+    return [Problem("model.options", f"{name} {reason}") for name in reserved if name in model.options]
 
 
-def _unknown_option_problem(model_name: str, option: str, known: list[str]) -> Problem:
-    hint = did_you_mean(option, known) or (f"; it has {', '.join(known)}" if known else "; it has no options")
+def _unknown_option_problem(model_name: str, option: str, options: list[str]) -> Problem:
+    hint = did_you_mean(option, options) or (f"; it has {', '.join(options)}" if options else "; it has no options")
     return Problem("model.options", f"{model_name} has no option {option!r}{hint}")
 
 

@@ -24,8 +24,8 @@ def resolve_memory_format(config: Config, model: nn.Module, device: torch.device
     if setting == "auto":
         convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
         faster = device.type == "cpu" or config.precision.amp not in ("off", "O0")
-        own = config.model.source == "auto" and is_user_code(config.model.name)
-        setting = "on" if convolves and faster and not own else "off"
+        is_user_model = config.model.source == "auto" and is_user_code(config.model.name)
+        setting = "on" if convolves and faster and not is_user_model else "off"
     return torch.channels_last if setting == "on" else torch.contiguous_format
 
 

@@ -95,32 +95,34 @@ def copy_matching_weights(
     """Copy each entry whose name and shape match the model. For a model of grayscale images, the first convolution of a
     color model is summed over its input channels, which gives the same output for three equal channels. Raises
     UsageError if nothing matches."""
-    own: StateDict = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    model_state: StateDict = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     first = first_convolution(model)
     stem = f"{first[0]}.weight".removeprefix(".") if first else None
     matching: StateDict = {}
     skipped: list[str] = []
     adapted = None
     for raw, value in weights.items():
-        name = raw if raw in own else _strip_wrapper_prefixes(raw)
-        if name not in own:
+        name = raw if raw in model_state else _strip_wrapper_prefixes(raw)
+        if name not in model_state:
             skipped.append(f"{raw} (not in the model)")
             continue
-        shape = own[name].shape
+        shape = model_state[name].shape
         if name == stem and value.ndim == 4 and shape == (value.shape[0], 1, *value.shape[2:]) != value.shape:
             value, adapted = value.sum(1, keepdim=True), name
         if value.shape != shape:
-            skipped.append(f"{name} ({_format_shape(value)} instead of {_format_shape(own[name])})")
+            skipped.append(f"{name} ({_format_shape(value)} instead of {_format_shape(model_state[name])})")
         elif name in mismatched_classifier:
             skipped.append(f"{name} (of other classes)")
         else:
             matching[name] = value
     seen = {name for raw in weights for name in (raw, _strip_wrapper_prefixes(raw))}
     # Files written before torch 0.4.1 lack BatchNorm's num_batches_tracked.
-    skipped += [f"{name} (not in the file)" for name in own if name not in seen and not name.endswith("_tracked")]
+    skipped += [
+        f"{name} (not in the file)" for name in model_state if name not in seen and not name.endswith("_tracked")
+    ]
     # A bias alone can match a different network by chance.
     if not any(name in matching for name, parameter in model.named_parameters() if parameter.ndim > 1):
-        hint = did_you_mean(_strip_wrapper_prefixes(next(iter(weights))), own)
+        hint = did_you_mean(_strip_wrapper_prefixes(next(iter(weights))), model_state)
         raise UsageError.one("model.weights", f"{source}: no entry matches the model: {', '.join(skipped[:3])}{hint}")
     model.load_state_dict(matching, strict=False)
     return LoadedWeights(source, len(matching), len(weights), tuple(skipped), adapted)

@@ -169,6 +169,6 @@ def test_check_user_code_names_real_time_signal(user_code_folder: Path) -> None:
 
 def test_check_user_code_times_out_on_endless_import(user_code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (user_code_folder / "owncode" / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr("engine.config.user_code._IMPORT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("engine.config.user_code._IMPORT_TIMEOUT_SECONDS", 1.0)
     (problem,) = check_user_code(config(user_code_folder, "owncode.sleeps:build"))
     assert problem.message.startswith("owncode.sleeps:build is still being imported after 1 s")
