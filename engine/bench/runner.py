@@ -97,7 +97,7 @@ def plan_bench(
     if limit and config.data.pipeline == "fixed":
         raise UsageError.one(
             "data.pipeline",
-            "fixed cannot be combined with --limit, which compares with it; choose another, or omit --limit",
+            "fixed cannot be combined with --limit, which compares with it; set another pipeline, or omit --limit",
         )
     bench = BenchPlan(
         config=config,

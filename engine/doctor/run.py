@@ -122,7 +122,7 @@ def all_reduce_check(devices: Sequence[str], outcome: Mapping[str, Any]) -> Chec
     if "error" in outcome:
         return Check("run", name, "problem", f"{backend} between {among} failed: {outcome['error']}", advice)
     if not outcome["right"]:
-        return Check("run", name, "problem", f"{backend} between {among} gave a wrong sum", advice)
+        return Check("run", name, "problem", f"{backend} between {among} returned a wrong sum", advice)
     if number == 1:
         return Check("run", name, "ok", f"{backend} works on one GPU; a single rank has nothing to reduce")
     bandwidth = bus_bandwidth(number, outcome["bytes"], outcome["seconds"])

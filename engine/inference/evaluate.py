@@ -61,7 +61,7 @@ def evaluate_checkpoint(
         np.concatenate([labels[name] for name in expand_parts(part)]), minlength=len(checkpoint.classes)
     )
     if not images_per_class.any():
-        raise UsageError.one("--part", f"{part} has no images in {config.data.dataset}; choose another")
+        raise UsageError.one("--part", f"{part} has no images in {config.data.dataset}; select another part")
 
     # DataLoader workers are forked, so they must start before this process initializes CUDA or starts threads.
     workers: int = 0 if source.in_memory else auto_workers(1, config.data.numeric_batch_size)

@@ -36,7 +36,7 @@ def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *,
     previous = read_json(folder / DESCRIPTION_FILE) or {}
     if existing and not force and (previous.get("gputrain") is None or previous.get("run") != run.name):
         raise UsageError.one(
-            str(existing[0]), f"was not exported from {run.name}; choose another --output, or overwrite with --force"
+            str(existing[0]), f"was not exported from {run.name}; set another --output, or overwrite with --force"
         )
     # Building the model checks that the weights match it before anything is written.
     weights = standalone_state_dict(build_trained_model(checkpoint, "cpu").model.state_dict())

@@ -90,7 +90,7 @@ def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool
         state = load_checkpoint(path)
     except DamagedCheckpointError as error:
         raise UsageError.one(
-            str(path), f"{error}; choose another with --checkpoint last, or --checkpoint FILE"
+            str(path), f"{error}; select another with --checkpoint last, or --checkpoint FILE"
         ) from error
     images, ema = state["image_format"], state["ema"] is not None and not raw
     return TrainedCheckpoint(

@@ -129,7 +129,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
 
 
 def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
-    """The steps of the driver; `launcher._run` has the same ones, before which the ranks must connect."""
+    """The steps of the driver: a rendezvous of the ranks, then those of `launcher._run`."""
     _connect(run, this_rank)
     preflight = _run_preflight_on_all_ranks(run, this_rank)
     job = (

@@ -37,7 +37,7 @@ MIN_TRIAL_BATCH_SIZE = 2
 
 
 def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
-    """Build what a rank trains, on the CPU and with random in place of pretrained weights.
+    """Build the training state of a rank on the CPU, with random instead of pretrained weights.
 
     Return `problems` as JSON and `weight_bytes`, the size of parameters and buffers; or an unexpected `error`."""
     trial = trial_config(

@@ -27,7 +27,7 @@ SCAN_KEYS = {
 
 
 def scan_key(config: Config) -> str:
-    """Return what the scan of a dataset depends on."""
+    """Return a key of the settings on which the scan of a dataset depends."""
     return f"{config.data.model_dump_json(include=SCAN_KEYS)} {config.run.seed} {config.run.code}"
 
 

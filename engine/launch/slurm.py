@@ -17,7 +17,7 @@ def slurm_job_id() -> str | None:
 
 
 def requeue(job_id: str) -> str | None:
-    """Requeue a job, which ends its processes: everything must be saved before. Return an error message, or None."""
+    """Requeue a job. Slurm then ends its processes, so save everything before. Return an error message, or None."""
     try:
         done = subprocess.run(  # noqa: S603 (the job ID is a number)
             ["scontrol", "requeue", job_id],  # noqa: S607 (Slurm is on the PATH)

@@ -48,7 +48,7 @@ def build_training_model(
     checkpoint: Mapping[str, Any] | None = None,
 ) -> TrainingModel:
     """Build the model; `checkpoint` is the one to resume from. Problems with weights and frozen parts are appended to
-    `problems`. Raises UsageError if there can be no model at all."""
+    `problems`. Raises UsageError if the model cannot be built."""
     notes: list[str] = []
     model = build_model(config, image_format.channels, len(classes), image_format.size)
     check_model(model, config.model.name, image_format.channels, image_format.size, len(classes))

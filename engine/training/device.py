@@ -28,7 +28,8 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
         if not torch.cuda.is_available():
             raise UsageError.one(
                 "device.gpus",
-                f"torch {torch.__version__} cannot use the GPUs that the driver reports; train with --gpus cpu",
+                f"torch {torch.__version__} cannot use the GPUs that the driver reports; train on the CPU with "
+                "--gpus cpu",
             )
         device = torch.device("cuda", plan.device_index(rank_info.local_rank))
         torch.cuda.set_device(device)
@@ -41,7 +42,7 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
 
 
 class WrongDeviceError(RuntimeError):
-    """CUDA gave a rank another GPU than the planned one."""
+    """CUDA assigned a rank another GPU than the planned one."""
 
 
 def cuda_uuid(device: torch.device) -> str:
@@ -56,6 +57,6 @@ def check_device(expected: str, parent: str | None, actual: str) -> None:
     """
     if not any(uuid is not None and uuid.split("-", 1)[-1] == actual for uuid in (expected, parent)):
         raise WrongDeviceError(
-            f"CUDA gave this rank the GPU {actual} instead of {expected}: the driver's order of GPUs or "
+            f"CUDA assigned this rank GPU {actual} instead of {expected}: the driver's order of GPUs or "
             "CUDA_VISIBLE_DEVICES has changed; start the run again"
         )

@@ -330,7 +330,7 @@ def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:
     assert (fast.state, fast.found) == ("ok", "64 MiB between 2 GPUs with NCCL: 67.1 GB/s on the bus")
     assert all_reduce_check(gpus, OUTCOME | {"seconds": 1.0}).state == "warning"
     assert all_reduce_check(["cpu", "cpu"], OUTCOME | {"seconds": 1.0}).state == "ok"
-    assert "gave a wrong sum" in all_reduce_check(gpus, OUTCOME | {"right": False}).found
+    assert "returned a wrong sum" in all_reduce_check(gpus, OUTCOME | {"right": False}).found
     failed = all_reduce_check(gpus, {"error": "no answer within 60 s"})
     assert (failed.state, "NCCL_P2P_DISABLE=1" in failed.advice) == ("problem", True)
     assert "nothing to reduce" in all_reduce_check(gpus[:1], OUTCOME).found

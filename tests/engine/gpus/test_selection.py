@@ -1,4 +1,4 @@
-"""Selection of GPUs by `device.gpus` and CUDA_VISIBLE_DEVICES, and the check that CUDA gave each rank its GPU."""
+"""Selection of GPUs by `device.gpus` and CUDA_VISIBLE_DEVICES, and the check that CUDA assigns each rank its GPU."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_run_rejects_gpu_that_torch_cannot_use_and_releases_it(gputrain: Gputrai
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
     done = gputrain("run", "digits", "--headless", "--gpus", "0", **environment)
     assert done.returncode == 2
-    assert "cannot use the GPUs that the driver reports; train with --gpus cpu" in done.stderr
+    assert "cannot use the GPUs that the driver reports; train on the CPU with --gpus cpu" in done.stderr
     assert list((gpu_host.folder / "reservations").iterdir()) == []
 
 
@@ -245,7 +245,7 @@ def test_check_device_rejects_wrong_gpu() -> None:
     check_device("GPU-aa-11", None, "aa-11")
     check_device("MIG-bb-22", "GPU-aa-11", "bb-22")
     check_device("MIG-bb-22", "GPU-aa-11", "aa-11")
-    with pytest.raises(WrongDeviceError, match="CUDA gave this rank the GPU cc-33 instead of GPU-aa-11"):
+    with pytest.raises(WrongDeviceError, match="CUDA assigned this rank GPU cc-33 instead of GPU-aa-11"):
         check_device("GPU-aa-11", None, "cc-33")
 
 

@@ -85,7 +85,7 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
     (output / "model.json").write_text('{"of": "another"}')
     done = call("export", run.path, "--output", output)
     assert done.exit_code == 2
-    assert "model.json: was not exported from short; choose another --output, or overwrite with --force" in done.stderr
+    assert "model.json: was not exported from short; set another --output, or overwrite with --force" in done.stderr
     assert [path.name for path in output.iterdir()] == ["model.json"]
     assert call("export", run.path, "--output", output, "--force").exit_code == 0
     assert json.loads((output / "model.json").read_text())["run"] == "short"
