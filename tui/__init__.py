@@ -1,7 +1,7 @@
 """Command line and terminal UI of gputrain, with the entry points of `gputrain` and `gputrain-tui`.
 
-The entry points import the command line lazily: every spawned rank imports the script that started it again and must
-not pay for a command line that it never parses.
+The entry points import the command line lazily: `gputrain gpus` starts the GPU sampler before this import, and
+`gputrain-tui` does without it.
 """
 
 import os

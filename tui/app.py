@@ -229,7 +229,7 @@ class GputrainApp(App[None]):
             self.open_run(str(folder.path))
 
     def open_form(self, run_config: Path | None = None) -> None:
-        """Open the form for a new run, prefilled from the config of another run if given."""
+        """Open the form for a new run, prefilled from `run_config`, the config of another run."""
         from tui.screens.form import FormScreen
 
         self.push_screen(FormScreen(self, run_config))

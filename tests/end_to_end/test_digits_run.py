@@ -153,6 +153,6 @@ def test_run_prints_progress_bar_on_terminal(
     assert short_run_on_terminal.wait(100) == 0
     shown = (shared_gputrain.folder / "typescript").read_text()
     assert "epoch 2/2" in shown
-    assert "img/s  loss" in shown
+    assert "images/s  loss" in shown
     assert "epoch   2  train loss" in shown
     assert "finished" in shown

@@ -93,7 +93,7 @@ def test_run_rejects_existing_name_and_keeps_its_journal(short_run: FinishedRun,
 
 def test_stop_reports_finished_run(short_run: FinishedRun, shared_gputrain: Gputrain) -> None:
     done = shared_gputrain("stop", "short")
-    assert (done.returncode, done.stderr) == (0, "short is not running, it is finished.\n")
+    assert (done.returncode, done.stderr) == (0, "short is not running: it is finished.\n")
 
 
 def test_resume_rejects_run_owned_by_another_process(gputrain: Gputrain) -> None:

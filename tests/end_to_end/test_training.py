@@ -137,7 +137,7 @@ def test_dry_run_prints_plan_and_leaves_no_folder(gputrain: Gputrain) -> None:
     rows = {line[:18].strip(): line[18:].strip() for line in done.stdout.splitlines()}
     assert rows["ranks"] == "1"
     assert rows["devices"] == "cpu"
-    assert rows["global batch"] == "32"
+    assert rows["global batch size"] == "32"
     assert rows["steps per epoch"] == "44"
     assert rows["parameters"] == "21,578"
     assert not gputrain.runs.exists()

@@ -43,7 +43,7 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
         raise UsageError.one(bare_keys[0], f"is a config key and needs a value: {bare_keys[0]}=VALUE")
     if len(files) > 1:
         raise UsageError.one(
-            files[1], f"is a second CONFIG after {files[0]}; give only one, and set values as section.key=value"
+            files[1], f"is a second CONFIG after {files[0]}; keep one, and set values as section.key=value"
         )
     return (files[0] if files else None), overrides
 

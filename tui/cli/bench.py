@@ -68,7 +68,7 @@ def bench(
 
     Trains CONFIG (default: the preset digits) on 1, 2, 4, … free GPUs. Each run uses a temporary folder.
 
-    Speed-up is the throughput relative to one rank; efficiency is speed-up / ranks. --limit adds runs that repeat one
+    Speedup is the throughput relative to one rank; efficiency is speedup / ranks. --limit adds runs that repeat one
     batch on the device: their throughput is the limit for any input pipeline.
     """
     from engine.bench.report import BenchRun, scaling_results
@@ -126,5 +126,5 @@ def parse_rank_counts(text: str | None) -> list[int]:
 
     parts = [] if text is None else text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise UsageError.one("--ranks-list", f"{text!r} is not a list of numbers; give rank counts as 1,2,4")
+        raise UsageError.one("--ranks-list", f"{text!r} is not a list of numbers; write rank counts as 1,2,4")
     return [int(part) for part in parts]

@@ -169,7 +169,7 @@ def _open_recording(path: str | None) -> Iterator[IO[str] | None]:
         with Path(expand_user(path)).open("x", encoding="utf-8") as file:
             yield file
     except FileExistsError as error:
-        raise UsageError.one("--record", f"{path} exists; give another file or remove it") from error
+        raise UsageError.one("--record", f"{path} exists; use another file or remove it") from error
     except OSError as error:
         raise UsageError.one("--record", f"{path} cannot be written: {error.strerror}") from error
 

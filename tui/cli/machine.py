@@ -81,8 +81,7 @@ def doctor(
 ) -> None:
     """Check this host for problems that affect training.
 
-    Checks CPU cores, memory, disk, driver, GPUs and PyTorch, then the needs of CONFIG, with an all-reduce between its
-    ranks.
+    Checks CPU cores, memory, disk, driver, GPUs and PyTorch. Then checks a run of CONFIG, and runs an all-reduce.
     """
     from engine.doctor.examine import examine
     from tui.text.doctor import show_checks

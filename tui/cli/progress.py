@@ -114,7 +114,7 @@ class ProgressPrinter:
             done = event.step - (self._history.epochs[-1].step if self._history.epochs else 0)
             # The journal stores a loss that is NaN or infinite as null.
             loss = event.losses[-1] if event.losses[-1] is not None else float("nan")
-            rate = f"{event.images_per_second:,.0f} img/s  loss {loss:.4f}"
+            rate = f"{event.images_per_second:,.0f} images/s  loss {loss:.4f}"
             self._progress.update(self._task, completed=done, rate=rate)
         elif isinstance(event, EpochEvent) and event.epoch < started.epochs:
             self._begin_epoch(event.epoch + 1, started)
@@ -140,8 +140,8 @@ class DryRunPrinter:
                 "ranks": event.world_size,
                 "devices": ", ".join(event.devices),
                 "backend": event.backend,
-                "loader workers": f"{event.workers} per rank",
-                "global batch": event.global_batch,
+                "DataLoader workers": f"{event.workers} per rank",
+                "global batch size": event.global_batch,
                 "steps per epoch": event.steps_per_epoch,
                 "epochs": event.epochs,
                 "training images": event.train_images,

@@ -125,14 +125,14 @@ def stop(
     watch = RunWatcher(folder)
     state = folder.state(watch.poll())
     if not state.live:
-        typer.echo(f"{folder.name} is not running, it is {state}.", err=True)
+        typer.echo(f"{folder.name} is not running: it is {state}.", err=True)
         return
     with exit_on_usage_error():
         send_request(folder.control, "stop")
     while not no_wait and state.live:
         time.sleep(0.2)
         state = folder.state(watch.poll())
-    typer.echo(f"Stop requested for {folder.name}." if no_wait else f"{folder.name} is {state}.", err=True)
+    typer.echo(f"Sent the stop request to {folder.name}." if no_wait else f"{folder.name} is {state}.", err=True)
 
 
 @app.command(
@@ -151,7 +151,7 @@ def resume(
 ) -> None:
     """Resume a run from its last checkpoint.
 
-    The run keeps the config it was started with, except for the changes given here.
+    The run keeps the config it was started with, except for the values set here.
     """
     from engine.config.loader import resolve_config
     from engine.runs.folder import find_run, runs_root
@@ -162,7 +162,7 @@ def resume(
         if not folder.config.exists():
             raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run")
         if any("=" not in change for change in changes or []):
-            raise UsageError.one(" ".join(changes or []), "give values as section.key=value")
+            raise UsageError.one(" ".join(changes or []), "set values as section.key=value")
         flags: dict[str, tuple[str, str | bool]] = {
             "run.resume": ("gputrain resume", True),
             "run.name": ("gputrain resume", folder.name),

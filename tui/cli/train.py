@@ -103,7 +103,7 @@ def run(
         if ngpu is not None:
             selection = f"free:{ngpu}" if ngpu else "cpu"
             if gpus is not None and gpus != selection:
-                raise UsageError.one("--ngpu", f"means --gpus {selection}, but --gpus {gpus} is given too; keep one")
+                raise UsageError.one("--ngpu", f"means --gpus {selection}, but --gpus {gpus} is also set; keep one")
             flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", selection)
         file, _ = split_arguments(arguments)
         stem = Path(file).stem if file else None
@@ -198,7 +198,7 @@ def config(
 ) -> None:
     """Print the resolved config.
 
-    KEY=VALUE overrides CONFIG, which overrides its base config, which overrides the defaults.
+    Later layers take precedence: defaults, base config, CONFIG, KEY=VALUE.
     """
     if described:
         print_config_keys(as_json=as_json)

@@ -39,7 +39,7 @@ MAX_MATRIX_CLASSES = 20
     rich_help_panel=RESULTS,
     epilog=make_epilog(
         ["gputrain predict last photo.jpg --top 3", "gputrain predict fashion-17 album/ --json"],
-        exit_codes={0: "success", 1: "a given file cannot be read, or no file is found", 2: "usage error"},
+        exit_codes={0: "success", 1: "a file cannot be read, or a folder contains no files", 2: "usage error"},
     ),
 )
 def predict(
@@ -79,7 +79,7 @@ def predict(
         for prediction in predictions:
             typer.echo(prediction_line(prediction, path_columns, name_columns))
     if not files:
-        typer.echo("error: no files in the given folders", err=True)
+        typer.echo("error: the folders contain no files", err=True)
     raise typer.Exit(1 if not files or any(prediction.file.explicit for prediction in failed) else 0)
 
 

@@ -51,7 +51,7 @@ class FormChecker:
     ) -> FormCheckResult | None:
         """Run the preflight of a config, the valid part of what was typed if it has `problems`.
 
-        Blocks until the data is scanned. Return None if a newer check cancelled this one."""
+        Blocks until the data is scanned. Return None if a newer check canceled this one."""
         replaced = self._replace(scan_key(config))
         with self._turn:
             if replaced.is_set():
@@ -98,7 +98,7 @@ class FormChecker:
             return self._replaced
 
     def _ask(self, name: Literal["_preflight", "_model"], request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer of a helper process; None if it was cancelled. Raises HelperError if it failed."""
+        """Return the answer of a helper process; None if it was canceled. Raises HelperError if it failed."""
         with self._lock:
             helper: HelperProcess | None = getattr(self, name)
             if helper is None:

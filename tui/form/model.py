@@ -160,7 +160,7 @@ def is_relevant(key: str, values: dict[str, str]) -> bool:
 
 
 def form_problems(form: Form) -> list[Problem]:
-    """Return the problems of the form's values, without the checks of this machine."""
+    """Return the problems of the form's values, without the checks of this host."""
     try:
         form.config()
     except UsageError as error:

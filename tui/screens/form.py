@@ -1,6 +1,6 @@
 """The form for a new run: one field per config key, beside the learning rate curve, the plan and the command.
 
-`tui.form.model` holds the values, `tui.form.checks` checks them against this machine.
+`tui.form.model` holds the values, `tui.form.checks` checks them against this host.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ class FormScreen(GputrainScreen):
                 model_problems = self._checker.check_model(config, on_gpu=checked.on_gpus)
                 self._show_check_result(config, replace(checked, problems=model_problems))
         except Exception as error:
-            # A fault of the host, such as a broken mount, must not take down the screen.
-            found = [*problems, Problem("", f"checking this machine failed: {error}")]
+            # A fault of the host, such as a broken mount, must not crash the screen.
+            found = [*problems, Problem("", f"checking this host failed: {error}")]
             self._show_check_result(config, FormCheckResult(problems=found))
 
     def _show_check_result(self, config: Config, result: FormCheckResult) -> None:
@@ -372,7 +372,7 @@ class FormScreen(GputrainScreen):
 def plan_text(config: Config, result: FormCheckResult | None) -> Text:
     """Summarize the run: devices, global batch size, steps and images."""
     if result is None:
-        return Text("Checking this machine …", MUTED)
+        return Text("Checking this host …", MUTED)
     # In a terminal of 80 columns, the panel has 38 per line.
     devices = pluralize(result.total_ranks, "GPU" if result.on_gpus else "CPU rank")
     global_batch = "auto"

@@ -171,14 +171,15 @@ class RunScreen(GputrainScreen):
 
     def _send_request(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
-            self.gputrain_app.show_toast(f"Cannot {request}: the run is {self.state or 'still loading'}", warning=True)
+            why = f"is not running: it is {self.state}" if self.state else "is still loading"
+            self.gputrain_app.show_toast(f"{self.folder.name} {why}", warning=True)
             return
         try:
             send_request(self.folder.control, request)
         except UsageError as error:
             self.gputrain_app.show_toast(str(error), warning=True)
             return
-        self.gputrain_app.show_toast(f"Sent the {request} request; the log shows when it takes effect")
+        self.gputrain_app.show_toast(f"Sent the {request} request to {self.folder.name}; the log shows when it takes effect")
 
     def action_stop(self) -> None:
         question = STOP_QUESTIONS.get(self.state) if self.state is not None else None

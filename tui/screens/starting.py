@@ -74,4 +74,4 @@ class StartingScreen(GputrainScreen):
     def action_stop(self) -> None:
         if self._launched.exit_code is None:
             self._launched.process.terminate()
-            self.gputrain_app.show_toast("Sent the stop request")
+            self.gputrain_app.show_toast("Sent the stop request to the run")

@@ -1,4 +1,4 @@
-"""Output of `gputrain bench`: a row for each rank count, and a chart of the speed-up."""
+"""Output of `gputrain bench`: a row for each rank count, and a chart of the speedup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.bench.report import BenchRun, ScalingResult
     from engine.bench.runner import BenchPlan
 
-HEADER = ("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
+HEADER = ("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEEDUP", "EFFICIENCY", "FIRST", "STARTUP")
 LIMIT_HEADER = ("RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA WAIT", "MFU")
 MAX_CHART_COLUMNS, CHART_LINES = 72, 14
 BLUE_COLOR_CODE, GRAY_COLOR_CODE = 75, 245
@@ -72,7 +72,7 @@ def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
         yield from ["", *limit_lines(speeds)]
     measured = [speed.ranks for speed in speeds if speed.speed_up is not None]
     if measured and measured[0] > 1:
-        yield f"1 rank was not measured; the speed-up of {measured[0]} ranks is assumed to be {measured[0]}."
+        yield f"1 rank was not measured; the speedup of {measured[0]} ranks is assumed to be {measured[0]}."
     for speed in speeds:
         for message in dict.fromkeys(speed.failures):
             yield printable(f"{pluralize(speed.ranks, 'rank')} failed: {message}")
@@ -103,7 +103,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
-    """Plot the measured and the linear speed-up over ranks; empty if fewer than two rank counts were measured."""
+    """Plot the measured and the linear speedup over ranks; empty if fewer than two rank counts were measured."""
     points = [(speed.ranks, speed.speed_up) for speed in speeds if speed.speed_up is not None]
     if len(points) < 2:
         return []
@@ -115,12 +115,12 @@ def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
         Curve("measured", measured, POINT_MARKER, BLUE_COLOR_CODE),
     ]
     drawn = plot(curves, PlotWindow(float(ranks[0]), float(ranks[-1])), min(width, MAX_CHART_COLUMNS), CHART_LINES)
-    legend = Text.assemble("Speed-up by ranks   ", (f"{POINT_MARKER} measured", BLUE), "   ", ("⠒⠒ ideal", MUTED))
+    legend = Text.assemble("Speedup by ranks   ", (f"{POINT_MARKER} measured", BLUE), "   ", ("⠒⠒ ideal", MUTED))
     return [Text(""), legend, *drawn.lines]
 
 
 def print_chart(speeds: Sequence[ScalingResult]) -> None:
-    """Print the speed-up chart to stdout."""
+    """Print the speedup chart to stdout."""
     console = Console(highlight=False, soft_wrap=True)
     for line in chart_lines(speeds, console.width if sys.stdout.isatty() else MAX_CHART_COLUMNS):
         console.print(line)

@@ -228,7 +228,7 @@ def gpu_lines(snapshot: Snapshot, width: int, row_annotations: GpuAnnotations | 
 def _cells(gpu: Gpu, columns: Sequence[Column]) -> list[Cell]:
     if gpu.state == "ok":
         return [column.make_cell(gpu) for column in columns]
-    reason = f"stale, no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["busy"].reason)
+    reason = f"stale: no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["busy"].reason)
     first_reading = columns.index(BUSY_COLUMN)
     return [*(column.make_cell(gpu) for column in columns[:first_reading]), Cell(printable(reason), BAD)]
 

@@ -52,7 +52,7 @@ def progress_line(row: RunRow, width: int) -> Text:
 
 def bottleneck_text(row: RunRow, width: int) -> Text:
     """Return the bottleneck, then data wait and MFU (model FLOPs utilization) if they fit; empty if all are unknown."""
-    line = Text(f" {printable(row.verdict)}  " if row.verdict else "", no_wrap=True, end="")
+    line = Text(f" {printable(row.bottleneck)}  " if row.bottleneck else "", no_wrap=True, end="")
     figures = describe_efficiency(row.data_wait, row.mfu)
     if figures and line.cell_len + 1 + len(figures) < width:
         line.append(f" {figures}", MUTED)

@@ -23,7 +23,7 @@ class RunRow:
     """State and results of one run.
 
     `age_seconds` counts from the last journal event or start. `eta_seconds` is the remaining time at the latest
-    throughput. `step` of `steps` is the global step. `verdict` is the bottleneck message, `data_wait` the share of the
+    throughput. `step` of `steps` is the global step. `bottleneck` is its message, `data_wait` the share of the
     training time spent waiting for data, `mfu` the model FLOPs utilization.
     """
 
@@ -43,10 +43,11 @@ class RunRow:
     message: str = ""
     data_wait: float | None = None
     mfu: float | None = None
-    verdict: str | None = None
+    bottleneck: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        return asdict(self)
+        values = asdict(self)
+        return values | {"verdict": values.pop("bottleneck")}
 
     @property
     def live(self) -> bool:
@@ -86,7 +87,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
         message=end_message(history.finished, state),
         data_wait=history.data_wait,
         mfu=history.mfu,
-        verdict=bottleneck.message if bottleneck else None,
+        bottleneck=bottleneck.message if bottleneck else None,
     )
 
 
@@ -107,7 +108,7 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
 def end_message(finished: RunFinished | None, state: RunState) -> str:
     """Return why a run ended; empty while it is live."""
     if state is RunState.CRASHED:
-        return "supervisor ended unexpectedly; `gputrain resume` continues from the last checkpoint"
+        return "supervisor exited unexpectedly; `gputrain resume` resumes from the last checkpoint"
     return finished.message if finished is not None and not state.live else ""
 
 

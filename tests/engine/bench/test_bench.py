@@ -175,7 +175,7 @@ def test_bench_run_config_with_limit_differs_only_in_data_section() -> None:
     normal, limit = (bench_run_config(make_plan(config=config), 2, "x", limit=limit) for limit in (False, True))
     assert (normal.data.pipeline, normal.data.workers) == ("auto", 3)
     assert limit.model_copy(update={"data": normal.data}) == normal
-    assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no loader workers"
+    assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no DataLoader workers"
     assert validate_config(as_dict(limit)) == limit
 
 
@@ -201,7 +201,7 @@ def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) ->
 def test_scaling_without_single_rank_uses_fewest_ranks_as_baseline() -> None:
     speeds = scaling_results([make_run(2, 200), make_run(4, 300)])
     assert [speed.speed_up for speed in speeds] == [2, 3]
-    assert "1 rank was not measured; the speed-up of 2 ranks is assumed to be 2." in list(bench_lines(speeds))
+    assert "1 rank was not measured; the speedup of 2 ranks is assumed to be 2." in list(bench_lines(speeds))
 
 
 def test_scaling_keeps_successful_runs_when_others_fail() -> None:
@@ -312,7 +312,7 @@ def test_bench_table_fits_80_columns() -> None:
     speeds = scaling_results([make_run(1, 2510, images=50_000), make_run(64, 123_456, 120_000, images=50_000)])
     lines = list(bench_lines(speeds))
     assert lines[0].split() == [
-        *("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEED-UP", "EFFICIENCY", "FIRST", "STARTUP")
+        *("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEEDUP", "EFFICIENCY", "FIRST", "STARTUP")
     ]
     assert lines[1].split() == ["1", "32", "19.9", "s", "2,510", "–", "1.00", "100%", "9.00", "s", "5.00", "s"]
     assert lines[2].split()[5] == "±1%"

@@ -136,7 +136,7 @@ def test_gpu_call_hanging_from_start_is_stale(gputrain: Gputrain, gpu_host: Fake
     assert all(gpus[1][name]["value"] is None for name in DYNAMIC)
     assert gpus[1]["busy"]["reason"].startswith("stale: no answer for ")
     assert_healthy(gpus[0], 50)
-    assert "stale, no answer for " in row(run_gpus(gputrain, gpu_host).stdout, 1)
+    assert "stale: no answer for " in row(run_gpus(gputrain, gpu_host).stdout, 1)
 
 
 def test_gpu_call_hanging_later_is_stale_and_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

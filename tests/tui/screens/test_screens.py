@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("isolated_folder")
 def test_monitor_screen_shows_gpus_processes_and_runs(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         shown = visible_text(pilot)
-        assert "stale, no answer for 4 s" in visible_text(pilot, "#gpus")
+        assert "stale: no answer for 4 s" in visible_text(pilot, "#gpus")
         assert "jupyter-lab" in visible_text(pilot, "#processes")
         assert "fashion-17  epoch 18/30  acc 0.9243  ETA 7m08s" in visible_text(pilot, "#runs")
         assert "DEMO: simulated server" in shown

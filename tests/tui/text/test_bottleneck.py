@@ -37,8 +37,8 @@ def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
     )
     assert bottleneck_text(run_row, 78).plain == " waiting for data 34% of the time; try data.workers=4"
     assert bottleneck_text(run_row, 30).plain == " waiting for data 34% of the…"
-    assert bottleneck_text(replace(run_row, verdict=None), 80).plain == " data wait 34%   MFU 6%"
-    assert bottleneck_text(replace(run_row, verdict=None, data_wait=None, mfu=None), 80).plain == ""
+    assert bottleneck_text(replace(run_row, bottleneck=None), 80).plain == " data wait 34%   MFU 6%"
+    assert bottleneck_text(replace(run_row, bottleneck=None, data_wait=None, mfu=None), 80).plain == ""
 
 
 def test_bottleneck_message_fits_80_columns_or_starts_with_advice() -> None:
@@ -59,7 +59,7 @@ def test_bottleneck_message_fits_80_columns_or_starts_with_advice() -> None:
 def test_run_row_before_first_epoch_uses_data_wait_of_latest_steps(tmp_path: Path) -> None:
     step = StepEvent(time=1.0, step=5, epoch=1, losses=[1.0], lr=0.1, images_per_second=9.0, data_wait=0.2)
     run_row = row(tmp_path, GPU_RUN, step)
-    assert (run_row.data_wait, run_row.mfu, run_row.verdict) == (0.2, None, None)
+    assert (run_row.data_wait, run_row.mfu, run_row.bottleneck) == (0.2, None, None)
 
 
 def test_run_row_json_has_bottleneck(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_run_row_of_long_journal_reads_bottleneck_from_summary(tmp_path: Path) -
     ]
     folder = make_run_folder(tmp_path, "a", GPU_RUN, *steps, DATA_WAIT_EPOCH)
     folder.summary.write_text(json.dumps({"verdict": {"kind": "slowed down", "message": "GPU-0 since 14:05"}}))
-    assert make_run_row(RunWatcher(folder)).verdict == "GPU-0 since 14:05"
+    assert make_run_row(RunWatcher(folder)).bottleneck == "GPU-0 since 14:05"
     folder.summary.write_text(json.dumps({"verdict": ["not a bottleneck"]}))
-    assert make_run_row(RunWatcher(folder)).verdict is None
+    assert make_run_row(RunWatcher(folder)).bottleneck is None
 
 
 def test_recorder_writes_bottleneck_to_summary_and_log(tmp_path: Path) -> None:
