@@ -179,7 +179,7 @@ class RunScreen(GputrainScreen):
         except UsageError as error:
             self.gputrain_app.show_toast(str(error), warning=True)
             return
-        self.gputrain_app.show_toast(f"Sent the {request} request to {self.folder.name}; the log shows when it takes effect")
+        self.gputrain_app.show_toast(f"Sent the {request} request to {self.folder.name}; the log shows its effect")
 
     def action_stop(self) -> None:
         question = STOP_QUESTIONS.get(self.state) if self.state is not None else None
