@@ -73,8 +73,8 @@ def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
         replace(event, name="cifar-4", epochs=20) if isinstance(event, RunStarted) else event for event in failed_events
     ]
     ReplayedRun(RunFolder(root / "cifar-4"), LIVE_RUN, [*failed_events, failed]).close()
-    past = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
-    ReplayedRun(RunFolder(root / LIVE_RUN), LIVE_RUN, past).close()
+    past_events = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
+    ReplayedRun(RunFolder(root / LIVE_RUN), LIVE_RUN, past_events).close()
     return folder
 
 

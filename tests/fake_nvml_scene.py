@@ -139,9 +139,9 @@ class Host:
             return ctypes.addressof(self.memory) + self.uuids.index(device.uuid)
 
     def uuid(self, handle: int | None) -> str:
-        slot = (handle or 0) - ctypes.addressof(self.memory)
-        need(0 <= slot < len(self.uuids), INVALID_ARGUMENT)
-        return self.uuids[slot]
+        offset = (handle or 0) - ctypes.addressof(self.memory)
+        need(0 <= offset < len(self.uuids), INVALID_ARGUMENT)
+        return self.uuids[offset]
 
 
 HOST = Host()

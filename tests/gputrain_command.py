@@ -26,10 +26,10 @@ LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORC
 NO_BYTECODE_VARIABLE = "PYTHONDONTWRITEBYTECODE"
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], description: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"timed out after {seconds} s waiting for {what}"
+        assert time.monotonic() < deadline, f"timed out after {seconds} s waiting for {description}"
         time.sleep(0.05)
 
 
@@ -117,22 +117,22 @@ class Gputrain:
         """Wait until the run `name` has `count` events of type `kind`."""
         journal = self.runs / name / "events.jsonl"
 
-        def reached() -> bool:
+        def has_enough() -> bool:
             return journal.exists() and sum(event["type"] == kind for event in read_complete_events(journal)) >= count
 
-        wait_for(reached, f"{count} {kind} events of {name}", 90)
+        wait_for(has_enough, f"{count} {kind} events of {name}", 90)
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that have this test's environment."""
-        found = []
+        matching = []
         for process in psutil.process_iter():
             try:
                 is_ours = process.environ().get("GPUTRAIN_TEST") == self.environment["GPUTRAIN_TEST"]
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    matching.append(process)
             except psutil.Error:
                 continue
-        return found
+        return matching
 
 
 def find_forkserver(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:

@@ -28,8 +28,8 @@ def train(model: nn.Module, optimizer: optim.Optimizer, steps: int = 3, seed: in
         optimizer.step()
 
 
-def same(one: nn.Module, other: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+def same(first: nn.Module, second: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def names_in(optimizer: optim.Optimizer) -> list[list[str]]:

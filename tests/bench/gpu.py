@@ -123,7 +123,7 @@ def main() -> None:
         (memory_pipeline_rate(images, labels, device), airbench_rate(images, labels, device)) for _ in range(pairs)
     ]
     mine, theirs = (statistics.median(column) for column in zip(*rates, strict=True))
-    ratio = statistics.median(one / other for one, other in rates)
+    ratio = statistics.median(rate / reference_rate for rate, reference_rate in rates)
     print(f"loaders: memory pipeline {mine:.0f} images/s, airbench's design {theirs:.0f} images/s, ratio {ratio:.2f}")
 
 

@@ -78,12 +78,14 @@ def main() -> None:
             if not sys.argv[2:] or any(selected in name for selected in sys.argv[2:])
         }
         results: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in chosen}
-        for turn in range(pairs + 1):
+        for repeat in range(pairs + 1):
             for name, command in chosen.items():
                 seconds, rates = run(command)
-                print(f"{turn}  {name:22s} {seconds:6.2f} s  {' '.join(f'{rate:6.0f}' for rate in rates)}", flush=True)
+                print(
+                    f"{repeat}  {name:22s} {seconds:6.2f} s  {' '.join(f'{rate:6.0f}' for rate in rates)}", flush=True
+                )
                 # The first turn warms up the page cache and writes bytecode.
-                if turn:
+                if repeat:
                     results[name].append((seconds, rates))
     print(f"\n{'':22s} {'total':>9s} {'first':>9s} {'later':>9s}   gputrain relative to it")
     for name, runs in results.items():

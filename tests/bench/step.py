@@ -63,11 +63,11 @@ def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor
 
 def timed(step: Callable[[], object], device: torch.device) -> tuple[float, float]:
     """Run a step; return its wall time and CPU time in milliseconds."""
-    began, used = time.perf_counter(), time.process_time()
+    wall_start, cpu_start = time.perf_counter(), time.process_time()
     step()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 1e3, (time.process_time() - used) * 1e3
+    return (time.perf_counter() - wall_start) * 1e3, (time.process_time() - cpu_start) * 1e3
 
 
 def format_row(label: str, bare: list[float], ours: list[float]) -> str:
@@ -126,13 +126,13 @@ def measure_agreement(rank: int, path: str, answers: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     assert dist.group.WORLD is not None
-    agree = Agreement(dist.group.WORLD)
-    used = time.process_time()
+    agreement = Agreement(dist.group.WORLD)
+    cpu_start = time.process_time()
     for _ in range(AGREEMENT_CALLS):
-        agree(RequestCounters)
+        agreement(RequestCounters)
         # With a pending pause request, every call communicates.
-        agree.wait_pending().pause_toggles = 1
-    answers.put((time.process_time() - used) / AGREEMENT_CALLS * 1e6)
+        agreement.wait_pending().pause_toggles = 1
+    answers.put((time.process_time() - cpu_start) / AGREEMENT_CALLS * 1e6)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -154,7 +154,7 @@ def main() -> None:
     recipe = {"model.name": options.model, "data.batch_size": options.batch, "data.image_size": options.size}
     recipe |= {"data.dataset": "fake", "data.channels": 1, "data.fake_train": 1000000}
     recipe |= {"data.fake_val": options.batch * EVALUATED, "optim.lr": LR, "schedule.name": "constant"}
-    recipe |= {"schedule.warmup_epochs": 0} | dict(one.split("=", 1) for one in overrides)
+    recipe |= {"schedule.warmup_epochs": 0} | dict(override.split("=", 1) for override in overrides)
     with single_rank_trainer(
         *(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()
     ) as trainer:
@@ -162,28 +162,28 @@ def main() -> None:
         bare = deepcopy(state.model).train()
         optimizer = torch.optim.SGD(bare.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, fused=True)
         shape = (options.batch, state.image_format.channels, options.size, options.size)
-        made = [
+        premade = [
             (torch.randn(shape, device=state.device), torch.randint(state.num_classes, shape[:1], device=state.device))
             for _ in range(BATCHES)
         ]
-        state.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in made])
-        given = cycle([(images.contiguous(memory_format=state.memory_format), labels) for images, labels in made])
+        state.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in premade])
+        batches = cycle([(images.contiguous(memory_format=state.memory_format), labels) for images, labels in premade])
 
-        def ours() -> None:
+        def trainer_step() -> None:
             trainer.handle_requests()
             train_step(state)
 
         for _ in range(20):
-            bare_step(bare, optimizer, *next(given))
-            ours()
+            bare_step(bare, optimizer, *next(batches))
+            trainer_step()
         rows = []
         for number in range(options.steps):
-            pair = [lambda: bare_step(bare, optimizer, *next(given)), ours]
+            pair = [lambda: bare_step(bare, optimizer, *next(batches)), trainer_step]
             # In turn the first.
-            found = [timed(step, state.device) for step in (pair if number % 2 else pair[::-1])]
-            rows.append(found if number % 2 else found[::-1])
-        for place, what in enumerate(("wall", "CPU time")):
-            print(format_row(what, [row[0][place] for row in rows], [row[1][place] for row in rows]), flush=True)
+            timings = [timed(step, state.device) for step in (pair if number % 2 else pair[::-1])]
+            rows.append(timings if number % 2 else timings[::-1])
+        for column, clock in enumerate(("wall", "CPU time")):
+            print(format_row(clock, [row[0][column] for row in rows], [row[1][column] for row in rows]), flush=True)
 
         step = statistics.median(row[1][1] for row in rows) * 1e3
         spent = telemetry(trainer, options.steps)
@@ -195,12 +195,12 @@ def main() -> None:
 
         def bare_evaluation() -> None:
             bare.eval()
-            hits = torch.zeros((), device=state.device)
+            correct = torch.zeros((), device=state.device)
             with torch.no_grad():
                 for _ in range(EVALUATED):
-                    images, labels = next(given)
-                    hits += (bare(images).argmax(1) == labels).sum()
-            hits.item()
+                    images, labels = next(batches)
+                    correct += (bare(images).argmax(1) == labels).sum()
+            correct.item()
 
         rows = [
             (timed(bare_evaluation, state.device), timed(lambda: evaluate(state, lambda: False), state.device))

@@ -104,8 +104,8 @@ def test_digits_run_best_checkpoint_is_best_epoch(digits_run: FinishedRun) -> No
 
 
 def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain: Gputrain) -> None:
-    listed = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
-    row = next(row for row in listed if row["name"] == "digits")
+    runs = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
+    row = next(row for row in runs if row["name"] == "digits")
     assert (row["state"], row["epoch"], row["epochs"]) == ("finished", 15, 15)
     assert ["digits", "finished", "15/15"] in [line.split()[:3] for line in shared_gputrain("runs").stdout.splitlines()]
 
@@ -151,8 +151,8 @@ def test_run_prints_progress_bar_on_terminal(
     short_run_on_terminal: subprocess.Popen[str], shared_gputrain: Gputrain
 ) -> None:
     assert short_run_on_terminal.wait(100) == 0
-    shown = (shared_gputrain.folder / "typescript").read_text()
-    assert "epoch 2/2" in shown
-    assert "images/s  loss" in shown
-    assert "epoch   2  train loss" in shown
-    assert "finished" in shown
+    output = (shared_gputrain.folder / "typescript").read_text()
+    assert "epoch 2/2" in output
+    assert "images/s  loss" in output
+    assert "epoch   2  train loss" in output
+    assert "finished" in output

@@ -72,9 +72,9 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
 
 
 def test_lagging_ranks_returns_ranks_with_least_progress() -> None:
-    beats = {0: Heartbeat(7, 2, Phase.BACKWARD), 2: Heartbeat(7, 1, Phase.FORWARD)}
-    assert lagging_ranks(beats) == [2]
-    assert lagging_ranks({0: beats[0], 1: beats[0]}) == [0, 1]
+    heartbeats = {0: Heartbeat(7, 2, Phase.BACKWARD), 2: Heartbeat(7, 1, Phase.FORWARD)}
+    assert lagging_ranks(heartbeats) == [2]
+    assert lagging_ranks({0: heartbeats[0], 1: heartbeats[0]}) == [0, 1]
 
 
 @pytest.mark.soak

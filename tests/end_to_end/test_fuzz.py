@@ -92,8 +92,8 @@ def check_config(file: str | None, *overrides: str) -> None:
 @contextmanager
 def config_files(**texts: bytes) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
-        for stem, text in texts.items():
-            (Path(name) / f"{stem}.yaml").write_bytes(text)
+        for file_name, text in texts.items():
+            (Path(name) / f"{file_name}.yaml").write_bytes(text)
         yield Path(name)
 
 

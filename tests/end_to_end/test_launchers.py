@@ -187,9 +187,9 @@ def test_exit_code_of_rank_0_is_what_rank_0_shares() -> None:
 
 
 def test_exit_code_of_rank_0_is_usage_error_once_its_store_is_gone() -> None:
-    mine = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store = TCPStore("127.0.0.1", mine.port, is_master=False)
-    del mine
+    own_store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", own_store.port, is_master=False)
+    del own_store
     assert exit_code_of_rank_0(store) == ExitCode.USAGE_ERROR
     share_exit_code(store, ExitCode.STOPPED, world_size=1)
 
@@ -204,12 +204,12 @@ def test_wait_for_key_ends_with_rank_0() -> None:
 
 
 def test_collect_rank_problems_reports_each_sentence_once_and_names_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, mine = HashStore(), Problem("data.path", "/data does not exist", "give another")
+    store, own_problem = HashStore(), Problem("data.path", "/data does not exist", "give another")
     monkeypatch.setattr("engine.launch.node.socket.gethostname", lambda: "n1")
-    share_problems([mine, Problem("device.gpus", "GPU 3 is lost")], RankInfo(1, 3, 0, 1), store, stopped=False)
+    share_problems([own_problem, Problem("device.gpus", "GPU 3 is lost")], RankInfo(1, 3, 0, 1), store, stopped=False)
     share_problems([], RankInfo(2, 3, 0, 1), store, stopped=False)
-    problems = collect_rank_problems([mine], RankInfo(0, 3, 0, 1), store, StopFlag())
-    assert [str(problem) for problem in problems] == [str(mine), "device.gpus: GPU 3 is lost (on n1)"]
+    problems = collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, StopFlag())
+    assert [str(problem) for problem in problems] == [str(own_problem), "device.gpus: GPU 3 is lost (on n1)"]
     share_problems([], RankInfo(2, 3, 0, 1), store, stopped=True)
     with pytest.raises(KeyboardInterrupt):
-        collect_rank_problems([mine], RankInfo(0, 3, 0, 1), store, StopFlag())
+        collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, StopFlag())

@@ -102,15 +102,15 @@ def drain(folder: RunFolder) -> tuple[RunPoller, int]:
 
 
 def test_run_watcher_cost_is_independent_of_journal_length(tmp_path: Path) -> None:
-    read = []
+    batches = []
     for hours in (1, 2):
         watch = RunWatcher(long_run(tmp_path / str(hours), hours * HOUR))
         history = watch.poll()
         assert watch.partial
         assert history.steps_done == (hours * HOUR - 1) * STEPS
         assert history.started is not None
-        read.append(watch.bytes_read)
-    assert read[0] == read[1] < MAX_FULL_READ_BYTES
+        batches.append(watch.bytes_read)
+    assert batches[0] == batches[1] < MAX_FULL_READ_BYTES
 
 
 def test_runs_stop_and_logs_commands_never_read_whole_journal(

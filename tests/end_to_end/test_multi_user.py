@@ -106,12 +106,12 @@ def test_reservation_queue_works_between_users(
     def enqueue_as_second() -> None:
         with allocation_lock():
             theirs.enqueue("free:1", ["GPU-1"], "theirs")
-            assert [held.run for held in read_reservations(remove_stale=True)] == ["mine", "theirs"]
+            assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine", "theirs"]
 
     assert as_another_user(enqueue_as_second) == 0
     with allocation_lock():
         # The other process has ended; its entry is stale, but only its user may delete it.
-        assert [held.run for held in read_reservations(remove_stale=True)] == ["mine"]
+        assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine"]
     mine.release()
     assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
 
@@ -128,8 +128,8 @@ def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     if os.geteuid() == 0:
         os.chown(path, SOMEONE, -1)
     else:
-        stranger = os.geteuid() + 1
-        monkeypatch.setattr(os, "geteuid", lambda: stranger)
+        other_user = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other_user)
     return path.stat().st_uid
 
 
@@ -245,9 +245,9 @@ def test_run_name_cannot_leave_runs_folder(name: str) -> None:
 
 
 def test_runs_listing_ignores_symlinks(tmp_path: Path) -> None:
-    root, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
-    real = make_run_folder(elsewhere, "real", make_run_started())
-    before = sorted(elsewhere.rglob("*"))
+    root, other_root = tmp_path / "runs", tmp_path / "elsewhere"
+    real = make_run_folder(other_root, "real", make_run_started())
+    before = sorted(other_root.rglob("*"))
     root.mkdir()
     (root / "link").symlink_to(real.path)
     (root / "dangling").symlink_to(tmp_path / "nothing")
@@ -258,7 +258,7 @@ def test_runs_listing_ignores_symlinks(tmp_path: Path) -> None:
                 claim_run(root, name, "x", resume=resume)
         with pytest.raises(UsageError, match="there are no runs"):
             find_run(root, name)
-    assert sorted(elsewhere.rglob("*")) == before
+    assert sorted(other_root.rglob("*")) == before
     assert not (tmp_path / "nothing").exists()
     # A path to a link selects its target, in the target's own runs folder.
     assert find_run(root, str(root / "link")).path == real.path

@@ -82,9 +82,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "broken.py").write_text("import no_such_library\n")
     (folder / "mine.py").write_text("")
     torch.save({"nothing.weight": torch.zeros(7, 3)}, folder / "other.pt")
-    there = claim_run(folder / "runs", "there", "x", resume=False)
-    there.folder.config.write_text("model: {name: cnn}\n")
-    there.ownership.release()
+    earlier = claim_run(folder / "runs", "there", "x", resume=False)
+    earlier.folder.config.write_text("model: {name: cnn}\n")
+    earlier.ownership.release()
     live = claim_run(folder / "runs", "live", "x", resume=False)
     yield folder
     live.ownership.release()
@@ -200,10 +200,10 @@ def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: P
 
 
 def test_torchrun_leaves_no_file_of_rendezvous(gputrain: Gputrain, folder: Path) -> None:
-    meeting = gputrain.folder / "meet"
-    arguments = [f"device.init_method=file://{meeting}", "model.name=cnnn"]
+    rendezvous_file = gputrain.folder / "meet"
+    arguments = [f"device.init_method=file://{rendezvous_file}", "model.name=cnnn"]
     process = gputrain.start(*under_torchrun(*arguments), stderr=subprocess.PIPE)
     _, messages = process.communicate(timeout=60)
     assert messages.count("error: model.name: no model is named 'cnnn'") == 1
-    assert not meeting.exists()
+    assert not rendezvous_file.exists()
     assert not gputrain.runs.exists()

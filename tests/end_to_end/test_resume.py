@@ -41,9 +41,9 @@ KILLS = int(os.environ.get("GPUTRAIN_KILLS", "20"))
 STARTS = int(os.environ.get("GPUTRAIN_STARTS", "200"))
 
 
-def assert_same_result(gputrain: Gputrain, one: str, other: str) -> None:
-    assert effective_events(gputrain.runs / one) == effective_events(gputrain.runs / other)
-    before, after = last_checkpoint_weights(gputrain.runs / one), last_checkpoint_weights(gputrain.runs / other)
+def assert_same_result(gputrain: Gputrain, run: str, other_run: str) -> None:
+    assert effective_events(gputrain.runs / run) == effective_events(gputrain.runs / other_run)
+    before, after = last_checkpoint_weights(gputrain.runs / run), last_checkpoint_weights(gputrain.runs / other_run)
     assert all(torch.equal(weights, after[name]) for name, weights in before.items())
 
 
@@ -62,7 +62,9 @@ def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -
     assert (stopped_at["epoch"], 0 < stopped_at["batch"] < 6) == (2, True)
     resumed = gputrain("resume", "parts")
     assert resumed.returncode == 0, resumed.stderr
-    assert [one["from_step"] for one in read_events(gputrain.runs / "parts") if one["type"] == "run_resumed"][:2] == [
+    assert [event["from_step"] for event in read_events(gputrain.runs / "parts") if event["type"] == "run_resumed"][
+        :2
+    ] == [
         2,
         4,
     ]

@@ -13,24 +13,24 @@ RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.
 def test_control_requests_pause_checkpoint_and_continue_without_changing_results(gputrain: Gputrain) -> None:
     plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "20")
     gputrain.start(*RUN, "--name", "asked", "--epochs", "20")
-    asked = RunFolder(gputrain.runs / "asked")
+    folder = RunFolder(gputrain.runs / "asked")
     gputrain.wait_for_event("asked", "epoch", 1)
-    send_request(asked.control, "pause")
+    send_request(folder.control, "pause")
     gputrain.wait_for_event("asked", "paused")
-    assert asked.state(asked.history()) is RunState.PAUSED
+    assert folder.state(folder.history()) is RunState.PAUSED
 
-    send_request(asked.control, "checkpoint")
-    wait_for(lambda: read_events(asked.path)[-1]["type"] == "checkpoint", "a checkpoint of the paused run")
+    send_request(folder.control, "checkpoint")
+    wait_for(lambda: read_events(folder.path)[-1]["type"] == "checkpoint", "a checkpoint of the paused run")
     paused, saved = (
-        next(event for event in read_events(asked.path)[::-1] if event["type"] == kind)
+        next(event for event in read_events(folder.path)[::-1] if event["type"] == kind)
         for kind in ("paused", "checkpoint")
     )
     assert saved["step"] == paused["step"] < 20 * 11
 
-    send_request(asked.control, "continue")
+    send_request(folder.control, "continue")
     gputrain.wait_for_event("asked", "run_finished")
     assert plain.wait(60) == 0
-    events = read_events(asked.path)
+    events = read_events(folder.path)
     assert next(event for event in events if event["type"] == "continued")["step"] == paused["step"]
     assert [event["outcome"] for event in events if event["type"] == "control"] == ["at the next step"] * 2 + [
         "immediately"
@@ -39,8 +39,8 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
 
 
 def test_request_counters_answer_repeated_and_unknown_requests() -> None:
-    asked = RequestCounters()
-    assert [asked.apply(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
+    counters = RequestCounters()
+    assert [counters.apply(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
         "not paused",
         "at the next step",
         "already paused",

@@ -38,15 +38,15 @@ def steps_of(folder: RunFolder) -> list[int]:
 
 
 def test_tui_exit_restores_terminal(gputrain: Gputrain) -> None:
-    ways: dict[str, Any] = {"q": "q", "Ctrl-C": "\x03", "TERM": signal.SIGTERM, "HUP": signal.SIGHUP}
-    terminals = {name: Terminal(gputrain, SCREEN) for name in ways}
-    for name, way in ways.items():
+    exits: dict[str, Any] = {"q": "q", "Ctrl-C": "\x03", "TERM": signal.SIGTERM, "HUP": signal.SIGHUP}
+    terminals = {name: Terminal(gputrain, SCREEN) for name in exits}
+    for name, key_or_signal in exits.items():
         terminal = terminals[name]
         terminal.wait_for("No runs yet")
-        if isinstance(way, str):
-            terminal.press(way)
+        if isinstance(key_or_signal, str):
+            terminal.press(key_or_signal)
         else:
-            terminal.process.send_signal(way)
+            terminal.process.send_signal(key_or_signal)
         terminal.wait_for_end()
         assert terminal.restored(), name
         terminal.hang_up()
@@ -70,19 +70,19 @@ def test_tui_exception_restores_terminal_and_is_reported(gputrain: Gputrain) -> 
 
 def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run: RunFolder) -> None:
     attach = ["attach", "long"]
-    gone, frozen, killed = (Terminal(gputrain, GPUTRAIN, *attach) for _ in range(3))
-    for terminal in (gone, frozen, killed):
+    hung_up, frozen, killed = (Terminal(gputrain, GPUTRAIN, *attach) for _ in range(3))
+    for terminal in (hung_up, frozen, killed):
         terminal.wait_for("training")
     os.kill(frozen.process.pid, signal.SIGSTOP)
     killed.process.kill()
-    screens = [psutil.Process(gone.process.pid), *psutil.Process(gone.process.pid).children(recursive=True)]
-    gone.hang_up()
+    screens = [psutil.Process(hung_up.process.pid), *psutil.Process(hung_up.process.pid).children(recursive=True)]
+    hung_up.hang_up()
     wait_for(
         lambda: not any(process.is_running() and process.status() != "zombie" for process in screens),
         "the end of the screen",
         TIMEOUT_SECONDS,
     )
-    gone.process.wait()
+    hung_up.process.wait()
 
     before = len(steps_of(long_run))
     wait_for(lambda: len(steps_of(long_run)) > before + 20, "more steps", TIMEOUT_SECONDS)

@@ -104,8 +104,8 @@ def test_resume_accepts_fewer_ranks_and_changed_settings(gputrain: Gputrain) -> 
     assert "the checkpoint has 2 ranks and a global batch size of 32, this run has 1 and 16" in resumed.stderr
     epochs = [event for event in read_events(gputrain.runs / "fewer") if event["type"] == "epoch"]
     assert [(epoch["epoch"], epoch["lr"]) for epoch in epochs] == [(1, 0.02), (2, 0.01)]
-    kept = resolve_config(str(gputrain.runs / "fewer" / "config.yaml")).config
-    assert (kept.run.epochs, kept.device.ranks, kept.optim.momentum) == (2, 1, 0.5)
+    resumed_config = resolve_config(str(gputrain.runs / "fewer" / "config.yaml")).config
+    assert (resumed_config.run.epochs, resumed_config.device.ranks, resumed_config.optim.momentum) == (2, 1, 0.5)
     state = torch.load(gputrain.runs / "fewer" / "checkpoints" / "last.pt", weights_only=True)
     assert state["optimizer"]["param_groups"][0]["momentum"] == 0.5
 
@@ -119,8 +119,8 @@ def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain)
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (20, 16), color).save(path)
     # A file name that is not valid UTF-8 and contains an escape sequence that clears the screen.
-    strange = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
-    Path(os.fsdecode(strange)).write_text("no picture")
+    undecodable_name = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
+    Path(os.fsdecode(undecodable_name)).write_text("no picture")
     folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]
     done = gputrain("run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2")
     assert done.returncode == 0, done.stderr

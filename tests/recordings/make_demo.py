@@ -140,9 +140,11 @@ def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
     for _ in range(wrong):
         weights = [hard * (counts[true][true] > 0) for true, hard in enumerate(CLASS_DIFFICULTY)]
         true = rng.choices(range(num_classes), weights)[0]
-        alike = CONFUSED_WITH[true]
-        predicted = rng.choice([*alike, *alike, alike[0], rng.choice(range(num_classes))])
-        predicted = predicted if predicted != true else alike[0]
+        confused_classes = CONFUSED_WITH[true]
+        predicted = rng.choice(
+            [*confused_classes, *confused_classes, confused_classes[0], rng.choice(range(num_classes))]
+        )
+        predicted = predicted if predicted != true else confused_classes[0]
         counts[true][true] -= 1
         counts[true][predicted] += 1
     return {
@@ -172,7 +174,7 @@ def snapshot(second: int) -> Snapshot:
             processes.append(process(now, FIRST_PID + index, user, command, memory, **more))
         gpus.append(gpu(index, now, readings, *processes, runs=(run,) if run else ()))
     gpus.append(gpu(7, -4.0, values(7, -4.0, 0)).as_stale(4.0 + second))
-    named: list[Gpu] = [replace(one, uuid=gpu_uuid(one.index)) for one in gpus]
+    named: list[Gpu] = [replace(gpu, uuid=gpu_uuid(gpu.index)) for gpu in gpus]
     source = SnapshotSource("recording", made_up=True)
     return Snapshot(now, HOST, known("580.95", now), known("13.0", now), tuple(named), None, source)
 
@@ -189,6 +191,6 @@ if __name__ == "__main__":
         (folder / "config.yaml").write_text(to_yaml(as_dict(run.config)))
         recorded = list(events(run))
         write_lines(folder / "events.jsonl.gz", map(to_line, recorded))
-        found = [evaluation(event, len(run.classes)) for event in recorded if isinstance(event, EpochEvent)]
-        write_lines(folder / "evaluations.json.gz", [json.dumps({"classes": run.classes, "epochs": found})])
+        evaluations = [evaluation(event, len(run.classes)) for event in recorded if isinstance(event, EpochEvent)]
+        write_lines(folder / "evaluations.json.gz", [json.dumps({"classes": run.classes, "epochs": evaluations})])
     write_lines(DATA / "gpus.jsonl.gz", (snapshot(second).to_line() for second in range(RECORDED_SECONDS)))

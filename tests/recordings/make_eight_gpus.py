@@ -17,7 +17,7 @@ GIB = 2**30
 NAME = "NVIDIA H100 80GB HBM3"
 
 
-def known(value: Any, now: float) -> Reading[Any]:
+def known_reading(value: Any, now: float) -> Reading[Any]:
     return Reading(value, now)
 
 
@@ -53,7 +53,7 @@ def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Rea
     plain |= changes
     nothing = {"fan": "not supported", "pcie_sent": "not requested", "pcie_received": "not requested"}
     return {
-        name: known(plain[name], now)
+        name: known_reading(plain[name], now)
         if plain.get(name) is not None
         else Reading(None, now, nothing.get(name, "not supported"))
         for name in UNITS
@@ -65,11 +65,11 @@ def process(now: float, pid: int, user: str, command: str, used: float, **more: 
         pid,
         more.get("kind", "compute"),
         more.get("instance"),
-        known(user, now),
-        known(command, now),
-        known(int(used * GIB), now),
-        known(more.get("cpu", 104.0), now),
-        known(int(5.2 * GIB), now),
+        known_reading(user, now),
+        known_reading(command, now),
+        known_reading(int(used * GIB), now),
+        known_reading(more.get("cpu", 104.0), now),
+        known_reading(int(5.2 * GIB), now),
         more.get("run"),
         more.get("rank"),
     )
@@ -77,7 +77,7 @@ def process(now: float, pid: int, user: str, command: str, used: float, **more: 
 
 def gpu(index: int, now: float, readings: dict[str, Reading[Any]], *processes: GpuProcess, **more: Any) -> Gpu:
     uuid = f"GPU-{index:08x}-5f1e-4c2d-9a7b-0123456789ab"
-    return Gpu(index, uuid, "ok", 0.01, now, readings, known(processes, now), **more)
+    return Gpu(index, uuid, "ok", 0.01, now, readings, known_reading(processes, now), **more)
 
 
 def wave(now: float, index: int, low: float, high: float) -> float:
@@ -105,21 +105,23 @@ def snapshot(second: int) -> Snapshot:
     gpus.append(Gpu(6, gpus[5].uuid.replace("5", "6", 1), "lost", 0.01, now, lost, Reading(None, now, "lost")))  # type: ignore[union-attr]
     parts = tuple(
         MigInstance(
-            f"MIG-{place:08x}-77aa-4c2d-9a7b-0123456789ab",
-            place,
+            f"MIG-{instance:08x}-77aa-4c2d-9a7b-0123456789ab",
+            instance,
             0,
-            known(f"{NAME} MIG 3g.40gb", now),
-            known(int(used * GIB), now),
-            known(int(39.5 * GIB), now),
+            known_reading(f"{NAME} MIG 3g.40gb", now),
+            known_reading(int(used * GIB), now),
+            known_reading(int(39.5 * GIB), now),
         )
-        for place, used in ((1, 11.0), (2, 0.1))
+        for instance, used in ((1, 11.0), (2, 0.1))
     )
     divided = values(7, now, 0, mig="on", memory_busy=None, memory_used=int(11.1 * GIB))
     divided |= dict.fromkeys(("busy", "sm_active", "tensor_active", "dram_active"), Reading(None, now, "not supported"))
     notebook = process(now, 5120, "carol", "jupyter-lab", 11, instance=1, cpu=3.0)
     gpus.append(gpu(7, now, divided, notebook, instances=parts))
     source = SnapshotSource("recording", made_up=True)
-    return Snapshot(now, "made-up-host", known("580.95.05", now), known("13.0", now), tuple(gpus), None, source)
+    return Snapshot(
+        now, "made-up-host", known_reading("580.95.05", now), known_reading("13.0", now), tuple(gpus), None, source
+    )
 
 
 if __name__ == "__main__":

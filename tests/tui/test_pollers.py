@@ -50,45 +50,45 @@ STRANGE = {
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
 def test_runs_feed_with_malformed_file_still_shows_all_runs(tmp_path: Path, name: str, text: str) -> None:
     make_run_folder(tmp_path, "good", make_run_started(), make_epoch(1, 0.5), RunFinished(state="finished"))
-    odd = make_run_folder(tmp_path, "odd", make_run_started(), make_step(5))
-    with (odd.path / name).open("a") as file:
+    malformed = make_run_folder(tmp_path, "odd", make_run_started(), make_step(5))
+    with (malformed.path / name).open("a") as file:
         file.write(text + "\n")
-    feed = RunListPoller(tmp_path)
-    feed.poll()
-    assert feed.rows is not None and feed.unexpected_error is None
-    for row in feed.rows:
+    list_poller = RunListPoller(tmp_path)
+    list_poller.poll()
+    assert list_poller.rows is not None and list_poller.unexpected_error is None
+    for row in list_poller.rows:
         run_line(row, 10)
         table_line(row, 10, 200)
         progress_line(row, 100)
-    assert sorted((row.name, row.state) for row in feed.rows)[0] == ("good", "finished")
-    one = RunPoller(odd)
-    one.poll()
-    assert one.latest is not None
-    device_lines(one.latest, 80)
+    assert sorted((row.name, row.state) for row in list_poller.rows)[0] == ("good", "finished")
+    run_poller = RunPoller(malformed)
+    run_poller.poll()
+    assert run_poller.latest is not None
+    device_lines(run_poller.latest, 80)
     data = CurveData()
-    while not one.events.empty():
-        data.add_events(one.events.get())
+    while not run_poller.events.empty():
+        data.add_events(run_poller.events.get())
     assert ChartView().x_limits(data)[1] > 0
 
 
 def test_runs_feed_reports_thread_error_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = RunListPoller(tmp_path, 0.05)
-    monkeypatch.setattr(feed, "poll", lambda: 1 / 0)
-    feed.start()
-    wait_for(lambda: feed.unexpected_error is not None, "the fault", 5)
-    assert "ZeroDivisionError" in str(feed.unexpected_error)
+    poller = RunListPoller(tmp_path, 0.05)
+    monkeypatch.setattr(poller, "poll", lambda: 1 / 0)
+    poller.start()
+    wait_for(lambda: poller.unexpected_error is not None, "the fault", 5)
+    assert "ZeroDivisionError" in str(poller.unexpected_error)
     monkeypatch.undo()
-    wait_for(lambda: feed.unexpected_error is None and feed.rows == [], "the next look", 5)
-    feed.close()
+    wait_for(lambda: poller.unexpected_error is None and poller.rows == [], "the next look", 5)
+    poller.close()
 
 
 def test_run_feed_survives_unreadable_journal(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
     folder.journal.unlink()
     folder.journal.mkdir()
-    feed = RunPoller(folder)
-    feed.poll()
-    assert feed.caught_up
+    poller = RunPoller(folder)
+    poller.poll()
+    assert poller.caught_up
 
 
 def test_run_feed_parses_each_line_of_a_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,40 +100,40 @@ def test_run_feed_parses_each_line_of_a_journal_once(tmp_path: Path, monkeypatch
         return from_line(line)
 
     monkeypatch.setattr("engine.runs.journal.from_line", counted)
-    feed = RunPoller(folder)
-    feed.poll()
+    poller = RunPoller(folder)
+    poller.poll()
     append_to_journal(folder, to_line(make_epoch(2, 0.75)) + "\n")
-    feed.poll()
+    poller.poll()
     assert len(parsed) == 4
-    assert feed.latest is not None and (feed.latest.row.epoch, feed.latest.row.val_accuracy) == (2, 0.75)
-    assert sum(len(feed.events.get() or ()) for _ in range(feed.events.qsize())) == 4
+    assert poller.latest is not None and (poller.latest.row.epoch, poller.latest.row.val_accuracy) == (2, 0.75)
+    assert sum(len(poller.events.get() or ()) for _ in range(poller.events.qsize())) == 4
 
 
 def test_run_feed_shows_the_newest_state_of_a_long_journal_before_it_is_read(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "long", make_run_started(), make_epoch(1, 0.95))
     append_to_journal(folder, step_lines(30_000))
     append_to_journal(folder, to_line(RunFinished(state="finished")) + "\n")
-    feed = RunPoller(folder)
-    feed.start()
+    poller = RunPoller(folder)
+    poller.start()
     # Nobody takes events from the queue, so the reader waits near the beginning.
-    wait_for(lambda: feed.latest is not None, "the newest state", 5)
-    assert feed.latest is not None and not feed.caught_up
-    assert (feed.latest.row.state, feed.latest.row.step) == ("finished", 300_000)
-    while not feed.caught_up:
+    wait_for(lambda: poller.latest is not None, "the newest state", 5)
+    assert poller.latest is not None and not poller.caught_up
+    assert (poller.latest.row.state, poller.latest.row.step) == ("finished", 300_000)
+    while not poller.caught_up:
         with suppress(queue.Empty):
-            feed.events.get(timeout=0.1)
-    assert (feed.latest.row.step, feed.latest.row.best_val_accuracy) == (300_000, 0.95)
-    feed.close()
+            poller.events.get(timeout=0.1)
+    assert (poller.latest.row.step, poller.latest.row.best_val_accuracy) == (300_000, 0.95)
+    poller.close()
 
 
 def test_run_feed_starts_over_where_the_journal_became_shorter(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1, 0.5))
-    feed = RunPoller(folder)
-    feed.poll()
+    poller = RunPoller(folder)
+    poller.poll()
     folder.journal.write_text(to_line(make_run_started()) + "\n")
-    feed.poll()
-    assert feed.latest is not None and feed.latest.row.epoch == 0
-    batches = [feed.events.get() for _ in range(feed.events.qsize())]
+    poller.poll()
+    assert poller.latest is not None and poller.latest.row.epoch == 0
+    batches = [poller.events.get() for _ in range(poller.events.qsize())]
     assert [batch and len(batch) for batch in batches] == [2, None, 1]
 
 
@@ -152,17 +152,17 @@ def test_run_row_of_long_resumed_run_shows_correct_best_and_epochs(tmp_path: Pat
 
 def test_runs_feed_rereads_finished_run_only_when_changed(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="stopped"))
-    feed = RunListPoller(tmp_path)
-    feed.poll()
-    before = feed.rows
+    poller = RunListPoller(tmp_path)
+    poller.poll()
+    before = poller.rows
     folder.journal.rename(folder.journal.with_suffix(".away"))
     folder.journal.with_suffix(".away").rename(folder.journal)
-    feed.poll()
-    assert before is not None and feed.rows is not None
-    assert feed.rows[0].state == before[0].state == "stopped"
+    poller.poll()
+    assert before is not None and poller.rows is not None
+    assert poller.rows[0].state == before[0].state == "stopped"
     append_to_journal(folder, to_line(make_run_resumed(0, 5.0)) + "\n")
-    feed.poll()
-    assert feed.rows[0].state == "crashed"
+    poller.poll()
+    assert poller.rows[0].state == "crashed"
 
 
 def owned_by(root: Path, name: str, owner: dict[str, object], *events: Event, age: float = 0.0) -> None:
@@ -178,14 +178,14 @@ def test_started_run_is_matched_by_pid_and_host(tmp_path: Path) -> None:
 
     host = os.uname().nodename
     output = (tmp_path / "out").open("w+b")
-    began = LaunchedRun(Process(), output, tmp_path / "runs", None, time.time() - 5)  # type: ignore[arg-type]
+    launched = LaunchedRun(Process(), output, tmp_path / "runs", None, time.time() - 5)  # type: ignore[arg-type]
     owned_by(tmp_path / "runs", "old", {"pid": 4242, "host": host}, make_run_started(), age=100)
     owned_by(tmp_path / "runs", "elsewhere", {"pid": 4242, "host": "other"}, make_run_started())
     owned_by(tmp_path / "runs", "another", {"pid": 4243, "host": host}, make_run_started())
-    assert began.find_folder() is None
+    assert launched.find_folder() is None
     owned_by(tmp_path / "runs", "mine", {"pid": 4242, "host": host}, make_run_started())
-    found = began.find_folder()
-    assert found is not None and found.name == "mine"
+    started_folder = launched.find_folder()
+    assert started_folder is not None and started_folder.name == "mine"
     output.close()
 
 

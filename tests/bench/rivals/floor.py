@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 def batches(folder: str, rank: int) -> list[tuple[Tensor, Tensor]]:
     train_set, _ = work.datasets(folder)
-    mine = [train_set[index] for index in range(rank, work.TRAIN, work.RANKS)]
-    images, labels = torch.stack([image for image, _ in mine]), torch.tensor([label for _, label in mine])
-    return list(zip(images.split(work.BATCH), labels.split(work.BATCH), strict=True))[: len(mine) // work.BATCH]
+    rank_images = [train_set[index] for index in range(rank, work.TRAIN, work.RANKS)]
+    images, labels = torch.stack([image for image, _ in rank_images]), torch.tensor([label for _, label in rank_images])
+    return list(zip(images.split(work.BATCH), labels.split(work.BATCH), strict=True))[: len(rank_images) // work.BATCH]
 
 
 def train(rank: int, folder: str, port: int) -> None:

@@ -52,9 +52,9 @@ def make_events(*epochs: tuple[float, float], started: float = 105.0) -> list[Ru
         global_batch=64, steps_per_epoch=5, train_images=320, val_images=80, classes=10, parameters=7, workers=0,
         versions={},
     )  # fmt: skip
-    rest = {"train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.5, "lr": 0.1}
+    metrics = {"train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.5, "lr": 0.1}
     epoch_events = [
-        EpochEvent(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **rest)  # type: ignore[arg-type]
+        EpochEvent(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **metrics)  # type: ignore[arg-type]
         for number, (seconds, rate) in enumerate(epochs, 1)
     ]
     return [started_event, *epoch_events]
@@ -180,16 +180,16 @@ def test_bench_run_config_with_limit_differs_only_in_data_section() -> None:
 
 
 def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[tuple[int, int, bool]] = []
+    bench_runs: list[tuple[int, int, bool]] = []
 
     def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any, limit: bool = False) -> BenchRun:
-        turns.append((ranks, repeat, limit))
+        bench_runs.append((ranks, repeat, limit))
         return make_run(ranks, 200.0 if limit else 150.0, repeat=repeat)
 
     monkeypatch.setattr(runner, "_run_once", fake)
     arguments = ["digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--limit"]
     result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert turns == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
+    assert bench_runs == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
     values = json.loads(result.stdout)
     assert values["limit"] is True
     assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
@@ -323,12 +323,12 @@ def test_bench_chart_plots_each_rank_count_below_ideal_line() -> None:
     lines = [
         line.plain for line in chart_lines(scaling_results([make_run(1, 100), make_run(2, 150), make_run(4, 200)]), 80)
     ]
-    body = lines[2:-2]
-    points = [(row, column) for row, line in enumerate(body) for column, sign in enumerate(line) if sign == "●"]
+    rows = lines[2:-2]
+    points = [(row, column) for row, line in enumerate(rows) for column, sign in enumerate(line) if sign == "●"]
     assert len(points) == 3
     assert max(map(len, lines)) <= 80
     # The ideal line ends at the top; the last point is halfway up.
-    top = next(row for row, line in enumerate(body) if line.split("┤")[-1].split("│")[-1].strip())
+    top = next(row for row, line in enumerate(rows) if line.split("┤")[-1].split("│")[-1].strip())
     assert min(row for row, _ in points) > top + 3
     assert chart_lines(scaling_results([make_run(1, 100)]), 80) == []
 
@@ -341,10 +341,10 @@ def test_bench_messages_describe_plan_and_runs() -> None:
 
 
 def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[tuple[int, int]] = []
+    bench_runs: list[tuple[int, int]] = []
 
     def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any) -> BenchRun:
-        turns.append((ranks, repeat))
+        bench_runs.append((ranks, repeat))
         return (
             BenchRun(2, repeat, "no memory")
             if (ranks, repeat) == (2, 2)
@@ -353,7 +353,7 @@ def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.
 
     monkeypatch.setattr(runner, "_run_once", fake)
     result = CliRunner().invoke(app, ["digits", "--ranks-list", "2,1", "--repeats", "2", "--gpus", "cpu", "--json"])
-    assert turns == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    assert bench_runs == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert result.exit_code == 1, "one failed"
     values = json.loads(result.stdout)
     assert (values["format"], values["device"], values["scaling"], values["epochs"]) == (1, "cpu", "weak", 3)

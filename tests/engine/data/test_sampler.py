@@ -48,21 +48,21 @@ def test_random_bits_match_scalar_splitmix64() -> None:
 
 
 def test_random_integers_are_independent_of_other_indices() -> None:
-    drawn = random_integers(9, 1, RandomStream.CROP_ROW, 4, np.arange(100))
-    assert random_integers(9, 1, RandomStream.CROP_ROW, 4, np.array([77, 5])).tolist() == drawn[[77, 5]].tolist()
+    integers = random_integers(9, 1, RandomStream.CROP_ROW, 4, np.arange(100))
+    assert random_integers(9, 1, RandomStream.CROP_ROW, 4, np.array([77, 5])).tolist() == integers[[77, 5]].tolist()
 
 
 def test_random_integers_are_uniform_and_vary_by_stream_epoch_and_seed() -> None:
     images = np.arange(9000)
-    drawn = random_integers(9, 1, RandomStream.CROP_ROW, 4, images)
-    counts = np.bincount(drawn, minlength=9)
+    integers = random_integers(9, 1, RandomStream.CROP_ROW, 4, images)
+    counts = np.bincount(integers, minlength=9)
     assert counts.min() > 850
     for other_stream in (
         random_integers(9, 1, RandomStream.CROP_COLUMN, 4, images),
         random_integers(9, 1, RandomStream.CROP_ROW, 5, images),
         random_integers(9, 2, RandomStream.CROP_ROW, 4, images),
     ):
-        assert 800 < int((drawn == other_stream).sum()) < 1200
+        assert 800 < int((integers == other_stream).sum()) < 1200
 
 
 def test_epoch_permutation_changes_each_epoch() -> None:

@@ -45,8 +45,11 @@ def test_lost_peer_is_false_for_other_errors_of_a_rank(error: Exception) -> None
 
 
 def test_root_cause_prefers_own_failure_over_earlier_lost_peer() -> None:
-    lost, own = rank_failure(0, "cpu", RuntimeError(GLOO)), rank_failure(1, "cpu", ValueError("a socket timed out"))
-    assert root_cause([replace(lost, time=1.0), replace(own, time=2.0)]).rank == 1
+    lost_connection, own_failure = (
+        rank_failure(0, "cpu", RuntimeError(GLOO)),
+        rank_failure(1, "cpu", ValueError("a socket timed out")),
+    )
+    assert root_cause([replace(lost_connection, time=1.0), replace(own_failure, time=2.0)]).rank == 1
 
 
 def test_root_cause_is_earliest_of_equal_failures() -> None:

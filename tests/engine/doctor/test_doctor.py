@@ -102,11 +102,11 @@ def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: G
     variables = gputrain.environment | gpu_host.environment | {"PYTHONPATH": path, "COLUMNS": "80"}
     del variables["CUDA_VISIBLE_DEVICES"]
     process = gputrain.start("doctor", env=variables)
-    shown, messages = process.communicate(timeout=60)
+    output, messages = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert max(map(cell_len, shown.splitlines())) <= 80
-    assert "\x1b" not in shown
-    words = " ".join(shown.split())
+    assert max(map(cell_len, output.splitlines())) <= 80
+    assert "\x1b" not in output
+    words = " ".join(output.split())
     assert "warning GPU 0-2 clocks throttled: thermal → the GPU is too hot: check fans and airflow" in words
     user = psutil.Process(pid).username()
     assert f"warning GPU 3 in use by process {pid} (user {user})" in words
@@ -305,11 +305,11 @@ def test_preflight_checks_repeat_sentence_of_run(tmp_path: Path) -> None:
 
 
 def test_preflight_checks_keep_advice_apart_from_path_with_semicolon(tmp_path: Path) -> None:
-    gone = tmp_path / "a; b"
-    folder = run_checks(tmp_path, [], "data.dataset=folder", f"data.path={gone}")["data"]
-    assert folder.found.startswith(f"data.path: {gone} does not exist")
-    mnist = run_checks(tmp_path, [], "data.dataset=mnist", f"data.path={gone}")["data"]
-    assert mnist.found.startswith(f"data.path: mnist is not in {gone}: ")
+    missing = tmp_path / "a; b"
+    folder = run_checks(tmp_path, [], "data.dataset=folder", f"data.path={missing}")["data"]
+    assert folder.found.startswith(f"data.path: {missing} does not exist")
+    mnist = run_checks(tmp_path, [], "data.dataset=mnist", f"data.path={missing}")["data"]
+    assert mnist.found.startswith(f"data.path: mnist is not in {missing}: ")
     assert mnist.advice == "set data.path to the folder that contains MNIST/raw, or download it with data.download=true"
 
 

@@ -118,10 +118,10 @@ def test_gpu_lost_while_watched_recovers(gputrain: Gputrain, gpu_host: FakeGpuHo
     with start_watch(gputrain, gpu_host) as watch:
         assert watch.until(lambda gpus: gpus[1]["busy"]["value"] == 60)
         gpu_host.set_scene(healthy, "fault 1 * 15")
-        lost = watch.until(lambda gpus: gpus[1]["state"] == "lost")
-        assert all(lost[1][name]["reason"] == "lost" for name in DYNAMIC)
-        assert lost[1]["uuid"] == gpu_uuid(1)
-        assert_healthy(lost[0], 50)
+        gpus_with_lost = watch.until(lambda gpus: gpus[1]["state"] == "lost")
+        assert all(gpus_with_lost[1][name]["reason"] == "lost" for name in DYNAMIC)
+        assert gpus_with_lost[1]["uuid"] == gpu_uuid(1)
+        assert_healthy(gpus_with_lost[0], 50)
         gpu_host.set_scene(healthy)
         assert_healthy(watch.until(lambda gpus: gpus[1]["state"] == "ok")[1], 60)
 
@@ -230,8 +230,8 @@ def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host:
         gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60))
         assert_healthy(watch.until(lambda gpus: len(gpus) == 2 and gpus[1]["state"] == "ok")[1], 60)
         gpu_host.set_scene(gpu_line(1, busy=60))
-        [left] = watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["uuid"] == gpu_uuid(1))
-        assert left["index"] == 0
+        [remaining] = watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["uuid"] == gpu_uuid(1))
+        assert remaining["index"] == 0
 
 
 def test_gpu_utilization_above_100_percent_is_rejected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

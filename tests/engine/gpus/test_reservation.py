@@ -110,8 +110,8 @@ def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four
     # One GPU is free now, but the first run in the queue needs two.
     assert "2 free GPUs requested, 1 available" in big.read_message()["waits"]
     assert "run big (user " in small.read_message()["waits"]
-    late = Holder(gputrain, four_gpus, "free:1", "late")
-    assert "run big (user " in late.read_message()["refused"]
+    later = Holder(gputrain, four_gpus, "free:1", "late")
+    assert "run big (user " in later.read_message()["refused"]
     first.release()
     pair, single = big.wait_for_gpus(), small.wait_for_gpus()
     assert (len(pair), len(single)) == (2, 1)
@@ -162,8 +162,8 @@ def test_reservation_wait_respects_cuda_visible_devices(gputrain: Gputrain, four
     assert holder.wait_for_gpus() == [3]
     waiting = Holder(gputrain, four_gpus, "auto", wait=True, visible=gpu_uuid(3))
     assert "no GPU is free: GPU 3: reserved by run run (user " in waiting.read_message()["waits"]
-    elsewhere = Holder(gputrain, four_gpus, "free:3")
-    assert elsewhere.wait_for_gpus() == [0, 1, 2]
+    other_gpus = Holder(gputrain, four_gpus, "free:3")
+    assert other_gpus.wait_for_gpus() == [0, 1, 2]
 
 
 def test_reservation_rejects_world_writable_folder(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:

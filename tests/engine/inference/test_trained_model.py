@@ -30,10 +30,12 @@ def test_read_checkpoint_prefers_best_then_last(run: RunFolder) -> None:
     assert read_trained_checkpoint(run, str(file)).path == file
 
 
-@pytest.mark.parametrize(("which", "message"), [("bset", "best, last or a file"), ("/nowhere.pt", "is not a file")])
-def test_read_checkpoint_reports_missing_file(tmp_path: Path, which: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("checkpoint", "message"), [("bset", "best, last or a file"), ("/nowhere.pt", "is not a file")]
+)
+def test_read_checkpoint_reports_missing_file(tmp_path: Path, checkpoint: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        read_trained_checkpoint(saved_run(tmp_path / "a"), which)
+        read_trained_checkpoint(saved_run(tmp_path / "a"), checkpoint)
 
 
 def test_read_checkpoint_reports_run_without_checkpoint(tmp_path: Path) -> None:

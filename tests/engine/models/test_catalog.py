@@ -49,7 +49,7 @@ def run_in_place_of_the_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch, p
     monkeypatch.setattr(catalog, "_HELPER_MODULE", "catalog_stub")
 
 
-def found(*arguments: str, code: int = 0) -> str:
+def models_output(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["models", *arguments])
     assert result.exit_code == code, result.output
     return result.stdout if code == 0 else result.stderr
@@ -127,8 +127,8 @@ def test_check_model_name_accepts_model_of_its_source(name: str, source: Any) ->
         ("resnet50.a1_in2k", "timm", r"no model of timm .*did you mean resnet50.a1_in1k"),
     ],
 )
-def test_check_model_name_suggests_nearest_model(name: str, source: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_check_model_name_suggests_nearest_model(name: str, source: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         check_model_name(ModelConfig(name=name, source=source))
 
 
@@ -166,16 +166,17 @@ def test_parameter_counts_match_library_and_are_cached(monkeypatch: pytest.Monke
     import timm
 
     names = ("levit_128s", "mobilenetv4_conv_small", "test_vit")
-    wanted = [model for model in library_models("timm") if model.name in names]
+    named_models = [model for model in library_models("timm") if model.name in names]
     missing: list[tuple[str, int]] = []
     counted = {
-        model.name: model.parameters for model in with_parameter_counts(wanted, lambda *counts: missing.append(counts))
+        model.name: model.parameters
+        for model in with_parameter_counts(named_models, lambda *counts: missing.append(counts))
     }
     assert counted == {name: sum(p.numel() for p in timm.create_model(name).parameters()) for name in names}
     assert ("timm", 3) in missing
     assert cached_parameter_counts("timm").items() >= counted.items()
     monkeypatch.setattr(subprocess, "Popen", None)
-    assert {model.name: model.parameters for model in with_parameter_counts(wanted, lambda *_: None)} == counted
+    assert {model.name: model.parameters for model in with_parameter_counts(named_models, lambda *_: None)} == counted
 
 
 def test_parameter_counts_are_cached_when_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,23 +190,25 @@ def test_parameter_counts_are_cached_when_interrupted(tmp_path: Path, monkeypatc
 
 
 def test_models_command_lists_names_parameters_and_weights() -> None:
-    lines = found("resnet1?", "--source", "torchvision").splitlines()
+    lines = models_output("resnet1?", "--source", "torchvision").splitlines()
     assert [line.split() for line in lines] == [
         ["SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS"],
         ["torchvision", "resnet18", "11,689,512", "69.8", "IMAGENET1K_V1"],
     ]
-    assert found("resnet50", "--source", "torchvision").splitlines()[1].endswith("IMAGENET1K_V2 (+1)")
+    assert models_output("resnet50", "--source", "torchvision").splitlines()[1].endswith("IMAGENET1K_V2 (+1)")
 
 
 def test_models_command_json_lists_every_weight() -> None:
-    listed = json.loads(found("resnet50", "--source", "torchvision", "--pretrained", "--json"))
-    assert listed["format"] == 1
-    assert listed["models"][0]["weights"] == ["IMAGENET1K_V2", "IMAGENET1K_V1"]
+    models = json.loads(models_output("resnet50", "--source", "torchvision", "--pretrained", "--json"))
+    assert models["format"] == 1
+    assert models["models"][0]["weights"] == ["IMAGENET1K_V2", "IMAGENET1K_V1"]
 
 
 def test_models_command_without_match_suggests_nearest() -> None:
-    assert "similar names: resnet50" in found("resnett50", code=1)
-    assert "'cnn' in its name has pretrained weights" in found("cnn", "--source", "builtin", "--pretrained", code=1)
+    assert "similar names: resnet50" in models_output("resnett50", code=1)
+    assert "'cnn' in its name has pretrained weights" in models_output(
+        "cnn", "--source", "builtin", "--pretrained", code=1
+    )
 
 
 def test_catalog_and_bench_import_no_torch() -> None:

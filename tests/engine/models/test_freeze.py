@@ -52,8 +52,8 @@ def test_freeze_backbone_trains_only_classifier(name: str, classifier: list[str]
     model = build(3, name=name, options={})
     assert classifier_paths(model) == classifier
     freeze(model, config(name=name, freeze="backbone").model)
-    trains = {name for name, weights in model.named_parameters() if weights.requires_grad}
-    assert trains == {
+    trainable = {name for name, weights in model.named_parameters() if weights.requires_grad}
+    assert trainable == {
         name for name, _ in model.named_parameters() if name.startswith(tuple(f"{head}." for head in classifier))
     }
 
@@ -61,9 +61,9 @@ def test_freeze_backbone_trains_only_classifier(name: str, classifier: list[str]
 def test_freeze_matches_module_names_and_their_children() -> None:
     model = build(3, name="resnet18", options={})
     frozen = freeze(model, config(freeze=["layer1", "layer2.0.bn1", "conv1.weight"]).model)
-    still = [name for name, weights in model.named_parameters() if not weights.requires_grad]
-    assert all(name.startswith(("layer1.", "layer2.0.bn1.", "conv1.weight")) for name in still)
-    assert len(still) == 12 + 2 + 1
+    frozen_names = [name for name, weights in model.named_parameters() if not weights.requires_grad]
+    assert all(name.startswith(("layer1.", "layer2.0.bn1.", "conv1.weight")) for name in frozen_names)
+    assert len(frozen_names) == 12 + 2 + 1
     layers = dict(model.named_modules())
     assert frozen == [layers[f"layer1.{name}"] for name in ("0.bn1", "0.bn2", "1.bn1", "1.bn2")] + [
         layers["layer2.0.bn1"]
@@ -150,7 +150,7 @@ def test_sync_batch_norm_converts_trainable_layers_and_keeps_parameters() -> Non
     assert kinds[0] is nn.BatchNorm2d
     assert set(kinds[1:]) == {nn.SyncBatchNorm}
     assert len(kinds) == 20
-    assert all(mine is theirs for mine, theirs in zip(own, model.parameters(), strict=True))
+    assert all(before is after for before, after in zip(own, model.parameters(), strict=True))
 
 
 def test_sync_batch_norm_keeps_timm_activation() -> None:

@@ -23,7 +23,7 @@ SMALL += ("checkpoint.every_steps=4",)
 
 
 def losses(epochs: list[EpochEvent]) -> list[tuple[float, float]]:
-    return [(one.train_loss, one.val_loss) for one in epochs]
+    return [(epoch.train_loss, epoch.val_loss) for epoch in epochs]
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop"])
@@ -35,7 +35,7 @@ def test_resume_works_across_memory_formats(name: str, tmp_path: Path) -> None:
     train_in_process(tmp_path / "other", *recipe, "model.channels_last=off", checkpoint=first)
     assert losses(same) == losses(whole)[-len(same) :]
     weights, same_weights, other_weights = (
-        last_checkpoint_weights(tmp_path / one) for one in ("whole", "same", "other")
+        last_checkpoint_weights(tmp_path / run) for run in ("whole", "same", "other")
     )
     for key, value in weights.items():
         assert value.is_contiguous()
@@ -48,28 +48,32 @@ def test_resume_works_across_memory_formats(name: str, tmp_path: Path) -> None:
 def test_optimizer_state_takes_memory_format_of_weights(tmp_path: Path) -> None:
     train_in_process(tmp_path / "run", *SMALL, "run.epochs=1", "model.channels_last=off")
     last = tmp_path / "run" / "checkpoints" / "last.pt"
-    with single_rank_trainer(*SMALL, "run.epochs=2", "model.channels_last=on", checkpoint=last) as fit:
-        state = fit.state.optimizer.state
-        strides = {(one.stride(), state[one]["momentum_buffer"].stride()) for one in fit.state.model.parameters()}
-        assert all(own == kept for own, kept in strides)
+    with single_rank_trainer(*SMALL, "run.epochs=2", "model.channels_last=on", checkpoint=last) as trainer:
+        state = trainer.state.optimizer.state
+        strides = {
+            (parameter.stride(), state[parameter]["momentum_buffer"].stride())
+            for parameter in trainer.state.model.parameters()
+        }
+        assert all(weight_strides == state_strides for weight_strides, state_strides in strides)
         saved = torch.load(last, weights_only=True)["optimizer"]["state"]
-        kept: list[Tensor] = [state[one]["momentum_buffer"] for one in fit.state.model.parameters()]
-        assert all(torch.equal(one, saved[number]["momentum_buffer"]) for number, one in enumerate(kept))
+        momenta: list[Tensor] = [state[parameter]["momentum_buffer"] for parameter in trainer.state.model.parameters()]
+        assert all(torch.equal(momentum, saved[number]["momentum_buffer"]) for number, momentum in enumerate(momenta))
 
 
 def test_activations_take_channels_last_format() -> None:
-    with single_rank_trainer(*SMALL, "model.channels_last=on") as fit:
-        seen: list[bool] = []
-        for part in fit.state.model.modules():
+    with single_rank_trainer(*SMALL, "model.channels_last=on") as trainer:
+        is_channels_last: list[bool] = []
+        for part in trainer.state.model.modules():
             if isinstance(part, torch.nn.Conv2d):
                 part.register_forward_hook(
-                    lambda part, images, out: seen.extend(
-                        one.is_contiguous(memory_format=torch.channels_last) for one in (images[0], out, part.weight)
+                    lambda part, images, out: is_channels_last.extend(
+                        tensor.is_contiguous(memory_format=torch.channels_last)
+                        for tensor in (images[0], out, part.weight)
                     )
                 )
-        train_step(fit.state)
-        assert len(seen) == 6
-        assert all(seen)
+        train_step(trainer.state)
+        assert len(is_channels_last) == 6
+        assert all(is_channels_last)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +113,8 @@ class Viewing(nn.Module):
 def test_memory_format_auto_leaves_user_model_contiguous(tmp_path: Path) -> None:
     (tmp_path / "viewing.py").write_text(NET)
     own = (*SMALL, "model.name=viewing:Viewing", f"run.code={tmp_path}")
-    with single_rank_trainer(*own) as fit:
-        train_step(fit.state)
+    with single_rank_trainer(*own) as trainer:
+        train_step(trainer.state)
     with (
         pytest.raises(UsageError, match=r"model\.channels_last: viewing:Viewing does not support channels_last: "),
         single_rank_trainer(*own, "model.channels_last=on"),

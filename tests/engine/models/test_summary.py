@@ -43,18 +43,18 @@ def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int 
     ],
 )
 def test_summary_multiply_adds_match_torchvision(name: str, size: int) -> None:
-    found = summary_of(name, size)
-    stated = models.get_model_weights(name).DEFAULT.meta  # type: ignore[attr-defined]
-    assert found.multiply_adds / 1e9 == pytest.approx(stated["_ops"], abs=0.00051)
+    summary = summary_of(name, size)
+    meta = models.get_model_weights(name).DEFAULT.meta  # type: ignore[attr-defined]
+    assert summary.multiply_adds / 1e9 == pytest.approx(meta["_ops"], abs=0.00051)
     if name != "inception_v3":
         # The published count includes the auxiliary head, which is not built here.
-        assert found.parameters == stated["num_params"]
+        assert summary.parameters == meta["num_params"]
 
 
 def test_summary_of_huge_model_allocates_no_memory() -> None:
-    found = summary_of("vit_h_14", 518)
-    assert found.parameters == 633_470_440
-    assert found.multiply_adds / 1e9 == pytest.approx(1016.717, abs=0.001)
+    summary = summary_of("vit_h_14", 518)
+    assert summary.parameters == 633_470_440
+    assert summary.multiply_adds / 1e9 == pytest.approx(1016.717, abs=0.001)
 
 
 def test_trace_counts_multiply_adds_of_layer() -> None:
@@ -124,10 +124,10 @@ def test_trace_in_place_activation_uses_no_memory() -> None:
 
 
 def test_summary_scales_activations_with_batch_size() -> None:
-    one, eight = summary_of("resnet18"), summary_of("resnet18", batch_size=8)
-    assert eight.multiply_adds == 8 * one.multiply_adds
-    assert eight.activation_bytes == 8 * one.activation_bytes
-    assert (eight.parameters, eight.weight_bytes) == (one.parameters, one.weight_bytes)
+    single, eight = summary_of("resnet18"), summary_of("resnet18", batch_size=8)
+    assert eight.multiply_adds == 8 * single.multiply_adds
+    assert eight.activation_bytes == 8 * single.activation_bytes
+    assert (eight.parameters, eight.weight_bytes) == (single.parameters, single.weight_bytes)
     assert eight.layers[0].output == (8, 1000)
 
 
@@ -147,8 +147,8 @@ STAGES = {
 
 @pytest.mark.parametrize("name", STAGES)
 def test_summary_features_are_last_of_each_resolution(name: str) -> None:
-    wanted = [(path, (1, channels, size, size), 224 / size) for path, channels, size in STAGES[name]]
-    assert [(one.path, one.output, one.stride) for one in summary_of(name).features] == wanted
+    expected = [(path, (1, channels, size, size), 224 / size) for path, channels, size in STAGES[name]]
+    assert [(feature.path, feature.output, feature.stride) for feature in summary_of(name).features] == expected
 
 
 def test_features_match_timm() -> None:
@@ -164,7 +164,7 @@ def test_features_match_timm() -> None:
 
 def test_summary_features_of_transformer_are_grid_and_sequence() -> None:
     features = summary_of("vit_b_16").features
-    assert [(one.path, one.output, one.stride) for one in features] == [
+    assert [(feature.path, feature.output, feature.stride) for feature in features] == [
         ("conv_proj", (1, 768, 14, 14), 16.0),
         ("encoder", (1, 197, 768), None),
     ]
@@ -173,7 +173,7 @@ def test_summary_features_of_transformer_are_grid_and_sequence() -> None:
 def test_features_are_found_behind_wrapper() -> None:
     wrapped = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(8 * 16, 5)))
     trace = trace_model(wrapped, torch.zeros(1, 3, 8, 8))
-    assert [one.path for one in feature_maps(trace.calls, (1, 3, 8, 8))] == ["0.0"]
+    assert [feature.path for feature in feature_maps(trace.calls, (1, 3, 8, 8))] == ["0.0"]
 
 
 def test_trace_of_data_dependent_model_requires_values(tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_trace_of_data_dependent_model_requires_values(tmp_path: Path) -> None:
 
 
 def test_summary_applies_freeze() -> None:
-    found = summary_of("resnet18", 64, 10, freeze="backbone")
-    assert (found.parameters, found.trainable) == (11_181_642, 5_130)
-    lines = [line.split() for line in layer_lines(found, 1)]
-    trains = {line[0]: line[-1] for line in lines}
-    assert (trains["LAYER"], trains["resnet18"], trains["layer4"], trains["fc"]) == (
+    summary = summary_of("resnet18", 64, 10, freeze="backbone")
+    assert (summary.parameters, summary.trainable) == (11_181_642, 5_130)
+    lines = [line.split() for line in layer_lines(summary, 1)]
+    trains_column = {line[0]: line[-1] for line in lines}
+    assert (trains_column["LAYER"], trains_column["resnet18"], trains_column["layer4"], trains_column["fc"]) == (
         "TRAINS",
         "partly",
         "frozen",
@@ -259,17 +259,17 @@ def test_images_of_user_dataset_reads_image_format(tmp_path: Path) -> None:
 
 
 def test_summary_table_folds_deep_layers() -> None:
-    found = summary_of("resnet18")
-    lines = list(layer_lines(found, 1))
+    summary = summary_of("resnet18")
+    lines = list(layer_lines(summary, 1))
     assert lines[0].split() == ["LAYER", "TYPE", "OUTPUT", "PARAMETERS", "MULT-ADDS"]
     assert lines[1].split() == ["resnet18", "ResNet", "1x1000", "11,689,512", "1.81", "G"]
     assert [line.split()[0] for line in lines[2:]] == [
         *("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc")
     ]
-    assert len(list(layer_lines(found, 0))) == 2
-    assert max(map(len, layer_lines(found, 9))) <= 80
-    assert "11,689,512 (11,689,512 trainable, 0 frozen)" in "\n".join(total_lines(found))
-    assert next(line.split() for line in feature_lines(found) if "layer3" in line) == ["layer3", "1x256x14x14", "16"]
+    assert len(list(layer_lines(summary, 0))) == 2
+    assert max(map(len, layer_lines(summary, 9))) <= 80
+    assert "11,689,512 (11,689,512 trainable, 0 frozen)" in "\n".join(total_lines(summary))
+    assert next(line.split() for line in feature_lines(summary) if "layer3" in line) == ["layer3", "1x256x14x14", "16"]
 
 
 @pytest.mark.parametrize(

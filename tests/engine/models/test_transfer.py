@@ -64,22 +64,22 @@ def checkpoint(path: Path, model: dict[str, Tensor], **more: Any) -> Path:
 @pytest.mark.parametrize("nest", [None, "model", "state_dict", "model_state_dict", "ema"])
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
 def test_load_weights_reads_nested_and_prefixed_state_dict(tmp_path: Path, nest: str | None, prefix: str) -> None:
-    theirs = build().state_dict()
-    state: dict[str, Any] = {f"{prefix}{name}": value for name, value in theirs.items()}
+    source_weights = build().state_dict()
+    state: dict[str, Any] = {f"{prefix}{name}": value for name, value in source_weights.items()}
     torch.save(state if nest is None else {nest: state, "epoch": 3}, tmp_path / "w.pth")
     model = build()
     loaded = load(model, weights=str(tmp_path / "w.pth"))
-    assert same(model, theirs)
-    assert (loaded.num_loaded, loaded.num_entries, loaded.skipped) == (len(theirs), len(theirs), ())
+    assert same(model, source_weights)
+    assert (loaded.num_loaded, loaded.num_entries, loaded.skipped) == (len(source_weights), len(source_weights), ())
 
 
 def test_load_weights_detects_safetensors_by_content(tmp_path: Path) -> None:
-    theirs = build().state_dict()
+    source_weights = build().state_dict()
     for name in ("w.safetensors", "w.bin"):
-        save_file(theirs, tmp_path / name)
+        save_file(source_weights, tmp_path / name)
         model = build()
         load(model, weights=str(tmp_path / name))
-        assert same(model, theirs)
+        assert same(model, source_weights)
 
 
 def test_load_weights_prefers_ema_of_checkpoint(tmp_path: Path) -> None:
@@ -92,19 +92,19 @@ def test_load_weights_prefers_ema_of_checkpoint(tmp_path: Path) -> None:
 
 
 def test_load_weights_skips_classifier_of_other_classes(tmp_path: Path) -> None:
-    theirs = build().state_dict()
-    path = str(checkpoint(tmp_path, theirs))
+    weights = build().state_dict()
+    path = str(checkpoint(tmp_path, weights))
     loaded = load(build(), weights=path, classes=("v", "w", "x", "y", "z"))
     assert loaded.skipped == ("13.weight (of other classes)", "13.bias (of other classes)")
     assert load(build(), weights=path).skipped == ()
 
 
 def test_load_weights_lists_skipped_entries_with_reason() -> None:
-    theirs = build(classes=10).state_dict() | {"extra.weight": torch.zeros(3)}
-    del theirs["1.bias"]
+    weights = build(classes=10).state_dict() | {"extra.weight": torch.zeros(3)}
+    del weights["1.bias"]
     model = build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    loaded = copy_matching_weights(model, theirs, "weights of x")
+    loaded = copy_matching_weights(model, weights, "weights of x")
     assert loaded.skipped == (
         "13.weight (10x32 instead of 5x32)",
         "13.bias (10 instead of 5)",
@@ -112,10 +112,10 @@ def test_load_weights_lists_skipped_entries_with_reason() -> None:
         "1.bias (not in the file)",
     )
     assert loaded.describe() == (
-        f"weights of x: loaded {len(theirs) - 3} of {len(theirs)} entries; skipped: {', '.join(loaded.skipped)}"
+        f"weights of x: loaded {len(weights) - 3} of {len(weights)} entries; skipped: {', '.join(loaded.skipped)}"
     )
     assert same(model, {name: before[name] for name in ("13.weight", "13.bias", "1.bias")})
-    assert torch.equal(model.state_dict()["0.weight"], theirs["0.weight"])
+    assert torch.equal(model.state_dict()["0.weight"], weights["0.weight"])
 
 
 def test_loaded_message_lists_at_most_ten_skipped_entries() -> None:
@@ -140,9 +140,9 @@ class Hidden:
 def test_load_weights_rejects_file_without_weights_in_one_sentence(tmp_path: Path) -> None:
     whole = tmp_path / "whole.pt"
     torch.save(Hidden(), whole)
-    sound = tmp_path / "sound.pt"
-    torch.save(build().state_dict(), sound)
-    (tmp_path / "cut.pt").write_bytes(sound.read_bytes()[:-1000])
+    valid = tmp_path / "sound.pt"
+    torch.save(build().state_dict(), valid)
+    (tmp_path / "cut.pt").write_bytes(valid.read_bytes()[:-1000])
     save_file({"a": torch.zeros(9)}, tmp_path / "cut.safetensors")
     os.truncate(tmp_path / "cut.safetensors", 40)
     (tmp_path / "text.pt").write_text("no weights")
@@ -205,9 +205,9 @@ def test_pretrained_torchvision_weights_sum_stem_for_grayscale(torch_hub_cache: 
         "skipped: fc.weight (1000x512 instead of 5x512), fc.bias (1000 instead of 5)"
     )
     published.fc, model.fc = nn.Identity(), nn.Identity()
-    grey = torch.rand(2, 1, 32, 32)
+    gray = torch.rand(2, 1, 32, 32)
     with torch.no_grad():
-        assert torch.allclose(model.eval()(grey), published.eval()(grey.expand(2, 3, 32, 32)), atol=1e-5)
+        assert torch.allclose(model.eval()(gray), published.eval()(gray.expand(2, 3, 32, 32)), atol=1e-5)
 
 
 def test_pretrained_vit_weights_are_resized_to_image_size(torch_hub_cache: Path) -> None:
@@ -215,14 +215,14 @@ def test_pretrained_vit_weights_are_resized_to_image_size(torch_hub_cache: Path)
         published = {
             name: torch.zeros_like(value, device="cpu") for name, value in models.vit_b_16().state_dict().items()
         }
-    places = published["encoder.pos_embedding"]
-    places[:, 0], places[:, 1:] = 7, 3
+    position_embedding = published["encoder.pos_embedding"]
+    position_embedding[:, 0], position_embedding[:, 1:] = 7, 3
     torch.save(published, torch_hub_cache / "vit_b_16-c867db91.pth")
-    brought = pretrained_weights(config(name="vit_b_16", options={}).model, 32)["encoder.pos_embedding"]
-    assert places.shape == (1, 1 + (224 // 16) ** 2, 768)
-    assert brought.shape == (1, 1 + (32 // 16) ** 2, 768)
-    assert torch.equal(brought[:, 0], places[:, 0])
-    assert torch.allclose(brought[:, 1:], places[:, 1:5])
+    resized = pretrained_weights(config(name="vit_b_16", options={}).model, 32)["encoder.pos_embedding"]
+    assert position_embedding.shape == (1, 1 + (224 // 16) ** 2, 768)
+    assert resized.shape == (1, 1 + (32 // 16) ** 2, 768)
+    assert torch.equal(resized[:, 0], position_embedding[:, 0])
+    assert torch.allclose(resized[:, 1:], position_embedding[:, 1:5])
 
 
 def test_pretrained_timm_weights_come_from_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,8 +240,10 @@ def test_pretrained_timm_weights_come_from_hub_cache(tmp_path: Path, monkeypatch
     loaded = load(model, name="test_resnet", options={}, weights="pretrained")
     assert loaded.skipped == ("fc.weight (1000x96 instead of 5x96)", "fc.bias (1000 instead of 5)")
     assert loaded.adapted_stem == "conv1.0.weight"
-    body = {name: value for name, value in published.state_dict().items() if not name.startswith(("fc.", "conv1.0"))}
-    assert same(model, body)
+    backbone = {
+        name: value for name, value in published.state_dict().items() if not name.startswith(("fc.", "conv1.0"))
+    }
+    assert same(model, backbone)
 
 
 def test_pretrained_weights_without_network_report_one_sentence(
@@ -269,10 +271,10 @@ def test_fetched_once_downloads_on_one_rank(torch_hub_cache: Path) -> None:
                 (torch_hub_cache / "weights-0a1b.pth").touch()
 
     ranks = [threading.Thread(target=rank) for _ in range(4)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
     assert len(fetched) == 1
 
 
@@ -348,9 +350,9 @@ def test_load_weights_with_frozen_backbone_beats_training_from_scratch(tmp_path:
         loaded = load_weights(tuned, tuning, 8, [str(digit) for digit in SECOND])
         assert loaded is not None and loaded.num_loaded == loaded.num_entries - 2
         train(tuned, tuning, second, 1)
-        body = {name: value for name, value in source.state_dict().items() if not name.startswith("9.")}
-        assert "1.running_mean" in body
-        assert same(tuned, body), "weights and running statistics are those of the file, bit for bit"
+        backbone = {name: value for name, value in source.state_dict().items() if not name.startswith("9.")}
+        assert "1.running_mean" in backbone
+        assert same(tuned, backbone), "weights and running statistics are those of the file, bit for bit"
         assert not torch.equal(tuned.state_dict()["9.weight"], source.state_dict()["9.weight"])
         gains.append(accuracy(tuned, held_out) - accuracy(scratch, held_out))
     assert sum(gains) / len(gains) > 0.1

@@ -90,13 +90,13 @@ def torch_rates(
     """Return the learning rate at each step with a torch scheduler that is stepped every `every` steps."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = make(optimizer)
-    seen = []
+    rates = []
     for step in range(1, steps + 1):
-        seen.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         if step % every == 0 and step < steps:
             scheduler.step()
-    return seen
+    return rates
 
 
 @pytest.mark.parametrize("by", ["step", "epoch"])
@@ -116,9 +116,9 @@ def test_lr_factor_after_warmup_matches_torch_by_step(name: str, warmup: dict[st
 
     def sequence(optimizer: torch.optim.Optimizer) -> LRScheduler:
         # LinearLR starts at the rate of step 1 and reaches 1.0 at the last warmup step.
-        growing = torch_schedulers.LinearLR(optimizer, 1 / steps, 1.0, steps - 1)
+        linear = torch_schedulers.LinearLR(optimizer, 1 / steps, 1.0, steps - 1)
         after = make(optimizer, STEPS * EPOCHS - steps)
-        return torch_schedulers.SequentialLR(optimizer, [growing, after], [steps])
+        return torch_schedulers.SequentialLR(optimizer, [linear, after], [steps])
 
     assert our_rates(by="step", **warmup, **values) == pytest.approx(torch_rates(sequence, 1), rel=EXACT, abs=0)
 
@@ -165,11 +165,11 @@ def test_lr_factor_of_full_warmup_ends_at_one() -> None:
 @pytest.mark.parametrize("length", range(1, 8))
 def test_lr_factor_of_short_onecycle_matches_torch(length: int) -> None:
     schedule = ScheduleConfig(name="onecycle", peak_at=0.3)
-    got = [lr_factor(schedule, step, length, 1) for step in range(1, length + 1)]
+    factors = [lr_factor(schedule, step, length, 1) for step in range(1, length + 1)]
     expected = torch_rates(
         lambda optimizer: torch_schedulers.OneCycleLR(optimizer, 1.0, length, pct_start=0.3), 1, length
     )
-    assert got == pytest.approx(expected, rel=EXACT, abs=0)
+    assert factors == pytest.approx(expected, rel=EXACT, abs=0)
 
 
 def test_lr_factor_of_onecycle_may_peak_at_first_step() -> None:
@@ -205,15 +205,15 @@ def test_plateau_matches_torch() -> None:
         optimizer, factor=0.3, patience=1, threshold=1e-3, cooldown=1, min_lr=0.4 * 0.02
     )
     plateau = PlateauFactor(PLATEAU)
-    seen, expected = [], []
+    factors, expected = [], []
     for loss in LOSSES:
         plateau.step(loss)
         scheduler.step(loss)
-        seen.append(0.4 * plateau.factor)
+        factors.append(0.4 * plateau.factor)
         expected.append(optimizer.param_groups[0]["lr"])
-    assert seen == pytest.approx(expected, rel=EXACT)
-    assert seen[-1] == pytest.approx(0.4 * 0.02)
-    assert len(set(seen)) > 3
+    assert factors == pytest.approx(expected, rel=EXACT)
+    assert factors[-1] == pytest.approx(0.4 * 0.02)
+    assert len(set(factors)) > 3
 
 
 def test_plateau_resumes_from_state_with_new_config() -> None:
@@ -295,8 +295,8 @@ def test_schedule_rules_accept_one_reachable_milestone(milestones: tuple[int, ..
 
 
 def test_schedule_length_problems_reports_settings_beyond_total_steps() -> None:
-    late = ScheduleConfig(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
-    assert [str(problem) for problem in schedule_length_problems(late, STEPS, EPOCHS)] == [
+    late_milestones = ScheduleConfig(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
+    assert [str(problem) for problem in schedule_length_problems(late_milestones, STEPS, EPOCHS)] == [
         "schedule.warmup_steps: must be at most the 84 steps of this run, not 85",
         "schedule.milestones: no milestone is reached: this run has 84 steps; use smaller milestones",
     ]

@@ -77,7 +77,7 @@ def problems(**values: Any) -> list[str]:
 
 
 def test_optimizer_table_covers_every_torch_optimizer() -> None:
-    kinds = {one for one in vars(optim).values() if inspect.isclass(one) and issubclass(one, optim.Optimizer)}
+    kinds = {kind for kind in vars(optim).values() if inspect.isclass(kind) and issubclass(kind, optim.Optimizer)}
     assert kinds - {optim.Optimizer, optim.LBFGS, optim.SparseAdam} == set(TORCH_OPTIMIZERS.values())
     assert set(TORCH_OPTIMIZERS) == set(OPTIMIZERS)
 
@@ -85,11 +85,11 @@ def test_optimizer_table_covers_every_torch_optimizer() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_table_matches_names_and_defaults_of_torch(name: str) -> None:
     parameters = inspect.signature(TORCH_OPTIMIZERS[name]).parameters
-    torchs = {key: one.default for key, one in parameters.items() if key not in RESERVED_ARGUMENTS}
-    ours = {key: option.default for key, option in OPTIMIZERS[name].items()}
+    torch_defaults = {key: parameter.default for key, parameter in parameters.items() if key not in RESERVED_ARGUMENTS}
+    our_defaults = {key: option.default for key, option in OPTIMIZERS[name].items()}
     if name == "muon":
-        assert ours.pop("betas") == inspect.signature(optim.AdamW).parameters["betas"].default
-    assert ours == torchs
+        assert our_defaults.pop("betas") == inspect.signature(optim.AdamW).parameters["betas"].default
+    assert our_defaults == torch_defaults
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -157,13 +157,13 @@ def test_state_copies_matches_optimizer_state_size(name: str) -> None:
         optimizer = build_optimizer(config, model)
         train(model, optimizer)
         # Step counts are scalars, which the estimate ignores.
-        kept = sum(
+        state_size = sum(
             value.numel()
             for state in optimizer.state.values()
             for value in state.values()
             if isinstance(value, Tensor) and value.ndim > 0
         )
-        assert 0 <= state_copies(config) - kept / sum(one.numel() for one in model.parameters()) < 1
+        assert 0 <= state_copies(config) - state_size / sum(parameter.numel() for parameter in model.parameters()) < 1
 
 
 # Equality with torch
@@ -195,7 +195,8 @@ def test_build_optimizer_matches_torch_after_three_steps(name: str) -> None:
 
 def test_build_optimizer_gives_sgd_default_momentum() -> None:
     momenta = [
-        build_optimizer(OptimConfig(momentum=given), small()).param_groups[0]["momentum"] for given in (None, 0.0, 0.5)
+        build_optimizer(OptimConfig(momentum=momentum), small()).param_groups[0]["momentum"]
+        for momentum in (None, 0.0, 0.5)
     ]
     assert momenta == [0.9, 0.0, 0.5]
 
@@ -229,8 +230,8 @@ def test_muon_trains_matrices_and_adamw_the_rest() -> None:
         ["0.weight", "0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
     ]
     theirs = small()
-    matrices = [one for one in theirs.parameters() if one.ndim == 2]
-    others = [one for one in theirs.parameters() if one.ndim != 2]
+    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in theirs.parameters() if parameter.ndim != 2]
     muon = optim.Muon(matrices, 0.05, weight_decay=0.1, nesterov=False, eps=1e-4, adjust_lr_fn="match_rms_adamw")
     adamw = optim.AdamW(others, 0.05, (0.8, 0.9), 1e-4, 0.1, fused=True)
     train(model, optimizer)
@@ -271,7 +272,7 @@ def test_grad_scaler_skips_nonfinite_step(name: str) -> None:
     optimizer = build_optimizer(OptimConfig(name=name), model)  # type: ignore[arg-type]
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for factor, changes in ((1.0, True), (float("inf"), False)):
-        before = [one.detach().clone() for one in model.parameters()]
+        before = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer.zero_grad()
         scaler.scale(model(torch.ones(2, 1, 8, 8)).square().mean() * factor).backward()
         scaler.step(optimizer)
@@ -291,13 +292,13 @@ def test_skipped_step_changes_neither_weights_nor_state(name: str, beyond: bool)
     model, plain = small(), small()
     optimizer, unskipped = build_optimizer(config, model), build_optimizer(config, plain)
     for bad in (True, False, True, True, False):
-        for one, network in ((optimizer, model), (unskipped, plain)):
-            if bad and one is unskipped:
+        for current, network in ((optimizer, model), (unskipped, plain)):
+            if bad and current is unskipped:
                 continue
-            one.zero_grad()
+            current.zero_grad()
             network.eval()
             network(torch.full((1, 1, 8, 8), float("nan") if bad else 1.0)).sum().backward()
-            optimizer_step(one, torch.tensor(bad), may_skip=True)
+            optimizer_step(current, torch.tensor(bad), may_skip=True)
     assert same(model, plain)
 
 

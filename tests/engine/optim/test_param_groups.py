@@ -60,8 +60,8 @@ def test_layer_lr_zero_freezes_part() -> None:
 
 def test_build_optimizer_excludes_frozen_parameters() -> None:
     model = small()
-    for one in model[0].parameters():
-        one.requires_grad_(False)
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
     assert "0.weight" not in names_in(build_optimizer(OptimConfig(), model))[0]
     assert "model.freeze: all parameters are frozen" in refused(OptimConfig(), model.requires_grad_(False))
 

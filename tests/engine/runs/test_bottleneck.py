@@ -139,9 +139,9 @@ def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
     less = "smaller images or fewer augmentations"
     limited = f"{prefix}all CPU cores in use: try {less}"
     assert bottleneck_message(make_gpu_run_started(workers=2, cores=4), make_timed_epoch(data_wait=0.6)) == limited
-    asked = make_gpu_run_started(workers=2, cores=4, pipeline="stream", pipeline_auto=False)
+    fixed_workers = make_gpu_run_started(workers=2, cores=4, pipeline="stream", pipeline_auto=False)
     limited = f"{prefix}all CPU cores in use: try data.pipeline=auto, {less}"
-    assert bottleneck_message(asked, make_timed_epoch(data_wait=0.6)) == limited
+    assert bottleneck_message(fixed_workers, make_timed_epoch(data_wait=0.6)) == limited
     assert (
         bottleneck_message(make_gpu_run_started(workers=2, cores=5), make_timed_epoch(data_wait=0.6))
         == f"{prefix}try data.workers=5"
@@ -161,9 +161,9 @@ def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
     ],
 )
 def test_bottleneck_names_straggler(slow: tuple[float, float], expected: str) -> None:
-    works = make_rank_timings((0.1, 3.0), (0.1, 2.9), slow, (0.1, 3.1))
+    timings = make_rank_timings((0.1, 3.0), (0.1, 2.9), slow, (0.1, 3.1))
     message = bottleneck_message(
-        make_gpu_run_started(), make_timed_epoch(work=works, data_wait=sum(timing.waited for timing in works) / 40)
+        make_gpu_run_started(), make_timed_epoch(work=timings, data_wait=sum(timing.waited for timing in timings) / 40)
     )
     assert message == expected if expected else message.startswith("GPU-bound")
 
@@ -292,11 +292,11 @@ def test_bottleneck_treats_fixed_cost_of_compiled_model_as_upper_bound() -> None
 
 def test_mfu_counts_all_gpus() -> None:
     # ResNet-50 needs 12.3 GFLOPs per image, forward and backward; four H100 peak at 4 x 989.4 TFLOPS.
-    known = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
-    assert model_flops_utilization(known, make_timed_epoch(images_per_second=12_000.0)) == pytest.approx(
+    started = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
+    assert model_flops_utilization(started, make_timed_epoch(images_per_second=12_000.0)) == pytest.approx(
         0.0373, abs=1e-4
     )
-    assert history_from_events([known, make_timed_epoch(images_per_second=100_000.0)]).summary().mfu == 0.3108
+    assert history_from_events([started, make_timed_epoch(images_per_second=100_000.0)]).summary().mfu == 0.3108
     assert model_flops_utilization(make_gpu_run_started(flops=12.3e9), make_timed_epoch()) is None
     assert model_flops_utilization(make_gpu_run_started(peak_tflops=989.4), make_timed_epoch()) is None
 
@@ -322,9 +322,9 @@ def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
 
 def test_bottleneck_ignores_malformed_timings() -> None:
     epoch = json.loads(to_line(make_timed_epoch()))
-    strange = [{}, {"rank": 1}, {"rank": "x", "seconds": 1, "waited": 1, "forward": 9}, {"seconds": None}]
-    strange += [{"rank": 1, "seconds": 10, "waited": bad, "forward": 9} for bad in (None, -1, 10**400, [])]
-    for item in strange:
+    malformed = [{}, {"rank": 1}, {"rank": "x", "seconds": 1, "waited": 1, "forward": 9}, {"seconds": None}]
+    malformed += [{"rank": 1, "seconds": 10, "waited": bad, "forward": 9} for bad in (None, -1, 10**400, [])]
+    for item in malformed:
         read = from_line(json.dumps(epoch | {"work": [*epoch["work"], item]}))
         assert isinstance(read, EpochEvent)
         assert read.work == []

@@ -50,10 +50,10 @@ def test_run_state_with_owner_is_live(tmp_path: Path) -> None:
 
 def test_run_state_on_other_host_follows_heartbeat(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
-    beat = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 10}
-    folder.owner.write_text(json.dumps(beat))
+    owner_record = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 10}
+    folder.owner.write_text(json.dumps(owner_record))
     assert state_of(folder) == RunState.RUNNING
-    folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
+    folder.owner.write_text(json.dumps(owner_record | {"heartbeat": time.time() - 31}))
     assert state_of(folder) == RunState.CRASHED
 
 
@@ -111,11 +111,11 @@ input()
 
 def test_claim_rejects_run_owned_on_other_host(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
-    beat = {"format": 1, "host": "node7", "pid": 12, "heartbeat": time.time()}
-    folder.owner.write_text(json.dumps(beat))
+    owner_record = {"format": 1, "host": "node7", "pid": 12, "heartbeat": time.time()}
+    folder.owner.write_text(json.dumps(owner_record))
     with pytest.raises(UsageError, match="is already running as process 12 on node7"):
         claim_run(tmp_path, "a", "x", resume=True)
-    folder.owner.write_text(json.dumps(beat | {"heartbeat": time.time() - 31}))
+    folder.owner.write_text(json.dumps(owner_record | {"heartbeat": time.time() - 31}))
     claim_run(tmp_path, "a", "x", resume=True).ownership.release()
 
 
@@ -123,15 +123,15 @@ def test_lock_rejects_deleted_lock_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first = _try_lock(path)
     assert first is not None
-    waiting = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR)
     path.unlink()
     os.close(first)
     second = _try_lock(path)
     assert second is not None
     assert _try_lock(path) is None
-    assert os.fstat(second).st_ino == path.stat().st_ino != os.fstat(waiting).st_ino
+    assert os.fstat(second).st_ino == path.stat().st_ino != os.fstat(descriptor).st_ino
     os.close(second)
-    os.close(waiting)
+    os.close(descriptor)
 
 
 def test_claim_names_run_by_stem_and_next_free_number(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_run_started_ranks_round_trip() -> None:
 
 
 def test_gpu_sample_has_none_for_missing_or_invalid_values() -> None:
-    strange = {"uuid": 5, "host": None, "state": [], "busy": "97", "power": 10**400, "throttle": "heat", "new": 1}
-    event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, strange]}))
+    malformed = {"uuid": 5, "host": None, "state": [], "busy": "97", "power": 10**400, "throttle": "heat", "new": 1}
+    event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, malformed]}))
     assert isinstance(event, GpuEvent)
     assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]
     assert [stats["uuid"] for stats in history_from_events([event]).summary().gpus] == ["GPU-1", "None"]
@@ -96,9 +96,9 @@ def test_journal_line_round_trips_every_event() -> None:
     ]
     for event in events:
         assert to_line(event).isprintable()
-        back = from_line(to_line(event))
-        assert type(back) is type(event)
-        assert to_line(back) == to_line(event)
+        parsed = from_line(to_line(event))
+        assert type(parsed) is type(event)
+        assert to_line(parsed) == to_line(event)
 
 
 def test_journal_line_starts_with_type_and_time() -> None:
@@ -127,12 +127,12 @@ def test_from_line_ignores_unknown_types_and_fields() -> None:
 def test_journal_reader_reads_torn_last_line_once_complete(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     whole = to_line(make_step(1)) + "\n"
-    torn = to_line(make_step(2))
-    path.write_text(whole + torn[:20])
+    incomplete = to_line(make_step(2))
+    path.write_text(whole + incomplete[:20])
     reader = JournalReader(path)
     assert [event.step for event in reader.poll() if isinstance(event, StepEvent)] == [1]
     with path.open("a") as file:
-        file.write(torn[20:] + "\n")
+        file.write(incomplete[20:] + "\n")
     assert [event.step for event in reader.poll() if isinstance(event, StepEvent)] == [2]
     assert list(reader.poll()) == []
 
@@ -182,7 +182,7 @@ def test_summary_seconds_exclude_time_between_sessions() -> None:
 def test_from_line_ignores_line_with_wrong_field_type() -> None:
     line = to_line(make_step(7))
     assert from_line(line) is not None
-    for strange in ('"7"', "null", "[7]", "{}", "7.5"):
-        assert from_line(line.replace('"step": 7', f'"step": {strange}')) is None
+    for value in ('"7"', "null", "[7]", "{}", "7.5"):
+        assert from_line(line.replace('"step": 7', f'"step": {value}')) is None
     assert from_line(line.replace('"time": 1.0', '"time": null')) is None
     assert from_line(line.replace('"time": 1.0, ', "")) is None

@@ -32,12 +32,12 @@ def test_run_watcher_reads_only_new_lines(tmp_path: Path) -> None:
     watch = RunWatcher(folder)
     watch.poll()
     before = watch.bytes_read
-    news = to_line(make_epoch(1, 0.9)) + "\n" + step_lines(1, 12_001)
-    append_to_journal(folder, news[:-5])
+    new_lines = to_line(make_epoch(1, 0.9)) + "\n" + step_lines(1, 12_001)
+    append_to_journal(folder, new_lines[:-5])
     assert watch.poll().epochs[-1].val_accuracy == 0.9
-    append_to_journal(folder, news[-5:])
+    append_to_journal(folder, new_lines[-5:])
     assert watch.poll().steps_done == 120_010
-    assert watch.bytes_read - before == len(news)
+    assert watch.bytes_read - before == len(new_lines)
 
 
 def test_run_watcher_reports_long_pause(tmp_path: Path) -> None:

@@ -85,10 +85,10 @@ def test_load_checkpoint_rejects_truncated_file(tmp_path: Path) -> None:
 def test_load_checkpoint_rejects_any_flipped_byte(tmp_path: Path) -> None:
     content = save(tmp_path, 1).read_bytes()
     rng = random.Random(0)  # noqa: S311
-    places = [0, *range(len(content) - 100, len(content)), *(rng.randrange(len(content)) for _ in range(50))]
-    for place in places:
+    positions = [0, *range(len(content) - 100, len(content)), *(rng.randrange(len(content)) for _ in range(50))]
+    for position in positions:
         changed = bytearray(content)
-        changed[place] ^= rng.randrange(1, 256)
+        changed[position] ^= rng.randrange(1, 256)
         (tmp_path / "changed.pt").write_bytes(changed)
         with pytest.raises(DamagedCheckpointError):
             load_checkpoint(tmp_path / "changed.pt")
@@ -97,8 +97,8 @@ def test_load_checkpoint_rejects_any_flipped_byte(tmp_path: Path) -> None:
 @settings(bounded, max_examples=100)
 @given(st.data())
 def test_load_checkpoint_raises_only_damaged_error_for_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
-    sound = save(tmp_path, 1).read_bytes()
-    piece = st.binary(max_size=200) | st.integers(0, len(sound)).map(lambda end: sound[:end])
+    valid = save(tmp_path, 1).read_bytes()
+    piece = st.binary(max_size=200) | st.integers(0, len(valid)).map(lambda end: valid[:end])
     (tmp_path / "fuzz.pt").write_bytes(b"".join(data.draw(st.lists(piece, max_size=4))))
     with suppress(DamagedCheckpointError):
         assert load_checkpoint(tmp_path / "fuzz.pt")["step"] == 1

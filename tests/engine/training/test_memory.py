@@ -142,10 +142,10 @@ def test_peak_memory_on_gpu_reports_maximum() -> None:
 
 @pytest.mark.parametrize("max_fitting", [1, 2, 3, 7, 23, 31, 40, 100, 257, 1000, 1437, 5000])
 def test_batch_size_search_ends_near_limit_with_few_trials(max_fitting: int) -> None:
-    tried: list[int] = []
+    sizes: list[int] = []
 
     def trial(images: int) -> TrialOutcome:
-        tried.append(images)
+        sizes.append(images)
         return "fits" if images <= max_fitting else "full"
 
     best = list(search_batch_size(trial, 10**6, "data"))[-1]
@@ -154,8 +154,8 @@ def test_batch_size_search_ends_near_limit_with_few_trials(max_fitting: int) -> 
         best.batch_size <= max_fitting < best.batch_size + max(best.batch_size // 8, 8 if best.batch_size >= 32 else 1)
     )
     assert best.batch_size < 32 or best.batch_size % 8 == 0
-    assert max(tried) <= 2 * max_fitting
-    assert len(tried) <= 20
+    assert max(sizes) <= 2 * max_fitting
+    assert len(sizes) <= 20
 
 
 def test_batch_size_search_stops_at_data_and_time_limits() -> None:

@@ -30,10 +30,10 @@ def float32_accuracy(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.mark.parametrize("level", ["O0", "O1", "bf16", "O2", "O3"])
 def test_every_precision_level_learns_as_float32(level: str, float32_accuracy: float, tmp_path: Path) -> None:
-    reached = train_in_process(tmp_path / level, "run.epochs=2", f"precision.amp={level}")[-1].val_accuracy
+    accuracy = train_in_process(tmp_path / level, "run.epochs=2", f"precision.amp={level}")[-1].val_accuracy
     if level == "O0":
-        assert reached == float32_accuracy
-    assert reached > float32_accuracy - 0.03
+        assert accuracy == float32_accuracy
+    assert accuracy > float32_accuracy - 0.03
     assert float32_accuracy > 0.9
 
 
@@ -189,9 +189,9 @@ def test_resume_is_bit_identical_for_recipe(recipe: tuple[str, ...], tmp_path: P
     small = ("data.dataset=fake", "data.fake_train=96", "data.fake_val=32", "data.image_size=8", "run.epochs=3")
     whole = train_in_process(tmp_path / "whole", *small, *recipe)
     first = min((tmp_path / "whole" / "checkpoints").glob("step-*.pt"))
-    rest = train_in_process(tmp_path / "rest", *small, *recipe, checkpoint=first)
+    resumed = train_in_process(tmp_path / "rest", *small, *recipe, checkpoint=first)
     keys = ("epoch", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "ema_val_loss", "lr")
-    assert [[str(getattr(e, key)) for key in keys] for e in rest] == [
+    assert [[str(getattr(e, key)) for key in keys] for e in resumed] == [
         [str(getattr(e, key)) for key in keys] for e in whole[1:]
     ]
     ends = [torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True) for name in ("whole", "rest")]

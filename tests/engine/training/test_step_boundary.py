@@ -57,18 +57,18 @@ def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path) -> None:
         trainer._checkpoint_writer._last_save_time -= 301
         steps(trainer, 40)
         assert not trainer._checkpoint_writer.timer_fires()
-    [(step, asked)] = checkpoints(events)
+    [(step, requested)] = checkpoints(events)
     assert 4 < step < 44
-    assert not asked
+    assert not requested
 
 
 def test_checkpoint_writer_is_due_once_for_each_request(tmp_path: Path) -> None:
     with single_rank_trainer(folder=tmp_path) as trainer:
-        writer, agreed = trainer._checkpoint_writer, RequestCounters(checkpoints=2)
-        assert writer.is_due(agreed)
+        writer, counters = trainer._checkpoint_writer, RequestCounters(checkpoints=2)
+        assert writer.is_due(counters)
         assert not writer.is_due(RequestCounters(stop=True, checkpoints=2)), "a stop writes its own checkpoint"
-        writer.serve(agreed)
-        assert not writer.is_due(agreed)
+        writer.serve(counters)
+        assert not writer.is_due(counters)
         assert writer.is_due(RequestCounters(checkpoints=3)), "also at the step of the previous checkpoint"
         assert not writer.is_due(RequestCounters(checkpoints=2, timed_checkpoints=1)), (
             "no step since the previous checkpoint"
@@ -135,4 +135,4 @@ def test_pause_writes_requested_checkpoint_and_stops_clocks(
         *([RunContinued] if end == "continue" else []),
     ]
     assert len({event.step for event in pause_events}) == 1
-    assert [asked for _, asked in checkpoints(events)] == [True]
+    assert [requested for _, requested in checkpoints(events)] == [True]

@@ -92,14 +92,14 @@ def visible_range(view: ChartView, data: CurveData) -> tuple[float, float]:
 def test_view_zoom_follows_latest_point() -> None:
     data = curves(make_run_started(), steps(40, [1.0] * 40, 10.0))
     assert visible_range(ChartView(), data) == (0, 4)
-    near = ChartView().zoom(data, 0.5)
-    assert visible_range(near, data) == (2, 4)
+    zoomed = ChartView().zoom(data, 0.5)
+    assert visible_range(zoomed, data) == (2, 4)
     data.add_events([steps(80, [1.0] * 40, 20.0)])
-    assert visible_range(near, data) == (6, 8)
-    assert visible_range(near.pan(data, -0.5), data) == (5, 7)
-    assert visible_range(near.pan(data, -9.0), data) == (0, 2)
-    assert visible_range(near.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
-    assert visible_range(near.reset_zoom(), data) == (0, 8)
+    assert visible_range(zoomed, data) == (6, 8)
+    assert visible_range(zoomed.pan(data, -0.5), data) == (5, 7)
+    assert visible_range(zoomed.pan(data, -9.0), data) == (0, 2)
+    assert visible_range(zoomed.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
+    assert visible_range(zoomed.reset_zoom(), data) == (0, 8)
 
 
 def test_view_cursor_stays_in_window_and_reads_nearest_point() -> None:

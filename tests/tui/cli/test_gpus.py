@@ -49,22 +49,22 @@ def test_gpus_json_has_unit_time_and_reason_for_every_reading(gputrain: Gputrain
     assert snapshot["format"] == 1
     assert snapshot["source"] == {"kind": "driver", "made_up": False}
     assert (snapshot["driver"]["value"], snapshot["cuda"]["value"]) == ("580.95.05", "13.0")
-    [seen] = snapshot["gpus"]
+    [gpu] = snapshot["gpus"]
     for name, unit in UNITS.items():
-        assert seen[name]["unit"] == unit
-        assert before - 1 < seen[name]["time"] < time.time() + 1
-        assert (seen[name]["value"] is None) == ("reason" in seen[name])
-    assert {name for name in UNITS if seen[name]["value"] is None} == {"fan", "pcie_sent", "pcie_received"}
-    assert seen["memory_used"]["value"] == 500 << 20
-    assert seen["memory_reserved"]["value"] == 600 << 20
-    assert seen["ecc_corrected"]["value"] == 3
-    assert seen["processes"]["value"][0]["gpu_memory"]["reason"] == "not reported by the driver"
+        assert gpu[name]["unit"] == unit
+        assert before - 1 < gpu[name]["time"] < time.time() + 1
+        assert (gpu[name]["value"] is None) == ("reason" in gpu[name])
+    assert {name for name in UNITS if gpu[name]["value"] is None} == {"fan", "pcie_sent", "pcie_received"}
+    assert gpu["memory_used"]["value"] == 500 << 20
+    assert gpu["memory_reserved"]["value"] == 600 << 20
+    assert gpu["ecc_corrected"]["value"] == 3
+    assert gpu["processes"]["value"][0]["gpu_memory"]["reason"] == "not reported by the driver"
 
 
 def test_gpus_links_measures_pcie_throughput(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0))
-    [seen] = parse_gpus_json(gputrain("gpus", "--json", "--links", **gpu_host.environment).stdout)
-    assert (seen["pcie_sent"]["value"], seen["pcie_received"]["value"]) == (1000, 2000)
+    [gpu] = parse_gpus_json(gputrain("gpus", "--json", "--links", **gpu_host.environment).stdout)
+    assert (gpu["pcie_sent"]["value"], gpu["pcie_received"]["value"]) == (1000, 2000)
 
 
 def test_gpus_watch_json_prints_one_line_per_sample(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -111,10 +111,10 @@ def test_gpus_recording_replays_samples(gputrain: Gputrain, gpu_host: FakeGpuHos
     again = gputrain(*record, **gpu_host.environment)
     assert (again.returncode, "seen.jsonl exists" in again.stderr) == (2, True)
     replay = {"GPUTRAIN_NVML": "replay:seen.jsonl"}
-    played = json.loads(gputrain("gpus", "--json", **replay).stdout)
-    assert played["source"] == {"kind": "recording", "made_up": False}
-    assert [one["busy"]["value"] for one in played["gpus"]] == list(range(90, 98))
-    assert time.time() - played["gpus"][0]["busy"]["time"] < 20
+    snapshot = json.loads(gputrain("gpus", "--json", **replay).stdout)
+    assert snapshot["source"] == {"kind": "recording", "made_up": False}
+    assert [gpu["busy"]["value"] for gpu in snapshot["gpus"]] == list(range(90, 98))
+    assert time.time() - snapshot["gpus"][0]["busy"]["time"] < 20
     assert "recording: not the current state of the GPUs" in gputrain("gpus", **replay).stdout
 
 
@@ -172,14 +172,14 @@ def test_gpus_watch_ends_when_pipe_closes(gputrain: Gputrain) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 def test_gpus_readings_agree_with_nvidia_smi(gputrain: Gputrain) -> None:
-    seen = {one["uuid"]: one for one in parse_gpus_json(gputrain("gpus", "--json").stdout)}
+    readings = {gpu["uuid"]: gpu for gpu in parse_gpus_json(gputrain("gpus", "--json").stdout)}
     query = "--query-gpu=uuid,memory.used,memory.total,temperature.gpu,power.draw,clocks.max.sm"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(rows) == len(seen)
+    assert len(rows) == len(readings)
     for row in rows:
         uuid, used, total, temperature, power, clock = row.split(", ")
-        ours = {name: reading["value"] for name, reading in seen[uuid].items() if name in UNITS}
+        ours = {name: reading["value"] for name, reading in readings[uuid].items() if name in UNITS}
         assert abs(ours["memory_used"] / 2**20 - float(used)) <= 1
         assert abs(ours["memory_total"] / 2**20 - float(total)) <= 1
         assert abs(ours["temperature"] - float(temperature)) <= 3

@@ -71,15 +71,15 @@ def test_form_command_resolves_to_same_config(base: str | None, gputrain: Gputra
 
 def config_of_run(arguments: list[str]) -> Config:
     """Return the config that `gputrain run` resolves from these arguments."""
-    found: list[Config] = []
+    configs: list[Config] = []
 
     def keep(request: RunRequest, **_: object) -> None:
-        found.append(request.config)
+        configs.append(request.config)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tui.cli.train.run_headless", keep)
         app([*arguments, "--headless"], standalone_mode=False)
-    return found[0]
+    return configs[0]
 
 
 def test_form_has_described_field_for_every_key() -> None:

@@ -34,7 +34,7 @@ from tui.widgets.matrix import CORRECT_STYLES, WRONG_STYLES, Matrix, cell_style
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
 
 
-def found(counts: list[list[int]], epoch: int = 3) -> dict[str, Any]:
+def make_result(counts: list[list[int]], epoch: int = 3) -> dict[str, Any]:
     table = np.array(counts)
     sums = table.sum(1)
     return {
@@ -54,7 +54,7 @@ NAMES = ["cat", "dog [bold]", "owl"]
 
 
 def evaluation(**changes: Any) -> dict[str, Any]:
-    return {"format": 1, "classes": NAMES, "last": found(LAST, 7), "best": found(BEST, 3)} | changes
+    return {"format": 1, "classes": NAMES, "last": make_result(LAST, 7), "best": make_result(BEST, 3)} | changes
 
 
 @pytest.fixture(autouse=True)
@@ -125,12 +125,12 @@ def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
         (evaluation(classes=[]), "classes is not a list of names"),
         (evaluation(best=None), "best is not an evaluation"),
         (evaluation(last={"epoch": 1}), "last is not an evaluation"),
-        (evaluation(best=found(BEST) | {"confusion": [[1, 2], [3]]}), "best is not an evaluation"),
-        (evaluation(best=found(BEST) | {"confusion": [[10**30] * 3] * 3}), "best is not an evaluation"),
-        (evaluation(best=found(BEST) | {"confusion": "many"}), "best is not an evaluation"),
-        (evaluation(best=found(BEST[:2])), "best does not match 3 classes"),
-        (evaluation(best=found(BEST) | {"per_class": [0.5]}), "does not match 3 classes"),
-        (evaluation(best=found([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "does not match 3 classes"),
+        (evaluation(best=make_result(BEST) | {"confusion": [[1, 2], [3]]}), "best is not an evaluation"),
+        (evaluation(best=make_result(BEST) | {"confusion": [[10**30] * 3] * 3}), "best is not an evaluation"),
+        (evaluation(best=make_result(BEST) | {"confusion": "many"}), "best is not an evaluation"),
+        (evaluation(best=make_result(BEST[:2])), "best does not match 3 classes"),
+        (evaluation(best=make_result(BEST) | {"per_class": [0.5]}), "does not match 3 classes"),
+        (evaluation(best=make_result([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "does not match 3 classes"),
     ],
     ids=str,
 )
@@ -143,7 +143,10 @@ def test_read_evaluations_reports_malformed_file_in_one_sentence(tmp_path: Path,
 
 
 def test_mistakes_are_sorted_worst_first() -> None:
-    assert [(one.true_class, one.predicted_class, one.images, one.share) for one in mistakes(np.array(BEST))] == [
+    assert [
+        (mistake.true_class, mistake.predicted_class, mistake.images, mistake.share)
+        for mistake in mistakes(np.array(BEST))
+    ] == [
         (2, 0, 5, 0.5),
         (0, 1, 2, 0.2),
         (1, 2, 1, 0.1),
@@ -260,7 +263,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         assert "No evaluation yet" in visible_text(pilot, "#scores")
-        write_json(demo_run.evaluation, evaluation(best=found(BEST, 4)))
+        write_json(demo_run.evaluation, evaluation(best=make_result(BEST, 4)))
         await wait_until(pilot, lambda: screen.evaluation_poller.latest is not None)
         await drawn(pilot)
         assert "best epoch 4" in visible_text(pilot, "#scores")
@@ -270,7 +273,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
         await drawn(pilot)
         assert "evaluation.json cannot be read: classes is not a list of names" in visible_text(pilot, "#scores")
         assert "owl" in visible_text(pilot, "#matrix")
-        write_json(demo_run.evaluation, evaluation(best=found(BEST, 5)))
+        write_json(demo_run.evaluation, evaluation(best=make_result(BEST, 5)))
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is None)
         await drawn(pilot)
         assert "best epoch 5" in visible_text(pilot, "#scores")
@@ -282,8 +285,8 @@ def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(de
     counts = np.diag(np.full(1000, 50))
     counts[700, 700], counts[700, 31] = 10, 40
     counts[123, 123], counts[123, 999] = 45, 5
-    one = found(counts.tolist())
-    content = evaluation(classes=[f"class-{n:03d}" for n in range(1000)], best=one, last=one)
+    result = make_result(counts.tolist())
+    content = evaluation(classes=[f"class-{n:03d}" for n in range(1000)], best=result, last=result)
     demo_run.evaluation.write_text(json.dumps(content))
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
@@ -300,8 +303,8 @@ def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(de
 
 
 def test_confusion_screen_without_matrix_shows_class_accuracies(demo_run: RunFolder) -> None:
-    one = found(BEST) | {"confusion": []}
-    write_json(demo_run.evaluation, evaluation(best=one, last=one))
+    result = make_result(BEST) | {"confusion": []}
+    write_json(demo_run.evaluation, evaluation(best=result, last=result))
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         assert not screen.query_one(Matrix).display

@@ -41,7 +41,9 @@ def test_run_screen_writes_control_request(demo_runs_folder: Path, key: str, req
         await press(pilot, key)
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
-    assert [one.request for one in consume_requests(RunFolder(demo_runs_folder / LIVE_RUN).control)] == [request_name]
+    assert [request.request for request in consume_requests(RunFolder(demo_runs_folder / LIVE_RUN).control)] == [
+        request_name
+    ]
 
 
 def test_run_screen_confirms_stop(demo_runs_folder: Path) -> None:
@@ -53,7 +55,7 @@ def test_run_screen_confirms_stop(demo_runs_folder: Path) -> None:
         await press(pilot, "s", "down", "enter")
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
-    assert [one.request for one in consume_requests(control)] == ["stop"]
+    assert [request.request for request in consume_requests(control)] == ["stop"]
 
 
 def test_run_screen_sends_no_request_to_finished_run(demo_runs_folder: Path) -> None:
@@ -69,7 +71,7 @@ def test_resume_before_the_first_poll_says_that_the_run_is_not_read_yet(demo_run
         app: Any = pilot.app
         app.resume_run(RunFolder(demo_runs_folder / FINISHED_RUN), None)
         await pilot.pause()
-        assert [one.message for one in app._notifications] == [f"{FINISHED_RUN} is still loading"]
+        assert [toast.message for toast in app._notifications] == [f"{FINISHED_RUN} is still loading"]
 
     drive(demo_app(demo_runs_folder), act)
 

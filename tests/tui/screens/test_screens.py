@@ -78,18 +78,18 @@ def test_monitor_screen_filter_keeps_matching_processes(demo_runs_folder: Path) 
 
 
 def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "60"]) as victim:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
 
         async def act(pilot: Pilot[None]) -> None:
             screen: Any = pilot.app.screen
             from tui.screens.monitor import _process_start_time
 
-            screen._send_signal(victim.pid, None, 15)
-            assert victim.poll() is None
-            screen._send_signal(victim.pid, _process_start_time(victim.pid), 15)
+            screen._send_signal(sleeper.pid, None, 15)
+            assert sleeper.poll() is None
+            screen._send_signal(sleeper.pid, _process_start_time(sleeper.pid), 15)
 
         drive(real_app(tmp_path / "runs"), act)
-        assert victim.wait(5) == -15
+        assert sleeper.wait(5) == -15
 
 
 # Runs
@@ -139,11 +139,11 @@ def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) ->
         for command in keymap.MONITOR_COMMANDS:
             assert (f"{command.key_label} {command.title}" in visible_text(pilot, "Keys")) is (command.priority > 0)
         provider = CommandProvider(pilot.app.screen, None)
-        offered = [str(hit.display) async for hit in provider.discover()]  # type: ignore[union-attr]
+        commands = [str(hit.display) async for hit in provider.discover()]  # type: ignore[union-attr]
         await press(pilot, "question_mark")
         for command in (*keymap.MONITOR_COMMANDS, *keymap.GLOBAL_COMMANDS):
             assert command.help in visible_text(pilot)
-            assert any(command.title in text for text in offered)
+            assert any(command.title in text for text in commands)
 
     drive(demo_app(demo_runs_folder), act, (140, 34))
 

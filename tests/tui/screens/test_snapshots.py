@@ -65,10 +65,10 @@ async def fill_gpu_history(pilot: Pilot[None]) -> None:
     assert isinstance(screen, MonitorScreen)
     for index, (uuid, values) in enumerate(screen._busy_history.items()):
         last = values[-1]
-        past = [
+        samples = [
             None if last is None else max(min(last + (tick * 7 + index * 5) % 13 - 6, 100), 0) for tick in range(31)
         ]
-        screen._busy_history[uuid] = deque([*past, last], maxlen=32)
+        screen._busy_history[uuid] = deque([*samples, last], maxlen=32)
     screen.update_content()
     await pilot.pause()
 

@@ -46,12 +46,12 @@ CHOICES = [
 
 @pytest.mark.parametrize(("overrides", "pipeline", "why"), CHOICES)
 def test_choose_pipeline_depends_on_dataset_and_augmentation(
-    overrides: tuple[str, ...], pipeline: str, why: str
+    overrides: tuple[str, ...], pipeline: str, reason: str
 ) -> None:
     config = resolve_config(None, list(overrides)).config
     choice = choose_pipeline(config, open_source(config), 1)
     assert choice.pipeline == pipeline
-    assert re.search(why, choice.why)
+    assert re.search(reason, choice.why)
 
 
 def test_choose_pipeline_keeps_folder_in_memory_unless_cropped_at_file_size(photos: Path) -> None:

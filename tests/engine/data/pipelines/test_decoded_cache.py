@@ -216,15 +216,15 @@ def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
 
     for key in ("old", "used"):
         load_or_decode(key, decode)
-    long_ago = time.time() - 31 * 86400
+    expired = time.time() - 31 * 86400
     for path in cache.iterdir():
-        os.utime(path, (long_ago, long_ago))
+        os.utime(path, (expired, expired))
     # The metadata records the modification time of the array, so changing one invalidates the other.
     for key in ("old", "used"):
         metadata = json.loads((cache / f"{key}.json").read_text())
         metadata["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
         (cache / f"{key}.json").write_text(json.dumps(metadata))
-        os.utime(cache / f"{key}.json", (long_ago, long_ago))
+        os.utime(cache / f"{key}.json", (expired, expired))
     load_or_decode("used", lambda: pytest.fail("the cached entry was not used"))
     load_or_decode("new", decode)
     assert {path.name for path in cache.glob("*.*y")} == {"used.npy", "new.npy"}

@@ -29,7 +29,7 @@ def batches(device: str, workers: int, *overrides: str) -> list[DeviceBatch]:
     return list(iter(StreamingLoader(loader, image_format, torch.device(device)).__next__, None))
 
 
-def read(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
+def read_all(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
     """Read all items through a `PrefetchIterator`; returns them and the ValueError that ended them, if any."""
     prefetcher, received = PrefetchIterator(items), []
     try:
@@ -43,8 +43,8 @@ def read(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
 
 
 def test_prefetcher_yields_items_in_order_and_ends() -> None:
-    assert read(iter(range(50))) == (list(range(50)), None)
-    assert read(iter(())) == ([], None)
+    assert read_all(iter(range(50))) == (list(range(50)), None)
+    assert read_all(iter(())) == ([], None)
 
 
 def test_prefetcher_raises_error_after_preceding_items() -> None:
@@ -52,28 +52,28 @@ def test_prefetcher_raises_error_after_preceding_items() -> None:
         yield from range(3)
         raise ValueError("no more")
 
-    received, error = read(failing())
+    received, error = read_all(failing())
     assert received == [0, 1, 2]
     assert isinstance(error, ValueError)
 
 
 def test_prefetcher_makes_one_item_ahead_in_background_thread() -> None:
-    made: list[int] = []
+    produced: list[int] = []
     threads, third_item_made = set[str](), threading.Event()
 
     def make_items() -> Iterator[int]:
         for number in itertools.count():
             threads.add(threading.current_thread().name)
-            made.append(number)
+            produced.append(number)
             if number == 2:
                 third_item_made.set()
             yield number
 
     prefetcher = PrefetchIterator(make_items())
-    assert made == []
+    assert produced == []
     assert [next(prefetcher), next(prefetcher)] == [0, 1]
     assert third_item_made.wait(5)
-    assert made == [0, 1, 2]
+    assert produced == [0, 1, 2]
     assert threads == {"prefetch"}
 
 
