@@ -42,7 +42,7 @@ def refused(config: OptimConfig, model: nn.Module) -> str:
     return str(caught.value)
 
 
-def goes_on_alike(config: OptimConfig, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
+def resumes_identically(config: OptimConfig, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
     """Whether `later`, resumed from the weights and optimizer state of `model`, trains to identical weights."""
     later.load_state_dict(model.state_dict())
     resumed = build_optimizer(config, later)

@@ -16,7 +16,7 @@ from tui.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", ".github/CONTRIBUTING.md", "engine/README.md", "tui/README.md", "tests/README.md"]
-# Sent to the owner of a run, which does not write them.
+# Sent to the supervisor, which does not write them to the journal.
 UNWRITTEN_EVENTS = {"refused", "flush"}
 
 

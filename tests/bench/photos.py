@@ -127,7 +127,7 @@ def main() -> None:
         for _ in gputrain_loader(root, 0):
             # Fill the cache of the folder scan.
             break
-        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {workers} loader workers")
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {workers} DataLoader workers")
         print_result(
             "loader alone",
             (

@@ -84,7 +84,7 @@ def main() -> None:
                 print(
                     f"{repeat}  {name:22s} {seconds:6.2f} s  {' '.join(f'{rate:6.0f}' for rate in rates)}", flush=True
                 )
-                # The first turn warms up the page cache and writes bytecode.
+                # The first repeat warms up the page cache and writes bytecode.
                 if repeat:
                     results[name].append((seconds, rates))
     print(f"\n{'':22s} {'total':>9s} {'first':>9s} {'later':>9s}   gputrain relative to it")

@@ -179,7 +179,7 @@ def main() -> None:
         rows = []
         for number in range(options.steps):
             pair = [lambda: bare_step(bare, optimizer, *next(batches)), trainer_step]
-            # In turn the first.
+            # Alternate which of the two runs first.
             timings = [timed(step, state.device) for step in (pair if number % 2 else pair[::-1])]
             rows.append(timings if number % 2 else timings[::-1])
         for column, clock in enumerate(("wall", "CPU time")):

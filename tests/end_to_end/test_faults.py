@@ -176,7 +176,7 @@ def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     assert "2 images skipped" in messages
 
 
-def test_killed_loader_worker_is_reported_with_cause(gputrain: Gputrain) -> None:
+def test_killed_dataloader_worker_is_reported_with_cause(gputrain: Gputrain) -> None:
     write_images(gputrain.folder / "images", 8)
     process = gputrain.start(*FOLDER, "--workers", "2")
     gputrain.wait_for_event("a", "epoch")
@@ -250,7 +250,9 @@ def slurm_environment(gputrain: Gputrain, code: int) -> dict[str, str]:
     """Return the environment of a Slurm job with a fake scontrol that logs its arguments and exits with `code`."""
     program = gputrain.folder / "bin" / "scontrol"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> "{gputrain.folder}/asked"\necho "no such job" >&2\nexit {code}\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> "{gputrain.folder}/scontrol-calls"\necho "no such job" >&2\nexit {code}\n'
+    )
     program.chmod(0o755)
     path = f"{program.parent}:{gputrain.environment['PATH']}"
     return gputrain.environment | {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_NTASKS": "1"}
@@ -266,7 +268,7 @@ def test_slurm_signal_stops_run_and_requeues_job(gputrain: Gputrain) -> None:
     assert process.returncode == 3
     assert "stop requested by SIGUSR1" in messages
     assert "stopped: resume with `gputrain resume a`; job 77 is requeued" in messages
-    assert (gputrain.folder / "asked").read_text() == "requeue 77\n"
+    assert (gputrain.folder / "scontrol-calls").read_text() == "requeue 77\n"
 
 
 def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:

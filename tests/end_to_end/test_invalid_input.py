@@ -126,7 +126,7 @@ def test_run_rejects_config_that_is_not_utf8(gputrain: Gputrain, tmp_path: Path)
     assert (done.returncode, "is not UTF-8 text" in done.stderr) == (2, True)
 
 
-def test_run_reports_problems_of_all_sections_at_once(gputrain: Gputrain) -> None:
+def test_run_reports_problems_of_all_sections_together(gputrain: Gputrain) -> None:
     overrides = {
         "optim.lrr": "1", "run.epochs": "many", "schedule.name": "multistep", "augment.crop_scale": "[2, 1]",
         "optim.options": "{alpha: 1}", "model.name": "resnt18", "model.weights": "nowhere.pt", "loss.name": "mine:x",

@@ -147,17 +147,17 @@ def run_srun_tasks(gputrain: Gputrain, *arguments: str) -> list[tuple[int, str]]
     return [(task.returncode, text) for task, text in zip(tasks, messages, strict=True)]
 
 
-def test_srun_tasks_form_one_world(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
+def test_srun_tasks_form_one_process_group(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
     results = run_srun_tasks(gputrain, *RUN, "--name", "a")
     assert [exit_code for exit_code, _ in results] == [0, 0], results
     assert without_timings(read_events(gputrain.runs / "a")) == spawned_run_events
-    # The store is in rank 0, which must not exit before the other task has received that there is nothing to do.
+    # Rank 0 hosts the store and must not exit before the other task has read that there is nothing to do.
     (first, messages), (second, others) = run_srun_tasks(gputrain, *RUN, "--name", "a", "--resume")
     assert (first, second, others) == (0, 0, "")
     assert "a has already finished 2 epochs" in messages
 
 
-def test_srun_tasks_exit_2_and_report_once_if_refused(gputrain: Gputrain) -> None:
+def test_srun_tasks_exit_2_and_report_once_if_rejected(gputrain: Gputrain) -> None:
     (first, messages), (second, others) = run_srun_tasks(gputrain, *RUN, "--model", "cnnn")
     assert (first, second, others) == (2, 2, "")
     assert messages.count("error: model.name: no model is named 'cnnn'") == 1
@@ -179,7 +179,7 @@ def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:
     assert "world size 2 x 5000 images" in done.stderr
 
 
-def test_exit_code_of_rank_0_is_what_rank_0_shares() -> None:
+def test_exit_code_of_rank_0_is_read_from_store() -> None:
     store = HashStore()
     assert exit_code_of_rank_0(store, timeout_s=0.1) is None
     share_exit_code(store, ExitCode.STOPPED, world_size=1)

@@ -102,15 +102,15 @@ def drain(folder: RunFolder) -> tuple[RunPoller, int]:
 
 
 def test_run_watcher_cost_is_independent_of_journal_length(tmp_path: Path) -> None:
-    batches = []
+    bytes_read = []
     for hours in (1, 2):
         watch = RunWatcher(long_run(tmp_path / str(hours), hours * HOUR))
         history = watch.poll()
         assert watch.partial
         assert history.steps_done == (hours * HOUR - 1) * STEPS
         assert history.started is not None
-        batches.append(watch.bytes_read)
-    assert batches[0] == batches[1] < MAX_FULL_READ_BYTES
+        bytes_read.append(watch.bytes_read)
+    assert bytes_read[0] == bytes_read[1] < MAX_FULL_READ_BYTES
 
 
 def test_runs_stop_and_logs_commands_never_read_whole_journal(
@@ -173,7 +173,7 @@ def test_run_of_one_week_is_listed_and_read(gputrain: Gputrain) -> None:
     wait_for(lambda: poller.latest is not None, "the newest state", 5)
     newest = time.monotonic() - start_time
     poller.close()
-    print(f"the feed's newest state: {newest:.3f} s")
+    print(f"newest state of the poller: {newest:.3f} s")
     assert poller.latest is not None and poller.latest.row.step == row["step"]
     assert newest < 1.0
     start_time = time.monotonic()

@@ -124,7 +124,7 @@ def control_folder(tmp_path: Path) -> Path:
 
 
 def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Make the file belong to another user than this process, and return its owner."""
+    """Make another user the owner of the file, and return that user."""
     if os.geteuid() == 0:
         os.chown(path, SOMEONE, -1)
     else:
@@ -173,11 +173,11 @@ def create_invalid_requests(control: Path) -> None:
     (control / "4-folder.json" / "kept").write_text("")
     with (control / "5-large.json").open("wb") as file:
         file.truncate(1 << 40)
-    (control / "6-torn.json").write_text('{"request": "st')
+    (control / "6-incomplete.json").write_text('{"request": "st')
     (control / "7-list.json").write_text("[1]")
     (control / "8-deep.json").write_text("[" * (MAX_REQUEST_BYTES - 1))
     (control / "9-bytes.json").write_bytes(b"\xff\xfe\x00")
-    (control / "10.txt").write_text("of no concern")
+    (control / "10.txt").write_text("ignored")
 
 
 def test_consume_requests_refuses_and_removes_invalid_files(control_folder: Path) -> None:

@@ -25,7 +25,7 @@ from tui.form.model import Form, form_problems, valid_config
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
-# The arguments, and the beginning of each sentence that they cause.
+# Arguments, and the beginning of each expected error.
 REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "unknown key": (["optim.lrr=1"], ["optim.lrr: unknown key"]),
     "bad value": (["run.epochs=many"], ["run.epochs: 'many' is not allowed"]),
@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "unwritable init_method": (["device.init_method=file:///nowhere/meet"], ["device.init_method: /nowhere is no"]),
 }  # fmt: skip
 
-# Only a built model shows these.
+# Detected only when the model is built.
 REFUSED_MODELS: dict[str, tuple[list[str], list[str]]] = {
     "weights of another model": (["model.weights=FOLDER/other.pt"], ["model.weights: weights of FOLDER/other.pt"]),
     "frozen part that is not there": (["model.freeze=[nothing]"], ["model.freeze: the model has no weights named"]),
@@ -76,7 +76,7 @@ Refusal = tuple[list[str], list[str]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with user code, weights, and two runs of which one is live."""
+    """A folder with user code, weights, and two runs, one of them live."""
     folder = tmp_path_factory.mktemp("refusals")
     (folder / "empty").mkdir()
     (folder / "broken.py").write_text("import no_such_library\n")
@@ -92,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def workdir(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder as that of this process, with an environment without GPUs."""
+    """Make `folder` the working folder, with an environment without GPUs."""
     monkeypatch.chdir(folder)
     for name, value in clean_environment(folder).items():
         monkeypatch.setenv(name, value)
@@ -105,7 +105,7 @@ def in_folder(refusal: Refusal, folder: Path) -> Refusal:
 
 
 def files(folder: Path) -> set[Path]:
-    """All files of runs and temporary files; the caches of libraries may come."""
+    """All files of runs and temporary files; library caches are excluded."""
     return {*(folder / "runs").rglob("*"), *(folder / "tmp").glob("gputrain*")}
 
 

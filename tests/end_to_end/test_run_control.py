@@ -12,11 +12,11 @@ RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.
 
 def test_control_requests_pause_checkpoint_and_continue_without_changing_results(gputrain: Gputrain) -> None:
     plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "20")
-    gputrain.start(*RUN, "--name", "asked", "--epochs", "20")
-    folder = RunFolder(gputrain.runs / "asked")
-    gputrain.wait_for_event("asked", "epoch", 1)
+    gputrain.start(*RUN, "--name", "controlled", "--epochs", "20")
+    folder = RunFolder(gputrain.runs / "controlled")
+    gputrain.wait_for_event("controlled", "epoch", 1)
     send_request(folder.control, "pause")
-    gputrain.wait_for_event("asked", "paused")
+    gputrain.wait_for_event("controlled", "paused")
     assert folder.state(folder.history()) is RunState.PAUSED
 
     send_request(folder.control, "checkpoint")
@@ -28,7 +28,7 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
     assert saved["step"] == paused["step"] < 20 * 11
 
     send_request(folder.control, "continue")
-    gputrain.wait_for_event("asked", "run_finished")
+    gputrain.wait_for_event("controlled", "run_finished")
     assert plain.wait(60) == 0
     events = read_events(folder.path)
     assert next(event for event in events if event["type"] == "continued")["step"] == paused["step"]

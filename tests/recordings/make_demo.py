@@ -130,7 +130,7 @@ def gpu_use(rank: int, busy: int) -> GpuSample:
 
 
 def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
-    """Make up an evaluation that is consistent with the accuracy of the epoch event."""
+    """Generate an evaluation that is consistent with the accuracy of the epoch event."""
     rng = random.Random(epoch.epoch)  # noqa: S311 (not for cryptography)
     images = IMAGES_PER_CLASS * num_classes
     wrong = round((1 - epoch.val_accuracy) * images)

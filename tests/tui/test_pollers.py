@@ -1,4 +1,4 @@
-"""What screens are fed with, when the files are not what they should be."""
+"""Pollers: malformed, truncated and replaced files."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ from tui.text.run_lines import run_line, table_line
 from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row
 
-STRANGE = {
-    "a state that is not known": ("events.jsonl", to_line(RunFinished(state="cancelled"))),
-    "a heartbeat that is no number": ("owner.json", '{"host": "other", "heartbeat": "soon"}'),
-    "a summary of words": ("summary.json", '{"best_val_accuracy": "x", "epochs": "many"}'),
-    "a deep owner": ("owner.json", "[" * 100_000),
-    "a deep line": ("events.jsonl", "[" * 100_000),
-    "GPUs that are none": ("events.jsonl", '{"type": "gpus", "time": 1.0, "gpus": [5, "x"]}'),
-    "GPUs of words": ("events.jsonl", '{"type": "gpus", "time": 1.0, "gpus": [{"throttle": 5, "memory_used": "x"}]}'),
-    "ranks that are none": ("events.jsonl", to_line(make_run_started()).replace('"ranks": []', '"ranks": [5]')),
+MALFORMED = {
+    "unknown state": ("events.jsonl", to_line(RunFinished(state="canceled"))),
+    "heartbeat that is not a number": ("owner.json", '{"host": "other", "heartbeat": "soon"}'),
+    "summary with text values": ("summary.json", '{"best_val_accuracy": "x", "epochs": "many"}'),
+    "deeply nested owner": ("owner.json", "[" * 100_000),
+    "deeply nested line": ("events.jsonl", "[" * 100_000),
+    "GPUs that are not objects": ("events.jsonl", '{"type": "gpus", "time": 1.0, "gpus": [5, "x"]}'),
+    "GPUs with text values": (
+        "events.jsonl",
+        '{"type": "gpus", "time": 1.0, "gpus": [{"throttle": 5, "memory_used": "x"}]}',
+    ),
+    "ranks that are not objects": ("events.jsonl", to_line(make_run_started()).replace('"ranks": []', '"ranks": [5]')),
     "infinity": ("events.jsonl", to_line(make_epoch(1, 0.5)).replace('"seconds": ', '"seconds": 1e999, "x": ')),
-    "a huge number": ("events.jsonl", to_line(make_step(7)).replace('"step": 7', f'"step": {"9" * 400}')),
+    "huge number": ("events.jsonl", to_line(make_step(7)).replace('"step": 7', f'"step": {"9" * 400}')),
     "Python's infinity": ("events.jsonl", to_line(make_step(7)).replace("0.5", "Infinity")),
 }
 
 
-@pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
-def test_runs_feed_with_malformed_file_still_shows_all_runs(tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize(("name", "text"), MALFORMED.values(), ids=MALFORMED)
+def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path, name: str, text: str) -> None:
     make_run_folder(tmp_path, "good", make_run_started(), make_epoch(1, 0.5), RunFinished(state="finished"))
     malformed = make_run_folder(tmp_path, "odd", make_run_started(), make_step(5))
     with (malformed.path / name).open("a") as file:
@@ -71,18 +74,18 @@ def test_runs_feed_with_malformed_file_still_shows_all_runs(tmp_path: Path, name
     assert ChartView().x_limits(data)[1] > 0
 
 
-def test_runs_feed_reports_thread_error_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_list_poller_reports_thread_error_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poller = RunListPoller(tmp_path, 0.05)
     monkeypatch.setattr(poller, "poll", lambda: 1 / 0)
     poller.start()
-    wait_for(lambda: poller.unexpected_error is not None, "the fault", 5)
+    wait_for(lambda: poller.unexpected_error is not None, "the error", 5)
     assert "ZeroDivisionError" in str(poller.unexpected_error)
     monkeypatch.undo()
-    wait_for(lambda: poller.unexpected_error is None and poller.rows == [], "the next look", 5)
+    wait_for(lambda: poller.unexpected_error is None and poller.rows == [], "the next poll", 5)
     poller.close()
 
 
-def test_run_feed_survives_unreadable_journal(tmp_path: Path) -> None:
+def test_run_poller_survives_unreadable_journal(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
     folder.journal.unlink()
     folder.journal.mkdir()
@@ -91,7 +94,7 @@ def test_run_feed_survives_unreadable_journal(tmp_path: Path) -> None:
     assert poller.caught_up
 
 
-def test_run_feed_parses_each_line_of_a_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_poller_parses_each_journal_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), make_step(5), make_epoch(1, 0.5))
     parsed: list[str] = []
 
@@ -109,13 +112,13 @@ def test_run_feed_parses_each_line_of_a_journal_once(tmp_path: Path, monkeypatch
     assert sum(len(poller.events.get() or ()) for _ in range(poller.events.qsize())) == 4
 
 
-def test_run_feed_shows_the_newest_state_of_a_long_journal_before_it_is_read(tmp_path: Path) -> None:
+def test_run_poller_shows_newest_state_before_long_journal_is_read(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "long", make_run_started(), make_epoch(1, 0.95))
     append_to_journal(folder, step_lines(30_000))
     append_to_journal(folder, to_line(RunFinished(state="finished")) + "\n")
     poller = RunPoller(folder)
     poller.start()
-    # Nobody takes events from the queue, so the reader waits near the beginning.
+    # The queue is not consumed, so the reader blocks near the beginning.
     wait_for(lambda: poller.latest is not None, "the newest state", 5)
     assert poller.latest is not None and not poller.caught_up
     assert (poller.latest.row.state, poller.latest.row.step) == ("finished", 300_000)
@@ -126,7 +129,7 @@ def test_run_feed_shows_the_newest_state_of_a_long_journal_before_it_is_read(tmp
     poller.close()
 
 
-def test_run_feed_starts_over_where_the_journal_became_shorter(tmp_path: Path) -> None:
+def test_run_poller_restarts_when_journal_shrinks(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1, 0.5))
     poller = RunPoller(folder)
     poller.poll()
@@ -150,7 +153,7 @@ def test_run_row_of_long_resumed_run_shows_correct_best_and_epochs(tmp_path: Pat
     assert (row.epochs, row.epoch, row.best_val_accuracy, row.val_accuracy) == (20_000, 12_000, 0.95, 0.5)
 
 
-def test_runs_feed_rereads_finished_run_only_when_changed(tmp_path: Path) -> None:
+def test_run_list_poller_rereads_finished_run_only_when_changed(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="stopped"))
     poller = RunListPoller(tmp_path)
     poller.poll()
@@ -189,7 +192,7 @@ def test_started_run_is_matched_by_pid_and_host(tmp_path: Path) -> None:
     output.close()
 
 
-def test_launched_run_lines_leaves_the_offset_that_the_child_writes_at(tmp_path: Path) -> None:
+def test_launched_run_output_lines_keeps_file_offset_of_child(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w+b") as output:
         launched = LaunchedRun(None, output, tmp_path, None, 0.0)  # type: ignore[arg-type]
         (tmp_path / "out").write_text("first\nsecond\n")

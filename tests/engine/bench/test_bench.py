@@ -103,7 +103,7 @@ def test_scaling_excludes_first_epoch() -> None:
     assert speed.spread == (400 - 100) / 2 / 200
 
 
-def test_scaling_computes_speed_up_and_efficiency_from_throughput() -> None:
+def test_scaling_computes_speedup_and_efficiency_from_throughput() -> None:
     speeds = scaling_results([make_run(4, 300), make_run(1, 100), make_run(2, 180)])
     assert [speed.ranks for speed in speeds] == [1, 2, 4]
     assert [speed.speed_up for speed in speeds] == [1, 1.8, 3]

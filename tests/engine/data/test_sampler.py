@@ -200,7 +200,7 @@ def test_sampler_run_alternates_training_and_validation() -> None:
         ("val", [False, False], [7], 0.0),
     ],
 )
-def test_batch_request_keep_weighs_what_can_be_read(
+def test_batch_request_keep_selects_and_weights_readable_images(
     part: Part, readable: list[bool], kept: list[int], weight: float
 ) -> None:
     request = BatchRequest(part, 2, np.array([7, 3, 5, 1])[: len(readable)], 0.5, ends_step=False)

@@ -1,4 +1,4 @@
-"""Agreement: how often ranks exchange control requests, and how soon all ranks know of one."""
+"""Agreement: how often ranks exchange control requests, and how soon all ranks receive one."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_rank_info_names_missing_launcher_variable(launcher: str, command: str) 
     ],
 )
 @pytest.mark.parametrize("value", ["two", "-1", "\N{SUPERSCRIPT TWO}"])
-def test_rank_info_names_variable_that_is_no_number(
+def test_rank_info_names_variable_that_is_not_a_number(
     launcher: Literal["env", "slurm"], environment: dict[str, str], name: str, value: str
 ) -> None:
     message = f"^--launcher {launcher}: {name} must be a non-negative integer, not '{value}'; start with "

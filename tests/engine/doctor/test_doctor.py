@@ -1,4 +1,4 @@
-"""`gputrain doctor`: its findings and advice, and that a check that hangs does not block it."""
+"""`gputrain doctor`: findings and advice; a check that hangs does not block it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def stub(folder: Path, package: str, program: str) -> str:
     return os.pathsep.join([str(folder / "stub"), os.environ.get("PYTHONPATH", "")])
 
 
-# ---- The command ----
+# ---- Command ----
 
 
 def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputrain) -> None:
@@ -140,7 +140,7 @@ def test_doctor_reports_hanging_driver_and_import_without_blocking(
     assert (driver.state, "answer" in driver.found) == ("problem", True)
     assert (torch[-1].state, "no answer within 1 s" in torch[-1].found) == ("problem", True)
     assert (run[-1].name, run[-1].state) == ("all-reduce", "unknown")
-    wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, "the end of what hung", 15)
+    wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, "the end of the hung processes", 15)
 
 
 def test_doctor_command_when_killed_leaves_no_all_reduce_ranks(gputrain: Gputrain) -> None:
@@ -150,7 +150,7 @@ def test_doctor_command_when_killed_leaves_no_all_reduce_ranks(gputrain: Gputrai
     wait_for(lambda: len(gputrain.processes()) >= 6, "the ranks")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait_for(lambda: not gputrain.processes(), "the end of all", 15)
+    wait_for(lambda: not gputrain.processes(), "the end of all processes", 15)
 
 
 def test_doctor_command_rejects_invalid_key_before_checks(gputrain: Gputrain) -> None:
@@ -159,7 +159,7 @@ def test_doctor_command_rejects_invalid_key_before_checks(gputrain: Gputrain) ->
     assert done.stderr == "error: data.batch_sze: unknown key; did you mean data.batch_size?\n"
 
 
-# ---- The machine ----
+# ---- Host ----
 
 
 def test_memory_check_warns_when_little_is_free() -> None:
@@ -179,7 +179,7 @@ def test_environment_check_names_slow_debug_variables() -> None:
     assert check.found == "CUDA_LAUNCH_BLOCKING=1 makes each kernel launch wait for the kernel"
 
 
-# ---- The GPUs ----
+# ---- GPUs ----
 
 
 def test_driver_check_reports_card_without_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_visible_devices_check_reports_hidden_gpus() -> None:
     assert not list(visible_devices_check({}, 8, 8))
 
 
-# ---- torch and its fit ----
+# ---- torch compatibility ----
 
 
 @pytest.mark.parametrize(
@@ -267,11 +267,11 @@ def test_torch_check_reports_mismatched_torchvision() -> None:
     assert "pip install --force-reinstall torch torchvision" in check.advice
 
 
-# ---- The run ----
+# ---- Run ----
 
 
 def run_checks(tmp_path: Path, devices: Sequence[CudaDevice], *overrides: str) -> dict[str, Check]:
-    """The checks of the preflight by name, on a host with these GPUs."""
+    """Preflight checks by name, on a host with these GPUs."""
     request, allocation = RunRequest(config(*overrides), tmp_path / "runs", "digits"), GpuAllocation()
 
     def choose_gpus(wait: bool) -> list[CudaDevice]:

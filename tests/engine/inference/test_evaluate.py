@@ -106,7 +106,7 @@ def test_evaluate_command_rejects_unknown_classes(run: RunFolder, tmp_path: Path
     assert done.stderr.startswith("error: data.path: the model has no class digit 1, digit 2; its classes are 0, 1, 2")
 
 
-def test_evaluate_command_reports_all_invalid_arguments_at_once(run: RunFolder) -> None:
+def test_evaluate_command_reports_all_invalid_arguments_together(run: RunFolder) -> None:
     done = call("evaluate", run.path, "data.image_size=16", "optim.lr=1", "data.bathc_size=3", "much")
     assert done.exit_code == 2
     assert done.stderr.splitlines() == [

@@ -92,18 +92,18 @@ def test_stop_command_waits_and_resume_continues(gputrain: Gputrain, long_run: s
     assert epochs_of(gputrain) == list(range(1, before + 3))
 
 
-def test_killed_supervisor_takes_down_ranks_and_loader_processes(gputrain: Gputrain) -> None:
+def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain) -> None:
     process = gputrain.start(*LONG, "data.pipeline=stream", "--workers", "1")
     gputrain.wait_for_event("long", "epoch")
     assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two loader processes"
     process.kill()
     began = time.monotonic()
-    wait_for(lambda: not gputrain.processes(), "the end of ranks and loader processes", 9)
+    wait_for(lambda: not gputrain.processes(), "the end of the ranks and DataLoader workers", 9)
     print(f"all gone after {time.monotonic() - began:.2f} s")
     assert state(gputrain) == "crashed"
 
 
-def test_killed_forkserver_takes_down_ranks_and_is_named(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+def test_killed_forkserver_ends_ranks_and_is_reported(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     spawner = find_forkserver(long_run, gputrain)
     assert spawner is not None
     ranks = spawner.children()
@@ -125,7 +125,7 @@ def test_supervisor_reports_torch_import_error_in_one_line(gputrain: Gputrain) -
 
 
 def test_supervisor_reports_fork_failure_in_one_line(gputrain: Gputrain) -> None:
-    """The second fork fails, as at a limit of processes."""
+    """Make the second fork fail, as at a process limit."""
     faults = gputrain.folder / "faults"
     faults.mkdir()
     (faults / "sitecustomize.py").write_text(

@@ -81,7 +81,7 @@ def refusal(name: str, **more: Any) -> str:
     return str(refused.value)
 
 
-def test_build_model_takes_first_library_with_name_unless_source_is_given() -> None:
+def test_build_model_uses_first_library_with_name_unless_source_is_set() -> None:
     assert type(build("resnet18")).__module__.startswith("torchvision.")
     assert type(build("resnet18", source="timm")).__module__.startswith("timm.")
     assert type(build("test_resnet")).__module__.startswith("timm.")
@@ -138,7 +138,7 @@ def test_build_model_rejects_invalid_options(name: str, options: dict[str, objec
     assert "\n" not in refused
 
 
-def test_build_model_reports_all_invalid_options_at_once() -> None:
+def test_build_model_reports_all_invalid_options_together() -> None:
     assert refusal("cnn", options={"classes": 3, "layers": 3}) == (
         "model.options: classes is derived from the data and other keys; remove it\n"
         "model.options: cnn has no option 'layers'; it has width, dropout"

@@ -1,4 +1,4 @@
-"""Frozen parts, and SyncBatchNorm."""
+"""Frozen layers, and SyncBatchNorm."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ def test_resume_works_across_memory_formats(name: str, tmp_path: Path) -> None:
         assert value.is_contiguous()
         assert torch.equal(value, same_weights[key])
         if value.ndim == 4:
-            # Of state that lies otherwise than the weights, fused optimizers would take the wrong numbers.
+            # Fused optimizers read wrong values if state and weights differ in strides.
             assert (value - other_weights[key]).abs().mean() < 1e-4
 
 
-def test_optimizer_state_takes_memory_format_of_weights(tmp_path: Path) -> None:
+def test_optimizer_state_uses_memory_format_of_weights(tmp_path: Path) -> None:
     train_in_process(tmp_path / "run", *SMALL, "run.epochs=1", "model.channels_last=off")
     last = tmp_path / "run" / "checkpoints" / "last.pt"
     with single_rank_trainer(*SMALL, "run.epochs=2", "model.channels_last=on", checkpoint=last) as trainer:
@@ -60,7 +60,7 @@ def test_optimizer_state_takes_memory_format_of_weights(tmp_path: Path) -> None:
         assert all(torch.equal(momentum, saved[number]["momentum_buffer"]) for number, momentum in enumerate(momenta))
 
 
-def test_activations_take_channels_last_format() -> None:
+def test_activations_use_channels_last_format() -> None:
     with single_rank_trainer(*SMALL, "model.channels_last=on") as trainer:
         is_channels_last: list[bool] = []
         for part in trainer.state.model.modules():

@@ -87,7 +87,7 @@ def test_trace_is_same_on_meta_and_cpu() -> None:
     model = models.resnet18(num_classes=10)
     on_cpu = trace_model(model, torch.zeros(2, 3, 64, 64))
     without_storage = trace_model(model.to("meta"), torch.zeros(2, 3, 64, 64, device="meta"))
-    # Devices differ in whether BatchNorm keeps a few numbers for each channel.
+    # Whether BatchNorm saves a few values per channel depends on the device.
     assert without_storage.saved_bytes == pytest.approx(on_cpu.saved_bytes, rel=0.02)
     assert replace(without_storage, saved_bytes=0) == replace(on_cpu, saved_bytes=0)
 
@@ -170,7 +170,7 @@ def test_summary_features_of_transformer_are_grid_and_sequence() -> None:
     ]
 
 
-def test_features_are_found_behind_wrapper() -> None:
+def test_features_are_detected_behind_wrapper() -> None:
     wrapped = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(8 * 16, 5)))
     trace = trace_model(wrapped, torch.zeros(1, 3, 8, 8))
     assert [feature.path for feature in feature_maps(trace.calls, (1, 3, 8, 8))] == ["0.0"]

@@ -140,7 +140,7 @@ class Hidden:
 def test_load_weights_rejects_file_without_weights_in_one_sentence(tmp_path: Path) -> None:
     whole = tmp_path / "whole.pt"
     torch.save(Hidden(), whole)
-    valid = tmp_path / "sound.pt"
+    valid = tmp_path / "valid.pt"
     torch.save(build().state_dict(), valid)
     (tmp_path / "cut.pt").write_bytes(valid.read_bytes()[:-1000])
     save_file({"a": torch.zeros(9)}, tmp_path / "cut.safetensors")
@@ -322,7 +322,7 @@ def accuracy(model: nn.Module, part: Part) -> float:
 
 @pytest.fixture
 def single_thread() -> Iterator[None]:
-    """One torch thread: for networks this small more threads only synchronize."""
+    """Use one torch thread: for networks this small, more threads only add synchronization."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -54,24 +54,25 @@ def run_json(statements: str) -> Any:
 
 
 @pytest.mark.parametrize("torch_as_expected", [True, False])
-def test_lazy_dynamo_imports_the_compiler_only_where_torch_differs(torch_as_expected: bool) -> None:
+def test_lazy_dynamo_imports_compiler_only_if_torch_differs(torch_as_expected: bool) -> None:
     differs = "" if torch_as_expected else "lazy_dynamo._reads = lambda *_: False\n"
     result = run_json(differs + "steps_of_ddp()\nprint(json.dumps([has_compiler(), losses()]))")
     assert result[0] is not torch_as_expected
     assert result[1] == run_json("print(json.dumps(losses()))"), "the losses differ"
 
 
-def test_dynamo_stub_answers_as_the_compiler_and_leaves_all_else_to_it() -> None:
+def test_dynamo_stub_returns_compiler_values_and_imports_it_for_other_attributes() -> None:
     statements = """
 with dynamo_stub():
-    told, early = torch._dynamo.utils.get_optimize_ddp_mode(), has_compiler()
-    asked = [torch._dynamo.config.__name__, torch._dynamo.utils.counters.__class__.__name__]
-print(json.dumps([early, told == torch._dynamo.utils.get_optimize_ddp_mode(), *asked, type(torch._dynamo).__name__]))
+    mode, imported = torch._dynamo.utils.get_optimize_ddp_mode(), has_compiler()
+    attributes = [torch._dynamo.config.__name__, torch._dynamo.utils.counters.__class__.__name__]
+same_mode = mode == torch._dynamo.utils.get_optimize_ddp_mode()
+print(json.dumps([imported, same_mode, *attributes, type(torch._dynamo).__name__]))
 """
     assert run_json(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]
 
 
-def test_dynamo_stub_leaves_torch_alone_where_ddp_asks_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamo_stub_is_not_installed_if_ddp_reads_other_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     monkeypatch.delitem(torch.__dict__, "_dynamo", raising=False)
     with dynamo_stub():
@@ -82,7 +83,7 @@ def test_dynamo_stub_leaves_torch_alone_where_ddp_asks_something_else(monkeypatc
         assert "_dynamo" not in torch.__dict__
 
 
-def test_unwrap_step_keeps_a_step_that_is_wrapped_in_something_else() -> None:
+def test_unwrap_step_keeps_step_wrapped_by_other_code() -> None:
     def logged(step: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(step)
         def call(*args: Any) -> Any:
@@ -102,7 +103,7 @@ def test_unwrap_step_keeps_a_step_that_is_wrapped_in_something_else() -> None:
     assert "step" in vars(wrapped_by_torch)
 
 
-def test_preset_dynamo_disable_marks_only_what_the_compiler_is_asked_about() -> None:
+def test_preset_dynamo_disable_marks_only_functions_that_torch_wrapped() -> None:
     def method() -> None: ...
 
     @wraps(method)

@@ -1,4 +1,4 @@
-"""LR schedules: equal to torch's schedulers at every step, and rejected if they do not fit the run."""
+"""LR schedules: equal to torch's schedulers at every step, and rejected if incompatible with the run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, MuonAdamW, build_optimizer, optimizer_step
-from small_model import goes_on_alike, names_in, refused, same, small, train
+from small_model import names_in, refused, resumes_identically, same, small, train
 
 FUSED = {"sgd", "adam", "adamw"}
 TORCH_OPTIMIZERS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}
@@ -99,7 +99,7 @@ def test_optimizer_table_defaults_satisfy_their_rules(name: str) -> None:
         assert option.rule.is_valid(default), key
 
 
-def test_optimizer_options_report_all_problems_at_once() -> None:
+def test_optimizer_options_report_all_problems_together() -> None:
     assert problems(
         name="rmsprop",
         nesterov=True,
@@ -214,7 +214,7 @@ def test_restore_optimizer_continues_training_identically(name: str) -> None:
     model, later = small(), small(7)
     optimizer = build_optimizer(config, model)
     train(model, optimizer)
-    assert goes_on_alike(config, model, optimizer, later)
+    assert resumes_identically(config, model, optimizer, later)
 
 
 # Muon

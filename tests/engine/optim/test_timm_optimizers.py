@@ -15,7 +15,7 @@ from engine.optim import timm_optimizers
 from engine.optim.optimizers import build_optimizer, optimizer_step
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.utils.errors import UsageError
-from small_model import goes_on_alike, refused, same, small, train
+from small_model import refused, resumes_identically, same, small, train
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_timm_optimizer_resumes_and_skips_steps(name: str) -> None:
     assert same(model, small())
     model.load_state_dict(small().state_dict())
     train(model, optimizer)
-    assert goes_on_alike(config, model, optimizer, later)
+    assert resumes_identically(config, model, optimizer, later)
 
 
 def test_timm_adamc_uses_scaled_lr_as_maximum() -> None:
@@ -94,7 +94,7 @@ def test_timm_optimizer_reports_constructor_error_as_usage_error(name: str, opti
     assert "none such" in message
 
 
-def test_timm_options_survive_what_timm_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_options_are_unaffected_by_output_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "timm").mkdir()
     (tmp_path / "timm" / "__init__.py").write_text("print('{}')\n")
     (tmp_path / "timm" / "optim.py").write_text(

@@ -124,7 +124,7 @@ def test_from_line_ignores_unknown_types_and_fields() -> None:
     assert from_line(json.dumps(more)) == make_step(4)
 
 
-def test_journal_reader_reads_torn_last_line_once_complete(tmp_path: Path) -> None:
+def test_journal_reader_reads_incomplete_last_line_once_complete(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     whole = to_line(make_step(1)) + "\n"
     incomplete = to_line(make_step(2))
@@ -137,7 +137,7 @@ def test_journal_reader_reads_torn_last_line_once_complete(tmp_path: Path) -> No
     assert list(reader.poll()) == []
 
 
-def test_journal_append_after_torn_line_starts_new_line(tmp_path: Path) -> None:
+def test_journal_append_after_incomplete_line_starts_new_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(to_line(make_step(1)) + "\n" + to_line(make_step(2))[:30])
     journal = Journal(path)

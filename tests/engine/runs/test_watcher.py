@@ -60,7 +60,7 @@ def test_run_watcher_reads_short_journal_whole(tmp_path: Path) -> None:
     assert (len(history.epochs), history.best.epoch) == (2, 1)
 
 
-def test_run_watcher_reads_torn_last_line_once_complete(tmp_path: Path) -> None:
+def test_run_watcher_reads_incomplete_last_line_once_complete(tmp_path: Path) -> None:
     folder = long_run(tmp_path)
     line = to_line(RunFinished(state="finished")) + "\n"
     append_to_journal(folder, line[:7])

@@ -47,7 +47,7 @@ def tensors() -> int:
 
 
 def test_trainer_is_freed_with_its_last_reference() -> None:
-    """A process group in a reference cycle could be collected in a forked loader worker, and hang it."""
+    """A forked DataLoader worker hangs if it collects a process group that is in a reference cycle."""
     gc.disable()
     try:
         with single_rank_trainer() as trainer:

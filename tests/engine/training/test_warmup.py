@@ -1,4 +1,4 @@
-"""Warmup and set-up reject a model or a config that cannot train."""
+"""Warmup and setup reject a model or a config that cannot train."""
 
 from __future__ import annotations
 

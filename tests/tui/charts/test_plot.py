@@ -1,4 +1,4 @@
-"""Plots as lines of text: robust to NaN and infinity, and without losing a spike."""
+"""Text plots: NaN, infinity and spikes of a single step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_plot_draws_or_explains_any_values(values: list[float], log: bool) -> No
         assert lines[0].startswith("No ")
 
 
-def test_plot_without_drawable_values_says_why() -> None:
+def test_plot_without_drawable_values_explains_why() -> None:
     assert plot_lines([]) == ["No data yet"]
     assert plot_lines([math.nan]) == ["No finite value"]
     assert plot_lines([0.0, -1.0], log=True) == ["No positive value for the log scale"]

@@ -35,7 +35,7 @@ def test_demo_server_shows_a_finished_run_and_continues_a_live_one() -> None:
         assert live.history.started is not None and live.history.started.time < time.time()
 
 
-def test_demo_gpus_are_made_up_and_of_now() -> None:
+def test_demo_gpus_are_synthetic_and_have_current_time() -> None:
     with DemoServer() as server:
         snapshot = server.gpu_monitor(1.0).read(1.0)
     assert snapshot is not None and snapshot.source.made_up

@@ -196,7 +196,7 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     assert check(checker, demo_snapshot(0.0), device__gpus="2,3") == (2, [])
 
 
-def test_checker_reports_what_host_lacks(checker: FormChecker) -> None:
+def test_checker_reports_missing_host_resources(checker: FormChecker) -> None:
     assert "there is no GPU '9'" in check(checker, demo_snapshot(0.0), device__gpus="9")[1][0]
     assert "did you mean cnn?" in check(checker, model__name="cnnn")[1][0]
     assert "the global batch size is 4000" in check(checker, data__batch_size="2000")[1][0]
@@ -209,7 +209,7 @@ def test_checker_reports_invalid_values_with_problems_of_host(checker: FormCheck
     assert [problem.split(":")[0] for problem in problems] == ["optim.lr", "model.name", "run.name"]
 
 
-def test_checker_gives_up_scan_of_other_data(checker: FormChecker) -> None:
+def test_checker_cancels_scan_of_other_data(checker: FormChecker) -> None:
     checker.check(Form("digits").config(), None)
     helper = checker._preflight
     assert helper is not None

@@ -66,7 +66,7 @@ def test_run_screen_sends_no_request_to_finished_run(demo_runs_folder: Path) -> 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
 
 
-def test_resume_before_the_first_poll_says_that_the_run_is_not_read_yet(demo_runs_folder: Path) -> None:
+def test_resume_before_first_poll_reports_run_still_loading(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app: Any = pilot.app
         app.resume_run(RunFolder(demo_runs_folder / FINISHED_RUN), None)
@@ -159,7 +159,7 @@ def test_run_screen_draws_new_events(tmp_path: Path) -> None:
     drive(real_app(tmp_path / "runs", run="a"), act)
 
 
-def test_log_dialog_opens_at_the_end(demo_runs_folder: Path) -> None:
+def test_log_dialog_opens_at_end(demo_runs_folder: Path) -> None:
     log = RunFolder(demo_runs_folder / FINISHED_RUN).log
     log.write_text("".join(f"line {number}\n" for number in range(1, 201)))
 

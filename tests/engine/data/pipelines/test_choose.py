@@ -185,7 +185,7 @@ def test_config_rejects_impossible_memory_pipeline(overrides: list[str], message
         (["data.workers=3", "data.dataset=folder", "data.path=x"], 3),
     ],
 )
-def test_expected_workers_counts_loader_processes_only_for_stream(overrides: list[str], workers: int) -> None:
+def test_expected_workers_counts_dataloader_workers_only_for_stream(overrides: list[str], workers: int) -> None:
     assert expected_num_workers(resolve_config(None, overrides).config, 1) == workers
 
 

@@ -1,4 +1,4 @@
-"""CPU batches: equality for any number of loader workers, and the batch transforms against torchvision."""
+"""CPU batches: equality for any number of DataLoader workers, and the batch transforms against torchvision."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_batches_after_resume_continue_epoch(first: int, reference_batches: tupl
     )
 
 
-def test_batches_of_other_size_hold_same_images(reference_batches: tuple[str, list[Batch]]) -> None:
+def test_batches_of_other_size_contain_same_images(reference_batches: tuple[str, list[Batch]]) -> None:
     large = batches(0, reference_batches[0], batch_size=32)
     assert torch.equal(large[0].images, torch.cat([reference_batches[1][0].images, reference_batches[1][1].images]))
 

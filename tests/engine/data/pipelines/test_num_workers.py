@@ -1,4 +1,4 @@
-"""The number of loader workers follows from the time to load a batch."""
+"""The number of DataLoader workers follows from the time to load a batch."""
 
 from __future__ import annotations
 
