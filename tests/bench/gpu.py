@@ -64,11 +64,11 @@ def memory_pipeline_rate(images: np.ndarray, labels: np.ndarray, device: torch.d
     for _ in range(steps):
         next(batches)
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     for _ in range(steps):
         next(batches)
     torch.cuda.synchronize()
-    return steps * BATCH / (time.perf_counter() - began)
+    return steps * BATCH / (time.perf_counter() - started_at)
 
 
 def airbench_rate(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
@@ -81,14 +81,14 @@ def airbench_rate(images: np.ndarray, labels: np.ndarray, device: torch.device) 
     rates = []
     for _ in range(2):
         torch.cuda.synchronize()
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         augmented = random_crop(torch.where(torch.rand(IMAGES, 1, 1, 1, device=device) < 0.5, padded.flip(-1), padded))
         order = torch.randperm(IMAGES, device=device)
         for start in range(0, IMAGES - BATCH + 1, BATCH):
             batch = order[start : start + BATCH]
             _ = augmented[batch], targets[batch]
         torch.cuda.synchronize()
-        rates.append(IMAGES // BATCH * BATCH / (time.perf_counter() - began))
+        rates.append(IMAGES // BATCH * BATCH / (time.perf_counter() - started_at))
     return rates[-1]
 
 

@@ -24,9 +24,9 @@ SAMPLED_SECONDS = 30.0
 
 
 def wall_seconds(command: list[str], environment: dict[str, str]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def sampler_cpu_share(environment: dict[str, str]) -> float:
@@ -37,11 +37,11 @@ def sampler_cpu_share(environment: dict[str, str]) -> float:
     assert sampler.stdin is not None
     sampler.stdout.readline()
     process = psutil.Process(sampler.pid)
-    start_times, began = process.cpu_times(), time.monotonic()
-    while time.monotonic() - began < SAMPLED_SECONDS:
+    start_times, start = process.cpu_times(), time.monotonic()
+    while time.monotonic() - start < SAMPLED_SECONDS:
         sampler.stdout.readline()
     end_times = process.cpu_times()
-    share = (end_times.user + end_times.system - start_times.user - start_times.system) / (time.monotonic() - began)
+    share = (end_times.user + end_times.system - start_times.user - start_times.system) / (time.monotonic() - start)
     sampler.stdin.close()
     sampler.wait()
     return share

@@ -84,9 +84,9 @@ def loader_rate(pairs: Pairs) -> float:
     """Throughput of the loader alone in images/s, without the startup of its workers."""
     for _ in range(FIRST):
         next(pairs)
-    began = time.perf_counter()
+    start = time.perf_counter()
     count = sum(len(labels) for _, labels in pairs)
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - start)
 
 
 def training_rate(pairs: Pairs) -> float:
@@ -94,16 +94,16 @@ def training_rate(pairs: Pairs) -> float:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    loss_of, count, began = nn.CrossEntropyLoss(), 0, 0.0
+    loss_of, count, start = nn.CrossEntropyLoss(), 0, 0.0
     for number in range(FIRST + TRAINED):
         if number == FIRST:
-            began = time.perf_counter()
+            start = time.perf_counter()
         images, labels = next(pairs)
         optimizer.zero_grad()
         loss_of(model(images), labels).backward()
         optimizer.step()
         count += len(labels) if number >= FIRST else 0
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - start)
 
 
 def print_result(label: str, rows: Iterable[tuple[float, float]]) -> None:

@@ -54,9 +54,9 @@ def commands(images: Path, folder: Path) -> dict[str, list[str]]:
 def run(command: list[str]) -> tuple[float, list[float]]:
     """Run a command; return its wall time in seconds and the training throughput of each epoch in images/s."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    began = time.perf_counter()
+    start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

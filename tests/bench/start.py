@@ -44,19 +44,19 @@ if __name__ == "__main__":
 def minimal_script_seconds(folder: Path) -> float:
     script = folder / "minimal.py"
     script.write_text(MINIMAL_SCRIPT)
-    began = time.time()
+    start = time.time()
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    return float(done.stdout) - began
+    return float(done.stdout) - start
 
 
 def gputrain_seconds(folder: Path) -> float:
     """Seconds to the first `step` event. It is sent one step after the step it describes, so this is an upper bound."""
     command = [Path(sys.executable).with_name("gputrain"), "run", "--headless", "--json", "digits", "--epochs", "1"]
-    began = time.time()
+    start = time.time()
     options = ["--runs-dir", str(folder / "runs"), "--gpus", "cpu", "run.log_every=1"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    return float(next(event["time"] for event in events if event["type"] == "step")) - began
+    return float(next(event["time"] for event in events if event["type"] == "step")) - start
 
 
 def main() -> None:

@@ -173,8 +173,8 @@ def pad_limits(low: float, high: float, log: bool) -> tuple[float, float]:
     """Widen the limits of an axis by 5% on each side; a single value gets some room, too."""
     if log:
         span = math.log10(high) - math.log10(low)
-        room = 0.05 * span if span > 0 else 0.5
-        return 10 ** max(math.log10(low) - room, -307.0), 10 ** min(math.log10(high) + room, 308.0)
+        margin = 0.05 * span if span > 0 else 0.5
+        return 10 ** max(math.log10(low) - margin, -307.0), 10 ** min(math.log10(high) + margin, 308.0)
     low, high = max(low, -MAX_AXIS_LIMIT), min(high, MAX_AXIS_LIMIT)
-    room = 0.05 * (high - low) if high > low else abs(low) * 0.1 or 0.5
-    return low - room, high + room
+    margin = 0.05 * (high - low) if high > low else abs(low) * 0.1 or 0.5
+    return low - margin, high + margin

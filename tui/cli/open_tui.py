@@ -71,7 +71,7 @@ def require_terminal() -> None:
 
 
 def exit_after_screen(app: GputrainApp) -> None:
-    """Print the output of a run that has not begun, and exit with the exit code of the screen or of that run."""
+    """Print the output of a run that has not started, and exit with the exit code of the screen or of that run."""
     code = app.return_code or 0
     if code == 1:
         print("The screen crashed; runs continue. Reopen the latest run: gputrain attach last", file=sys.stderr)

@@ -139,7 +139,7 @@ def build_request(
 ) -> RunRequest:
     """Return the request to run a config; `stem` names its run unless the config does.
 
-    The problems of an invalid config are left to the preflight, which reports them with those that it finds itself.
+    The preflight reports the problems of an invalid config together with its own.
     Raises UsageError if the config cannot be read.
     """
     from engine.config.loader import ConfigError

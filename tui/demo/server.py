@@ -60,7 +60,7 @@ def recorded_events(recording: str, start_time: float) -> list[Event]:
 class ReplayedRun:
     """A new run folder that receives the events of a recorded run."""
 
-    def __init__(self, folder: RunFolder, recording: str, past: Sequence[Event]) -> None:
+    def __init__(self, folder: RunFolder, recording: str, past_events: Sequence[Event]) -> None:
         """Create the folder with the `past` events in its journal."""
         self.folder = folder
         for path in (folder.path, folder.control, folder.checkpoints):
@@ -69,7 +69,7 @@ class ReplayedRun:
         folder.lock.touch()
         self._evaluations = json.loads(recorded(f"{recording}/evaluations.json"))
         self._journal = Journal(folder.journal)
-        self.append(*past)
+        self.append(*past_events)
 
     def append(self, *events: Event) -> None:
         """Append events to the journal, and update the log and `evaluation.json` accordingly."""
@@ -105,9 +105,9 @@ class DemoServer:
         for path in (run.folder.journal, run.folder.lock, run.folder.config):
             os.utime(path, (now, finished[-1].time))
         events = recorded_events(LIVE_RUN, now - LIVE_AGE_SECONDS)
-        past = [event for event in events if event.time <= now]
-        self._upcoming = events[len(past) :]
-        self._live = ReplayedRun(RunFolder(self.runs_dir / LIVE_RUN), LIVE_RUN, past)
+        past_events = [event for event in events if event.time <= now]
+        self._upcoming = events[len(past_events) :]
+        self._live = ReplayedRun(RunFolder(self.runs_dir / LIVE_RUN), LIVE_RUN, past_events)
         self._thread.start()
         return self
 

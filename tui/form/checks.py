@@ -70,11 +70,11 @@ class FormChecker:
         if answer["images"] is not None:
             train, val = answer["images"]
             sampler = build_sampler_from_counts(config, train, val, max(answer["devices"], 1))
-        found = problems_from_json(answer["problems"])
-        return FormCheckResult(answer["devices"] or config.device.ranks, answer["on_gpu"], sampler, found)
+        host_problems = problems_from_json(answer["problems"])
+        return FormCheckResult(answer["devices"] or config.device.ranks, answer["on_gpu"], sampler, host_problems)
 
     def check_model(self, config: Config, *, on_gpu: bool) -> list[Problem]:
-        """Build the model of a config that has no other problems, unless a newer check begins within a second."""
+        """Build the model of a config that has no other problems, unless a newer check starts within a second."""
         if self._replaced.wait(MODEL_CHECK_DELAY_SECONDS):
             return []
         answer = self._ask("_model", {"task": "model", "config": as_dict(config), "on_gpu": on_gpu})

@@ -95,8 +95,7 @@ class Form:
             return error.valid_part
 
     def config(self) -> Config:
-        """Return the resolved config. Raises UsageError with all problems of its values; nothing is checked against the
-        machine."""
+        """Return the resolved config. Raises UsageError for its invalid values. Does not check the host."""
         return resolve_config(self.base, flags={key: (key, text) for key, text in self.overrides.items()}).config
 
     def values(self) -> dict[str, str]:

@@ -246,7 +246,7 @@ class FormScreen(GputrainScreen):
         if config is not None:
             self._run_machine_checks(config, self._problems)
 
-    @work(thread=True, exclusive=True, group="look", exit_on_error=False)
+    @work(thread=True, exclusive=True, group="checks", exit_on_error=False)
     def _run_machine_checks(self, config: Config, problems: list[Problem]) -> None:
         try:
             checked = self._checker.check(config, self.gputrain_app.gpu_poller.snapshot, problems)
@@ -258,8 +258,8 @@ class FormScreen(GputrainScreen):
                 self._show_check_result(config, replace(checked, problems=model_problems))
         except Exception as error:
             # A fault of the host, such as a broken mount, must not crash the screen.
-            found = [*problems, Problem("", f"checking this host failed: {error}")]
-            self._show_check_result(config, FormCheckResult(problems=found))
+            problems = [*problems, Problem("", f"checking this host failed: {error}")]
+            self._show_check_result(config, FormCheckResult(problems=problems))
 
     def _show_check_result(self, config: Config, result: FormCheckResult) -> None:
         if self.is_attached:

@@ -68,11 +68,12 @@ def read_evaluations(path: Path) -> RunEvaluations:
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
         raise ValueError("classes is not a list of names")
     return RunEvaluations(
-        tuple(classes), *(_parse_evaluation(values.get(which), which, len(classes)) for which in ("last", "best"))
+        tuple(classes),
+        *(_parse_evaluation(values.get(epoch_name), epoch_name, len(classes)) for epoch_name in ("last", "best")),
     )
 
 
-def _parse_evaluation(values: Any, which: str, num_classes: int) -> EpochEvaluation:
+def _parse_evaluation(values: Any, epoch_name: str, num_classes: int) -> EpochEvaluation:
     try:
         counts = np.array(values["confusion"] or np.zeros((0, 0)), np.int64)
         accuracies = [np.nan if share is None else share for share in values["per_class"]]
@@ -87,13 +88,13 @@ def _parse_evaluation(values: Any, which: str, num_classes: int) -> EpochEvaluat
             counts=counts,
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{which} is not an evaluation") from error
+        raise ValueError(f"{epoch_name} is not an evaluation") from error
     if (
         evaluation.per_class.shape != (num_classes,)
         or counts.shape not in ((num_classes, num_classes), (0, 0))
         or (counts < 0).any()
     ):
-        raise ValueError(f"{which} does not match {num_classes} classes")
+        raise ValueError(f"{epoch_name} does not match {num_classes} classes")
     return evaluation
 
 

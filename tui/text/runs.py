@@ -23,8 +23,8 @@ class RunRow:
     """State and results of one run.
 
     `age_seconds` counts from the last journal event or start. `eta_seconds` is the remaining time at the latest
-    throughput. `step` of `steps` is the global step. `bottleneck` is its message, `data_wait` the share of the
-    training time spent waiting for data, `mfu` the model FLOPs utilization.
+    throughput. `step` of `steps` is the global step. `bottleneck` is the bottleneck message, `data_wait` the share of
+    the training time spent waiting for data, `mfu` the model FLOPs utilization.
     """
 
     name: str

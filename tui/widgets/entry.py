@@ -20,7 +20,7 @@ class Entry(Input):
         self.cursor_blink = False
 
     async def _on_key(self, event: Key) -> None:
-        """Run key bindings immediately. Textual inserts letters at once but runs bindings only after the key has
+        """Run key bindings immediately. Textual inserts letters immediately but runs bindings only after the key has
         bubbled up to the app, so letters would overtake keys such as backspace that arrive in the same packet."""
         if (action := INPUT_ACTIONS.get(event.key)) is not None:
             event.stop()

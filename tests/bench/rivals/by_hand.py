@@ -30,7 +30,7 @@ def train(rank: int, folder: str, port: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=work.LR, momentum=work.MOMENTUM)
     epochs = []
     for epoch in range(work.EPOCHS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         sampler.set_epoch(epoch)
         model.train()
         for images, labels in loader:
@@ -38,7 +38,7 @@ def train(rank: int, folder: str, port: int) -> None:
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        epochs.append(time.perf_counter() - began)
+        epochs.append(time.perf_counter() - start)
         model.eval()
         counts = torch.zeros(2)
         with torch.no_grad():

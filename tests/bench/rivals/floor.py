@@ -33,12 +33,12 @@ def train(rank: int, folder: str, port: int) -> None:
     epochs = []
     for _ in range(work.EPOCHS):
         dist.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         for images, labels in ready:
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
-        epochs.append(time.perf_counter() - began)
+        epochs.append(time.perf_counter() - start)
     if rank == 0:
         work.print_epochs(epochs)
     dist.destroy_process_group()

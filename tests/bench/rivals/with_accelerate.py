@@ -25,13 +25,13 @@ def main(folder: str) -> None:
     model, optimizer, loader, val_loader = accelerator.prepare(model, optimizer, loader, val_loader)
     epochs = []
     for _ in range(work.EPOCHS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         model.train()
         for images, labels in loader:
             optimizer.zero_grad()
             accelerator.backward(F.cross_entropy(model(images), labels))
             optimizer.step()
-        epochs.append(time.perf_counter() - began)
+        epochs.append(time.perf_counter() - start)
         model.eval()
         right = images_seen = 0
         with torch.no_grad():

@@ -35,11 +35,11 @@ class Network(lightning.LightningModule):
         torch.set_num_threads(1)
 
     def on_train_epoch_start(self) -> None:
-        self.began = time.perf_counter()
+        self.epoch_start = time.perf_counter()
 
     def on_train_epoch_end(self) -> None:
         # This hook runs after validation, so Lightning's epochs include it.
-        self.epochs.append(time.perf_counter() - self.began)
+        self.epochs.append(time.perf_counter() - self.epoch_start)
 
     def on_fit_end(self) -> None:
         if self.global_rank == 0:

@@ -129,9 +129,9 @@ def test_gpu_lost_while_watched_recovers(gputrain: Gputrain, gpu_host: FakeGpuHo
 @pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetHandleByIndex_v2"])
 def test_gpu_call_hanging_from_start_is_stale(gputrain: Gputrain, gpu_host: FakeGpuHost, function: str) -> None:
     gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1), f"fault 1 {function} hang")
-    began = time.monotonic()
+    start = time.monotonic()
     gpus = gpus_json(gputrain, gpu_host)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - start < 10.0
     assert gpus[1]["state"] == "stale"
     assert all(gpus[1][name]["value"] is None for name in DYNAMIC)
     assert gpus[1]["busy"]["reason"].startswith("stale: no answer for ")
@@ -164,10 +164,10 @@ def test_gpus_watch_with_hanging_driver_exits_on_ctrl_c(gputrain: Gputrain, gpu_
     gpu_host.set_scene(gpu_line(0), gpu_line(1), "fault * * hang")
     with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: all(gpu["state"] == "stale" for gpu in gpus))
-        began = time.monotonic()
+        start = time.monotonic()
         watch.process.send_signal(signal.SIGINT)
         assert watch.process.wait(10) == 0
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - start < 5.0
 
 
 def test_slow_gpu_call_does_not_delay_other_gpus(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

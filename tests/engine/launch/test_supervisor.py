@@ -97,9 +97,9 @@ def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain)
     gputrain.wait_for_event("long", "epoch")
     assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two loader processes"
     process.kill()
-    began = time.monotonic()
+    start = time.monotonic()
     wait_for(lambda: not gputrain.processes(), "the end of the ranks and DataLoader workers", 9)
-    print(f"all gone after {time.monotonic() - began:.2f} s")
+    print(f"all gone after {time.monotonic() - start:.2f} s")
     assert state(gputrain) == "crashed"
 
 
