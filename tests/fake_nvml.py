@@ -202,12 +202,12 @@ def add_number(name: str, values: Callable[[Device], list[float]]) -> None:
 
 def add_choice(name: str, values: Callable[[Device], list[float]]) -> None:
     @add(name, "gpu")
-    def choice(call: Call, which: int, pointer: Any) -> None:
-        need(which < len(values(call.gpu)), INVALID_ARGUMENT)
+    def choice(call: Call, variant: int, pointer: Any) -> None:
+        need(variant < len(values(call.gpu)), INVALID_ARGUMENT)
         if name == "nvmlDeviceGetPcieThroughput":
             time.sleep(0.02)  # the real function measures over 20 ms
-        need(values(call.gpu)[which] >= 0)
-        pointer.value = int(values(call.gpu)[which])
+        need(values(call.gpu)[variant] >= 0)
+        pointer.value = int(values(call.gpu)[variant])
 
 
 def add_unsupported(name: str) -> None:

@@ -68,8 +68,8 @@ class Scene:
                 self.gpus.append(device(len(self.gpus), GPU_DEFAULTS, pairs))
             case "instance", [gpu, *pairs]:
                 self.instances.append(device(int(gpu), INSTANCE_DEFAULTS, pairs))
-            case "process", [gpu, pid, used, "compute" | "graphics" as what, *instance]:
-                self.processes.append(Process(int(gpu), int(pid), float(used), what, *map(int, instance)))
+            case "process", [gpu, pid, used, "compute" | "graphics" as kind, *instance]:
+                self.processes.append(Process(int(gpu), int(pid), float(used), kind, *map(int, instance)))
             case "fault", [gpu, function, answer] if answer == "hang" or answer.removeprefix("slow=").isdigit():
                 self.faults.append(Fault(None if gpu == "*" else int(gpu), function, answer))
             case _:

@@ -1,4 +1,4 @@
-"""A config that cannot be trained is refused by every front end with the same sentence, and nothing is left behind."""
+"""A config that cannot be trained is rejected by every front end with the same sentence, and no files remain."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from make_eight_gpus import GIB, gpu, known, process, values
+from make_eight_gpus import GIB, gpu, known_reading, process, values
 
 from engine.config.loader import validate_config
 from engine.config.schema import Config, as_dict
@@ -176,7 +176,7 @@ def snapshot(second: int) -> Snapshot:
     gpus.append(gpu(7, -4.0, values(7, -4.0, 0)).as_stale(4.0 + second))
     named: list[Gpu] = [replace(gpu, uuid=gpu_uuid(gpu.index)) for gpu in gpus]
     source = SnapshotSource("recording", made_up=True)
-    return Snapshot(now, HOST, known("580.95", now), known("13.0", now), tuple(named), None, source)
+    return Snapshot(now, HOST, known_reading("580.95", now), known_reading("13.0", now), tuple(named), None, source)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -107,8 +107,8 @@ def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
     points = [(speed.ranks, speed.speed_up) for speed in speeds if speed.speed_up is not None]
     if len(points) < 2:
         return []
-    ranks, speed_ups = (np.asarray(values, np.float64) for values in zip(*points, strict=True))
-    measured = Series(ranks, speed_ups)
+    ranks, speedups = (np.asarray(values, np.float64) for values in zip(*points, strict=True))
+    measured = Series(ranks, speedups)
     curves = [
         Curve("ideal", Series(ranks, ranks), "braille", GRAY_COLOR_CODE),
         Curve("measured", measured, "braille", BLUE_COLOR_CODE),

@@ -95,7 +95,7 @@ def test_stop_command_waits_and_resume_continues(gputrain: Gputrain, long_run: s
 def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain) -> None:
     process = gputrain.start(*LONG, "data.pipeline=stream", "--workers", "1")
     gputrain.wait_for_event("long", "epoch")
-    assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two loader processes"
+    assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two DataLoader workers"
     process.kill()
     start = time.monotonic()
     wait_for(lambda: not gputrain.processes(), "the end of the ranks and DataLoader workers", 9)
