@@ -119,7 +119,7 @@ def test_check_model_name_accepts_model_of_its_source(name: str, source: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "says"),
+    ("name", "source", "message"),
     [
         ("resnet500", "auto", r"no model is named 'resnet500'.*did you mean resnet50"),
         ("resnet-18-small", "builtin", r"no model of builtin .*did you mean resnet18-small"),

@@ -44,7 +44,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "pipeline", "why"), CHOICES)
+@pytest.mark.parametrize(("overrides", "pipeline", "reason"), CHOICES)
 def test_choose_pipeline_depends_on_dataset_and_augmentation(
     overrides: tuple[str, ...], pipeline: str, reason: str
 ) -> None:
