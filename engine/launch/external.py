@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -34,10 +34,12 @@ from engine.gpus.selection import CudaDevice
 from engine.launch.batch_size import with_batch_size
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.handshake import (
+    PeerFailedError,
     RankZeroEndedError,
     exit_code_of_rank_0,
     find_run_of_agents,
     handshake,
+    heartbeat,
     share_exit_code,
     wait_for_key,
 )
@@ -56,7 +58,7 @@ from engine.runs.events import ControlEvent, Event, RankFailed, RunStarted, Warn
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Listener, Recorder
 from engine.training.job import ExitCode, Job, RunResult
-from engine.utils.errors import UsageError, collect_problems
+from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.process import STOP_SIGNALS, die_with_parent
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 RECORD_TIMEOUT_SECONDS = 5
+REPORT_TIMEOUT_SECONDS = 10  # for the first rank of a host to start and to report an invalid config
 
 
 @dataclass
@@ -75,6 +78,8 @@ class _ExternalRank:
     opened: Store | None = None
     store_is_exclusive: bool = False
     """Whether the store holds only keys of this attempt: torchrun keeps one store over all restarts."""
+    cleanup: ExitStack = field(default_factory=ExitStack)
+    """Closed after the recorder, whose `closed` ends the thread that uses what is closed here."""
 
     @property
     def rank(self) -> int:
@@ -86,8 +91,11 @@ class _ExternalRank:
         return self.opened
 
     def share_exit_code(self, code: ExitCode) -> None:
-        if self.rank == 0 and self.store_is_exclusive:
+        """Send the exit code of rank 0 to the other ranks, which acknowledge it."""
+        if self.store_is_exclusive and self.rank == 0:
             share_exit_code(self.store, code, self.rank_info.world_size)
+        elif self.store_is_exclusive:
+            exit_code_of_rank_0(self.store)
 
 
 class _RendezvousError(Exception):
@@ -108,6 +116,10 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     except _RendezvousError as error:
         print(f"rank {this_rank.rank} could not connect to the other ranks: {error}", file=sys.stderr)
         code = ExitCode.FAILED
+    except PeerFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = ExitCode.FAILED
+        this_rank.share_exit_code(code)
     except KeyboardInterrupt:
         run.discard()
         print(f"rank {this_rank.rank} was stopped before the run began", file=sys.stderr)
@@ -115,12 +127,16 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
         this_rank.share_exit_code(code)
     except UsageError as error:
         run.discard()
-        this_rank.share_exit_code(ExitCode.USAGE_ERROR)
         if this_rank.rank == 0:
+            this_rank.share_exit_code(ExitCode.USAGE_ERROR)
             raise
         code = _exit_code_of_refused_rank(this_rank, error)
+    except BaseException:
+        this_rank.share_exit_code(ExitCode.FAILED)
+        raise
     finally:
         run.release()
+        this_rank.cleanup.close()
         # Before the rendezvous the file, if there is one, belongs to another run.
         if this_rank.rank == 0 and this_rank.opened is not None:
             remove_rendezvous_file(request.config.device.init_method)
@@ -131,12 +147,14 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
 def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
     """The steps of the driver: a rendezvous of the ranks, then those of `launcher._run`."""
     _connect(run, this_rank)
-    preflight = _run_preflight_on_all_ranks(run, this_rank)
-    job = (
-        _prepare_and_broadcast(run, this_rank, preflight)
-        if this_rank.rank == 0
-        else _receive_job(run, this_rank, preflight)
-    )
+    # Ends before the training, whose DataLoader workers are forked and must not inherit the thread.
+    with heartbeat(this_rank.store, this_rank.rank):
+        preflight = _run_preflight_on_all_ranks(run, this_rank)
+        job = (
+            _prepare_and_broadcast(run, this_rank, preflight)
+            if this_rank.rank == 0
+            else _receive_job(run, this_rank, preflight)
+        )
     if job is None:
         return ExitCode.FINISHED
     prepare_environment(job.plan, os.environ)
@@ -212,14 +230,23 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
                 run.listener(WarningEvent(message=warning))
         return run.allocation.devices
 
-    preflight, stopped = Preflight(), True
-    try:
-        preflight, stopped = run_preflight(run.request, allocate, rank_info), False
-    finally:
+    def share(problems: Sequence[Problem], *, stopped: bool = False, failure: str = "") -> None:
         if this_rank.rank > 0:
             # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
             with suppress(RuntimeError):
-                share_problems(preflight.problems, rank_info, store, stopped=stopped)
+                share_problems(problems, rank_info, store, stopped=stopped, failure=failure)
+
+    try:
+        if stop_flag.is_set:
+            raise KeyboardInterrupt
+        preflight = run_preflight(run.request, allocate, rank_info)
+    except RankZeroEndedError:
+        # A write would create the file of a FileStore again, which rank 0 has removed.
+        raise
+    except BaseException as error:
+        share([], stopped=isinstance(error, KeyboardInterrupt), failure=describe_cause(error))
+        raise
+    share(preflight.problems)
     if this_rank.rank == 0 and (problems := collect_rank_problems(preflight.problems, rank_info, store, stop_flag)):
         raise UsageError(problems)
     return preflight
@@ -261,6 +288,11 @@ def _exit_code_of_refused_rank(this_rank: _ExternalRank, error: UsageError) -> E
     if shared is None and (this_rank.store_is_exclusive or this_rank.rank_info.local_rank == 0):
         for problem in error.problems:
             print(f"error: rank {this_rank.rank}: {problem}", file=sys.stderr)
+    if not this_rank.store_is_exclusive and _under_torchrun():
+        # torchrun ends all ranks once one has exited: let the first rank of this host print its report.
+        deadline = time.monotonic() + REPORT_TIMEOUT_SECONDS
+        while this_rank.rank_info.local_rank > 0 and not this_rank.stop_flag.is_set and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
     return ExitCode.USAGE_ERROR if shared is None else shared
 
 
@@ -273,6 +305,7 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
     heartbeats = Heartbeats(1)
     watches_gpus = rank_info.local_rank == 0 and job.folder is not None
     usage = GpuUsagePoller([gpu.uuid for gpu in run.allocation.devices] if watches_gpus else [])
+    this_rank.cleanup.callback(usage.close)
     watchdog = _watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), this_rank.rank, device, recorder)
     emit = (
         run.emit if recorder is None else _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, this_rank.store))
@@ -296,11 +329,9 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
         raise
     except Exception as error:
         failure = rank_failure(this_rank.rank, device, error, job.config)
-        if recorder is None:
+        if this_rank.rank > 0:
             print(f"{describe_failure(failure)}\n{failure.traceback}", file=sys.stderr)
         return RunResult("failed", failure)
-    finally:
-        usage.close()
 
 
 def _stderr_listener(rank: int) -> Listener:

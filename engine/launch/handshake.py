@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 STORE_POLL_SECONDS = 0.05
+HEARTBEAT_POLLS = 20  # number of polls between two readings of the sender's heartbeat
 EXIT_TIMEOUT_SECONDS = 5.0  # rank 0 and the other ranks wait this long for each other before a run that is refused ends
 EXIT_CODE_KEY = "rank_0_exit_code"
 RECEIVED_KEY = "rank_0_exit_code/received"
@@ -41,6 +45,39 @@ class RankZeroEndedError(Exception):
         self.exit_code = exit_code
 
 
+class PeerFailedError(Exception):
+    """Another rank failed or stopped responding before the run began; the text says which one and why."""
+
+
+@contextmanager
+def heartbeat(store: Store, rank: int) -> Iterator[None]:
+    """Renew the heartbeat of this rank from a thread, so that ranks that wait for this one detect its death."""
+    stopped = threading.Event()
+    # A store serves one thread. The clone of a FileStore has the default timeout.
+    thread_store = store.clone()
+    thread_store.set_timeout(timedelta(seconds=_timeout_s(store)))
+
+    def renew() -> None:
+        with suppress(RuntimeError):
+            # Once rank 0 has ended, a write would create the file of its FileStore again.
+            while not stopped.wait(_timeout_s(store) / 4) and not thread_store.check([EXIT_CODE_KEY]):
+                thread_store.add(f"heartbeat/{rank}", 1)
+
+    thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(EXIT_TIMEOUT_SECONDS)
+
+
+def _timeout_s(store: Store) -> float:
+    """Return `device.timeout`, which `open_store` has set."""
+    timeout: timedelta = store.timeout  # type: ignore[attr-defined] # missing in torch's stubs
+    return timeout.total_seconds()
+
+
 def agent_id() -> str:
     """Return a globally unique name of the process that started this one, torchrun's agent."""
     pid = os.getppid()
@@ -51,17 +88,29 @@ def agent_id() -> str:
     return f"{socket.gethostname()}/{pid}/{created:.2f}"
 
 
-def wait_for_key(store: Store, key: str, stop_flag: StopFlag) -> str:
-    """Return the value that another rank sets, without a time limit: that rank may wait for GPUs.
+def wait_for_key(store: Store, key: str, stop_flag: StopFlag, sender: int = 0) -> str:
+    """Return the value that rank `sender` sets, without a time limit: that rank may wait for GPUs.
 
-    Raises KeyboardInterrupt if this process receives a stop request, RankZeroEndedError if rank 0 ends first, and
-    UsageError if the store is gone."""
+    Raises PeerFailedError if its heartbeat does not change for `device.timeout` seconds, KeyboardInterrupt if this
+    process receives a stop request, RankZeroEndedError if rank 0 ends first, and UsageError if the store is gone."""
+    polls, last_heartbeat, timeout_s = 0, b"", _timeout_s(store)
     try:
         while not store.check([key]):
             if stop_flag.is_set:
                 raise KeyboardInterrupt
             if store.check([EXIT_CODE_KEY]):
                 raise RankZeroEndedError(_receive_exit_code(store))
+            # Counts polls instead of seconds: Slurm may suspend all ranks for hours.
+            polls += 1
+            if polls % HEARTBEAT_POLLS == 0 and store.check([f"heartbeat/{sender}"]):
+                current_heartbeat = store.get(f"heartbeat/{sender}")
+                if current_heartbeat != last_heartbeat:
+                    polls, last_heartbeat = 0, current_heartbeat
+            if polls * STORE_POLL_SECONDS > timeout_s:
+                raise PeerFailedError(
+                    f"rank {sender} stopped responding before the run began: no heartbeat for {timeout_s:g} s "
+                    "(device.timeout)"
+                )
             time.sleep(STORE_POLL_SECONDS)
         return store.get(key).decode()
     except RuntimeError as error:
@@ -81,6 +130,7 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[s
         return attempt, []
     answered: dict[int, str] = {}
     agents = {0: agent_id()}
+    deadline = time.monotonic() + _timeout_s(store)
     while store.add(f"ack/{own_name}", 0) < rank_info.world_size - 1:
         for rank in range(1, rank_info.world_size):
             if not store.check([f"announce/{rank}"]):
@@ -90,7 +140,12 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[s
                 answered[rank], agents[rank] = announcement["name"], announcement["agent"]
                 store.set(f"attempt/{announcement['name']}", own_name)
         if stop_flag.is_set:
-            raise KeyboardInterrupt
+            # A rank without an answer would not learn that this one ends.
+            deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT_SECONDS)
+        if time.monotonic() > deadline:
+            if stop_flag.is_set:
+                raise KeyboardInterrupt
+            raise PeerFailedError(f"not all ranks responded within {_timeout_s(store):g} s (device.timeout)")
         time.sleep(STORE_POLL_SECONDS)
     return own_name, list(agents.values())
 

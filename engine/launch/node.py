@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.selection import CudaDevice
+from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.gpu_usage import GpuUsagePoller
-from engine.launch.handshake import wait_for_key
+from engine.launch.handshake import PeerFailedError, wait_for_key
 from engine.launch.lifecycle import RunRequest
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
@@ -51,15 +51,22 @@ def allocate_node_gpus(
     if rank_info.local_rank > 0:
         message = json.loads(wait_for_key(store, key, stop_flag))
         if message.get("problems"):
-            raise UsageError(problems_from_json(message["problems"]))
+            error_type = NotFreeError if message["not_free"] else UsageError
+            raise error_type(problems_from_json(message["problems"]))
         if not message["one_gpu_per_rank"]:
             return GpuAllocation([CudaDevice.from_dict(device) for device in message["devices"]])
         # Without waiting: this GPU may be the one that the first rank has reserved for all of them.
         return allocate_devices(gpus, run, wait=False, on_wait=check_stop, ranks=1)
+    if rank_info.rank == 0:
+        store.set("wait", "yes" if wait else "no")
+    elif wait:
+        # A run that rank 0 refuses does not wait for the GPUs of other hosts.
+        wait = wait_for_key(store, "wait", stop_flag) == "yes"
     try:
         allocation = allocate_devices(gpus, run, wait=wait, on_wait=check_stop, ranks=rank_info.local_world_size)
     except UsageError as error:
-        store.set(key, json.dumps({"problems": problems_to_json(error.problems)}))
+        message = {"problems": problems_to_json(error.problems), "not_free": isinstance(error, NotFreeError)}
+        store.set(key, json.dumps(message))
         raise
     one_gpu_per_rank = len(allocation.devices) == 1 < rank_info.local_world_size
     store.set(
@@ -71,9 +78,18 @@ def allocate_node_gpus(
     return allocation
 
 
-def share_problems(problems: Sequence[Problem], rank_info: RankInfo, store: Store, *, stopped: bool) -> None:
-    """Send the problems of this rank's preflight to rank 0; `stopped` if it received a stop request."""
-    message = {"problems": problems_to_json(problems), "host": socket.gethostname(), "stopped": stopped}
+def share_problems(
+    problems: Sequence[Problem], rank_info: RankInfo, store: Store, *, stopped: bool, failure: str = ""
+) -> None:
+    """Send the problems of this rank's preflight to rank 0; `stopped` if it received a stop request.
+
+    `failure` is the cause if the preflight raised an exception."""
+    message = {
+        "problems": problems_to_json(problems),
+        "host": socket.gethostname(),
+        "stopped": stopped,
+        "failure": failure,
+    }
     store.set(f"preflight/{rank_info.rank}", json.dumps(message))
 
 
@@ -82,12 +98,14 @@ def collect_rank_problems(
 ) -> list[Problem]:
     """Return the problems of all ranks, each sentence once; those of another host alone name it.
 
-    Raises KeyboardInterrupt if one of the ranks received a stop request."""
+    Raises KeyboardInterrupt if one of the ranks received a stop request, and PeerFailedError if one failed."""
     problems = {str(problem): problem for problem in own_problems}
     for rank in range(1, rank_info.world_size):
-        message = json.loads(wait_for_key(store, f"preflight/{rank}", stop_flag))
+        message = json.loads(wait_for_key(store, f"preflight/{rank}", stop_flag, sender=rank))
         if message["stopped"]:
             raise KeyboardInterrupt
+        if message["failure"]:
+            raise PeerFailedError(f"rank {rank} failed in the preflight: {message['failure']} (on {message['host']})")
         for problem in problems_from_json(message["problems"]):
             if str(problem) not in problems:
                 elsewhere = replace(problem, reason=f"{problem.reason} (on {message['host']})")

@@ -109,7 +109,8 @@ def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> lis
     """Return all problems of a run request that cannot start, without holding its GPUs."""
 
     def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
-        allocation = allocate_devices(request.config.device.gpus, "", wait=False, on_wait=lambda _: None)
+        ranks = None if rank_info is None else rank_info.local_world_size
+        allocation = allocate_devices(request.config.device.gpus, "", wait=False, on_wait=lambda _: None, ranks=ranks)
         allocation.reservation.release()
         return allocation.devices
 

@@ -1,0 +1,203 @@
+"""Ranks under an external launcher that fail, die or are stopped before the run begins."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from engine.config.schema import Config
+from engine.distributed.channel import StopFlag
+from engine.distributed.rank_env import RankInfo
+from engine.gpus.allocation import GpuAllocation
+from engine.gpus.selection import NotFreeError
+from engine.launch import handshake, node, preflight
+from engine.launch.handshake import PeerFailedError, heartbeat, wait_for_key
+from engine.launch.lifecycle import RunRequest
+from engine.launch.node import allocate_node_gpus, collect_rank_problems, share_problems
+from engine.training.job import ExitCode
+from factories import find_free_port
+from gputrain_command import Gputrain
+
+PATCHED_RUN = """
+import os, signal, sys, time
+import tui
+from engine.launch import external, lifecycle
+
+def replaced_preflight(*_):
+    {preflight}
+
+run_preflight = external.run_preflight
+external.run_preflight = replaced_preflight
+{patch}
+sys.argv = ["gputrain", *sys.argv[1:]]
+sys.exit(tui.main())
+"""
+CONTINUE = "return run_preflight(*_)"
+
+
+def start_ranks(
+    gputrain: Gputrain, preflights: Sequence[str], *arguments: str, patch: str = ""
+) -> list[subprocess.Popen[str]]:
+    """Start a rank for each of these bodies of `run_preflight`, with the variables of torchrun."""
+    world = {"WORLD_SIZE": str(len(preflights)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
+    return [
+        gputrain.start(
+            *(sys.executable, "-c", PATCHED_RUN.format(preflight=body, patch=patch)),
+            *("run", "--headless", "digits", "--epochs", "1", "--model", "linear", "--name", "a", *arguments),
+            env=gputrain.environment | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank, body in enumerate(preflights)
+    ]
+
+
+def wait_for_ranks(ranks: Sequence[subprocess.Popen[str]], timeout_s: float = 40.0) -> list[tuple[int, str]]:
+    """Return the exit code and the messages of each rank."""
+    deadline = time.monotonic() + timeout_s
+    messages = [rank.communicate(timeout=max(deadline - time.monotonic(), 0.1))[1] for rank in ranks]
+    return [(rank.returncode, text) for rank, text in zip(ranks, messages, strict=True)]
+
+
+def store_with_timeout(seconds: float) -> HashStore:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=seconds))
+    return store
+
+
+def test_rank_0_fails_if_another_rank_dies_in_preflight(gputrain: Gputrain) -> None:
+    ranks = start_ranks(gputrain, [CONTINUE, "os.kill(os.getpid(), signal.SIGKILL)"], "device.timeout=6")
+    (code, messages), _ = wait_for_ranks(ranks)
+    assert code == ExitCode.FAILED
+    assert "error: rank 1 stopped responding before the run began: no heartbeat for 6 s (device.timeout)" in messages
+    assert not gputrain.runs.exists()
+
+
+def test_rank_0_fails_with_cause_if_another_rank_crashes_in_preflight(gputrain: Gputrain) -> None:
+    (code, messages), (other_code, _) = wait_for_ranks(start_ranks(gputrain, [CONTINUE, "raise OSError('bad disk')"]))
+    assert (code, other_code) == (ExitCode.FAILED, ExitCode.FAILED)
+    assert "error: rank 1 failed in the preflight: OSError: bad disk" in messages
+    assert not gputrain.runs.exists()
+
+
+def test_other_ranks_end_if_rank_0_crashes_before_run(gputrain: Gputrain, tmp_path: Path) -> None:
+    method = f"device.init_method=file://{tmp_path / 'rendezvous'}"
+    ranks = start_ranks(gputrain, ["raise OSError('bad disk')", CONTINUE], method)
+    (code, messages), other = wait_for_ranks(ranks)
+    assert code == ExitCode.FAILED
+    assert "OSError: bad disk" in messages
+    assert other == (ExitCode.FAILED, "")
+    assert not (tmp_path / "rendezvous").exists()
+
+
+def test_stopped_ranks_end_together(gputrain: Gputrain, tmp_path: Path) -> None:
+    ready = [tmp_path / "ready-0", tmp_path / "ready-1"]
+    stop = "open('{}', 'w').close(); time.sleep(1); os.kill(os.getpid(), signal.SIGTERM); return run_preflight(*_)"
+    ranks = start_ranks(gputrain, [stop.format(path) for path in ready])
+    while not all(path.exists() for path in ready):
+        time.sleep(0.02)
+    began = time.monotonic()
+    results = wait_for_ranks(ranks)
+    assert time.monotonic() - began < handshake.EXIT_TIMEOUT_SECONDS
+    assert [code for code, _ in results] == [0, 0]
+    assert [text.count("was stopped before the run began") for _, text in results] == [1, 1]
+
+
+def test_failed_dry_run_is_reported_once(gputrain: Gputrain) -> None:
+    patch = """
+import engine.training.train
+def fail(*_):
+    time.sleep(1)
+    raise OSError('bad disk')
+engine.training.train.train = fail
+"""
+    results = wait_for_ranks(start_ranks(gputrain, [CONTINUE, CONTINUE], "--dry-run", patch=patch))
+    assert [code for code, _ in results] == [ExitCode.FAILED, ExitCode.FAILED]
+    assert [text.count("failed: OSError: bad disk") for _, text in results] == [1, 1], results
+
+
+def test_wait_for_key_has_no_limit_while_sender_renews_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "STORE_POLL_SECONDS", 0.01)
+    store = store_with_timeout(0.5)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait_for_key, store, "job", StopFlag())
+        with heartbeat(store, rank=0):
+            time.sleep(1.5)
+            assert not waiting.done()
+        with pytest.raises(PeerFailedError, match="rank 0 stopped responding"):
+            waiting.result(timeout=5)
+
+
+def test_handshake_of_interrupted_rank_0_answers_other_ranks() -> None:
+    store, stop_flag = HashStore(), StopFlag()
+    stop_flag.handle_signal(signal.SIGTERM)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(handshake.handshake, store, RankInfo(0, 2, 0, 2), stop_flag)
+        time.sleep(0.2)
+        second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), StopFlag())
+        assert first.result(timeout=10)[0] == second.result(timeout=10)[0]
+
+
+def test_handshake_ends_without_other_ranks() -> None:
+    with pytest.raises(PeerFailedError, match="not all ranks responded within"):
+        handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), StopFlag())
+    with pytest.raises(PeerFailedError, match="rank 0 stopped responding"):
+        handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), StopFlag())
+
+
+def test_find_problems_allocates_for_ranks_of_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = []
+
+    def record(*_: object, **options: object) -> GpuAllocation:
+        ranks.append(options.get("ranks"))
+        return GpuAllocation()
+
+    monkeypatch.setattr(preflight, "allocate_devices", record)
+    request = RunRequest(Config(), tmp_path / "runs", "digits")
+    preflight.find_problems(request, RankInfo(0, 4, 0, 2))
+    preflight.find_problems(request)
+    assert ranks == [2, None]
+
+
+def test_gpus_that_are_not_free_raise_same_error_on_every_rank_of_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> GpuAllocation:
+        raise NotFreeError.one("device.gpus", "in use")
+
+    monkeypatch.setattr(node, "allocate_devices", refuse)
+    store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")
+    for rank in range(2):
+        with pytest.raises(NotFreeError, match="in use"):
+            allocate_node_gpus(request, RankInfo(rank, 2, rank, 2), store, StopFlag(), lambda _: None, wait=False)
+
+
+@pytest.mark.parametrize("rank_0_waits", [True, False])
+def test_hosts_queue_for_gpus_only_if_rank_0_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank_0_waits: bool
+) -> None:
+    waits = []
+
+    def record(*_: object, wait: bool, **__: object) -> GpuAllocation:
+        waits.append(wait)
+        return GpuAllocation()
+
+    monkeypatch.setattr(node, "allocate_devices", record)
+    store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")
+    for rank, wait in ((0, rank_0_waits), (1, True)):
+        allocate_node_gpus(request, RankInfo(rank, 2, 0, 1), store, StopFlag(), lambda _: None, wait=wait)
+    assert waits == [rank_0_waits, rank_0_waits]
+
+
+def test_collect_rank_problems_raises_failure_of_another_rank() -> None:
+    store = HashStore()
+    share_problems([], RankInfo(1, 2, 1, 2), store, stopped=False, failure="OSError: bad disk")
+    with pytest.raises(PeerFailedError, match="rank 1 failed in the preflight: OSError: bad disk"):
+        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, StopFlag())
