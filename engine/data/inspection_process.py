@@ -20,7 +20,10 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.exits import exit_status
-from engine.utils.helper_process import HelperExitedError, ParentPipe, start_helper
+from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+
+# Creating a dataset may index it, or download it in the first run.
+USER_CODE_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,16 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
     """
     if not is_user_code(config.data.dataset) and config.augment.transform is None:
         return None
+    key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
+    name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
     try:
         with start_helper("engine.data.inspection_process", keep_stderr=False) as helper:
             helper.send({"config": config.model_dump(mode="json"), "ranks": world_size})
-            reply = helper.receive()
+            reply = helper.receive(USER_CODE_TIMEOUT_SECONDS)
+    except HelperTimeoutError as error:
+        reason = f"has not loaded the first images after {USER_CODE_TIMEOUT_SECONDS:.0f} s"
+        raise UsageError.one(key, f"{name} {reason}", RUN_USER_CODE_ADVICE) from error
     except HelperExitedError as error:
-        key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
-        name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
         raise UsageError.one(
             key,
             f"the process that tested {name} {exit_status(error.exit_code or 0)}",

@@ -108,12 +108,12 @@ class _Examination:
         return [*checks, *compatibility_checks(self._torch_info, self._cuda_info, self._snapshot, len(self._devices))]
 
     def run(self) -> list[Check]:
-        allocation = GpuAllocation()
+        allocation, device = GpuAllocation(), self._config.device
 
         def choose_gpus(wait: bool) -> list[CudaDevice]:
             nonlocal allocation
             try:
-                allocation = preview_allocation(self._config.device.gpus, self._snapshot)
+                allocation = preview_allocation(device.gpus, self._snapshot, wait=device.wait)
             except NotFreeError as error:
                 allocation.warnings = [f"the run waits: {error.problems[0].reason}"]
                 raise
@@ -123,7 +123,8 @@ class _Examination:
         checks = list(preflight_checks(self._config, preflight, allocation))
         checks += loading_checks(self._config, len(allocation.devices) or self._config.device.ranks)
         if not preflight.problems:
-            checks += self._model_checks(on_gpu=bool(allocation.devices))
+            # Without a plan, the run waits for GPUs.
+            checks += self._model_checks(on_gpu=preflight.plan is None or preflight.plan.on_gpu)
         return [*checks, self._all_reduce(allocation.devices, devices_known=preflight.plan is not None)]
 
     def _model_checks(self, *, on_gpu: bool) -> list[Check]:

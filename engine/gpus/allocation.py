@@ -66,14 +66,15 @@ def allocate_devices(
         monitor.close()
 
 
-def preview_allocation(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
+def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool) -> GpuAllocation:
     """Choose the devices that `allocate_devices` would choose at the time of a snapshot, and reserve nothing.
 
-    Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does."""
+    Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does, and NotFreeError if
+    the run would `wait` for devices."""
     if selection == "cpu" or recording_path() is not None or snapshot is None or snapshot.error is not None:
         return _fall_back_to_cpu(selection, snapshot)
     devices = visible_devices(cuda_devices(snapshot, read_reservations()), os.environ)
-    chosen = select(selection, devices)
+    chosen = select(selection, devices, only_free=wait)
     return GpuAllocation(chosen, _warnings(devices, chosen))
 
 

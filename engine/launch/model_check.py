@@ -7,16 +7,20 @@ process instead, because it imports torch. `batch_size_process` builds its trial
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from engine.config.schema import Config
+from engine.config.user_code import is_user_code
 from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources.base import ImageSource
+from engine.data.sources.builtin import FakeSource
+from engine.data.sources.folder import class_names
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.channel import DirectChannel, StopFlag
@@ -25,6 +29,7 @@ from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.models.factory import weight_bytes
+from engine.models.summary import input_spec
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.rank_state import RankState
@@ -39,7 +44,10 @@ MIN_TRIAL_BATCH_SIZE = 2
 def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     """Build the training state of a rank on the CPU, with random instead of pretrained weights.
 
-    Return `problems` as JSON and `weight_bytes`, the size of parameters and buffers; or an unexpected `error`."""
+    Return `problems` as JSON and `weight_bytes`, the size of parameters and buffers; or an `error` if no model was
+    built."""
+    if is_user_code(config.data.dataset):
+        return {"error": f"only opening {config.data.dataset} shows its image size and classes"}
     trial = trial_config(
         config,
         device={"parallel": "ddp", "backend": "auto", "ranks": 1},
@@ -49,12 +57,26 @@ def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         model={"weights": None} if config.model.weights == "pretrained" or config.run.resume else {},
     )
     try:
-        state = build_trial_state(trial, plan_node(trial, []), open_source(trial))
+        state = build_trial_state(trial, plan_node(trial, []), _stand_in_source(trial))
         return {"problems": [], "weight_bytes": weight_bytes(state.model)}
     except UsageError as error:
         return {"problems": problems_to_json(error.problems)}
     except Exception as error:
         return {"error": describe_cause(error)}
+
+
+def _stand_in_source(config: Config) -> ImageSource:
+    """Return a source with the format and the classes of the dataset.
+
+    The dataset is not opened, which may download, decode or scan it. Raises UsageError if there is no such folder."""
+    data = config.data
+    if data.dataset in ("digits", "fake"):
+        return open_source(config)
+    image_format, num_classes = input_spec(config)
+    neutral = replace(image_format, mean=(0.0,) * image_format.channels, std=(1.0,) * image_format.channels)
+    # A folder's names, because a checkpoint of other classes loses its classification head.
+    classes = class_names(data) if data.dataset == "folder" else tuple(map(str, range(num_classes)))
+    return FakeSource(neutral, classes, {"train": MIN_TRIAL_BATCH_SIZE * len(classes), "val": 1}, seed=0)
 
 
 def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:

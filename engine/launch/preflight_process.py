@@ -27,8 +27,9 @@ SCAN_KEYS = {
 
 
 def scan_key(config: Config) -> str:
-    """Return a key of the settings on which the scan of a dataset depends."""
-    return f"{config.data.model_dump_json(include=SCAN_KEYS)} {config.run.seed} {config.run.code}"
+    """Return a key of the settings that select the dataset, and the user code that loads it, which may hang."""
+    user_code = f"{config.augment.transform} {config.run.code}"
+    return f"{config.data.model_dump_json(include=SCAN_KEYS)} {config.run.seed} {user_code}"
 
 
 def main(parent: ParentPipe) -> None:
@@ -45,12 +46,18 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
     )
 
     def choose_gpus(wait: bool) -> list[CudaDevice]:
+        device = request.config.device
         snapshot = Snapshot.from_line(values["snapshot"]) if values["snapshot"] else None
         try:
-            return preview_allocation(request.config.device.gpus, snapshot).devices
-        except UsageError as error:
+            gpus = preview_allocation(device.gpus, snapshot, wait=device.wait).devices
+        except UsageError:
+            if snapshot is not None and not snapshot.pending:
+                raise
+            gpus = []
+        if not gpus and device.gpus != "cpu" and (snapshot is None or snapshot.pending):
             # A driver that has not answered yet is not a fault of the config.
-            raise error if snapshot and not snapshot.pending else UsageError([]) from None
+            raise UsageError([])
+        return gpus
 
     def open_source(config: Config) -> ImageSource | None:
         if (key := scan_key(config)) not in sources:
@@ -62,7 +69,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
     return {
         "problems": problems_to_json(preflight.problems),
         "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
-        "on_gpu": plan is not None and plan.on_gpu,
+        "on_gpu": None if plan is None else plan.on_gpu,
         "images": None if counts is None else [counts.train, counts.val],
     }
 

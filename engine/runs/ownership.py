@@ -11,11 +11,13 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from engine.runs.control import consume_requests
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, _is_run_folder
@@ -23,6 +25,8 @@ from engine.utils.errors import UsageError
 from engine.utils.files import read_json, write_json
 from engine.utils.host import nearest_existing
 from engine.utils.process import user_name
+
+T = TypeVar("T")
 
 OWNER_FORMAT = 1
 
@@ -38,12 +42,7 @@ class Ownership:
         """Acquire the folder. Raises UsageError if another process owns it."""
         self.folder, self._agents = folder, list(agents)
         self._last_heartbeat = 0.0
-        # `is_locked` takes a shared lock for an instant when a reader checks the state of the run, so retry.
-        for _ in range(20):
-            handle = _try_lock(folder.lock)
-            if handle is not None:
-                break
-            time.sleep(0.05)
+        handle = _retry(partial(_try_lock, folder.lock))
         owner = read_json(folder.owner) or {}
         on_other_host = owner.get("host") not in (None, socket.gethostname())
         if handle is not None and on_other_host and folder.is_owned():
@@ -79,6 +78,18 @@ class Ownership:
         if self.folder.path.exists():
             self._write_owner(None)
         os.close(self._lock_fd)
+
+
+def _retry(attempt: Callable[[], T | None]) -> T | None:
+    """Call `attempt` for about a second until it returns a value, and return that value.
+
+    After a `kill -9`, orphaned DataLoader workers hold the lock until they have exited. `is_locked` takes a shared lock
+    for an instant when a reader checks the state of the run."""
+    for _ in range(20):
+        if (result := attempt()) is not None:
+            return result
+        time.sleep(0.05)
+    return None
 
 
 def _try_lock(path: Path) -> int | None:
@@ -128,7 +139,7 @@ def check_claim(root: Path, name: str | None, *, resume: bool) -> RunFolder | No
     Raises UsageError as `claim_run` does."""
     if name is not None and resume and _is_run_folder(root / name):
         folder = RunFolder(root / name)
-        if folder.is_owned():
+        if _retry(lambda: None if folder.is_owned() else folder) is None:
             raise _owned_by_another(folder)
         return folder
     if name is not None and os.path.lexists(root / name):

@@ -140,12 +140,13 @@ def test_form_shows_all_problems(workdir: Path) -> None:
             form = Form("digits", dict(argument.split("=", 1) for argument in arguments))
             config = valid_config(form)
             assert config is not None
-            result = checker.check(config, snapshot, form_problems(form))
+            result = checker.check(checker.begin(config), config, snapshot, form_problems(form))
             assert result is not None
             assert_sentences([str(problem) for problem in result.problems], expected)
         for arguments, expected in (in_folder(refusal, workdir) for refusal in REFUSED_MODELS.values()):
             config = Form("digits", dict(argument.split("=", 1) for argument in arguments)).config()
-            assert_sentences([str(problem) for problem in checker.check_model(config, on_gpu=False)], expected)
+            problems = checker.check_model(checker.begin(config), config, on_gpu=False)
+            assert_sentences([str(problem) for problem in problems], expected)
     finally:
         checker.cancel()
     assert files(workdir) == before

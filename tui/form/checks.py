@@ -21,6 +21,9 @@ from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
 # Building the model imports torch, so it waits until nothing is typed.
 MODEL_CHECK_DELAY_SECONDS = 1.0
+CANCEL_POLL_SECONDS = 0.1
+
+Task = Literal["preflight", "model"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class FormCheckResult:
     """The result for one config: its devices, its batches if the images could be counted, and its problems."""
 
     total_ranks: int = 1
-    on_gpus: bool = False
+    on_gpus: bool | None = False
+    """None if the run waits for GPUs, or the driver has not answered yet."""
     sampler: DistributedBatchSampler | None = None
     problems: list[Problem] = field(default_factory=list)
 
@@ -39,78 +43,87 @@ class FormChecker:
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
         self._lock = threading.Lock()
-        self._replaced = threading.Event()
+        """Guards the fields below. It is held only briefly, because the UI thread takes it."""
+        self._canceled = threading.Event()
         self._scan_key = ""
-        self._preflight: HelperProcess | None = None
-        """Kept as long as the data stays the same, which it scans once."""
-        self._model: HelperProcess | None = None
-        self._turn = threading.Lock()
+        self._helpers: dict[Task, HelperProcess] = {}
+        """That of the preflight is kept as long as the data stays the same, which it scans once."""
+        self._turns: dict[Task, threading.Lock] = {"preflight": threading.Lock(), "model": threading.Lock()}
+        """Held from a request to its answer."""
+
+    def begin(self, config: Config) -> threading.Event:
+        """Cancel the running checks, and return the event that is set when the check of this config is canceled.
+
+        The UI thread calls it before it starts the thread of the check, which has to wait if all threads are busy."""
+        return self._replace(scan_key(config))
 
     def check(
-        self, config: Config, snapshot: Snapshot | None, problems: Sequence[Problem] = ()
+        self, canceled: threading.Event, config: Config, snapshot: Snapshot | None, problems: Sequence[Problem] = ()
     ) -> FormCheckResult | None:
         """Run the preflight of a config, the valid part of what was typed if it has `problems`.
 
         Blocks until the data is scanned. Return None if a newer check canceled this one."""
-        replaced = self._replace(scan_key(config))
-        with self._turn:
-            if replaced.is_set():
-                return None
-            request = {
-                "task": "preflight",
-                "config": as_dict(config),
-                "runs_dir": str(self._runs_dir),
-                "problems": problems_to_json(problems),
-                "snapshot": None if snapshot is None else snapshot.to_line(),
-            }
-            answer = self._ask("_preflight", request)
+        request = {
+            "config": as_dict(config),
+            "runs_dir": str(self._runs_dir),
+            "problems": problems_to_json(problems),
+            "snapshot": None if snapshot is None else snapshot.to_line(),
+        }
+        answer = self._ask("preflight", canceled, request)
         if answer is None:
             return None
-        sampler = None
+        total_ranks, sampler = answer["devices"] or config.device.ranks, None
         if answer["images"] is not None:
             train, val = answer["images"]
-            sampler = build_sampler_from_counts(config, train, val, max(answer["devices"], 1))
+            sampler = build_sampler_from_counts(config, train, val, total_ranks)
         host_problems = problems_from_json(answer["problems"])
-        return FormCheckResult(answer["devices"] or config.device.ranks, answer["on_gpu"], sampler, host_problems)
+        return FormCheckResult(total_ranks, answer["on_gpu"], sampler, host_problems)
 
-    def check_model(self, config: Config, *, on_gpu: bool) -> list[Problem]:
-        """Build the model of a config that has no other problems, unless a newer check starts within a second."""
-        if self._replaced.wait(MODEL_CHECK_DELAY_SECONDS):
+    def check_model(self, canceled: threading.Event, config: Config, *, on_gpu: bool) -> list[Problem]:
+        """Build the model of a config that has no other problems, unless a newer check begins within a second."""
+        if canceled.wait(MODEL_CHECK_DELAY_SECONDS):
             return []
-        answer = self._ask("_model", {"task": "model", "config": as_dict(config), "on_gpu": on_gpu})
+        answer = self._ask("model", canceled, {"config": as_dict(config), "on_gpu": on_gpu})
         return [] if answer is None else problems_from_json(answer.get("problems", ()))
 
     def cancel(self) -> None:
         self._replace("")
 
     def _replace(self, key: str) -> threading.Event:
-        """Cancel the running checks, except the scan of the same data; return the event that the next check sets."""
+        """Cancel the running checks, except the scan of the same data; return the event of the next check."""
         with self._lock:
-            self._replaced.set()
-            self._replaced = threading.Event()
-            if key != self._scan_key and self._preflight is not None:
-                self._preflight.kill()
-                self._preflight = None
-            if self._model is not None:
-                self._model.kill()
-                self._model = None
+            self._canceled.set()
+            self._canceled = threading.Event()
+            tasks: tuple[Task, ...] = ("model",) if key == self._scan_key else ("model", "preflight")
+            for task in tasks:
+                if (helper := self._helpers.pop(task, None)) is not None:
+                    helper.kill()
             self._scan_key = key
-            return self._replaced
+            return self._canceled
 
-    def _ask(self, name: Literal["_preflight", "_model"], request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer of a helper process; None if it was canceled. Raises HelperError if it failed."""
-        with self._lock:
-            helper: HelperProcess | None = getattr(self, name)
-            if helper is None:
-                helper = start_helper("engine.launch.preflight_process", keep_stderr=False)
-                setattr(self, name, helper)
-        try:
-            helper.send(request)
-            answer: dict[str, Any] = helper.receive()
-            return answer
-        except HelperError:
-            helper.close()
-            if getattr(self, name) is not helper:
+    def _ask(self, task: Task, canceled: threading.Event, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer of a helper process; None if the check was canceled. Raises HelperError if it failed."""
+        turn = self._turns[task]
+        while not turn.acquire(timeout=CANCEL_POLL_SECONDS):
+            if canceled.is_set():
                 return None
-            setattr(self, name, None)
-            raise
+        try:
+            with self._lock:
+                if canceled.is_set():
+                    return None
+                if task not in self._helpers:
+                    self._helpers[task] = start_helper("engine.launch.preflight_process", keep_stderr=False)
+                helper = self._helpers[task]
+            try:
+                helper.send({"task": task, **request})
+                answer: dict[str, Any] = helper.receive()
+                return answer
+            except HelperError:
+                helper.close()
+                with self._lock:
+                    if self._helpers.get(task) is not helper:
+                        return None
+                    del self._helpers[task]
+                raise
+        finally:
+            turn.release()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ class FormScreen(GputrainScreen):
         self._checker = FormChecker(self.gputrain_app.runs_dir)
         self._check_result: FormCheckResult | None = None
         self._problems: list[Problem] = []
+        self._gpus_pending = self._are_gpus_pending()
 
     def compose_body(self) -> ComposeResult:
         if self._run_config is not None:
@@ -128,7 +130,15 @@ class FormScreen(GputrainScreen):
     def on_unmount(self) -> None:
         self._checker.cancel()
 
+    def _are_gpus_pending(self) -> bool | None:
+        """Whether a GPU has not answered yet; None before the first snapshot."""
+        snapshot = self.gputrain_app.gpu_poller.snapshot
+        return None if snapshot is None else snapshot.pending
+
     def update_content(self) -> None:
+        if (pending := self._are_gpus_pending()) != self._gpus_pending:
+            self._gpus_pending = pending
+            self._validate_form()
         wrong = len(self._all_problems())
         ready = "ready to start " if self._check_result is not None else "checking … "
         right = f"{pluralize(wrong, 'error')} to fix " if wrong else ready
@@ -244,29 +254,29 @@ class FormScreen(GputrainScreen):
         config = valid_config(self.form)
         self._show_plan(None if self._problems else config)
         if config is not None:
-            self._run_machine_checks(config, self._problems)
+            self._run_machine_checks(self._checker.begin(config), config, self._problems)
 
     @work(thread=True, exclusive=True, group="checks", exit_on_error=False)
-    def _run_machine_checks(self, config: Config, problems: list[Problem]) -> None:
+    def _run_machine_checks(self, canceled: threading.Event, config: Config, problems: list[Problem]) -> None:
         try:
-            checked = self._checker.check(config, self.gputrain_app.gpu_poller.snapshot, problems)
+            checked = self._checker.check(canceled, config, self.gputrain_app.gpu_poller.snapshot, problems)
             if checked is None:
                 return
-            self._show_check_result(config, checked)
+            self._show_check_result(canceled, config, checked)
             if not checked.problems:
-                model_problems = self._checker.check_model(config, on_gpu=checked.on_gpus)
-                self._show_check_result(config, replace(checked, problems=model_problems))
+                model_problems = self._checker.check_model(canceled, config, on_gpu=checked.on_gpus is not False)
+                self._show_check_result(canceled, config, replace(checked, problems=model_problems))
         except Exception as error:
             # A fault of the host, such as a broken mount, must not crash the screen.
-            problems = [*problems, Problem("", f"checking this host failed: {error}")]
-            self._show_check_result(config, FormCheckResult(problems=problems))
+            all_problems = [*problems, Problem("", f"checking this host failed: {error}")]
+            self._show_check_result(canceled, config, FormCheckResult(problems=all_problems))
 
-    def _show_check_result(self, config: Config, result: FormCheckResult) -> None:
+    def _show_check_result(self, canceled: threading.Event, config: Config, result: FormCheckResult) -> None:
         if self.is_attached:
-            self.app.call_from_thread(self._apply_check_result, config, result)
+            self.app.call_from_thread(self._apply_check_result, canceled, config, result)
 
-    def _apply_check_result(self, config: Config, result: FormCheckResult) -> None:
-        if not self.is_attached or config != valid_config(self.form):
+    def _apply_check_result(self, canceled: threading.Event, config: Config, result: FormCheckResult) -> None:
+        if not self.is_attached or canceled.is_set() or config != valid_config(self.form):
             return
         self._check_result = result
         self._mark_problems()
@@ -374,7 +384,7 @@ def plan_text(config: Config, result: FormCheckResult | None) -> Text:
     if result is None:
         return Text("Checking this host …", MUTED)
     # In a terminal of 80 columns, the panel has 38 per line.
-    devices = pluralize(result.total_ranks, "GPU" if result.on_gpus else "CPU rank")
+    devices = pluralize(result.total_ranks, {True: "GPU", False: "CPU rank", None: "rank"}[result.on_gpus])
     global_batch = "auto"
     if config.data.batch_size != "auto":
         global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)

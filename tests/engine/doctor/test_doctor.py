@@ -121,6 +121,20 @@ def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: G
     assert messages == "3 problems, 6 warnings.\n"
 
 
+def test_doctor_command_expects_gpus_for_run_that_waits(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene([gpu_line(0)], [f"process 0 {UNKNOWN_PID} 500 compute"])
+    path = stub(gputrain.folder, "torch", "raise RuntimeError('no torch')")
+    path = os.pathsep.join([path, gpu_host.environment.get("PYTHONPATH", "")])
+    variables = gputrain.environment | gpu_host.environment | {"PYTHONPATH": path}
+    del variables["CUDA_VISIBLE_DEVICES"]
+    arguments = ["device.gpus=auto", "device.wait=true", "device.backend=nccl", "model.sync_bn=true"]
+    process = gputrain.start("doctor", "digits", "--json", *arguments, env=variables)
+    checks = [check for check in json.loads(process.communicate(timeout=60)[0])["checks"] if check["area"] == "run"]
+    assert not [check for check in checks if check["state"] == "problem"]
+    [devices] = [check for check in checks if check["name"] == "devices"]
+    assert devices["found"].startswith("the run waits: no GPU is free: GPU 0: in use by process")
+
+
 def test_doctor_reports_hanging_driver_and_import_without_blocking(
     gpu_host: FakeGpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -15,7 +16,7 @@ from engine.runs.control import consume_requests, send_request
 from engine.runs.events import ControlEvent, RunFinished
 from engine.runs.folder import RunFolder, RunState, find_run, sanitize_run_name
 from engine.runs.journal import to_line
-from engine.runs.ownership import Ownership, _try_lock, claim_run
+from engine.runs.ownership import Ownership, _try_lock, check_claim, claim_run
 from engine.utils.errors import UsageError
 from factories import make_epoch, make_run_folder, make_run_started
 
@@ -107,6 +108,15 @@ input()
     other.kill()
     other.communicate()
     Ownership(folder).release()
+
+
+def test_check_claim_waits_for_lock_of_ending_process(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    ownership = Ownership(folder)
+    ending = Timer(0.3, ownership.release)
+    ending.start()
+    assert check_claim(tmp_path, "a", resume=True) == folder
+    ending.join()
 
 
 def test_claim_rejects_run_owned_on_other_host(tmp_path: Path) -> None:

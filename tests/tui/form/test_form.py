@@ -8,6 +8,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from demo_app import demo_snapshot
 from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
+from engine.gpus.selection import find_current_use
 from engine.gpus.snapshot import Snapshot
 from engine.launch.lifecycle import RunRequest
 from engine.optim.lr_schedule import lr_factor
@@ -184,13 +186,14 @@ def check(checker: FormChecker, snapshot: Snapshot | None = None, **typed: str) 
     form = Form("digits", {key.replace("__", "."): text for key, text in typed.items()})
     config = valid_config(form)
     assert config is not None
-    checked = checker.check(config, snapshot, form_problems(form))
+    checked = checker.check(checker.begin(config), config, snapshot, form_problems(form))
     assert checked is not None
     return checked.total_ranks, [str(problem) for problem in checked.problems]
 
 
 def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
-    checked = checker.check(Form("digits").config(), None)
+    config = Form("digits").config()
+    checked = checker.check(checker.begin(config), config, None)
     assert checked is not None and checked.sampler is not None
     assert (checked.total_ranks, checked.sampler.steps_per_epoch, checked.sampler.train_images) == (2, 22, 1438)
     assert check(checker, demo_snapshot(0.0), device__gpus="2,3") == (2, [])
@@ -210,25 +213,81 @@ def test_checker_reports_invalid_values_with_problems_of_host(checker: FormCheck
 
 
 def test_checker_cancels_scan_of_other_data(checker: FormChecker) -> None:
-    checker.check(Form("digits").config(), None)
-    helper = checker._preflight
-    assert helper is not None
-    os.kill(helper._process.pid, signal.SIGSTOP)
+    config = Form("digits").config()
+    checker.check(checker.begin(config), config, None)
+    os.kill(checker._helpers["preflight"]._process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        hanging = pool.submit(checker.check, Form("digits").config(), None)
-        wait_for(lambda: checker._turn.locked(), "the first check")
+        hanging = pool.submit(checker.check, checker.begin(config), config, None)
+        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
         assert check(checker, data__dataset="fake", data__image_size="8")[1] == []
         assert hanging.result() is None
 
 
 def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) -> None:
     config = Form("digits", {"model.freeze": "[nothing]"}).config()
-    [problem] = checker.check_model(config, on_gpu=False)
+    [problem] = checker.check_model(checker.begin(config), config, on_gpu=False)
     assert str(problem).startswith("model.freeze: the model has no weights named 'nothing'")
     with ThreadPoolExecutor(1) as pool:
-        delayed = pool.submit(checker.check_model, config, on_gpu=False)
+        delayed = pool.submit(checker.check_model, checker.begin(config), config, on_gpu=False)
         checker.cancel()
         assert delayed.result() == []
+
+
+def test_checker_starts_no_helper_for_canceled_check(checker: FormChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.form.checks.start_helper", lambda *_, **__: pytest.fail("started a process"))
+    config = Form("digits").config()
+    canceled = checker.begin(config)
+    # A newer check, which is not that of the thread whose model check comes late.
+    checker.begin(config)
+    assert checker.check(canceled, config, None) is None
+    assert checker.check_model(canceled, config, on_gpu=False) == []
+
+
+def test_checker_ends_threads_of_replaced_checks_while_helper_hangs(checker: FormChecker) -> None:
+    config = Form("digits").config()
+    checker.check(checker.begin(config), config, None)
+    os.kill(checker._helpers["preflight"]._process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(4) as pool:
+        pool.submit(checker.check, checker.begin(config), config, None)
+        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
+        queued = [pool.submit(checker.check, checker.begin(config), config, None) for _ in range(3)]
+        assert [replaced.result(timeout=10) for replaced in queued[:-1]] == [None, None]
+        checker.cancel()
+
+
+def test_checker_answers_concurrent_requests_with_their_own_answers(checker: FormChecker) -> None:
+    canceled = checker.begin(Form("digits").config())
+    refused = [Form("digits", {"model.freeze": f"[nothing{number}]"}).config() for number in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = pool.map(lambda config: checker.check_model(canceled, config, on_gpu=False), refused)
+        for number, [problem] in enumerate(answers):
+            assert f"named 'nothing{number}'" in str(problem)
+
+
+def test_checker_gives_up_hanging_transform_for_other_transform(
+    checker: FormChecker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = "import time\n\n\ndef hang(image):\n    time.sleep(1000)\n\n\ndef same(image):\n    return image\n"
+    (tmp_path / "slow.py").write_text(program)
+    hanging = Form("digits", {"augment.transform": "slow:hang"}).config()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(checker.check, checker.begin(hanging), hanging, None)
+        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
+        assert check(checker, augment__transform="slow:same")[1] == []
+        assert first.result() is None
+
+
+def test_checker_knows_no_devices_before_first_snapshot_or_while_run_waits(checker: FormChecker) -> None:
+    needs_gpus = {"model__sync_bn": "true", "model__name": "resnet18", "device__backend": "nccl"}
+    pending = replace(demo_snapshot(0.0), gpus=(), error="no answer yet", pending=True)
+    busy = demo_snapshot(0.0)
+    busy = replace(busy, gpus=tuple(gpu for gpu in busy.gpus if find_current_use(gpu) is not None))
+    assert check(checker, device__gpus="auto", **needs_gpus)[1] == []
+    assert check(checker, pending, device__gpus="auto", **needs_gpus)[1] == []
+    assert check(checker, busy, device__gpus="auto", device__wait="true", **needs_gpus)[1] == []
+    problems = check(checker, replace(pending, pending=False), device__gpus="auto", **needs_gpus)[1]
+    assert [problem.split(":")[0] for problem in problems] == ["device.backend"]
 
 
 def test_run_arguments_write_keys_without_flag_as_key_value() -> None:

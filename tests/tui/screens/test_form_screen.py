@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, visible_text, wait_until_idle
+from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.utils.files import state_folder
 from screen_driver import drive, press, real_app
 from tui.screens.form import FormScreen
@@ -75,6 +75,23 @@ def test_form_screen_accepts_typed_value_outside_choices(tmp_path: Path) -> None
         await press(pilot, *"m:d", "enter")
         assert screen.form.overrides["data.dataset"] == "m:d"
         assert screen.query_one("#field-data-dataset").control.value == "m:d"
+
+    drive(real_app(tmp_path / "runs"), act, (140, 48))
+
+
+def test_form_screen_checks_again_when_driver_has_answered(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        poller = pilot.app.gpu_poller  # type: ignore[attr-defined]
+        without_gpus, poller.snapshot = poller.snapshot, None
+        await press(pilot, "n")
+        screen: Any = pilot.app.screen
+        screen.form.set_value("device.backend", "nccl")
+        screen._show_values()
+        await wait_until_idle(pilot)
+        assert "ready to start" in visible_text(pilot)
+        poller.snapshot = without_gpus
+        await wait_until(pilot, lambda: "1 error to fix" in visible_text(pilot))
+        assert [problem.location for problem in screen._all_problems()] == ["device.backend"]
 
     drive(real_app(tmp_path / "runs"), act, (140, 48))
 

@@ -311,6 +311,13 @@ def test_check_user_data_code_reports_process_exit(tmp_path: Path) -> None:
         check_user_data_code(user_config, 1)
 
 
+def test_check_user_data_code_reports_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.data.inspection_process.USER_CODE_TIMEOUT_SECONDS", 2.0)
+    user_config = config(tmp_path, "import time\ntime.sleep(1000)\n")
+    with pytest.raises(UsageError, match=r"^data\.dataset: data_\d+:Data has not loaded the first images after 2 s"):
+        check_user_data_code(user_config, 1)
+
+
 def test_check_user_data_code_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "engine.data.inspection_process.start_helper", lambda *_, **__: pytest.fail("started a process")

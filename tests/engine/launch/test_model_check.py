@@ -1,0 +1,59 @@
+"""The model check of the form and of `gputrain doctor`: it builds a model without opening the dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.config.schema import as_dict
+from engine.utils.helper_process import ask_helper
+from photo_folder import write_photo_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, in which the cache would also be."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    return folder
+
+
+def check_model(base: str | None, *overrides: str) -> dict[str, Any]:
+    config = as_dict(resolve_config(base, list(overrides)).config)
+    answer: dict[str, Any] = ask_helper(
+        "engine.launch.preflight_process", {"task": "model", "config": config, "on_gpu": False}
+    )
+    return answer
+
+
+@pytest.mark.parametrize("preset", ["mnist", "cifar10"])
+def test_model_check_downloads_and_writes_nothing(preset: str, folder: Path) -> None:
+    answer = check_model(preset)
+    assert answer["problems"] == [] and answer["weight_bytes"] > 0
+    assert list(folder.rglob("*")) == []
+
+
+def test_model_check_uses_image_format_and_classes_of_dataset(folder: Path) -> None:
+    [problem] = check_model("mnist", "model.name=alexnet")["problems"]
+    assert "alexnet does not accept 1x28x28 images" in str(problem)
+    linear = ["model.name=linear", "data.num_classes=null"]
+    biggest = check_model("mnist", *linear, "data.dataset=cifar100")["weight_bytes"]
+    assert biggest == 4 * 100 * (3 * 32 * 32 + 1)
+
+
+def test_model_check_opens_no_image_of_folder(folder: Path, tmp_path: Path) -> None:
+    photos = write_photo_folder(tmp_path / "photos")
+    for image in photos.rglob("*.png"):
+        image.write_bytes(b"")
+    data = ["data.dataset=folder", f"data.path={photos}", "data.image_size=16", "loss.class_weights=balanced"]
+    assert check_model(None, *data, "model.name=linear")["weight_bytes"] == 4 * 2 * (3 * 16 * 16 + 1)
+    assert list(folder.rglob("*")) == []
+
+
+def test_model_check_does_not_run_code_of_user_dataset(folder: Path) -> None:
+    assert "opening mine:build" in check_model(None, "data.dataset=mine:build")["error"]
