@@ -49,8 +49,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Progress of one rank: completed `step`s, the number of phases entered since the last step, and the current
-    phase."""
+    """Progress of one rank: completed steps, further phases entered since then, and the current phase."""
 
     step: int = 0
     phase_count: int = 0
@@ -82,7 +81,7 @@ class Heartbeats:
 
 
 class HeartbeatWriter:
-    """Writes the heartbeat of one rank."""
+    """Writer of one rank's heartbeat."""
 
     def __init__(self, heartbeats: Heartbeats, rank: int) -> None:
         self._heartbeats, self._rank = heartbeats, rank
@@ -96,8 +95,9 @@ class HeartbeatWriter:
 
 
 class Watchdog:
-    """Detects that no rank makes progress for `timeout_s` seconds; 0 disables it. Time in `exempt_phase` does not
-    count."""
+    """Detector of a run in which no rank makes progress for `timeout_s` seconds.
+
+    0 disables it. Time in `exempt_phase` does not count."""
 
     def __init__(self, heartbeats: Heartbeats, timeout_s: float, exempt_phase: Phase = Phase.SETUP) -> None:
         self._heartbeats, self.timeout_s, self._exempt_phase = heartbeats, timeout_s, exempt_phase

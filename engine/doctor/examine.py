@@ -149,7 +149,7 @@ class _Examination:
         devices = all_reduce_devices(self._config, chosen)
         reason = self._skip_reason
         if not devices_known:
-            reason = "the run has no devices"
+            reason = "the preflight found no devices; fix the problems above"
         elif chosen and reason is None and not self._cuda_info.get("gpus"):
             reason = "torch cannot use the GPUs"
         if reason is not None:

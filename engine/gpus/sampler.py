@@ -61,7 +61,7 @@ class SamplerState:
 
 
 class GpuThread(threading.Thread):
-    """Queries one GPU once per round.
+    """Thread that queries one GPU once per round.
 
     `excluded` is set if the GPU is not one of `SamplerOptions.gpus`, `retired` ends the thread, `reopen` makes it get a
     new NVML handle.

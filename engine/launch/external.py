@@ -79,7 +79,7 @@ class _ExternalRank:
     store_is_exclusive: bool = False
     """Whether the store holds only keys of this attempt: torchrun keeps one store over all restarts."""
     cleanup: ExitStack = field(default_factory=ExitStack)
-    """Closed after the recorder, whose `closed` ends the thread that uses what is closed here."""
+    """Closed after the recorder: `recorder.closed` ends the thread that uses these resources."""
 
     @property
     def rank(self) -> int:

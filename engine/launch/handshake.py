@@ -114,7 +114,7 @@ def wait_for_key(store: Store, key: str, stop_flag: StopFlag, sender: int = 0) -
             time.sleep(STORE_POLL_SECONDS)
         return store.get(key).decode()
     except RuntimeError as error:
-        raise UsageError.one("", "rank 0 ended before the run began") from error
+        raise UsageError.one("", "rank 0 ended before the run began", "see its output for the error") from error
 
 
 def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[str, list[str]]:

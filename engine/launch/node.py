@@ -96,7 +96,7 @@ def share_problems(
 def collect_rank_problems(
     own_problems: Sequence[Problem], rank_info: RankInfo, store: Store, stop_flag: StopFlag
 ) -> list[Problem]:
-    """Return the problems of all ranks, each sentence once; those of another host alone name it.
+    """Return the distinct problems of all ranks. A problem found only on another host names that host.
 
     Raises KeyboardInterrupt if one of the ranks received a stop request, and PeerFailedError if one failed."""
     problems = {str(problem): problem for problem in own_problems}

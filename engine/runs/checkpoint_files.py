@@ -48,8 +48,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def verify_checksum(path: Path) -> None:
-    """Check the SHA-256 checksum at the end of the file. Raises DamagedCheckpointError if it does not match, OSError if
-    the file cannot be read."""
+    """Check the SHA-256 checksum at the end of the file.
+
+    Raises DamagedCheckpointError if it does not match, OSError if the file cannot be read."""
     checksum = hashlib.sha256()
     with path.open("rb") as file:
         remaining_bytes = path.stat().st_size - COMMENT_BYTES

@@ -165,7 +165,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
     if version != CHECKPOINT_FORMAT:
         raise UsageError.one(
-            str(path), f"has format {version}, this gputrain reads format {CHECKPOINT_FORMAT}; use a matching version"
+            str(path),
+            f"has checkpoint format {version}, but this gputrain reads format {CHECKPOINT_FORMAT}",
+            "use the version of gputrain that wrote it",
         )
     if missing := CHECKPOINT_KEYS - state.keys():
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")

@@ -26,10 +26,10 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of a run receive.
+    """Everything a rank needs to train: config, node plan, run folder and opened dataset.
 
-    Without a folder it is a dry run: forward and backward on one batch, nothing saved. `resumed` means that the folder
-    has a journal already. `source` is set if it was opened before the ranks were started.
+    `folder` is None in a dry run, which runs forward and backward on one batch and saves nothing. `resumed` means that
+    the folder already has a journal. `source` is set if it was opened before the ranks were started.
     """
 
     config: Config

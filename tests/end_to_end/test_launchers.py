@@ -110,7 +110,7 @@ def test_torchrun_interrupted_in_batch_size_search_leaves_no_folder(gputrain: Gp
     parents: list[int] = []
 
     def find_rank_0() -> bool:
-        """Rank 0 is the parent of the batch size search."""
+        """Find rank 0, the parent process of the batch size search."""
         for process in gputrain.processes():
             with suppress(psutil.Error):
                 if "engine.launch.batch_size_process" in str(process.cmdline()):

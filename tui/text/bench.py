@@ -1,4 +1,4 @@
-"""Output of `gputrain bench`: a row for each rank count, and a chart of the speedup."""
+"""Output of `gputrain bench`: a row for each rank count, and a chart of the speedup. `tui.cli.bench` prints it."""
 
 from __future__ import annotations
 

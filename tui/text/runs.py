@@ -67,7 +67,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
     best_values = (best.selection_accuracy if best else None, stored.best_val_accuracy)
     accuracies = [float(value) for value in best_values if value is not None]
     state = folder.state(history)
-    # A partial history misses the samples that show since when a GPU is throttled.
+    # A partial history lacks the GPU samples that date a throttle, so use the stored bottleneck.
     bottleneck = stored.bottleneck if partial else history.bottleneck
     rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
     return RunRow(

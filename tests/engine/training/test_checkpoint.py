@@ -180,7 +180,7 @@ def test_load_newest_uses_last_without_step_files(tmp_path: Path) -> None:
 
 def test_load_checkpoint_rejects_later_format(tmp_path: Path) -> None:
     path = save(tmp_path, 1, format=99)
-    with pytest.raises(UsageError, match="has format 99, this gputrain reads format 3"):
+    with pytest.raises(UsageError, match="has checkpoint format 99, but this gputrain reads format 3"):
         load_checkpoint(path)
 
 
