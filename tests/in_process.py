@@ -25,7 +25,7 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.device import cuda_uuid
 from engine.training.job import Job
-from engine.training.train import TrainingData, build_trainer, resume_position
+from engine.training.train import TrainingData, build_trainer, resume_position, run_training
 from engine.training.trainer import Trainer
 
 
@@ -72,5 +72,5 @@ def train_in_process(folder: Path, *overrides: str, checkpoint: Path | None = No
     events: list[Event] = []
     folder.mkdir(exist_ok=True)
     with single_rank_trainer(*overrides, folder=folder, events=events, checkpoint=checkpoint) as trainer:
-        assert trainer.run([]) == "finished"
+        assert run_training(trainer, []) == "finished"
     return [event for event in events if isinstance(event, EpochEvent)]

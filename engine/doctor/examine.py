@@ -25,8 +25,7 @@ from engine.gpus.reservation import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.visible_devices import visible_devices
-from engine.launch.lifecycle import RunRequest
-from engine.launch.preflight import run_preflight
+from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.errors import UsageError, problems_from_json
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 

@@ -43,7 +43,7 @@ from engine.launch.handshake import (
     share_exit_code,
     wait_for_key,
 )
-from engine.launch.lifecycle import OwnedRun, RunRequest, record_result, with_run_name
+from engine.launch.lifecycle import OwnedRun, record_result, with_run_name
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -51,7 +51,7 @@ from engine.launch.node import (
     publish_gpu_usage,
     share_problems,
 )
-from engine.launch.preflight import Preflight, find_problems, run_preflight
+from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RankFailed, RunStarted, WarningEvent

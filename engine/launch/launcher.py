@@ -17,8 +17,8 @@ from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice
 from engine.launch.forkserver import ForkServer
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
-from engine.launch.lifecycle import OwnedRun, RunRequest, record_restart, should_restart
-from engine.launch.preflight import run_preflight
+from engine.launch.lifecycle import OwnedRun, record_restart, should_restart
+from engine.launch.preflight import RunRequest, run_preflight
 from engine.launch.supervisor import Supervisor
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.recorder import Listener

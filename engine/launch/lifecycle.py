@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
 from engine.gpus.allocation import GpuAllocation
 from engine.launch.batch_size import find_batch_size, previous_batch_size, with_batch_size
 from engine.launch.gpu_usage import local_gpu_ranks
-from engine.launch.preflight import Preflight, check_resumed_config
+from engine.launch.preflight import Preflight, RunRequest, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
 from engine.runs.control import RequestCounters
 from engine.runs.events import BatchSizeFound, Event, RunFinished, RunStarted, RunStarting, WarningEvent
@@ -25,23 +24,7 @@ from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
-from engine.utils.errors import Problem, UsageError
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """A run that a user requested.
-
-    `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
-    `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
-    started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder."""
-
-    config: Config
-    runs_dir: Path
-    default_name: str
-    dry_run: bool = False
-    agents: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
+from engine.utils.errors import UsageError
 
 
 @dataclass

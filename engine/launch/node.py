@@ -18,7 +18,7 @@ from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import PeerFailedError, wait_for_key
-from engine.launch.lifecycle import RunRequest
+from engine.launch.preflight import RunRequest
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
 from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json

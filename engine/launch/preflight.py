@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from engine.config.loader import changed_keys, resolve_config
 from engine.config.rules import sync_bn_problems
@@ -35,9 +35,6 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import check_claim
 from engine.utils.errors import Problem, UsageError, collect_problems
 
-if TYPE_CHECKING:
-    from engine.launch.lifecycle import RunRequest
-
 # Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
 IMMUTABLE_KEYS = {
     *("run.seed", "model.name", "model.source", "model.options", "optim.name", "data.dataset", "data.val_split"),
@@ -46,6 +43,22 @@ IMMUTABLE_KEYS = {
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
 ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run that a user requested.
+
+    `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
+    `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
+    started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder."""
+
+    config: Config
+    runs_dir: Path
+    default_name: str
+    dry_run: bool = False
+    agents: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass

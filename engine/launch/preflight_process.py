@@ -15,8 +15,7 @@ from engine.data.sources.open import open_source_for_preflight
 from engine.gpus.allocation import preview_allocation
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
-from engine.launch.lifecycle import RunRequest
-from engine.launch.preflight import run_preflight
+from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.helper_process import ParentPipe
 

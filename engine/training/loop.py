@@ -1,7 +1,7 @@
 """The training loop: epochs, steps and evaluations, in the order in which they run.
 
-Every rank runs this code on its own batches. `trainer` calls `training_loop` and handles clocks, journal events, files,
-and requests to checkpoint, pause or stop. `rank_state` holds the model, the optimizer and the position.
+Every rank runs this code on its own batches. `train` calls `training_loop`. `trainer` handles clocks, journal events,
+files, and requests to checkpoint, pause or stop. `rank_state` holds the model, the optimizer and the position.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from engine.optim.optimizers import optimizer_step, set_lr
 from engine.training.job import Outcome
 from engine.training.metrics import Evaluation, EvaluationAccumulator, Metrics
 from engine.training.rank_state import MicroBatchResult, RankState
-
-if TYPE_CHECKING:
-    from engine.training.trainer import Trainer
+from engine.training.trainer import Trainer
 
 # Called by every rank before each training step and before each validation batch that all ranks have: writes requested
 # checkpoints and waits while the run is paused. Returns True if all ranks agreed to stop.

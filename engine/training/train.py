@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -33,6 +34,7 @@ from engine.distributed.channel import Channel
 from engine.distributed.parallel import wrap_model
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
+from engine.models.freeze import set_train_mode
 from engine.models.precision import build_grad_scaler, max_scaler_skips
 from engine.models.training_model import TrainingModel, build_training_model
 from engine.optim.lr_schedule import schedule_length_problems
@@ -44,7 +46,9 @@ from engine.runs.records import RankDevice
 from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.training.device import init_device
 from engine.training.job import Job, Outcome
+from engine.training.loop import forward_backward, training_loop
 from engine.training.losses import Criterion, build_loss
+from engine.training.memory import manual_gc
 from engine.training.metrics import MetricAccumulator
 from engine.training.rank_state import Position, RankState
 from engine.training.rng import seed_everything
@@ -95,13 +99,34 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
             trainer.warn_no_checkpoint()
 
         # 5. Train.
-        outcome = trainer.dry_run(warnings) if job.folder is None else trainer.run(warnings)
+        outcome = dry_run(trainer, warnings) if job.folder is None else run_training(trainer, warnings)
     except Exception:
         # The process group is not destroyed: that would wait for ranks that wait for this one.
         data.pipeline.raise_if_worker_died()
         raise
     dist.destroy_process_group()
     return outcome
+
+
+def run_training(trainer: Trainer, warnings: Sequence[str]) -> Outcome:
+    """Train to the end or to a stop; `warnings` are emitted before the first step."""
+    trainer.start_run(warnings)
+    with manual_gc() as trainer.collect_garbage:
+        outcome = training_loop(trainer.state, trainer)
+        trainer.end_run(outcome)
+    return outcome
+
+
+def dry_run(trainer: Trainer, warnings: Sequence[str]) -> Outcome:
+    """Run forward and backward on one batch; `warnings` are emitted before it. Changes no weights and no files."""
+    state = trainer.state
+    # First, because a batch that does not fit into shared memory may never arrive.
+    trainer.emit_warnings(warnings)
+    set_train_mode(state.model, state.frozen_modules)
+    forward_backward(state, state.next_train_batch(), 0)
+    trainer.emit(trainer.run_started())
+    trainer.warn_skipped_files()
+    return "finished"
 
 
 def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: DistributedBatchSampler) -> None:

@@ -1,7 +1,6 @@
 """Start, pause, stop and report a run on one rank: control requests, checkpoints, journal events and files.
 
-`train` builds a `Trainer` and calls `run`, which starts `loop.training_loop`. The loop calls back before each batch
-and at the start and end of each epoch.
+`train` builds a `Trainer`. `loop.training_loop` calls it before each batch and at the start and end of each epoch.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Phase
 from engine.models.factory import count_parameters, weight_bytes
-from engine.models.freeze import set_train_mode
 from engine.runs.control import RequestCounters
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, WarningEvent
 from engine.runs.records import RankDevice, RankEpochTiming
 from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
-from engine.training.loop import forward_backward, training_loop
-from engine.training.memory import empty_cache, gather_peak_memory, manual_gc, reset_peak_memory
+from engine.training.memory import empty_cache, gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics, evaluation_file_content
 from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
@@ -72,29 +69,29 @@ class Trainer:
         self._checkpoint_writer = CheckpointWriter(self.state, self.source.classes, self.job.folder, self.cpu_group)
         self._epoch_clock, self._first_step = Stopwatch(), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
-        self._collect_garbage: Callable[[], None] = lambda: None
+        self.collect_garbage: Callable[[], None] = lambda: None
 
-    def run(self, warnings: Sequence[str]) -> Outcome:
-        """Train to the end or to a stop; `warnings` are emitted before the first step."""
-        state, started = self.state, self._run_started()
+    def start_run(self, warnings: Sequence[str]) -> None:
+        """Emit the first events of the run, and `warnings`; write the class names."""
+        started = self.run_started()
         if self.job.resumed:
-            self._emit(RunResumed(**vars(started), from_step=state.position.step))
+            self.emit(RunResumed(**vars(started), from_step=self.state.position.step))
         else:
-            self._emit(started)
-        self._warn_skipped_files()
-        self._emit_warnings(warnings)
+            self.emit(started)
+        self.warn_skipped_files()
+        self.emit_warnings(warnings)
         self._write_classes()
-        with manual_gc() as self._collect_garbage:
-            outcome = training_loop(state, self)
-            state.agreement.wait_pending()
-            if outcome == "stopped":
-                self._checkpoint_writer.write_before_stop()
-            self._barrier()
-        return outcome
+
+    def end_run(self, outcome: Outcome) -> None:
+        """Write the checkpoint of a stopped run, and wait for all ranks."""
+        self.state.agreement.wait_pending()
+        if outcome == "stopped":
+            self._checkpoint_writer.write_before_stop()
+        self._barrier()
 
     def start_epoch(self) -> None:
         """Collect garbage, and reset the clocks and the peak memory of the epoch."""
-        self._collect_garbage()
+        self.collect_garbage()
         self._epoch_clock, self._first_step = Stopwatch(), self.state.position.step_in_epoch
         reset_peak_memory(self.state.device)
         self.state.timer.start_epoch()
@@ -120,7 +117,7 @@ class Trainer:
     def _collect_garbage_if_due(self) -> None:
         position = self.state.position
         if position.step_in_epoch and position.step % GC_INTERVAL_STEPS == 0:
-            self._collect_garbage()
+            self.collect_garbage()
 
     def _poll_requests(self) -> RequestCounters:
         """Return the requests that this rank has received; rank 0 adds those of the checkpoint timer."""
@@ -141,7 +138,7 @@ class Trainer:
         state, step, epoch = self.state, self.state.position.step, self.state.position.epoch
         state.enter_phase(Phase.PAUSED)
         state.step_log.wait_pending()
-        self._emit(RunPaused(step=step, epoch=epoch))
+        self.emit(RunPaused(step=step, epoch=epoch))
         while agreed.paused and not agreed.stop:
             # Again, because writing a checkpoint enters another phase.
             state.enter_phase(Phase.PAUSED)
@@ -150,7 +147,7 @@ class Trainer:
             if self._checkpoint_writer.is_due(agreed):
                 self._checkpoint_writer.serve(agreed)
         if not agreed.stop:
-            self._emit(RunContinued(step=step, epoch=epoch))
+            self.emit(RunContinued(step=step, epoch=epoch))
         return agreed
 
     def log_epoch(self, train: Metrics, evaluation: Evaluation, ema_evaluation: Evaluation | None) -> None:
@@ -162,7 +159,7 @@ class Trainer:
         if state.position.epoch == self.config.run.epochs:
             state.flush_step_log()
         memory = gather_peak_memory(state.device, self.rank_info.rank, self.cpu_group)
-        self._emit(
+        self.emit(
             EpochEvent(
                 epoch=state.position.epoch,
                 step=state.position.step,
@@ -213,32 +210,23 @@ class Trainer:
 
     def warn_no_checkpoint(self) -> None:
         """Warn that a resumed run has no checkpoint."""
-        self._emit(WarningEvent(message="this run has no checkpoint yet: it starts from the beginning"))
+        self.emit(WarningEvent(message="this run has no checkpoint yet: it starts from the beginning"))
 
     def restore(self, checkpoint: dict[str, Any], damaged: Sequence[str]) -> None:
         """Restore everything but model and position from a checkpoint; warn of newer checkpoints that are `damaged`."""
         for problem in damaged:
-            self._emit(WarningEvent(message=f"checkpoint {problem}; resuming from the one before it"))
+            self.emit(WarningEvent(message=f"checkpoint {problem}; resuming from the one before it"))
         self._checkpoint_writer.restore(checkpoint)
         for warning in restore_state(self.state, checkpoint, self.rank_info.rank):
-            self._emit(WarningEvent(message=warning))
+            self.emit(WarningEvent(message=warning))
 
-    def dry_run(self, warnings: Sequence[str]) -> Outcome:
-        """Run forward and backward on one batch; `warnings` are emitted before it. Changes no weights and no files."""
-        state = self.state
-        # First, because a batch that does not fit into shared memory may never arrive.
-        self._emit_warnings(warnings)
-        set_train_mode(state.model, state.frozen_modules)
-        forward_backward(state, state.next_train_batch(), 0)
-        self._emit(self._run_started())
-        self._warn_skipped_files()
-        return "finished"
-
-    def _emit(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
+        """Emit an event once for all ranks."""
         if self.rank_info.rank == 0:
             self.state.channel.send(event)
 
-    def _run_started(self) -> RunStarted:
+    def run_started(self) -> RunStarted:
+        """Return the event that describes the run."""
         state = self.state
         name = self.job.folder.name if self.job.folder else (self.config.run.name or "")
         return RunStarted(
@@ -270,7 +258,8 @@ class Trainer:
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )
 
-    def _warn_skipped_files(self) -> None:
+    def warn_skipped_files(self) -> None:
+        """Warn of the files of the dataset that are no readable images."""
         skipped = self.source.skipped
         if not skipped or self.rank_info.rank != 0:
             return
@@ -282,18 +271,19 @@ class Trainer:
                 with suppress(OSError):
                     self.job.folder.skipped_files.write_text(names, encoding="utf-8", errors="backslashreplace")
                     more += f", all listed in {self.job.folder.skipped_files.name}"
-        self._emit(
+        self.emit(
             WarningEvent(
                 message=f"{pluralize(len(skipped), 'file')} skipped: {', '.join(skipped[:MAX_LISTED_FILES])}{more}"
             )
         )
 
-    def _emit_warnings(self, warnings: Sequence[str]) -> None:
+    def emit_warnings(self, warnings: Sequence[str]) -> None:
+        """Emit the notes of the setup, `warnings`, and those about disk space."""
         disk_problems: list[str] = []
         if self.rank_info.rank == 0 and self.job.folder is not None:
             disk_problems = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.state.model))
         for message in (*self.notes, *warnings, *disk_problems):
-            self._emit(WarningEvent(message=message))
+            self.emit(WarningEvent(message=message))
 
     def _write_classes(self) -> None:
         if self.rank_info.rank == 0 and self.job.folder is not None:

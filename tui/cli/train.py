@@ -27,7 +27,7 @@ from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
-    from engine.launch.lifecycle import RunRequest
+    from engine.launch.preflight import RunRequest
     from engine.utils.errors import Problem
 
 app = typer.Typer()
@@ -143,7 +143,7 @@ def build_request(
     Raises UsageError if the config cannot be read.
     """
     from engine.config.loader import ConfigError
-    from engine.launch.lifecycle import RunRequest
+    from engine.launch.preflight import RunRequest
     from engine.runs.folder import runs_root, sanitize_run_name
 
     problems: tuple[Problem, ...] = ()

@@ -27,8 +27,7 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation import ReservationInfo
 from engine.gpus.selection import CudaDevice, Obstacle, Unavailable, select
 from engine.gpus.snapshot import Gpu, Snapshot
-from engine.launch.lifecycle import RunRequest
-from engine.launch.preflight import run_preflight
+from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.process import user_name
 from fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, load_fake_driver
 from gputrain_command import ROOT, Gputrain, wait_for

@@ -21,8 +21,8 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import NotFreeError
 from engine.launch import handshake, node, preflight
 from engine.launch.handshake import PeerFailedError, heartbeat, wait_for_key
-from engine.launch.lifecycle import RunRequest
 from engine.launch.node import allocate_node_gpus, collect_rank_problems, share_problems
+from engine.launch.preflight import RunRequest
 from engine.training.job import ExitCode
 from factories import find_free_port
 from gputrain_command import Gputrain

@@ -16,8 +16,8 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation import read_reservations
 from engine.launch.gpu_usage import GpuUsagePoller
-from engine.launch.lifecycle import RunRequest
 from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
+from engine.launch.preflight import RunRequest
 from engine.runs.bottleneck import BottleneckKind
 from engine.runs.events import GpuEvent
 from engine.runs.history import history_from_events

@@ -11,6 +11,7 @@ import torch
 from engine.config.loader import resolve_config
 from engine.runs.events import Event, WarningEvent
 from engine.training.checkpoint import load_checkpoint
+from engine.training.train import run_training
 from engine.utils.errors import UsageError
 from in_process import single_rank_trainer
 
@@ -28,7 +29,7 @@ def test_compiled_model_trains_same_weights_under_same_names(tmp_path: Path) -> 
         folder.mkdir()
         with single_rank_trainer(*SMALL, *options, folder=folder, events=events) as trainer:
             warnings = [event.message for event in events if isinstance(event, WarningEvent)]
-            trainer.run([])
+            run_training(trainer, [])
             results.append(
                 (trainer.state.step_log.total_skipped(), load_checkpoint(folder / "checkpoints" / "last.pt"), warnings)
             )

@@ -10,6 +10,7 @@ from torch import nn
 
 from engine.runs.event_lines import describe_run_setup
 from engine.training.loop import clip_gradients, train_step
+from engine.training.train import run_training
 from engine.utils.errors import UsageError
 from gputrain_command import Gputrain, last_checkpoint_weights
 from in_process import single_rank_trainer, train_in_process
@@ -64,7 +65,7 @@ def test_o2_precision_keeps_float32_batch_norm_and_master_weights() -> None:
 def test_checkpoint_of_half_model_holds_float32_master_weights(level: str, tmp_path: Path) -> None:
     small = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=32", "data.image_size=8")
     with single_rank_trainer(f"precision.amp={level}", "run.epochs=1", *small, folder=tmp_path) as trainer:
-        trainer.run([])
+        run_training(trainer, [])
         saved = last_checkpoint_weights(tmp_path)
         assert {value.dtype for value in saved.values()} <= {torch.float32, torch.int64}
         trained = trainer.state.optimized_model.state_dict()
@@ -209,7 +210,7 @@ def test_checkpoint_within_epoch_copies_batch_norm_statistics_to_ema(tmp_path: P
 
 def test_plan_message_reports_frozen_parameters() -> None:
     with single_rank_trainer("model.freeze=backbone") as trainer:
-        started = trainer._run_started()
+        started = trainer.run_started()
         assert (started.parameters, started.trainable) == (21_578, 2_570)
         assert "21,578 parameters (2,570 trainable), " in describe_run_setup(started)
 

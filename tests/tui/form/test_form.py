@@ -20,7 +20,7 @@ from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
 from engine.gpus.selection import find_current_use
 from engine.gpus.snapshot import Snapshot
-from engine.launch.lifecycle import RunRequest
+from engine.launch.preflight import RunRequest
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
 from gputrain_command import Gputrain, clean_environment, wait_for
