@@ -195,7 +195,7 @@ def optimizer_kwargs(
 
 
 def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) -> Iterator[Problem]:
-    """Yield the config's optimizer keys and options that an optimizer with these `options` does not support."""
+    """Yield a problem for each key and option in `optim` that an optimizer with these `options` does not support."""
     others = ("optim.name",)
     for key in COMMON_OPTIONS:
         # 0, false and null need no support: the feature is off.

@@ -190,7 +190,7 @@ def _loss_conflicts(config: Config) -> Iterator[Problem]:
             ("class_weights", loss.class_weights != "none"),
         ):
             if is_set:
-                reason = f"does not apply to user code ({loss.name}), which implements it itself; remove it"
+                reason = f"has no effect on user code; remove it, or implement it in {loss.name}"
                 yield Problem(f"loss.{key}", reason, others=("loss.name",))
 
 

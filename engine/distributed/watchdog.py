@@ -1,6 +1,6 @@
 """Heartbeats of the ranks in shared memory, and the watchdog that detects a run without progress.
 
-Ranks write their step and phase. The supervisor reads them without their help, so it can name the rank that hangs.
+Each rank writes its step and phase. The supervisor can read them while a rank hangs, so it can name that rank.
 Under torchrun and srun each rank has a watchdog thread that sees only its own heartbeat.
 """
 

@@ -61,7 +61,7 @@ class _Examination:
         self._skip_reason: str | None = None
 
     def gpus(self) -> list[Check]:
-        """Raises UsageError if $GPUTRAIN_NVML is invalid."""
+        """Check the NVIDIA driver and every GPU. Raises UsageError if $GPUTRAIN_NVML is invalid."""
         recorded = recording_path() is not None
         if not recorded and not has_driver_library():
             return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards())]

@@ -54,7 +54,7 @@ def driver_check(snapshot: Snapshot | None) -> Check:
 
 
 def no_driver_check(found: str, cards: int) -> Check:
-    """Return a problem if the host has NVIDIA cards; without any, training uses the CPU."""
+    """Return the check of a host without NVIDIA driver: a problem if it has NVIDIA cards, otherwise ok."""
     if cards == 0:
         return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): training uses the CPU")
     found = f"{found}, but this host has {pluralize(cards, 'NVIDIA card')}"

@@ -106,8 +106,8 @@ def arch_checks(gpus: Sequence[ProbeAnswer], arch_list: Sequence[str]) -> Iterat
         major, minor = gpu["capability"]
         if arch_list and not supports_capability((major, minor), arch_list):
             found = (
-                f"torch has no kernels for {gpu['name']} (compute capability {major}.{minor}; it has "
-                f"{' '.join(arch_list)})"
+                f"torch has no kernels for {gpu['name']}: compute capability {major}.{minor}, but this build supports "
+                f"{' '.join(arch_list)}"
             )
             advice = "select other GPUs with --gpus, or install a build of torch for it"
             yield Check("torch", "code for GPU", "problem", found, advice)

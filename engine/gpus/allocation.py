@@ -29,7 +29,7 @@ from engine.gpus.visible_devices import visible_devices
 from engine.utils.errors import UsageError
 
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
-FIRST_GPU_TIMEOUT_SECONDS = 5.0  # for the remaining GPUs once the driver has answered
+ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
 WAIT_POLL_SECONDS = 1.0
 
 
@@ -95,7 +95,7 @@ def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOU
     began = time.monotonic()
     snapshot = monitor.read(timeout_s)
     while snapshot is not None and snapshot.pending:
-        if time.monotonic() - began > (FIRST_GPU_TIMEOUT_SECONDS if snapshot.gpus else timeout_s):
+        if time.monotonic() - began > (ALL_GPUS_TIMEOUT_SECONDS if snapshot.gpus else timeout_s):
             break
         snapshot = monitor.read(WAIT_POLL_SECONDS) or snapshot
     return snapshot

@@ -78,7 +78,7 @@ class CudaDevice:
         return self.unavailable is None
 
     def usable(self, *, wait: bool) -> bool:
-        """Whether a run can use the device, if necessary shared. With `wait`, stale devices count too."""
+        """Whether a run can use the device, even if others use it too. With `wait`, a stale device is usable."""
         broken = (Obstacle.LOST,) if wait else (Obstacle.LOST, Obstacle.STALE)
         return self.unavailable is None or self.unavailable.obstacle not in broken
 

@@ -48,7 +48,7 @@ class CheckpointEvaluation:
 def evaluate_checkpoint(
     checkpoint: TrainedCheckpoint, overrides: Sequence[str] = (), part: EvaluationPart = "val", device: str = "auto"
 ) -> CheckpointEvaluation:
-    """Evaluate a checkpoint on every image of a part of the data once, without augmentation.
+    """Evaluate a checkpoint once on every image of a split, without augmentation.
 
     `overrides` are `data.key=value`. Raises UsageError for invalid overrides, for data that cannot be read or does not
     match the model's classes, and if the device runs out of memory.

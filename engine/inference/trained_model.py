@@ -137,7 +137,11 @@ def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> 
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
         name = checkpoint.config.model.name
-        raise UsageError.one(str(checkpoint.path), f"its weights do not match the model {name}: {error}") from error
+        raise UsageError.one(
+            str(checkpoint.path),
+            f"the checkpoint does not match {name}: {error}",
+            "use it in the folder of the run that wrote it",
+        ) from error
     return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(target), target)
 
 

@@ -137,7 +137,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     finally:
         run.release()
         this_rank.cleanup.close()
-        # Before the rendezvous the file, if there is one, belongs to another run.
+        # Only after the rendezvous: before it, a file of `init_method` belongs to another run.
         if this_rank.rank == 0 and this_rank.opened is not None:
             remove_rendezvous_file(request.config.device.init_method)
     # torchrun restarts the ranks if one ends with anything but 0.

@@ -133,7 +133,8 @@ class MultiNodeGpuUsage:
             first_ranks.setdefault(rank.host, rank.rank)
         self._last_lines = {f"usage/{rank}": "" for rank in first_ranks.values() if rank != 0}
         if self._last_lines:
-            # `poll` runs in another thread than the training, and a store serves one thread.
+            # `poll` runs in its own thread. One client sends one request at a time: a blocking `get` of the training
+            # would delay this thread.
             self._store = self._store.clone()
 
     def poll(self) -> list[GpuEvent]:

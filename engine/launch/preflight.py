@@ -181,7 +181,7 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
     problems += pipeline_problems(config, preflight.source, plan.local_world_size)
     _check_batches(config, preflight, plan, world_size)
     if not problems:
-        # Passes images through the user's code, which means nothing while other values are wrong.
+        # Last, because the errors of the user's code would be misleading while other values are invalid.
         with collect_problems(problems):
             user_counts = check_user_data_code(config, world_size)
             if preflight.counts is None and user_counts is not None:

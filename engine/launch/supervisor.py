@@ -184,7 +184,7 @@ class Supervisor:
 
 
 def _blocked_reason(pid: int) -> str:
-    """Return why the system does not run a process; empty if it runs or sleeps."""
+    """Return that a process is stopped or in uninterruptible sleep, as the end of a sentence; otherwise empty."""
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:

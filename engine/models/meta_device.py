@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# Initializers. On the meta device torch would only compute their shapes, slowly.
+# In-place functions that initialize parameters. Meta tensors have no values, so these calls would only cost time.
 INIT_FUNCTIONS = frozenset(
     f"{verb}_"
     for verb in (

@@ -60,7 +60,7 @@ class Bottleneck:
 
     @classmethod
     def from_dict(cls, values: object) -> Bottleneck | None:
-        """Parse the `verdict` of a summary.json; None if it is absent or malformed."""
+        """Parse the diagnosis in a summary.json, its key `verdict`; None if it is absent or malformed."""
         match values:
             case {"kind": str(kind), "message": str(message)} if kind in list(BottleneckKind):
                 return cls(BottleneckKind(kind), message)

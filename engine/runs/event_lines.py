@@ -92,7 +92,7 @@ def _format_event(event: Event) -> str | None:
 
 
 def _nan_if_none(number: float | None) -> float:
-    """Convert null, with which a journal represents a non-finite number, back to NaN."""
+    """Convert null to NaN. A journal stores every non-finite number as null."""
     return math.nan if number is None else number
 
 

@@ -146,7 +146,8 @@ class RunFolder:
         """Whether a live process owns the run."""
         owner = read_json(self.owner)
         if owner is not None and owner.get("host") != socket.gethostname():
-            # Not every network file system shares locks between hosts, so the heartbeat decides. null: released.
+            # Not every network file system shares locks between hosts, so the heartbeat decides.
+            # It is null after the run was released.
             heartbeat = owner.get("heartbeat")
             return isinstance(heartbeat, int | float) and time.time() - heartbeat < HEARTBEAT_TIMEOUT_SECONDS
         try:

@@ -160,7 +160,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         # A fault of the host, not of the file, which may be readable later.
         raise UsageError.one(str(path), f"cannot be read now: {error or 'out of memory'}") from error
     except Exception as error:
-        # Any content can have a valid checksum, and the unpickler raises any error for invalid content.
+        # A file with a valid checksum need not be a checkpoint. For other content, the unpickler raises exceptions of
+        # any type.
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
     if version != CHECKPOINT_FORMAT:

@@ -97,7 +97,7 @@ def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction])
 
 
 def print_predictions_json(predictions: Iterator[Prediction], run: RunFolder, checkpoint: TrainedCheckpoint) -> None:
-    """Stream one JSON object to stdout, one line per image as its prediction arrives."""
+    """Print one JSON object. Its array `images` is written line by line, as the predictions arrive."""
     from engine.inference.predict import finite_or_none
 
     header = json.dumps({"format": 1, "run": run.name, "checkpoint": str(checkpoint.path)})

@@ -22,7 +22,7 @@ from engine.data.sources.base import ImageFormat, ImageSource
 
 
 class InputPipeline:
-    """Produces one batch for each request with the chosen pipeline. `warnings` are for the log.
+    """The chosen input pipeline: one batch per request. `warnings` are for the log.
 
     With `workers` > 0 the constructor forks the DataLoader workers: create it before the process initializes CUDA or
     starts threads. Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises

@@ -33,9 +33,9 @@ _DAY_SECONDS = 86400.0
 
 @dataclass(frozen=True)
 class DecodedChunks:
-    """Images while they are decoded: chunks of an N x C x H x W uint8 array of `shape`.
+    """Decoded images as a stream: chunks of an N x C x H x W uint8 array of `shape`.
 
-    `metadata` must be serializable as JSON. It is complete only after the last chunk.
+    `metadata` must be serializable as JSON, and is complete only after the last chunk.
     """
 
     shape: tuple[int, ...]

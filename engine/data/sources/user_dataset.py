@@ -94,9 +94,7 @@ class UserDatasetSource:
             image, label = self.dataset.item(part, int(index))
             item_name = f"item {index} of {self.dataset.describe(part)}"
             if not 0 <= label < len(self.classes):
-                raise UnreadableImageError(
-                    f"{item_name} has the label {label}, which is out of range for {len(self.classes)} classes"
-                )
+                raise UnreadableImageError(f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}")
             try:
                 images[row] = pil_to_format(image, self.format, partial(crop.box, int(index)) if crop else None)
             except Exception as error:
@@ -133,7 +131,7 @@ def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserData
         if max_label >= len(classes):
             raise UsageError.one(
                 DATASET_KEY,
-                f"{dataset.describe(part)} has the label {max_label}, which is out of range for {len(classes)} classes",
+                f"{dataset.describe(part)} has {_label_out_of_range(max_label, len(classes))}",
             )
     return UserDatasetSource(dataset, image_format, classes, counts)
 
@@ -228,6 +226,10 @@ def _all_labels(dataset: UserDataset, part: Part) -> Labels:
             f"the labels of {dataset.describe(part)} must be {count} non-negative integers, one per item",
         )
     return labels.astype(np.int64)
+
+
+def _label_out_of_range(label: int, num_classes: int) -> str:
+    return f"label {label}, but the labels of {num_classes} classes are 0 to {num_classes - 1}"
 
 
 def _to_pil_image(image: Any, item_name: str) -> Image.Image:

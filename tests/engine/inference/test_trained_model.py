@@ -87,7 +87,7 @@ def test_load_trained_converts_half_weights_and_freezes_model(tmp_path: Path) ->
 
 def test_load_trained_rejects_weights_of_another_model(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "a", {"model": {"weight": torch.zeros(1)}})
-    with pytest.raises(UsageError, match="do not match the model linear"):
+    with pytest.raises(UsageError, match="the checkpoint does not match linear"):
         load_trained_model(run)
 
 

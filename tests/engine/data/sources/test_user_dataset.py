@@ -240,7 +240,7 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
             method("return Image.new('L', (8, 8))")
             + "class Two(Data):\n    classes = ['a', 'b']\n    targets = property(lambda self: [2] * self.count)",
             "Two",
-            r"Two\('train'\) has the label 2, which is out of range for 2 classes",
+            r"Two\('train'\) has label 2, but the labels of 2 classes are 0 to 1",
         ),
     ],
 )
@@ -269,9 +269,7 @@ def test_user_source_names_failing_item(tmp_path: Path, lines: str, message: str
 
 def test_user_source_names_out_of_range_label(tmp_path: Path) -> None:
     source = open_source(config(tmp_path, method("return Image.new('L', (8, 8))"), "data.num_classes=2"))
-    with pytest.raises(
-        UnreadableImageError, match=r"item 2 of .* has the label 2, which is out of range for 2 classes"
-    ):
+    with pytest.raises(UnreadableImageError, match=r"item 2 of .* has label 2, but the labels of 2 classes are 0 to 1"):
         source.load("train", np.array([2]))
 
 
