@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_gpu_host import FakeGpuHost, build_fake_driver
+from fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
+from fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line
 from gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
 
 
@@ -28,6 +30,23 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def gpu_host(tmp_path: Path, fake_driver: dict[str, str]) -> FakeGpuHost:
     """Host whose GPUs are set with `set_scene`. Until then, no driver is loaded."""
     return FakeGpuHost(tmp_path, fake_driver)
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables that make torch use the fake CUDA runtime. All xdist workers share one build."""
+    reason = find_reason_to_skip()
+    if reason is not None:
+        pytest.skip(reason)
+    base = tmp_path_factory.getbasetemp()
+    return build_fake_cuda((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fake-cuda")
+
+
+@pytest.fixture
+def rehearsal(gputrain: Gputrain, gpu_host: FakeGpuHost, fake_cuda: dict[str, str]) -> Rehearsal:
+    """The command on a host with two free GPUs of 2 GiB, whose CUDA and NCCL code computes on the CPU."""
+    gpu_host.set_scene(gpu_line(0, used=100), gpu_line(1, used=100))
+    return Rehearsal(gputrain, gpu_host, fake_cuda)
 
 
 @pytest.fixture(scope="session")

@@ -38,10 +38,8 @@ def eight_gpu_lines(**values: object) -> list[str]:
 def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:
     """Build the fake driver; return the environment variables that make the binding load it."""
     if COMPILER is None:
-        hook = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import fake_nvml; fake_nvml.install()\n"
-        (folder / "sitecustomize.py").write_text(hook)
         old_driver = {"FAKE_NVML_OLD": "1"} if flags else {}
-        return {"PYTHONPATH": str(folder), **old_driver}
+        return {"PYTHONPATH": str(TESTS / "hooks"), "FAKE_NVML_IN_PYTHON": "1", **old_driver}
     library = folder / NVML_LIBRARY
     source = str(TESTS / "fake_nvml.c")
     subprocess.run(

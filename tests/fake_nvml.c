@@ -127,6 +127,10 @@ UNSUPPORTED(nvmlDeviceGetDriverModel)
 UNSUPPORTED(nvmlDeviceGetEncoderUtilization)
 UNSUPPORTED(nvmlDeviceGetPersistenceMode)
 UNSUPPORTED(nvmlDeviceGetProcessUtilization)
+/* torch calls these with dlsym when the memory of a GPU is full, so fake_nvml.py cannot replace them. */
+UNSUPPORTED(nvmlDeviceGetComputeRunningProcesses)
+UNSUPPORTED(nvmlDeviceGetNvLinkRemoteDeviceType)
+UNSUPPORTED(nvmlDeviceGetNvLinkRemotePciInfo_v2)
 
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u64 *count) {
   GPU_ONLY;

@@ -1,9 +1,7 @@
 """Python version of fake_nvml.c, the fake NVML library, for hosts without a C compiler.
 
 `install()` makes `ctypes.CDLL("libnvidia-ml.so.1")` return an object with the C functions as attributes, so that the
-real pynvml runs with its own structures. A program loads it through a `sitecustomize.py` in a folder on its PYTHONPATH:
-
-    import sys; sys.path.insert(0, "<this folder>"); import fake_nvml; fake_nvml.install()
+real pynvml runs with its own structures. With $FAKE_NVML_IN_PYTHON, hooks/sitecustomize.py calls it in every process.
 
 The scene file, $FAKE_NVML, describes the host; fake_nvml_scene.h documents its format. All answers equal those of
 fake_nvml.c. With FAKE_NVML_OLD=1, symbols that older drivers lack are missing.

@@ -106,12 +106,11 @@ class Gputrain:
         )
 
     def inject_fault(self, kind: str, rank: int, *steps: int, once: bool = False) -> None:
-        """Add a fault (see faults/sitecustomize.py) to all commands started from now on."""
+        """Add a fault (see hooks/faults.py) to all commands started from now on."""
         faults = json.loads(self.environment.get("GPUTRAIN_FAULT", "[]"))
         mark = str(self.folder / f"fault-{len(faults)}") if once else None
         faults.append({"kind": kind, "rank": rank, "steps": steps, "once": mark})
-        path = os.pathsep.join([str(ROOT / "tests" / "faults"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.environment |= {"PYTHONPATH": path, "GPUTRAIN_FAULT": json.dumps(faults)}
+        self.environment["GPUTRAIN_FAULT"] = json.dumps(faults)
 
     def wait_for_event(self, name: str, kind: str, count: int = 1) -> None:
         """Wait until the run `name` has `count` events of type `kind`."""
@@ -172,6 +171,8 @@ def clean_environment(folder: Path) -> dict[str, str]:
         "XDG_STATE_HOME": str(folder / "state"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor"),
         "TMPDIR": str(folder / "tmp"),
+        # Its sitecustomize.py does nothing unless a variable asks for it.
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "CUDA_VISIBLE_DEVICES": "",
         "COLUMNS": "120",
     }

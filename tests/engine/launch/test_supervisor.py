@@ -125,17 +125,8 @@ def test_supervisor_reports_torch_import_error_in_one_line(gputrain: Gputrain) -
 
 
 def test_supervisor_reports_fork_failure_in_one_line(gputrain: Gputrain) -> None:
-    """Make the second fork fail, as at a process limit."""
-    faults = gputrain.folder / "faults"
-    faults.mkdir()
-    (faults / "sitecustomize.py").write_text(
-        "import os\nfork, forks = os.fork, []\n"
-        "def limited():\n"
-        "    if forks: raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
-        "    forks.append(1)\n    return fork()\n"
-        "os.fork = limited\n"
-    )
-    done = gputrain(*LONG, PYTHONPATH=str(faults))
+    gputrain.inject_fault("fork", rank=1)
+    done = gputrain(*LONG)
     assert done.returncode == 1
     assert "failed: BlockingIOError: [Errno 11] Resource temporarily unavailable" in done.stderr.splitlines()[-1]
 

@@ -1,25 +1,23 @@
 """Inject faults into the ranks of a real run, without any hook in the product.
 
-With this folder on PYTHONPATH, Python imports this file in every process of a run. $GPUTRAIN_FAULT lists the faults as
-JSON: kind, rank, steps and once. `Gputrain.inject_fault` sets it.
+sitecustomize.py installs them in every process of a run. $GPUTRAIN_FAULT lists the faults as JSON: kind, rank, steps
+and once. `Gputrain.inject_fault` sets it.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import errno
+import itertools
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
+from after_import import call_after_import
 
 
 def trigger(kind: str, images: Any) -> Any:
@@ -67,25 +65,21 @@ def install_faults(loop: Any, faults: list[dict[str, Any]]) -> None:
     loop.forward_backward = faulty
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Import hook that patches `engine.training.loop` when it is imported."""
+def limit_forks(count: int) -> None:
+    """Make every fork after the first `count` fail, as at a process limit."""
+    fork, forks = os.fork, itertools.count()
 
-    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        if name != "engine.training.loop":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.loader is not None
-        load = spec.loader.exec_module
+    def limited_fork() -> int:
+        if next(forks) >= count:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
 
-        def load_and_patch(module: ModuleType) -> None:
-            load(module)
-            install_faults(module, json.loads(os.environ["GPUTRAIN_FAULT"]))
-
-        spec.loader.exec_module = load_and_patch  # type: ignore[method-assign]
-        return spec
+    os.fork = limited_fork
 
 
-if os.environ.get("GPUTRAIN_FAULT"):
-    sys.meta_path.insert(0, Finder())
+def install() -> None:
+    faults = json.loads(os.environ["GPUTRAIN_FAULT"])
+    for fault in faults:
+        if fault["kind"] == "fork":
+            limit_forks(fault["rank"])
+    call_after_import("engine.training.loop", lambda loop: install_faults(loop, faults))

@@ -1,0 +1,17 @@
+/* What fake_cuda.c shares with fake_nccl.c. */
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+
+enum { MAX_DEVICES = 16, HOST_MEMORY = -1 };
+
+/* An allocation; `device` is HOST_MEMORY if it is pinned memory of the host. */
+struct allocation { char *start; size_t size; int device; struct allocation *next; };
+
+extern __thread int current_device;
+
+/* Append a line to the log of this process, $FAKE_CUDA_LOG/PID. */
+void log_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Create this process's context on a device, as the first CUDA call on it does. */
+cudaError_t create_context(int device, const char *function);
+/* Return the allocation that contains an address, or NULL. */
+const struct allocation *find_allocation(const void *address);

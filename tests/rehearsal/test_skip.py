@@ -1,0 +1,22 @@
+"""A host that cannot run the rehearsal skips it, and says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from fake_cuda import SERVED_TORCH, reason_to_skip
+
+
+@pytest.mark.parametrize(
+    ("compiler", "torch_version", "cuda_version", "reason"),
+    [
+        ("/usr/bin/cc", f"{SERVED_TORCH}.0+cu130", "13.0", None),
+        (None, f"{SERVED_TORCH}.0+cu130", "13.0", "no C compiler, which the fake CUDA runtime needs"),
+        ("/usr/bin/cc", f"{SERVED_TORCH}.0+cpu", None, f"torch {SERVED_TORCH}.0+cpu is not a CUDA build"),
+        ("/usr/bin/cc", "2.6.0", "12.4", f"the fake CUDA runtime serves torch {SERVED_TORCH}, not 2.6.0"),
+    ],
+)
+def test_rehearsal_is_skipped_with_reason(
+    compiler: str | None, torch_version: str, cuda_version: str | None, reason: str | None
+) -> None:
+    assert reason_to_skip(compiler, torch_version, cuda_version) == reason
