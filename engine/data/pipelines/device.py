@@ -47,7 +47,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to the device asynchronously, through pinned memory."""
     if tensor.device.type == device.type:
         return tensor
-    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+    if not tensor.is_pinned():
+        # Tensor.pin_memory keeps the strides, and refuses a gray image that is expanded to three channels.
+        tensor = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
 
 
 class StreamingLoader:
