@@ -373,7 +373,7 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
         while not recorder.closed.wait(POLL_SECONDS):
             run.keep_alive()
             for event in nodes.poll():
-                recorder.record(event)
+                run.emit(event)
             for request in consume_requests(control):
                 outcome = run.requests.apply(request.request)
                 recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))

@@ -17,7 +17,7 @@ from engine.launch.gpu_usage import local_gpu_ranks
 from engine.launch.preflight import Preflight, RunRequest, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
 from engine.runs.control import RequestCounters
-from engine.runs.events import BatchSizeFound, Event, RunFinished, RunStarted, RunStarting, WarningEvent
+from engine.runs.events import BatchSizeFound, Event, GpuEvent, RunFinished, RunStarted, RunStarting, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.ownership import ClaimedRun, claim_run
@@ -37,6 +37,8 @@ class OwnedRun:
     claimed: ClaimedRun | None = None
     recorder: Recorder | None = None
     requests: RequestCounters = field(default_factory=RequestCounters)
+    _started: bool = field(default=False, init=False)
+    _early_usage: GpuEvent | None = field(default=None, init=False)
 
     def prepare(
         self, preflight: Preflight, world_size: int | None = None, check_stop: Callable[[], None] = lambda: None
@@ -96,12 +98,24 @@ class OwnedRun:
         self.allocation.reservation.set_run_name(job.folder.name)
 
     def emit(self, event: Event) -> None:
-        """Record an event of the ranks; a dry run only shows it."""
+        """Record an event of the ranks or of their GPUs; a dry run only shows it.
+
+        A GPU sample that precedes `run_started` is recorded behind it, because it belongs to the session that starts.
+        """
+        if isinstance(event, GpuEvent) and not self._started:
+            self._early_usage = event
+            return
         (self.listener if self.recorder is None else self.recorder.record)(event)
-        if isinstance(event, RunStarted) and self.claimed is not None:
+        if not isinstance(event, RunStarted):
+            return
+        self._started = True
+        if self.claimed is not None:
             # The folder now contains a started run, which `discard` must keep.
             self.claimed.is_new = False
             self.allocation.reservation.publish_ranks(local_gpu_ranks(event))
+        if self._early_usage is not None:
+            self.emit(replace(self._early_usage, time=event.time))
+            self._early_usage = None
 
     def keep_alive(self) -> None:
         """Renew the heartbeats of the run and of its GPU reservation."""

@@ -26,7 +26,7 @@ from engine.utils.files import open_regular_file
 # Larger journals are read only at both ends.
 MAX_FULL_READ_BYTES = 1 << 20
 INITIAL_TAIL_BYTES = 1 << 18
-HEAD_BYTES = 1 << 16
+MAX_START_LINE_BYTES = 1 << 16
 SCAN_BLOCK_BYTES = 1 << 20
 # Events that determine whether a run trains, is paused or has ended.
 STATE_EVENTS = (RunStarted, StepEvent, EpochEvent, RunPaused, RunContinued, RunFinished)
@@ -86,8 +86,7 @@ def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]
     last complete line, and the number of bytes that were parsed. Raises OSError.
     """
     with open_regular_file(journal) as file:
-        first = from_line(file.readline(HEAD_BYTES).decode(errors="replace"))
-        length, parsed_bytes = INITIAL_TAIL_BYTES, HEAD_BYTES
+        length, parsed_bytes = INITIAL_TAIL_BYTES, 0
         while True:
             start = max(size - length, 0)
             file.seek(start)
@@ -96,24 +95,27 @@ def read_head_and_tail(journal: Path, size: int) -> tuple[list[Event], int, int]
             events = [event for line in lines[min(start, 1) :] if (event := from_line(line.decode(errors="replace")))]
             if start == 0:
                 return events, size - len(incomplete), parsed_bytes + length
-            if any(isinstance(event, STATE_EVENTS) for event in events):
-                start_event = find_last_resume(file, start) or first
-                return [start_event, *events] if start_event else events, size - len(incomplete), parsed_bytes + length
             parsed_bytes += length
+            if any(isinstance(event, STATE_EVENTS) for event in events):
+                # The first line of the tail, which is skipped, may begin at byte `start`.
+                start_event = find_last_start(file, start + 1)
+                return [start_event, *events] if start_event else events, size - len(incomplete), parsed_bytes
             length *= 2
 
 
-def find_last_resume(file: BinaryIO, end: int) -> Event | None:
-    """Return the last `run_resumed` event that begins before byte `end`. The search compares bytes instead of parsing
-    JSON: half a second for 1 GB."""
-    prefix = f'{{"type": "{RunResumed.type}"'.encode()
+def find_last_start(file: BinaryIO, end: int) -> Event | None:
+    """Return the last `run_started` or `run_resumed` event that begins before byte `end`.
+
+    Other events may precede `run_started`. The search compares bytes instead of parsing JSON: 0.8 s for 1 GB.
+    """
+    prefixes = [f'{{"type": "{event_type.type}"'.encode() for event_type in (RunStarted, RunResumed)]
     while end > 0:
         start = max(end - SCAN_BLOCK_BYTES, 0)
         file.seek(start)
         # A line that begins in this block may end in the next one.
-        block = file.read(end - start + HEAD_BYTES)
-        position = block.rfind(prefix, 0, end - start + len(prefix))
-        if position >= 0:
-            return from_line(block[position:].split(b"\n", 1)[0].decode(errors="replace"))
-        end = start
+        block = file.read(end - start + MAX_START_LINE_BYTES)
+        position = max(block.rfind(prefix, 0, end - start + len(prefix) - 1) for prefix in prefixes)
+        end = start + max(position, 0)
+        if position >= 0 and (event := from_line(block[position:].split(b"\n", 1)[0].decode(errors="replace"))):
+            return event
     return None

@@ -16,10 +16,11 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation import read_reservations
 from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.lifecycle import OwnedRun
 from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
 from engine.launch.preflight import RunRequest
 from engine.runs.bottleneck import BottleneckKind
-from engine.runs.events import GpuEvent
+from engine.runs.events import Event, GpuEvent
 from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
 from engine.utils.errors import UsageError
@@ -81,6 +82,17 @@ def test_summary_aggregates_gpu_usage() -> None:
     [used] = history_from_events([make_run_started(), *samples]).summary().gpus
     assert (used["uuid"], used["busy"], used["most_memory_used"]) == ("a", 95.0, 7)
     assert (used["throttled"], used["power"]) == (["thermal"], None)
+
+
+def test_owned_run_records_gpu_samples_behind_run_started(tmp_path: Path) -> None:
+    events: list[Event] = []
+    run = OwnedRun(RunRequest(Config(), tmp_path, "digits"), events.append)
+    for busy in (1, 2):
+        run.emit(GpuEvent(time=1.0, gpus=[GpuSample("a", "h", busy=busy)]))
+    run.emit(make_run_started(5.0))
+    run.emit(GpuEvent(time=6.0, gpus=[GpuSample("a", "h", busy=3)]))
+    assert [(event.type, event.time) for event in events] == [("run_started", 5.0), ("gpus", 5.0), ("gpus", 6.0)]
+    assert [event.gpus[0].busy for event in events if isinstance(event, GpuEvent)] == [2, 3]
 
 
 def test_multi_node_usage_collects_samples_of_other_nodes(loaded_gpu_host: FakeGpuHost) -> None:

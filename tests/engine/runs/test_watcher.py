@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.runs.events import GpuEvent, RunContinued, RunFinished, RunPaused
+from engine.runs.events import GpuEvent, RunContinued, RunFinished, RunPaused, RunResumed
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample
 from engine.runs.watcher import INITIAL_TAIL_BYTES, MAX_FULL_READ_BYTES, RunWatcher
-from factories import append_to_journal, make_epoch, make_run_folder, make_run_started, step_lines
+from factories import (
+    append_to_journal,
+    make_epoch,
+    make_run_folder,
+    make_run_resumed,
+    make_run_started,
+    step_lines,
+)
 
 
 def long_run(root: Path) -> RunFolder:
@@ -25,6 +32,26 @@ def test_run_watcher_reads_only_ends_of_long_journal(tmp_path: Path) -> None:
     assert history.started is not None
     assert history.steps_done == 120_000
     assert watch.bytes_read < 4 * INITIAL_TAIL_BYTES
+
+
+def test_run_watcher_finds_start_of_long_journal_behind_gpu_samples(tmp_path: Path) -> None:
+    samples = [GpuEvent(gpus=[GpuSample(f"GPU-{index}", "h") for index in range(8)])] * 100
+    folder = make_run_folder(tmp_path, "long", *samples, make_run_started())
+    append_to_journal(folder, step_lines(12_000))
+    started = RunWatcher(folder).poll().started
+    assert started is not None
+    assert started.world_size == 2
+
+
+def test_run_watcher_finds_latest_intact_start_of_long_journal(tmp_path: Path) -> None:
+    folder = long_run(tmp_path)
+    append_to_journal(folder, to_line(make_run_resumed(120_000, 1.0)) + "\n" + step_lines(12_000, 12_001))
+    resumed = RunWatcher(folder).poll().started
+    assert isinstance(resumed, RunResumed)
+    append_to_journal(folder, to_line(resumed).replace('"epochs": 3', '"epochs": "3"') + "\n")
+    append_to_journal(folder, step_lines(12_000, 24_001))
+    history = RunWatcher(folder).poll()
+    assert (history.started, history.steps_done) == (resumed, 360_000)
 
 
 def test_run_watcher_reads_only_new_lines(tmp_path: Path) -> None:
