@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from engine.distributed.cuda_errors import describe_known_error, nccl_last_error, shorten
 from engine.runs.events import RankFailed
 
 if TYPE_CHECKING:
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
 
 # Exceptions of torch.distributed when another rank is gone; gloo raises a plain RuntimeError.
 _COMMUNICATION_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
-_LOST_PEER = re.compile(r"connection (reset|closed|refused)|broken pipe|gloo|nccl|socket|timed out", re.I)
+_LOST_PEER = re.compile(
+    r"connection (reset|closed|refused)|broken pipe|gloo|socket|timed out|communicator was aborted"
+    r"|remote process exited|watchdog caught collective operation timeout",
+    re.IGNORECASE,
+)
+# "Connection timed out" is an error of TCP: the network failed, and no rank is late.
+_TIMED_OUT = re.compile(r"(?<!connection )timed out|timeout", re.IGNORECASE)
 # Out-of-memory errors of CUDA libraries and of the host allocator, which are plain RuntimeErrors.
-_GPU_OOM = re.compile(r"CUDA (driver )?error: out of memory|CU\w+_STATUS_ALLOC_FAILED")
+_GPU_OOM = re.compile(r"CUDA (driver )?error: out of memory|Cuda failure.*'out of memory'|CU\w+_STATUS_ALLOC_FAILED")
+# A library that finds no memory for its first allocation reports this, but so does a broken installation.
+_PROBABLE_GPU_OOM = re.compile(r"CU\w+_STATUS_NOT_INITIALIZED")
 _HOST_OOM = re.compile(r"DefaultCPUAllocator: |std::bad_alloc|Cannot allocate memory")
 _GIB_PER_UNIT = {"MiB": 2**-10, "GiB": 1.0}
 
@@ -34,22 +43,40 @@ class NonFiniteLossError(Exception):
 
 def oom_location(error: BaseException) -> Literal["gpu", "host"] | None:
     """Return which memory ran out according to an exception: gpu, host, or None for any other error."""
-    if type(error).__name__ == "OutOfMemoryError" or _GPU_OOM.search(str(error)):
+    text = str(error)
+    if type(error).__name__ == "OutOfMemoryError" or _GPU_OOM.search(text) or _PROBABLE_GPU_OOM.search(text):
         return "gpu"
-    return "host" if isinstance(error, MemoryError) or _HOST_OOM.search(str(error)) else None
+    if isinstance(error, MemoryError):
+        return "host"
+    return "host" if _HOST_OOM.search(text) and _known_error(error) is None else None
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an exception only means that the connection to another rank was lost."""
-    communicates = type(error).__name__ in _COMMUNICATION_ERRORS and oom_location(error) is None
-    return communicates and _LOST_PEER.search(_line_of(error)) is not None
+    """Whether an exception only means that another rank failed, hangs or is unreachable."""
+    communicates = type(error).__name__ in _COMMUNICATION_ERRORS
+    if not communicates or _known_error(error) is not None or oom_location(error) is not None:
+        return False
+    return _LOST_PEER.search(_line_of(error)) is not None or "ncclRemoteError" in str(error)
+
+
+def timed_out(error: BaseException) -> bool:
+    """Whether an exception only means that another rank did not take part in time."""
+    return lost_peer(error) and _TIMED_OUT.search(_line_of(error)) is not None
+
+
+def _known_error(error: BaseException) -> str | None:
+    """Return cause and remedy of an exception of torch that CUDA, NCCL or the driver has caused, else None."""
+    return describe_known_error(str(error)) if isinstance(error, RuntimeError) else None
 
 
 def _line_of(error: BaseException) -> str:
     """Return the line of an exception's text that says what happened.
 
-    It is the first one, or the last one of an exception that a DataLoader worker re-raised after its traceback.
+    It is the first one, the one after "Last error:" of an exception of NCCL, or the last one of an exception that a
+    DataLoader worker re-raised after its traceback.
     """
+    if (last_error := nccl_last_error(str(error))) is not None:
+        return last_error
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
 
@@ -58,23 +85,31 @@ def describe_cause(error: BaseException, config: Config | None = None) -> str:
     """Describe an exception in one sentence. For an out-of-memory error, advise changes to `config`."""
     name, text = type(error).__name__, _line_of(error)
     if (location := oom_location(error)) is not None:
-        problem = (
-            f"the GPU is out of memory{_gpu_memory_usage(str(error))}"
-            if location == "gpu"
-            else "the host is out of memory"
-        )
-        advice = ": reduce data.batch_size" if config is None else f" {_oom_advice(config, location)}"
-        message = problem + advice
-        return message if location == "gpu" else f"{message} ({text or name})"
+        return _describe_oom(error, location, config)
     if type(error).__module__.startswith("engine."):
         return re.sub(r"^engine\.[\w.]+: ", "", text)
+    if (known := _known_error(error)) is not None:
+        return known
     # The text of a DistStoreError already names the missing ranks or the key.
+    if timed_out(error) and name != "DistStoreError":
+        return f"it waited too long for another rank ({text}); that rank hangs or is unreachable, see the log"
     if lost_peer(error) and name != "DistStoreError":
         return (
             f"it lost the connection to another rank ({text}); that rank failed or is unreachable, see the log for its "
             "error"
         )
     return f"{name}: {text}" if text else name
+
+
+def _describe_oom(error: BaseException, location: Literal["gpu", "host"], config: Config | None) -> str:
+    """Describe an out-of-memory error, and advise changes to `config`."""
+    text = str(error)
+    advice = ": reduce data.batch_size" if config is None else f" {_oom_advice(config, location)}"
+    if location == "host":
+        return f"the host is out of memory{advice} ({_line_of(error) or type(error).__name__})"
+    if _PROBABLE_GPU_OOM.search(text):
+        return f"the GPU is probably out of memory{advice} ({shorten(_line_of(error))})"
+    return f"the GPU is out of memory{_gpu_memory_usage(text)}{advice}"
 
 
 def _gpu_memory_usage(text: str) -> str:
@@ -118,6 +153,7 @@ def rank_failure(rank: int, device: str, error: BaseException, config: Config | 
         traceback=traceback.format_exc(),
         repeats=isinstance(error, NonFiniteLossError | FinalCheckpointError),
         lost_peer=lost_peer(error),
+        timed_out=timed_out(error),
     )
 
 
@@ -127,5 +163,5 @@ def describe_failure(failure: RankFailed) -> str:
 
 
 def root_cause(failures: Sequence[RankFailed]) -> RankFailed:
-    """Return the earliest failure that is not a lost connection to another rank, or else the earliest one."""
+    """Return the earliest failure that no other rank has caused, or else the earliest one."""
     return min(failures, key=lambda failure: (failure.lost_peer, failure.time))

@@ -248,7 +248,9 @@ class RankFailed(Event):
     repeats: bool = False
     """Whether a restart would fail in the same way."""
     lost_peer: bool = False
-    """Whether the rank only lost its connection to another rank."""
+    """Whether another rank caused this failure: the connection to it was lost, or a collective timed out."""
+    timed_out: bool = False
+    """Whether the rank only waited too long for another rank; then `lost_peer` is also true."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,265 @@
+"""The sentence for real messages of torch, CUDA and NCCL, each with the public issue that reports it."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from engine.config.loader import resolve_config
+from engine.distributed.cuda_errors import MAX_MESSAGE_CHARS
+from engine.distributed.failures import describe_cause, lost_peer, oom_location
+
+KERNEL_ADVICE = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable "
+    "device-side assertions.\n"
+)
+
+REMOTE_ERROR = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+
+
+def nccl(kind: str, class_line: str, last_error: str) -> Exception:
+    """Return an exception of ProcessGroupNCCL: its headline, NCCL's class of errors, and NCCL's last error."""
+    headline = f"NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, {kind}, NCCL version 2.21.5"
+    return dist.DistBackendError(f"{headline}\n{class_line}\nLast error:\n{last_error}")
+
+
+def unhandled_system_error(last_error: str) -> Exception:
+    class_line = "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. "
+    return nccl("unhandled system error (run with NCCL_DEBUG=INFO for details)", class_line, last_error)
+
+
+def unhandled_cuda_error(last_error: str) -> Exception:
+    class_line = "ncclUnhandledCudaError: Call to CUDA function failed."
+    return nccl("unhandled cuda error (run with NCCL_DEBUG=INFO for details)", class_line, last_error)
+
+
+def cuda(message: str) -> Exception:
+    return RuntimeError(f"CUDA error: {message}{KERNEL_ADVICE}")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "remedy"),
+    [
+        pytest.param(
+            unhandled_system_error("Error while creating shared memory segment /dev/shm/nccl-pZafXL (size 7340384)"),
+            "the shared memory (/dev/shm) is too small for NCCL",
+            "--shm-size=1g or --ipc=host",
+            id="fal-ai-community/video-diffusion-speedrun#2",
+        ),
+        pytest.param(
+            unhandled_system_error("Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"),
+            "the limit on locked memory is too low for InfiniBand",
+            "ulimit -l unlimited",
+            id="NVIDIA/nccl-tests#206",
+        ),
+        pytest.param(
+            nccl(
+                "internal error - please report this issue to the NCCL developers",
+                "ncclInternalError: Internal check failed.",
+                "Bootstrap : no socket interface found",
+            ),
+            "NCCL found no network interface",
+            "unset NCCL_SOCKET_IFNAME",
+            id="EvolvingLMMs-Lab/open-r1-multimodal#7",
+        ),
+        pytest.param(
+            nccl(
+                "invalid usage (run with NCCL_DEBUG=WARN for details)",
+                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+                "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000",
+            ),
+            "two ranks use the same GPU",
+            "start one rank per GPU",
+            id="Peterande/D-FINE#289",
+        ),
+        pytest.param(
+            unhandled_cuda_error("Cuda failure 217 'peer access is not supported between these two devices'"),
+            "these GPUs cannot access each other's memory",
+            "NCCL_P2P_DISABLE=1",
+            id="hiyouga/EasyR1#579",
+        ),
+        pytest.param(
+            cuda("peer access is not supported between these two devices"),
+            "these GPUs cannot access each other's memory",
+            "NCCL_P2P_DISABLE=1",
+            id="ai-dynamo/dynamo#1229",
+        ),
+        pytest.param(
+            cuda("peer mapping resources exhausted"),
+            "CUDA allows peer access between at most 8 GPUs",
+            "use fewer GPUs",
+            id="dcharatan/pixelsplat#13",
+        ),
+        pytest.param(
+            RuntimeError(
+                "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by "
+                "downloading and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx "
+                "Alternatively, go to: https://pytorch.org to install a PyTorch version that has been compiled with "
+                "your version of the CUDA driver."
+            ),
+            "the NVIDIA driver is too old for this torch",
+            "update the driver",
+            id="lllyasviel/Fooocus#1313",
+        ),
+        pytest.param(
+            RuntimeError(
+                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+                "NumCudaDevices() that might have already set an error? Error 803: system has unsupported display "
+                "driver / cuda driver combination"
+            ),
+            "the kernel module and the libraries of the NVIDIA driver have different versions",
+            "reboot the host",
+            id="vllm-project/vllm#15335",
+        ),
+        pytest.param(
+            RuntimeError(
+                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+                "NumCudaDevices() that might have already set an error? Error 804: forward compatibility was attempted "
+                "on non supported HW"
+            ),
+            "this GPU does not support the CUDA compatibility libraries",
+            "remove cuda-compat",
+            id="chenfei-wu/TaskMatrix#379",
+        ),
+        pytest.param(
+            RuntimeError(
+                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+                "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized"
+            ),
+            "the NVSwitches of this host are not initialized",
+            "start nvidia-fabricmanager",
+            id="haotian-liu/LLaVA#683",
+        ),
+        pytest.param(
+            cuda("uncorrectable ECC error encountered"),
+            "the memory of this GPU is faulty (ECC)",
+            "Xid of this GPU in dmesg",
+            id="zai-org/ChatGLM3#681",
+        ),
+        pytest.param(
+            unhandled_cuda_error("Cuda failure 999 'unknown error'"),
+            "this GPU or its driver failed",
+            "Xid of this GPU in dmesg",
+            id="alisson-anjos/diffusion-pipe-ui#10",
+        ),
+        pytest.param(
+            cuda("unspecified launch failure"),
+            "this GPU or its driver failed",
+            "reset it with nvidia-smi --gpu-reset",
+            id="libcudart 719",
+        ),
+        pytest.param(
+            cuda("an illegal memory access was encountered"),
+            "a GPU kernel crashed",
+            "CUDA_LAUNCH_BLOCKING=1",
+            id="libcudart 700",
+        ),
+        pytest.param(
+            cuda("CUDA-capable device(s) is/are busy or unavailable"),
+            "another process uses this GPU exclusively",
+            "nvidia-smi --compute-mode=DEFAULT",
+            id="modelscope/ms-swift#5118",
+        ),
+        pytest.param(
+            cuda("device-side assert triggered"),
+            "an index is out of range in a GPU kernel",
+            "device.gpus=cpu",
+            id="milesial/Pytorch-UNet#375",
+        ),
+        pytest.param(
+            cuda("no kernel image is available for execution on the device"),
+            "this torch has no kernels for this GPU",
+            "install a torch for its compute capability",
+            id="libcudart 209",
+        ),
+    ],
+)
+def test_cause_of_known_error_names_cause_and_remedy(error: Exception, cause: str, remedy: str) -> None:
+    described = describe_cause(error)
+    assert described.startswith(cause)
+    assert remedy in described
+    assert "\n" not in described
+    assert not lost_peer(error), "the rank itself failed"
+    assert oom_location(error) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        pytest.param(
+            unhandled_cuda_error("Cuda failure 2 'out of memory'"), "the GPU is out of memory with 64", id="NCCL"
+        ),
+        pytest.param(unhandled_cuda_error("Cuda failure 'out of memory'"), "the GPU is out of memory", id="NCCL 2.18"),
+        pytest.param(
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "the GPU is out of memory",
+            id="cuBLAS without memory",
+        ),
+        pytest.param(
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+            "the GPU is probably out of memory",
+            id="QwenLM/Qwen#120",
+        ),
+        pytest.param(
+            RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), "the GPU is probably out of memory", id="cuDNN"
+        ),
+    ],
+)
+def test_cause_of_full_gpu_memory_advises_smaller_batch(error: Exception, cause: str) -> None:
+    described = describe_cause(error, resolve_config(None, ["data.batch_size=64"]).config)
+    assert described.startswith(cause)
+    assert "try data.batch_size=32" in described
+    assert oom_location(error) == "gpu"
+    assert not lost_peer(error)
+
+
+def test_cause_of_unknown_nccl_error_is_its_last_error() -> None:
+    # From NVIDIA/nccl#1410.
+    error = unhandled_cuda_error("Cuda failure 1 'invalid argument'")
+    assert describe_cause(error) == "DistBackendError: Cuda failure 1 'invalid argument'"
+    assert not lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(
+            nccl(
+                "remote process exited or there was a network error",
+                REMOTE_ERROR,
+                "socketProgressOpt: Call to recv from 172.16.0.4<33759> failed : Connection reset by peer",
+            ),
+            id="NVIDIA/nccl#2076",
+        ),
+        pytest.param(
+            nccl(
+                "remote process exited or there was a network error",
+                REMOTE_ERROR,
+                "NET/IB : Got completion from peer 11.214.147.122<39138> with error 12, opcode 0, len 0",
+            ),
+            id="tatsu-lab/stanford_alpaca#207",
+        ),
+        pytest.param(
+            nccl(
+                "internal error",
+                "ncclInternalError: Internal check failed.",
+                "Net : Connection closed by remote peer user<50260>",
+            ),
+            id="NVIDIA/nccl#1514",
+        ),
+    ],
+)
+def test_nccl_error_of_a_lost_rank_is_a_lost_peer(error: Exception) -> None:
+    assert lost_peer(error)
+    assert describe_cause(error).startswith("it lost the connection to another rank (")
+
+
+def test_known_words_in_an_exception_of_user_code_are_not_a_cuda_error() -> None:
+    assert describe_cause(ValueError("no kernel image is available")) == "ValueError: no kernel image is available"
+
+
+def test_cause_of_known_error_quotes_a_short_line() -> None:
+    described = describe_cause(RuntimeError("CUDA error: device-side assert triggered " + "x" * 1000))
+    assert described.endswith("…)")
+    assert len(described) < 2 * MAX_MESSAGE_CHARS + 100
