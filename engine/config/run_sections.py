@@ -26,8 +26,8 @@ class RunConfig(Section):
     watchdog: float = Field(
         600.0,
         ge=0,
-        description="Fail if no rank makes progress for this many seconds; 0 disables. Set it higher than the longest "
-        "step or checkpoint save takes.",
+        description="Fail if no rank makes progress for this many seconds, and name the rank that hangs; 0 disables. "
+        "Set it higher than the longest step or checkpoint save takes.",
     )
     max_restarts: int = Field(
         0,
@@ -67,7 +67,12 @@ class DeviceConfig(Section):
         description="Use only deterministic algorithms. Results are reproducible bit for bit, but training is slower.",
     )
     cudnn_benchmark: bool = Field(True, description="Let cuDNN benchmark its algorithms and use the fastest.")
-    timeout: float = Field(600.0, gt=0, description="Timeout in seconds for rendezvous and collectives between ranks.")
+    timeout: float = Field(
+        600.0,
+        gt=0,
+        description="Timeout in seconds for rendezvous and collectives between ranks. Collectives time out at least "
+        "60 s after run.watchdog, which names the rank that hangs.",
+    )
     parallel: Literal["ddp", "dp"] = Field(
         "ddp",
         description="One process per GPU (ddp), or one process for all GPUs (dp). dp is torch's DataParallel; it is "

@@ -14,6 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+# The process group's timer starts when a rank enters a collective, the watchdog's at the last progress of any rank.
+COLLECTIVE_TIMEOUT_MARGIN_SECONDS = 60.0
+# torch counts in milliseconds and nanoseconds, which overflow for values that only mean "never".
+MAX_COLLECTIVE_TIMEOUT_SECONDS = 10.0**8
+
 _SLOT = struct.Struct("qqq")
 
 
@@ -110,6 +115,17 @@ class Watchdog:
         if heartbeats != self._last_seen or any(heartbeat.phase is self._exempt_phase for heartbeat in heartbeats):
             self._last_seen, self._last_change = heartbeats, now
         return heartbeats if 0 < self.timeout_s < now - self._last_change else None
+
+
+def collective_timeout_s(timeout_s: float, watchdog_s: float) -> float:
+    """Return the timeout of the process group for `device.timeout` and `run.watchdog`.
+
+    It outlasts the watchdog: a collective that times out ends the ranks that wait, and only the watchdog sees which
+    rank they wait for.
+    """
+    if watchdog_s == 0:
+        return timeout_s
+    return max(timeout_s, min(watchdog_s + COLLECTIVE_TIMEOUT_MARGIN_SECONDS, MAX_COLLECTIVE_TIMEOUT_SECONDS))
 
 
 def lagging_ranks(heartbeats: Mapping[int, Heartbeat]) -> list[int]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -34,6 +35,7 @@ from engine.distributed.channel import Channel
 from engine.distributed.parallel import wrap_model
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
+from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
 from engine.models.precision import build_grad_scaler, max_scaler_skips
 from engine.models.training_model import TrainingModel, build_training_model
@@ -56,6 +58,8 @@ from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.errors import Problem, UsageError, collect_problems
+
+NCCL_HEARTBEAT_TIMEOUT_SECONDS = 480  # torch's default
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,10 @@ def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[di
 
     Raises UsageError if two ranks share a GPU. A collective.
     """
-    timeout = timedelta(seconds=job.config.device.timeout)
+    timeout_s = collective_timeout_s(job.config.device.timeout, job.config.run.watchdog)
+    # torch aborts a rank whose NCCL thread is blocked for 480 s, which can be a rank that waits for the one that hangs.
+    os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(int(max(timeout_s, NCCL_HEARTBEAT_TIMEOUT_SECONDS))))
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
     )
