@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from multiprocessing.connection import Pipe
 
 import psutil
 
+from engine.distributed.aborts import abort_failure, read_log_tail
 from engine.distributed.channel import FLUSH_ACK, RankConnection
 from engine.distributed.failures import root_cause
 from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog, describe_progress, lagging_ranks
@@ -56,6 +58,8 @@ class Supervisor:
         self._watchdog = Watchdog(self._heartbeats, job.config.run.watchdog)
         self._stop_watchdog = Watchdog(self._heartbeats, STOP_TIMEOUT_SECONDS, exempt_phase=Phase.CHECKPOINT)
         self._initial_oom_kills = oom_kill_count()
+        log = job.folder.log if job.folder else None
+        self._log_start = log.stat().st_size if log is not None and log.exists() else 0
 
     def run(self) -> RunResult:
         """Run the ranks until all have exited. Raises UsageError if they refuse the config."""
@@ -72,13 +76,14 @@ class Supervisor:
                     reason = f"no rank made progress for {STOP_TIMEOUT_SECONDS:g} s after the stop request"
                     return RunResult("killed", reason=f"{reason}, so no checkpoint was saved")
                 if kill_at is None and (heartbeats := self._watchdog.expired()) is not None:
-                    self._report_stall(heartbeats)
+                    self._report_stall(heartbeats, f"no progress for {self._watchdog.timeout_s:g} s (run.watchdog)")
                     break
                 if kill_at is None and (self._failures or self._problems):
                     kill_at = time.monotonic() + GRACE_SECONDS
                 if kill_at is not None and time.monotonic() > kill_at:
                     break
             self._poll_ranks()
+            self._find_late_rank()
         finally:
             self._kill()
             self._heartbeats.close()
@@ -122,16 +127,28 @@ class Supervisor:
         for rank, code in codes.items():
             expected = code in (ExitCode.FINISHED, ExitCode.STOPPED) or bool(self._problems)
             if code is not None and not expected and rank not in self._failures:
-                device = self._job.plan.devices[rank]
-                out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
-                prefix = "the fork server of the ranks exited: " if self._fork_server.died_early else ""
-                cause = prefix + describe_exit(code, oom_killed=out_of_memory)
-                self._failures[rank] = RankFailed(rank=rank, device=device, cause=cause)
+                self._failures[rank] = self._exit_failure(rank, code)
 
-    def _report_stall(self, heartbeats: list[Heartbeat]) -> None:
+    def _exit_failure(self, rank: int, code: int) -> RankFailed:
+        """Return the failure of a rank that has exited without reporting one."""
+        device, log = self._job.plan.devices[rank], self._job.folder.log if self._job.folder else None
+        if code == -signal.SIGABRT and log is not None:
+            return abort_failure(rank, device, read_log_tail(log, self._log_start))
+        out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
+        prefix = "the fork server of the ranks exited: " if self._fork_server.died_early else ""
+        return RankFailed(rank=rank, device=device, cause=prefix + describe_exit(code, oom_killed=out_of_memory))
+
+    def _find_late_rank(self) -> None:
+        """If ranks failed only because they waited too long for another one, record the rank that they waited for."""
+        failures = self._failures.values()
+        waited_for = [rank for rank in self._fork_server.alive() if rank not in self._failures]
+        if waited_for and any(failure.timed_out for failure in failures) and all(item.lost_peer for item in failures):
+            self._report_stall(self._heartbeats.read(), "a collective timed out")
+
+    def _report_stall(self, heartbeats: list[Heartbeat], problem: str) -> None:
         """Record the rank that the others wait for as failed, and write its traceback to the log."""
         pids = dict(enumerate(self._fork_server.pids))
-        alive = {rank: heartbeats[rank] for rank in self._fork_server.alive()}
+        alive = {rank: heartbeats[rank] for rank in self._fork_server.alive() if rank not in self._failures}
         stuck = lagging_ranks(alive or dict(enumerate(heartbeats)))
         states = {rank: _blocked_reason(pids[rank]) if rank in pids else "" for rank in stuck}
         # Of equally lagging ranks, the one whose process is blocked holds up the others.
@@ -140,13 +157,12 @@ class Supervisor:
             if rank in pids and rank in alive:
                 os.kill(pids[rank], DUMP_TRACEBACK_SIGNAL)
         time.sleep(TRACEBACK_WAIT_SECONDS)
-        limit = self._job.config.run.watchdog
         waiting = ""
         if len(blamed) < len(heartbeats):
             noun = "rank" if len(blamed) == 1 else "ranks"
             waiting = f"; the other ranks wait for {noun} {', '.join(map(str, blamed))}"
         cause = (
-            f"no progress for {limit:g} s (run.watchdog){waiting}; {describe_progress(heartbeats[blamed[0]])}"
+            f"{problem}{waiting}; {describe_progress(heartbeats[blamed[0]])}"
             f"{states[blamed[0]] or '; its traceback is in the log'}"
         )
         self._failures[blamed[0]] = RankFailed(rank=blamed[0], device=self._job.plan.devices[blamed[0]], cause=cause)

@@ -72,6 +72,26 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
         assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
 
 
+def test_watchdog_names_hung_rank_if_device_timeout_is_as_long(gputrain: Gputrain) -> None:
+    gputrain.inject_fault("hang", 1, 12)
+    done = gputrain(*RUN, "run.watchdog=3", "device.timeout=3")
+    assert "rank 1 (cpu) failed: no progress for 3 s (run.watchdog); the other ranks wait for rank 1" in last_line(done)
+
+
+def test_hung_rank_is_named_without_watchdog_if_collective_times_out(gputrain: Gputrain) -> None:
+    gputrain.inject_fault("hang", 1, 12)
+    done = gputrain(*RUN, "run.watchdog=0", "device.timeout=3")
+    assert "rank 1 (cpu) failed: a collective timed out; the other ranks wait for rank 1" in last_line(done)
+    assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
+
+
+def test_hung_rank_is_named_if_torch_aborts_rank_that_waits_for_it(gputrain: Gputrain) -> None:
+    gputrain.inject_fault("abort", 0, 12)
+    gputrain.inject_fault("hang", 1, 12)
+    done = gputrain(*RUN)
+    assert "rank 1 (cpu) failed: a collective timed out; the other ranks wait for rank 1" in last_line(done)
+
+
 def test_lagging_ranks_returns_ranks_with_least_progress() -> None:
     heartbeats = {0: Heartbeat(7, 2, Phase.BACKWARD), 2: Heartbeat(7, 1, Phase.FORWARD)}
     assert lagging_ranks(heartbeats) == [2]

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,17 @@ def trigger(kind: str, images: Any) -> Any:
         supervisor = psutil.Process(os.getppid()).ppid()
         os.kill(supervisor, signal.SIGTERM if kind == "stop the run" else signal.SIGKILL)
         return images
+    if kind == "abort":
+        # The lines of torch's ProcessGroupNCCL when a collective times out.
+        rank = torch.distributed.get_rank()
+        message = (
+            f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, "
+            "NumelIn=650, NumelOut=650, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+        )
+        print(f"[rank{rank}]:[E1122 06:24:44.903881913 ProcessGroupNCCL.cpp:616] {message}", file=sys.stderr)
+        print("terminate called after throwing an instance of 'c10::DistBackendError'", file=sys.stderr)
+        print(f"  what():  {message}", file=sys.stderr)
+        os.abort()
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "segfault": signal.SIGSEGV}[kind])
     return images
 
