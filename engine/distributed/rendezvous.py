@@ -1,14 +1,15 @@
-"""Rendezvous of the ranks by `device.init_method`: a TCP address, environment variables or a shared file.
+"""Rendezvous of the ranks: an anonymous file on one host, else a TCP address, environment variables or a shared file.
 
-`engine.launch` checks the method before the ranks start; each rank then opens the store.
+`engine.launch` checks `device.init_method` before the ranks start; each rank then opens the store.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 INIT_METHOD_KEY = "device.init_method"
 # Allowed clock difference between this host and a file server.
 MAX_CLOCK_SKEW_SECONDS = 5.0
+
+
+class RendezvousTimeoutError(Exception):
+    """A rank did not respond in time during the setup. The message names it."""
 
 
 def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
@@ -55,6 +60,27 @@ def check_external_rendezvous(init_method: str, environ: Mapping[str, str], rank
             _check_can_listen(host, port)
 
 
+def create_store_file() -> int:
+    """Return a file descriptor for `open_local_store`, which the ranks of this host inherit.
+
+    The file is anonymous memory: it has no name that another user could open, and the kernel frees it with the last
+    process that holds the descriptor. A TCP store would accept a connection from any user of the host.
+    """
+    return os.memfd_create("gputrain-store")
+
+
+def open_local_store(fd: int, timeout_s: float) -> Store:
+    """Return the store of ranks that all run on this host, in the file that `create_store_file` created."""
+    import torch.distributed as dist
+
+    # The store opens its file anew for each operation, even in its destructor, so this descriptor is never closed. Each
+    # open of the path is a new open file description, so the flock of one process excludes the others. Without a number
+    # of workers the store does not delete its file.
+    store: Store = dist.FileStore(f"/proc/self/fd/{os.dup(fd)}", -1)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
+
+
 def open_store(config: Config, rank_info: RankInfo) -> Store:
     """Return the store through which the ranks rendezvous.
 
@@ -67,6 +93,42 @@ def open_store(config: Config, rank_info: RankInfo) -> Store:
     store: Store = next(dist.rendezvous(url, rank_info.rank, rank_info.world_size, timeout=timeout))[0]
     store.set_timeout(timeout)
     return store
+
+
+@contextmanager
+def name_missing_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> Iterator[None]:
+    """Context in which all ranks join; torch's own error after `timeout_s` names none of those that have not.
+
+    Raises RendezvousTimeoutError."""
+    began = time.monotonic()
+    store.set(f"joined/{rank_info.rank}", "")
+    try:
+        yield
+    except RuntimeError as error:
+        if time.monotonic() - began < timeout_s:
+            raise
+        missing = [str(rank) for rank in range(rank_info.world_size) if not store.check([f"joined/{rank}"])]
+        if not missing:
+            raise
+        noun = "rank" if len(missing) == 1 else "ranks"
+        raise RendezvousTimeoutError(
+            f"{noun} {', '.join(missing)} did not join the process group within {timeout_s:g} s; "
+            "increase device.timeout if their setup takes longer"
+        ) from error
+
+
+def get_from_rank_0(store: Store, key: str) -> bytes:
+    """Return the value that rank 0 stores under `key`. Raises RendezvousTimeoutError."""
+    timeout: timedelta = store.timeout  # type: ignore[attr-defined] # missing in torch's stubs
+    began, timeout_s = time.monotonic(), timeout.total_seconds()
+    try:
+        return store.get(key)
+    except RuntimeError as error:
+        if time.monotonic() - began < timeout_s:
+            raise
+        raise RendezvousTimeoutError(
+            f"rank 0 did not choose the {key} within {timeout_s:g} s; increase device.timeout if that takes longer"
+        ) from error
 
 
 def remove_rendezvous_file(init_method: str) -> None:

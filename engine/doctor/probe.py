@@ -8,22 +8,26 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config.schema import Config
 from engine.distributed.failures import describe_cause, describe_failure, lost_peer, root_cause
+from engine.distributed.rendezvous import create_store_file, open_local_store
 from engine.runs.events import RankFailed
 from engine.utils.exits import describe_exit
 from engine.utils.helper_process import ParentPipe
 from engine.utils.process import die_with_parent, exit_now
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 JsonObject = dict[str, Any]
 FORK_CONTEXT = multiprocessing.get_context("fork")
 
+TIMEOUT_SECONDS = 300.0  # of rendezvous and collectives
 ALL_REDUCE_BYTES = 64 << 20
 ALL_REDUCE_ITERATIONS = {"nccl": 20, "gloo": 5}
 WARMUP_ITERATIONS = 2
@@ -111,23 +115,17 @@ def all_reduce(devices: list[str]) -> JsonObject:
     """Time an all-reduce of 64 MiB between processes, one per device: UUIDs, or "cpu" once per process.
 
     Return `right`, whether the sum is correct, and `seconds`, the median of the repetitions; or the first `error`."""
-    from torch.distributed import TCPStore
-
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(device for device in devices if device != "cpu")
-    pipes = [FORK_CONTEXT.Pipe() for _ in devices]
+    pipes, store_fd = [FORK_CONTEXT.Pipe() for _ in devices], create_store_file()
     ranks = [
-        FORK_CONTEXT.Process(target=_rank_main, args=(pipes, rank, devices[rank] != "cpu", os.getpid()))
+        FORK_CONTEXT.Process(target=_rank_main, args=(pipes, store_fd, rank, devices[rank] != "cpu", os.getpid()))
         for rank in range(len(devices))
     ]
     for rank in ranks:
         rank.start()
     for _, theirs in pipes:
         theirs.close()
-    # After the forks, because it starts threads, which a forked child does not have.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for mine, _ in pipes:
-        with suppress(OSError):
-            mine.send(store.port)
+    os.close(store_fd)
     try:
         return _collect_answers(devices, [mine for mine, _ in pipes], ranks)
     finally:
@@ -159,14 +157,15 @@ def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[An
     return answers[0] | {"right": all(answer["right"] for answer in answers.values())}
 
 
-def _rank_main(pipes: list[tuple[Connection, Connection]], rank: int, on_gpu: bool, parent: int) -> None:
+def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: int, on_gpu: bool, parent: int) -> None:
     die_with_parent(parent)
     pipe = pipes[rank][1]
     # The parent reads EOF only when every copy of the rank's end is closed.
     for end in (end for both in pipes for end in both if end is not pipe):
         end.close()
     try:
-        pipe.send(_time_all_reduce(rank, len(pipes), pipe.recv(), "nccl" if on_gpu else "gloo"))
+        store = open_local_store(store_fd, TIMEOUT_SECONDS)
+        pipe.send(_time_all_reduce(store, rank, len(pipes), "nccl" if on_gpu else "gloo"))
     except Exception as error:
         pipe.send({"error": describe_cause(error), "lost_peer": lost_peer(error)})
     # Wait for the parent to close the pipe: exiting early could break a connection that another rank still sets up.
@@ -174,7 +173,7 @@ def _rank_main(pipes: list[tuple[Connection, Connection]], rank: int, on_gpu: bo
     exit_now(0)
 
 
-def _time_all_reduce(rank: int, world_size: int, port: int, backend: str) -> JsonObject:
+def _time_all_reduce(store: Store, rank: int, world_size: int, backend: str) -> JsonObject:
     import torch
     import torch.distributed as dist
 
@@ -182,8 +181,8 @@ def _time_all_reduce(rank: int, world_size: int, port: int, backend: str) -> Jso
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(device)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
+    timeout = timedelta(seconds=TIMEOUT_SECONDS)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     # Small integers, whose sums are exact in float32, and a pattern that reveals misplaced chunks.
     pattern = torch.arange(ALL_REDUCE_BYTES // FLOAT_BYTES, device=device, dtype=torch.float32) % PATTERN_PERIOD
     values = pattern + rank

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,9 +20,9 @@ from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
 
 from engine.distributed.failures import rank_failure
+from engine.distributed.rendezvous import create_store_file
 from engine.distributed.watchdog import Heartbeats
 from engine.launch.rank_process import Inherited, run_rank
 from engine.runs.events import RankFailed
@@ -173,25 +172,23 @@ def main() -> None:
             raise problem
         os.environ.update(environment)
         redirect_output(job.folder.log if job.folder else None)
-        processes, store = _fork(job, handles, pipe)
+        processes = _fork(job, handles, pipe)
     except Exception as error:
         # Ranks that have been forked already die with this process.
         pipe.send(rank_failure(0, job.plan.devices[0], error))
         os._exit(1)
     pipe.send(RanksStarted(tuple(process.pid or 0 for process in processes)))
     _report_exits(processes, pipe)
-    del store
     os._exit(0)
 
 
-def _fork(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> tuple[list[BaseProcess], Any]:
-    """Fork all ranks, then start the store of their rendezvous, which lives as long as the returned object."""
-    import torch.distributed as dist
+def _fork(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> list[BaseProcess]:
+    """Fork all ranks, which inherit the file of their store."""
     import torch.multiprocessing as mp
 
     heartbeats, connections = Heartbeats(job.plan.local_world_size, fds[0]), [Connection(handle) for handle in fds[1:]]
-    listening = socket.create_server(("127.0.0.1", 0), backlog=max(128, job.plan.local_world_size))
-    arguments = (job, Inherited(connections, heartbeats, supervisor_connection, os.getpid(), listening))
+    store_fd = create_store_file()
+    arguments = (job, Inherited(connections, heartbeats, supervisor_connection, os.getpid(), store_fd))
     # A garbage collection in a rank would write to the shared pages of these objects and so copy them.
     gc.freeze()
     processes = mp.start_processes(
@@ -199,15 +196,8 @@ def _fork(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> tu
     ).processes
     for connection in connections:
         connection.close()
-    # Only after the fork, because it starts a thread.
-    store = dist.TCPStore(
-        "127.0.0.1",
-        listening.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
-    return list(processes), store
+    os.close(store_fd)
+    return list(processes)
 
 
 def _report_exits(processes: Sequence[BaseProcess], supervisor_connection: Connection) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-import socket
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection
 
 from engine.distributed.channel import PipeChannel, StopFlag
 from engine.distributed.failures import rank_failure
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import open_store
+from engine.distributed.rendezvous import open_local_store, open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.events import ConfigRejected
 from engine.training.job import ExitCode, Job
@@ -27,25 +25,23 @@ DUMP_TRACEBACK_SIGNAL = signal.SIGUSR2
 class Inherited:
     """What each rank inherits from the fork server.
 
-    `connections` holds the ranks' ends of the pipes. `store_socket` listens at the port of the store, which is used
-    unless `device.init_method` names another rendezvous."""
+    `connections` holds the ranks' ends of the pipes. `store_fd` is the file of the store, which is used unless
+    `device.init_method` names another rendezvous."""
 
     connections: list[Connection]
     heartbeats: Heartbeats
     fork_server_connection: Connection
     fork_server_pid: int
-    store_socket: socket.socket
+    store_fd: int
 
 
 def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     """Train as one rank, and exit the process."""
-    connections, store_socket = inherited.connections, inherited.store_socket
+    connections = inherited.connections
     die_with_parent(inherited.fork_server_pid)
     # The peer reads EOF only when every copy of this end is closed.
     for connection in (inherited.fork_server_connection, *connections[:rank], *connections[rank + 1 :]):
         connection.close()
-    port = store_socket.getsockname()[1]
-    store_socket.close()
     faulthandler.enable()
     faulthandler.register(DUMP_TRACEBACK_SIGNAL, all_threads=True)
     flag = StopFlag()
@@ -57,13 +53,10 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     rank_info = RankInfo(rank, job.plan.local_world_size, rank, job.plan.local_world_size)
     code = ExitCode.FAILED
     try:
-        import torch.distributed as dist
-
         from engine.training.train import train
 
-        timeout = timedelta(seconds=job.config.device.timeout)
         if job.config.device.init_method == "auto":
-            store: dist.Store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+            store = open_local_store(inherited.store_fd, job.config.device.timeout)
         else:
             store = open_store(job.config, rank_info)
         outcome = train(job, rank_info, store, channel)

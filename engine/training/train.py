@@ -34,6 +34,7 @@ from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.parallel import wrap_model
 from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import get_from_rank_0, name_missing_ranks
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
 from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
@@ -241,10 +242,11 @@ def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[di
     # torch aborts a rank whose NCCL thread is blocked for 480 s, which can be a rank that waits for the one that hangs.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(int(max(timeout_s, NCCL_HEARTBEAT_TIMEOUT_SECONDS))))
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(
-        job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
-    )
-    cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
+    with name_missing_ranks(store, rank_info, timeout_s):
+        dist.init_process_group(
+            job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
+        )
+        cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
     rank_devices = gather_rank_devices(job.plan, rank_info, cpu_group)
     # Before the first use of NCCL, which would fail with a less helpful error of its own.
     check_devices_unique(rank_devices)
@@ -259,7 +261,7 @@ def _load_checkpoint_on_all_ranks(
     Also returns, on rank 0, why newer ones were skipped. Raises UsageError on all ranks.
     """
     if rank_info.rank != 0:
-        received = json.loads(store.get("checkpoint"))
+        received = json.loads(get_from_rank_0(store, "checkpoint"))
         if "refused" in received:
             raise UsageError.one("", "rank 0 found no intact checkpoint")
         try:
@@ -283,7 +285,7 @@ def _choose_pipeline_on_all_ranks(job: Job, source: ImageSource, rank_info: Rank
     Raises UsageError on all ranks.
     """
     if rank_info.rank != 0:
-        received = json.loads(store.get("pipeline"))
+        received = json.loads(get_from_rank_0(store, "pipeline"))
         if "refused" in received:
             raise UsageError([Problem(location, reason) for location, reason in received["refused"]])
         return PipelineChoice(**received)

@@ -11,6 +11,7 @@ import subprocess
 import termios
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -101,6 +102,20 @@ def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain)
     wait_for(lambda: not gputrain.processes(), "the end of the ranks and DataLoader workers", 9)
     print(f"all gone after {time.monotonic() - start:.2f} s")
     assert state(gputrain) == "crashed"
+
+
+def test_store_of_one_host_is_an_anonymous_file_without_port(
+    gputrain: Gputrain, long_run: subprocess.Popen[str]
+) -> None:
+    spawner = find_forkserver(long_run, gputrain)
+    assert spawner is not None
+    assert [process.net_connections("tcp") for process in (psutil.Process(long_run.pid), spawner)] == [[], []]
+    for rank in spawner.children():
+        files = {str(file.readlink()) for file in Path(f"/proc/{rank.pid}/fd").iterdir()}
+        assert "/memfd:gputrain-store (deleted)" in files
+    long_run.kill()
+    wait_for(lambda: not gputrain.processes(), "the end of the ranks", 9)
+    assert list((gputrain.folder / "tmp").iterdir()) == []
 
 
 def test_killed_forkserver_ends_ranks_and_is_reported(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:

@@ -1,0 +1,82 @@
+"""The store of ranks on one host, and the messages that name a rank that does not arrive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import (
+    RendezvousTimeoutError,
+    create_store_file,
+    get_from_rank_0,
+    name_missing_ranks,
+    open_local_store,
+)
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def store_fd() -> Iterator[int]:
+    fd = create_store_file()
+    yield fd
+    os.close(fd)
+
+
+def test_local_store_counts_additions_of_all_processes(store_fd: int) -> None:
+    children = []
+    for _ in range(4):
+        children.append(os.fork())
+        if children[-1] == 0:
+            store = open_local_store(store_fd, timeout_s=20)
+            for _ in range(250):
+                store.add("counter", 1)
+            os._exit(0)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert open_local_store(store_fd, timeout_s=20).add("counter", 0) == 1000
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_local_store_cannot_be_opened_by_another_user(store_fd: int) -> None:
+    path, child = f"/proc/{os.getpid()}/fd/{store_fd}", os.fork()
+    if child == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        try:
+            os.open(path, os.O_RDWR)
+        except PermissionError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_join_names_ranks_that_do_not_arrive(store_fd: int) -> None:
+    store = open_local_store(store_fd, timeout_s=1)
+    with pytest.raises(RendezvousTimeoutError) as caught, name_missing_ranks(store, RankInfo(0, 3, 0, 3), 1):
+        dist.init_process_group("gloo", store=store, rank=0, world_size=3, timeout=timedelta(seconds=1))
+    assert str(caught.value) == (
+        "ranks 1, 2 did not join the process group within 1 s; increase device.timeout if their setup takes longer"
+    )
+
+
+def test_join_reports_early_error_unchanged(store_fd: int) -> None:
+    store = open_local_store(store_fd, timeout_s=20)
+    with (
+        pytest.raises(RuntimeError, match="no network interface"),
+        name_missing_ranks(store, RankInfo(0, 2, 0, 2), 20),
+    ):
+        raise RuntimeError("no network interface")
+
+
+def test_get_from_rank_0_names_missing_choice(store_fd: int) -> None:
+    store = open_local_store(store_fd, timeout_s=1)
+    with pytest.raises(RendezvousTimeoutError) as caught:
+        get_from_rank_0(store, "pipeline")
+    assert str(caught.value) == (
+        "rank 0 did not choose the pipeline within 1 s; increase device.timeout if that takes longer"
+    )
