@@ -38,6 +38,21 @@ def wrap_model(
         )
 
 
+def batch_device(config: DeviceConfig, device: torch.device) -> torch.device:
+    """Return the device of the batches of a rank: its own, or the CPU for DataParallel.
+
+    DataParallel scatters a batch, so no GPU needs the memory for all of it.
+    """
+    return torch.device("cpu") if config.parallel == "dp" else device
+
+
+def evaluation_model(model: nn.Module, parallel_model: nn.Module) -> nn.Module:
+    """Return the module to evaluate a model with: its replicas on all GPUs of DataParallel, else the model itself."""
+    if isinstance(parallel_model, DataParallel):
+        return DataParallel(model, device_ids=parallel_model.device_ids)
+    return model
+
+
 def warmup_batch_size(sampler: DistributedBatchSampler) -> int:
     """Return the batch size that shows whether a model can train on the smallest batch of a rank.
 

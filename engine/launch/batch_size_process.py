@@ -187,7 +187,7 @@ class BatchSizeTrials:
         last = BatchRequest("train", 1, np.arange(batch_size * self._plan.devices_per_rank))
         step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
         input_pipeline = InputPipeline(FIXED_PIPELINE, self._source, self._config, self._source.format, cycle(step))
-        state.batches, state.position = input_pipeline.device_loader(state.device), Position()
+        state.batches, state.position = input_pipeline.device_loader(state.batch_device), Position()
         seconds = []
         for _ in range(TRIAL_STEPS):
             began = time.perf_counter()

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
 from engine.data.pipelines.device import DeviceBatch
 from engine.distributed.failures import NonFiniteLossError
+from engine.distributed.parallel import evaluation_model
 from engine.distributed.watchdog import Phase
 from engine.models.freeze import set_train_mode
 from engine.models.precision import autocast
@@ -196,6 +197,7 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
     if state.ema is not None:
         state.ema.copy_buffers(state.model)
         models.append((state.ema.model, torch.float32))
+    models = [(evaluation_model(model, state.parallel_model), dtype) for model, dtype in models]
     accumulators = [EvaluationAccumulator(state.device, state.num_classes) for _ in models]
 
     # Ranks may differ by one batch, and can only agree to stop at a batch that all of them have.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
@@ -23,6 +23,7 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
+from engine.distributed.parallel import batch_device
 from engine.distributed.watchdog import Phase
 from engine.models.compile import eager_for_partial_batch
 from engine.models.ema import ModelEma
@@ -64,7 +65,7 @@ class RankState:
 
     `parallel_model` is `model` wrapped in DistributedDataParallel or DataParallel. `master` holds the float32 master
     weights that the optimizer updates instead of the model's own, or is None. `batches` yields the batches of training
-    and evaluation in their order.
+    and evaluation in their order, on `batch_device`.
     """
 
     config: Config
@@ -90,6 +91,7 @@ class RankState:
     train_metrics: MetricAccumulator
 
     def __post_init__(self) -> None:
+        self.batch_device = batch_device(self.config.device, self.device)
         self.timer = PhaseTimer(self.device)
         self.skips_nonfinite = self.config.optim.nonfinite == "skip"
         self.input_dtype = input_dtype(self.config.precision)
@@ -113,14 +115,14 @@ class RankState:
         self.channel.enter_phase(self.position.step, phase)
 
     def next_train_batch(self) -> DeviceBatch:
-        """Return the next training batch on the device, and add the wait for it to the data wait."""
+        """Return the next training batch, and add the wait for it to the data wait."""
         self.timer.start_data_wait()
         batch = self.next_batch(self.train_metrics)
         self.step_log.add_data_wait(self.timer.end_data_wait())
         return batch
 
     def next_batch(self, metrics: MetricAccumulator) -> DeviceBatch:
-        """Return the next batch on the device; unreadable images are counted in `metrics`.
+        """Return the next batch, its labels on the device; unreadable images are counted in `metrics`.
 
         Raises UnreadableImageError after too many batches without a readable image.
         """
@@ -136,7 +138,7 @@ class RankState:
             raise UnreadableImageError(
                 f"no readable image in {self._consecutive_unreadable} consecutive batches: {batch.unread[0]}"
             )
-        return batch
+        return replace(batch, labels=batch.labels.to(self.device))
 
     def _warn_unreadable(self, files: Sequence[str]) -> None:
         """Warn once per file."""

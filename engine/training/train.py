@@ -32,7 +32,7 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
-from engine.distributed.parallel import wrap_model
+from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import get_from_rank_0, name_missing_ranks
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
@@ -194,7 +194,7 @@ def build_trainer(
         optimizer=optimizer,
         scaler=build_grad_scaler(config.precision, device),
         plateau=PlateauFactor(config.schedule),
-        batches=data.pipeline.device_loader(device),
+        batches=data.pipeline.device_loader(batch_device(config.device, device)),
         image_format=data.image_format,
         num_classes=num_classes,
         channel=channel,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
@@ -27,6 +27,7 @@ from engine.utils.text import pluralize
 
 # Steps shorter than this are timed EXTRA_TIMED_STEPS more times, because of noise from other processes.
 SHORT_STEP_SECONDS, EXTRA_TIMED_STEPS = 0.01, 8
+MAX_FLOPS_BATCH_SIZE = 2
 # CUDA graphs are captured in the second step and replayed from the third on.
 COMPILE_WARMUP_STEPS = 3
 
@@ -77,7 +78,7 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     seconds = _fastest_step_seconds(state, batch_size, cpu_group)
     flops = peak = math.nan
     if state.device.type == "cuda":
-        flops, peak = count_flops_per_image(state, batch_size), _total_peak_tflops(state, cpu_group)
+        flops, peak = count_flops_per_image(state), _total_peak_tflops(state, cpu_group)
     if state.config.model.compile:
         _warm_up_compiled(state)
         set_train_mode(state.model, state.frozen_modules)
@@ -117,23 +118,34 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def count_flops_per_image(state: RankState, batch_size: int) -> float:
-    """Return the floating-point operations of one image, forward and backward.
+def count_flops_per_image(state: RankState) -> float:
+    """Return the floating-point operations of one image, forward and backward; NaN if they cannot be counted.
 
     FlopCounterMode counts convolutions, matrix products and attention, two operations per multiply-add; frozen
     parameters need none for their gradients.
     """
-    # Imported here because it imports Triton, which a CPU run does not need.
-    from torch.utils.flop_counter import FlopCounterMode
-
-    counter = FlopCounterMode(display=False)
+    batch_size = min(warmup_batch_size(state.sampler), MAX_FLOPS_BATCH_SIZE)
     trainable = [p for p in state.model.parameters() if p.requires_grad]
-    with counter:
-        # `forward` is not compiled; FlopCounterMode cannot count compiled code.
-        out = _forward(state, state.model.forward, batch_size)
-        # Not `backward`, which would run the hooks of DistributedDataParallel.
-        torch.autograd.grad(out.float().sum(), trainable)
-    return counter.get_total_flops() / batch_size
+    synchronized = [module for module in state.model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    try:
+        # Imported here because it imports Triton, which a CPU run does not need.
+        from torch.utils.flop_counter import FlopCounterMode
+
+        for module in synchronized:
+            # In training mode it is a collective, and a rank that fails here would leave the others waiting.
+            module.eval()
+        with FlopCounterMode(display=False) as counter:
+            # `forward` is not compiled; FlopCounterMode cannot count compiled code.
+            out = _forward(state, state.model.forward, batch_size, state.device)
+            # Not `backward`, which would run the hooks of DistributedDataParallel.
+            torch.autograd.grad(out.float().sum(), trainable)
+        flops: int = counter.get_total_flops()
+        return flops / batch_size
+    except Exception:
+        # Only the MFU depends on it.
+        return math.nan
+    finally:
+        set_train_mode(state.model, state.frozen_modules)
 
 
 def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
@@ -146,10 +158,12 @@ def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
     return total.item()
 
 
-def _forward(state: RankState, model: Callable[[Tensor], Tensor], batch_size: int) -> Tensor:
-    images = torch.rand(
-        (batch_size, state.image_format.channels, state.image_format.size, state.image_format.size), device=state.device
-    )
+def _forward(
+    state: RankState, model: Callable[[Tensor], Tensor], batch_size: int, device: torch.device | None = None
+) -> Tensor:
+    """Run `model` on random images on a device, by default that of the batches."""
+    shape = (batch_size, state.image_format.channels, state.image_format.size, state.image_format.size)
+    images = torch.rand(shape, device=device or state.batch_device)
     with autocast(state.config.precision, state.device):
         return state.compute_logits(model, images, state.input_dtype)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.config.loader import resolve_config
 from engine.config.training_sections import PrecisionConfig
@@ -109,10 +110,31 @@ def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> Non
     first_layer = 2 * 64 * 9 * 32 * 32
     with single_rank_trainer(*overrides) as fit:
         before = [parameter.grad for parameter in fit.state.model.parameters()]
-        assert count_flops_per_image(fit.state, 2) == 3 * forward - first_layer
+        assert count_flops_per_image(fit.state) == 3 * forward - first_layer
         assert before == [parameter.grad for parameter in fit.state.model.parameters()] == [None] * len(before)
     with single_rank_trainer(*overrides, "model.freeze=backbone") as fit:
-        assert forward < count_flops_per_image(fit.state, 2) < 1.01 * forward
+        assert forward < count_flops_per_image(fit.state) < 1.01 * forward
+
+
+def test_count_flops_runs_two_images() -> None:
+    sizes: list[int] = []
+    with single_rank_trainer("data.batch_size=64", "model.name=linear") as fit:
+        model = fit.state.model
+        forward = model.forward
+        model.forward = lambda images: (sizes.append(len(images)), forward(images))[1]  # type: ignore[method-assign]
+        fit.state.sampler = replace(fit.state.sampler, devices_per_rank=4)
+        assert count_flops_per_image(fit.state) > 0
+    assert sizes == [2]
+
+
+def test_count_flops_is_unknown_if_counting_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode.__enter__", fail)
+    with single_rank_trainer("model.name=linear") as fit:
+        assert math.isnan(count_flops_per_image(fit.state))
+        assert fit.state.model.training
 
 
 # Recorded events.

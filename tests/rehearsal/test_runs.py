@@ -1,0 +1,34 @@
+"""Runs on GPUs: their input pipelines and their journals."""
+
+from __future__ import annotations
+
+import pytest
+
+from fake_cuda import Rehearsal
+from gputrain_command import read_events
+
+DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["data.pipeline=stream"],
+        pytest.param(["data.pipeline=fixed"], marks=pytest.mark.rehearsal),
+        # Only the validation images keep the strides of the expansion.
+        pytest.param(["data.pipeline=stream", "augment.policy=randaugment"], marks=pytest.mark.rehearsal),
+    ],
+    ids=["stream", "fixed", "randaugment"],
+)
+def test_gray_images_expand_to_three_channels(rehearsal: Rehearsal, options: list[str]) -> None:
+    run = rehearsal.run("gray", *DIGITS, "data.channels=3", *options)
+    assert read_events(run)[-1]["state"] == "finished"
+
+
+def test_journal_begins_with_run_started(rehearsal: Rehearsal) -> None:
+    run = rehearsal.run("watched", *DIGITS)
+    assert [event["type"] for event in read_events(run)[:2]] == ["run_started", "gpus"]
+    assert rehearsal("resume", "watched", "--headless", "run.epochs=2").returncode == 0
+    types = [event["type"] for event in read_events(run)]
+    resumed = types.index("run_resumed")
+    assert types[resumed - 1 : resumed + 2] == ["run_finished", "run_resumed", "gpus"]
