@@ -6,7 +6,6 @@ what they decide through the store of their rendezvous (`handshake`, `node`).
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import signal
@@ -29,7 +28,7 @@ from engine.distributed.rendezvous import (
     open_store,
     remove_rendezvous_file,
 )
-from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog, describe_progress
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
 from engine.gpus.selection import CudaDevice
 from engine.launch.batch_size import with_batch_size
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
@@ -43,7 +42,7 @@ from engine.launch.handshake import (
     share_exit_code,
     wait_for_key,
 )
-from engine.launch.lifecycle import OwnedRun, record_result, with_run_name
+from engine.launch.lifecycle import OwnedRun, with_run_name
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -52,9 +51,10 @@ from engine.launch.node import (
     share_problems,
 )
 from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight
+from engine.launch.stall import watchdog_thread
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
-from engine.runs.events import ControlEvent, Event, RankFailed, RunStarted, WarningEvent
+from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Listener, Recorder
 from engine.training.job import ExitCode, Job, RunResult
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 POLL_SECONDS = 0.5
-RECORD_TIMEOUT_SECONDS = 5
 REPORT_TIMEOUT_SECONDS = 10  # for the first rank of a host to start and to report an invalid config
 
 
@@ -306,7 +305,9 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
     watches_gpus = rank_info.local_rank == 0 and job.folder is not None
     usage = GpuUsagePoller([gpu.uuid for gpu in run.allocation.devices] if watches_gpus else [])
     this_rank.cleanup.callback(usage.close)
-    watchdog = _watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), this_rank.rank, device, recorder)
+    watchdog = watchdog_thread(
+        Watchdog(heartbeats, job.config.run.watchdog), rank_info, device, this_rank.store, recorder
+    )
     emit = (
         run.emit if recorder is None else _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, this_rank.store))
     )
@@ -342,25 +343,6 @@ def _stderr_listener(rank: int) -> Listener:
             print(f"rank {rank}: {line}", file=sys.stderr)
 
     return print_line
-
-
-def _watchdog_thread(watchdog: Watchdog, rank: int, device: str, recorder: Recorder | None) -> threading.Thread:
-    """Return a thread that ends this process if it enters no new phase for too long: the launcher can restart it."""
-
-    def watch() -> None:
-        while (heartbeats := watchdog.expired()) is None:
-            time.sleep(POLL_SECONDS)
-        cause = f"no progress for {watchdog.timeout_s:g} s (run.watchdog); {describe_progress(heartbeats[0])}"
-        failure = RankFailed(rank=rank, device=device, cause=cause)
-        print(describe_failure(failure), file=sys.stderr)
-        faulthandler.dump_traceback()
-        if recorder is not None:
-            # What hangs may be the disk of the journal.
-            threading.Timer(RECORD_TIMEOUT_SECONDS, os._exit, [ExitCode.FAILED]).start()
-            record_result(RunResult("failed", failure), recorder)
-        os._exit(ExitCode.FAILED)
-
-    return threading.Thread(target=watch, name="watchdog", daemon=True)
 
 
 def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuUsage) -> Listener:
