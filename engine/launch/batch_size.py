@@ -28,7 +28,10 @@ from engine.utils.text import pluralize
 BATCH_SIZE_KEY = "data.batch_size"
 POLL_SECONDS = 0.2
 RELEASE_SECONDS = 60.0  # the helper process holds its GPU memory until it has exited
-MAX_MEMORY_SHARE = 0.9  # of the free memory; the rest is for NCCL buffers and fragmentation, which a trial does not see
+MAX_MEMORY_SHARE = 0.9  # of the free memory; the rest is for fragmentation, which a trial does not see
+# NCCL's memory on each of several GPUs: 10 MiB per connection of up to 32 channels, twice (nccl#1685), less without
+# NVLink. A trial has one rank, which allocates none of it.
+NCCL_BYTES = 512 << 20
 # Host memory allows batches whose steps take minutes.
 MAX_CPU_BATCH_SIZE = 4096
 MAX_CPU_STEP_SECONDS = 2.0
@@ -73,17 +76,14 @@ def find_batch_size(
     on_tick: Callable[[], None] = lambda: None,
     memory_bytes: int | None = None,
 ) -> BatchSizeResult:
-    """Search the largest batch size per device that fits, by training on the first device of this host.
+    """Search the largest batch size per device that fits on every device of this host, by training on the first.
 
     Without a `source` the helper process opens the dataset. `memory_bytes` limits a rank on the CPU; the default is its
     share of the free memory. `on_tick` is called repeatedly during the search. Raises UsageError if not one image fits.
     """
-    devices = slice(plan.devices_per_rank)
     request = {
         "config": as_dict(config),
-        "plan": asdict(
-            replace(plan, devices=plan.devices[devices], parent_uuids=plan.parent_uuids[devices], local_world_size=1)
-        ),
+        "plan": asdict(replace(plan, local_world_size=1)),
         "world_size": world_size,
         "images": None if source is None else image_metadata(config, source),
         "memory": free_memory()[0] // plan.local_world_size if memory_bytes is None else memory_bytes,

@@ -34,9 +34,11 @@ from engine.launch.batch_size import (
     MAX_CPU_BATCH_SIZE,
     MAX_CPU_STEP_SECONDS,
     MAX_MEMORY_SHARE,
+    NCCL_BYTES,
     BatchSizeLimit,
     BatchSizeResult,
     image_metadata,
+    with_batch_size,
 )
 from engine.launch.model_check import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
 from engine.training.loop import train_step
@@ -56,14 +58,24 @@ def main(parent: ParentPipe) -> None:
     try:
         config, plan = validate_config(request["config"]), NodePlan(**request["plan"])
         images = request["images"] or image_metadata(config, open_source(config))
-        max_batch_size = images["train"] // (request["world_size"] * plan.devices_per_rank * config.optim.accumulate)
-        trials = BatchSizeTrials(config, plan, synthetic_source(images), request["memory"], images["bytes"])
+        world_size = request["world_size"]
+        step_images = world_size * plan.devices_per_rank * config.optim.accumulate
+        max_batch_size = max(images["train"] // step_images, 1)
+        source = synthetic_source(images | {"train": max(images["train"], MIN_TRIAL_BATCH_SIZE * step_images)})
+        trials = BatchSizeTrials(config, plan, source, request["memory"], images["bytes"], world_size=world_size)
         result: BatchSizeResult | None = None
         limit: BatchSizeLimit = "data"
         if max_batch_size > MAX_CPU_BATCH_SIZE and not plan.on_gpu:
             max_batch_size, limit = MAX_CPU_BATCH_SIZE, "time"
-        for result in search_batch_size(trials, max(max_batch_size, 1), limit):
-            parent.send(asdict(result))
+        for result in search_batch_size(trials, max_batch_size, limit):
+            if not config.model.compile:
+                parent.send(asdict(result))
+        if config.model.compile and result is not None:
+            # Compiling takes minutes per batch size, so the search without it chooses the first size.
+            trials.compile_model()
+            first, result = result.batch_size, None
+            for result in search_batch_size(trials, max_batch_size, limit, first):
+                parent.send(asdict(result))
         if result is None:
             memory = "the free memory of a GPU"
             advice = "reduce data.image_size, or use another model.name"
@@ -79,23 +91,31 @@ def main(parent: ParentPipe) -> None:
 
 
 def search_batch_size(
-    trial: Callable[[int], TrialOutcome], max_batch_size: int, limited_by: BatchSizeLimit
+    trial: Callable[[int], TrialOutcome],
+    max_batch_size: int,
+    limited_by: BatchSizeLimit,
+    first_batch_size: int = MIN_TRIAL_BATCH_SIZE,
 ) -> Iterator[BatchSizeResult]:
-    """Yield larger and larger batch sizes that fit: double until one does not fit, then bisect.
+    """Yield larger and larger batch sizes that fit: halve until one fits, double until one does not, then bisect.
 
     Bisection ends at multiples of 8 and at a sixteenth of the batch size. `limited_by` is the reason for
     `max_batch_size`."""
-    fits, full = 0, min(MIN_TRIAL_BATCH_SIZE, max_batch_size)
-    while (outcome := trial(full)) != "full":
-        if outcome == "slow":
-            yield BatchSizeResult(fits or full, "time")
+    fits, full = min(first_batch_size, max_batch_size), 0
+    while (outcome := trial(fits)) == "full":
+        if fits == 1:
             return
-        fits = full
+        fits, full = fits // 2, fits
+    while outcome == "fits" and not full:
         if fits == max_batch_size:
             yield BatchSizeResult(fits, limited_by)
             return
         yield BatchSizeResult(fits, "memory")
-        full = min(2 * fits, max_batch_size)
+        larger = min(2 * fits, max_batch_size)
+        outcome = trial(larger)
+        fits, full = (larger, 0) if outcome == "fits" else (fits, larger)
+    yield BatchSizeResult(fits, "time" if outcome == "slow" else "memory")
+    if outcome == "slow":
+        return
     step = max(fits // 16, 8) if fits >= 32 else 1
     while full - fits > step:
         middle = fits + -(-(full - fits) // (2 * step)) * step
@@ -115,30 +135,43 @@ def synthetic_source(metadata: dict[str, Any]) -> FakeSource:
 class BatchSizeTrials:
     """Try whether a rank can train with a batch size per device.
 
-    On a GPU the allocator reports that memory is full. Host memory has no such limit: the system would start to swap,
-    so a rank on the CPU may use a share of `memory_bytes`. `resident_bytes` is the size of a dataset that the memory
-    pipeline may keep on the GPU."""
+    On a GPU the allocator reports that memory is full: it may use what the GPU with the least free memory has. Host
+    memory has no such limit: the system would start to swap, so a rank on the CPU may use a share of `memory_bytes`.
+    `resident_bytes` is the size of a dataset that the memory pipeline may keep on the GPU."""
 
     def __init__(
-        self, config: Config, plan: NodePlan, source: FakeSource, memory_bytes: int, resident_bytes: int = 0
+        self,
+        config: Config,
+        plan: NodePlan,
+        source: FakeSource,
+        memory_bytes: int,
+        resident_bytes: int = 0,
+        *,
+        world_size: int = 1,
     ) -> None:
-        self._config, self._plan, self._source, self._memory_budget_bytes = (
-            _trial_config(config),
-            plan,
-            source,
-            MAX_MEMORY_SHARE * memory_bytes,
-        )
+        self._config, self._plan, self._source, self._world_size = _trial_config(config), plan, source, world_size
+        self._memory_budget_bytes = MAX_MEMORY_SHARE * memory_bytes
         self._state: RankState | None = None
         self._peak_bytes: dict[int, int] = {}
         if plan.on_gpu and torch.cuda.is_available():
+            may_reside = config.data.pipeline in ("auto", "memory") and config.device.parallel == "ddp"
+            uses_nccl = world_size * plan.devices_per_rank > 1 and plan.backend == "nccl"
+            nccl_bytes = NCCL_BYTES if uses_nccl else 0
+            budget = min(
+                MAX_MEMORY_SHARE * free
+                - nccl_bytes
+                - (resident_bytes if may_reside and resident_bytes <= MAX_FREE_GPU_MEMORY_SHARE * free else 0)
+                for free in (torch.cuda.mem_get_info(index)[0] for index in range(len(plan.devices)))
+            )
             for index in plan.device_indices(0):
-                free, total = torch.cuda.mem_get_info(index)
-                reserved = (
-                    resident_bytes
-                    if resident_bytes <= MAX_FREE_GPU_MEMORY_SHARE * free and config.data.pipeline != "stream"
-                    else 0
-                )
-                torch.cuda.set_per_process_memory_fraction((MAX_MEMORY_SHARE * free - reserved) / total, index)
+                _, total = torch.cuda.mem_get_info(index)
+                torch.cuda.set_per_process_memory_fraction(max(budget, 0) / total, index)
+
+    def compile_model(self) -> None:
+        """Compile the model in the trials that follow, each with its batch size as the run does."""
+        self._config = trial_config(self._config, model={"compile": True})
+        self._release()
+        self._peak_bytes.clear()
 
     def __call__(self, batch_size: int) -> TrialOutcome:
         if self._plan.on_gpu:
@@ -164,8 +197,12 @@ class BatchSizeTrials:
 
     def _step_seconds(self, batch_size: int) -> float | None:
         """Return the time of the fastest of `TRIAL_STEPS` steps; None if memory is full."""
+        if self._config.model.compile:
+            # A compiled model runs eagerly on any batch size but that of the config.
+            self._release()
         try:
-            self._state = self._state or build_trial_state(self._config, self._plan, self._source)
+            config = with_batch_size(self._config, batch_size) if self._config.model.compile else self._config
+            self._state = self._state or build_trial_state(config, self._plan, self._source, self._world_size)
             return self._time_steps(self._state, batch_size)
         except (RuntimeError, MemoryError, ValueError) as error:
             # BatchNorm refuses a batch of one image, the last resort if two do not fit.
@@ -174,13 +211,19 @@ class BatchSizeTrials:
                 raise
         # Outside of the except clause, because the traceback keeps the tensors of the failed step alive. DDP cannot
         # continue after an interrupted backward pass, so everything is built again.
+        self._release()
+        return None
+
+    def _release(self) -> None:
+        """Release the memory of the last trial."""
         self._state = None
+        if self._config.model.compile:
+            torch.compiler.reset()
         gc.collect()
         if dist.is_initialized():
             dist.destroy_process_group()
         if self._plan.on_gpu:
             torch.cuda.empty_cache()
-        return None
 
     def _time_steps(self, state: RankState, batch_size: int) -> float:
         """Return the time of the fastest step in seconds. Raises torch's errors."""

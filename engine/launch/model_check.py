@@ -80,7 +80,7 @@ def _stand_in_source(config: Config) -> ImageSource:
 
 
 def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
-    """Return the config of a single process, without compilation, which takes minutes; `changes` are by section."""
+    """Return the config of a single process, not compiled unless `changes` say so; `changes` are by section."""
     common: dict[str, dict[str, Any]] = {
         "device": {"init_method": "auto"},
         "model": {"compile": False, "sync_bn": False},
@@ -92,10 +92,12 @@ def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
     return config.model_copy(update=update)
 
 
-def build_trial_state(config: Config, plan: NodePlan, source: ImageSource) -> RankState:
-    """Build what a rank trains, as the only rank of a process group. Raises UsageError and torch's errors."""
+def build_trial_state(config: Config, plan: NodePlan, source: ImageSource, world_size: int = 1) -> RankState:
+    """Build what rank 0 of a run trains, DDP's gradient buckets among it, as the only rank of a process group.
+
+    Raises UsageError and torch's errors."""
     image_format = model_input_format(config, source)
-    sampler = build_sampler(config, source, 1, devices_per_rank=plan.devices_per_rank)
+    sampler = build_sampler(config, source, world_size, devices_per_rank=plan.devices_per_rank)
     channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     input_pipeline = InputPipeline(FIXED_PIPELINE, source, config, image_format, ())
     torch.set_num_threads(plan.threads_per_rank)

@@ -6,8 +6,9 @@
    own current device. Memory is limited. An event is recorded on a stream of its own device, and only an event with
    timing can be timed.
 
-   Environment: FAKE_CUDA_DEVICES (number of GPUs, 2), FAKE_CUDA_MEMORY (bytes per GPU, 2 GiB), FAKE_CUDA_NAN (fill new
-   device memory with NaN), FAKE_CUDA_LOG (folder; each process logs contexts, NCCL calls and errors to its PID). */
+   Environment: FAKE_CUDA_DEVICES (number of GPUs, 2), FAKE_CUDA_MEMORY (bytes per GPU, 2 GiB; or those of each
+   visible GPU, with commas), FAKE_CUDA_NAN (fill new device memory with NaN), FAKE_CUDA_LOG (folder; each process logs
+   contexts, NCCL calls and errors to its PID). */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 #include <dlfcn.h>
@@ -73,8 +74,9 @@ static int visible_devices(char uuids[MAX_DEVICES][64]) {
   }
   return count;
 }
-static size_t device_bytes(void) {
+static size_t device_bytes(int device) {
   const char *bytes = getenv("FAKE_CUDA_MEMORY");
+  for (const char *comma; bytes && device > 0 && (comma = strchr(bytes, ',')); device--) bytes = comma + 1;
   return bytes ? strtoull(bytes, NULL, 10) : (size_t)2 << 30;
 }
 /* As the driver does it: the first call initializes CUDA for this process, and not for those that it forks later. */
@@ -145,7 +147,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   INITIALIZED;
   if (device >= visible_devices(uuids)) return fail(cudaErrorInvalidDevice, __func__);
   *properties = (struct cudaDeviceProp){
-    .name = "NVIDIA A100-SXM4-80GB", .totalGlobalMem = device_bytes(), .major = 8, .minor = 0,
+    .name = "NVIDIA A100-SXM4-80GB", .totalGlobalMem = device_bytes(device), .major = 8, .minor = 0,
     .multiProcessorCount = 108, .warpSize = 32, .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 2048,
     .regsPerMultiprocessor = 65536, .sharedMemPerBlock = 48 << 10, .sharedMemPerBlockOptin = 163 << 10,
     .sharedMemPerMultiprocessor = 164 << 10, .maxGridSize = {0x7fffffff, 65535, 65535},
@@ -166,7 +168,7 @@ static struct allocation *allocations = NULL;
 
 static cudaError_t allocate(void **out, size_t size, int device, const char *function) {
   pthread_mutex_lock(&memory_lock);
-  bool fits = device == HOST_MEMORY || used_bytes[device] + size <= device_bytes();
+  bool fits = device == HOST_MEMORY || used_bytes[device] + size <= device_bytes(device);
   struct allocation *made = fits ? malloc(sizeof *made) : NULL;
   if (made) {
     char *start = mmap(NULL, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -216,7 +218,7 @@ cudaError_t cudaHostAlloc(void **out, size_t size, unsigned) {
 cudaError_t cudaFreeHost(void *start) { CONTEXT; return release(start, __func__); }
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
   CONTEXT;
-  *total = device_bytes(), *unused = *total - used_bytes[current_device];
+  *total = device_bytes(current_device), *unused = *total - used_bytes[current_device];
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address) {

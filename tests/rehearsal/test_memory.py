@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from engine.launch.batch_size import NCCL_BYTES
 from fake_cuda import Rehearsal
 from gputrain_command import read_events
 
@@ -14,3 +17,15 @@ def test_dp_holds_share_of_batch_on_gpu_0(rehearsal: Rehearsal) -> None:
     model_bytes = 4 * 3 * 128 * 128 * 10
     batch_bytes = 4 * 64 * 3 * 128 * 128
     assert batch_bytes / 2 < epoch["memory"][0]["allocated"] < 0.6 * batch_bytes + 4 * model_bytes
+
+
+def test_auto_batch_size_fits_gpu_with_least_free_memory(rehearsal: Rehearsal) -> None:
+    free_bytes = (2 << 30, 700 << 20)
+    options = ("data.dataset=fake", "data.image_size=256", "--model", "linear", "--batch-size", "auto", "--dry-run")
+    memory = ",".join(map(str, free_bytes))
+    done = rehearsal("run", "--headless", *options, "--gpus", "free:2", FAKE_CUDA_MEMORY=memory)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"data.batch_size auto: (\d+) images per rank, about the largest batch", done.stderr)
+    assert found is not None, done.stderr
+    image_bytes = 4 * 3 * 256 * 256
+    assert 8 <= int(found[1]) <= (0.9 * free_bytes[1] - NCCL_BYTES) / image_bytes

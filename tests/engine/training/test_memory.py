@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch._dynamo
 import yaml
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
+from engine.data.sources.builtin import open_fake
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.failures import describe_cause, describe_failure, oom_location, rank_failure
@@ -208,6 +213,47 @@ def test_batch_size_trials_continue_after_real_oom(batch_size_trials: BatchSizeT
     assert batch_size_trials(2) == "fits"
     assert batch_size_trials._step_seconds(1 << 50) is None
     assert batch_size_trials(4) == "fits"
+
+
+def test_batch_size_search_starts_at_given_size() -> None:
+    for max_fitting, best in ((100, 100), (70, 64), (40, 40), (5, 5)):
+        sizes: list[int] = []
+
+        def trial(images: int, max_fitting: int = max_fitting, sizes: list[int] = sizes) -> TrialOutcome:
+            sizes.append(images)
+            return "fits" if images <= max_fitting else "full"
+
+        found = list(search_batch_size(trial, 1000, "data", 64))[-1]
+        assert (sizes[0], found.limited_by) == (64, "memory")
+        assert best - 8 < found.batch_size <= best
+
+
+def test_batch_size_trials_of_several_ranks_use_ddp() -> None:
+    cfg, plan = config("data.dataset=fake", "model.name=linear"), plan_node(config("device.ranks=2"), [])
+    trials = BatchSizeTrials(cfg, replace(plan, local_world_size=1), open_fake(cfg.data, 0), 1 << 60, world_size=2)
+    try:
+        assert trials(2) == "fits"
+        assert trials._state is not None
+        assert isinstance(trials._state.parallel_model, DistributedDataParallel)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_batch_size_trials_compile_each_batch_size() -> None:
+    cfg = config("data.dataset=fake", "data.image_size=4", "model.name=linear", "model.compile=true")
+    trials = BatchSizeTrials(cfg, plan_node(cfg, []), open_fake(cfg.data, 0), 1 << 60)
+    graphs = []
+    try:
+        for batch_size in (2, 3, 4):
+            if batch_size == 3:
+                trials.compile_model()
+            torch._dynamo.utils.counters.clear()
+            assert trials(batch_size) != "full"
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    finally:
+        dist.destroy_process_group()
+    assert graphs[0] == 0 < graphs[1] == graphs[2]
 
 
 def test_find_batch_reports_when_no_image_fits() -> None:
