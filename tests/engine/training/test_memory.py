@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch._dynamo
+import torch.distributed as dist
 import yaml
 from torch.nn.parallel import DistributedDataParallel
 
