@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from engine.config.schema import as_dict
 from engine.models.memory_format import contiguous_state_dict
@@ -38,9 +39,9 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "config": as_dict(state.config),
         "classes": list(classes),
         "image_format": asdict(state.image_format),
-        "model": contiguous_state_dict(full_precision_state_dict(state.model, state.master)),
-        "ema": contiguous_state_dict(state.ema.model.state_dict()) if state.ema is not None else None,
-        "optimizer": state.optimizer.state_dict(),
+        "model": contiguous_state_dict(to_cpu(full_precision_state_dict(state.model, state.master))),
+        "ema": contiguous_state_dict(to_cpu(state.ema.model.state_dict())) if state.ema is not None else None,
+        "optimizer": to_cpu(state.optimizer.state_dict()),
         "scaler": state.scaler.state_dict(),
         "plateau": state.plateau.state_dict(),
         "epoch": state.position.epoch,
@@ -52,6 +53,28 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "images": [state.sampler.train_images, state.sampler.val_images],
         "ranks": ranks,
     }
+
+
+def to_cpu(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a state dict with its tensors on the CPU, so that `torch.load` reads it on a host without a GPU.
+
+    Tensors that are the same memory, such as tied weights, are copied once and stay so.
+    """
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: convert(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [convert(item) for item in value]
+        if not isinstance(value, Tensor) or value.device.type == "cpu":
+            return value
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in copies:
+            copies[key] = value.cpu()
+        return copies[key]
+
+    return {key: convert(value) for key, value in state.items()}
 
 
 def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fake_cuda import Rehearsal
 from gputrain_command import read_events
@@ -32,3 +33,13 @@ def test_journal_begins_with_run_started(rehearsal: Rehearsal) -> None:
     types = [event["type"] for event in read_events(run)]
     resumed = types.index("run_resumed")
     assert types[resumed - 1 : resumed + 2] == ["run_finished", "run_resumed", "gpus"]
+
+
+def test_checkpoint_of_gpu_loads_without_gpu(rehearsal: Rehearsal) -> None:
+    options = ("--gpus", "free:1", "--optimizer", "adamw", "model.ema=0.9", "precision.amp=fp16")
+    run = rehearsal.run("gpu", "digits", "--epochs", "1", *options)
+    assert not torch.cuda.is_available()
+    state = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
+    assert {tensor.device.type for name in ("model", "ema") for tensor in state[name].values()} == {"cpu"}
+    assert state["optimizer"]["state"][0]["exp_avg"].device.type == "cpu"
+    assert rehearsal("resume", "gpu", "--headless", "run.epochs=2", "device.gpus=cpu").returncode == 0

@@ -291,4 +291,4 @@ def test_run_with_auto_batch_size_on_gpu_fills_memory(gputrain: Gputrain) -> Non
     fake = ["data.dataset=fake", "data.fake_train=200000", "data.image_size=224", "--model", "vgg16", "--dry-run"]
     done = gputrain("run", "--headless", *fake, "--gpus", "free:1", "--batch-size", "auto")
     assert done.returncode == 0, done.stderr
-    assert "about the most that fit into 90% of the free memory" in done.stderr
+    assert "about the largest batch that fits into 90% of the free memory" in done.stderr
