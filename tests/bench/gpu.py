@@ -1,13 +1,18 @@
-"""Benchmark training and the memory pipeline on one GPU: `python tests/bench/gpu.py [PAIRS]`.
+"""Benchmark training and the memory pipeline on GPUs: `python tests/bench/gpu.py [PAIRS] [--images N]`.
 
-1. ResNet-18 on data of Fashion-MNIST's shape in bf16, compiled and not: seconds per epoch, throughput relative to the
-   same steps without input, and MFU.
-2. Throughput of the memory pipeline on data of CIFAR-10's shape, compared with a loader of airbench's design (Jordan,
+It prints the rows of a Markdown table:
+
+1. ResNet-18 on data of Fashion-MNIST's shape in bf16 on 1, 2, 4, ... GPUs: seconds per epoch with its evaluation, and
+   the speedup over one GPU. Dive into Deep Learning reports 14.0 s per epoch on one GPU and 8.8 s on two.
+2. On one GPU: throughput relative to a bare PyTorch loop on images that are already on the device, and to gputrain's
+   own steps without input; with torch.compile, and MFU.
+3. Throughput of the memory pipeline on data of CIFAR-10's shape, relative to a loader of airbench's design (Jordan,
    2024: all images on the device, augmented one epoch at a time).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -27,25 +32,56 @@ from engine.data.pipelines.memory import InMemoryLoader
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat
+from engine.models.factory import build_model
 
 GPUTRAIN = Path(sys.executable).with_name("gputrain")
 EPOCHS = 6
-# For comparison, Dive into Deep Learning reports 14.0 s per epoch on one GPU, 8.8 s on two.
-RESNET = ["data.dataset=fake", "data.fake_train=60000", "data.fake_val=10000", "data.image_size=28", "data.channels=1"]
-RESNET += ["model.name=resnet18-small", "data.batch_size=256", "precision.amp=bf16", "augment.crop_padding=2"]
+RESNET_BATCH = 256
+RESNET = ["data.dataset=fake", "data.image_size=28", "data.channels=1", "augment.crop_padding=2"]
+RESNET += ["model.name=resnet18-small", f"data.batch_size={RESNET_BATCH}", "precision.amp=bf16"]
 IMAGES, BATCH, PADDING = 50_000, 1024, 2
 
 
-def run_medians(*keys: str) -> dict[str, float]:
-    """Run with these overrides; return medians over all epochs but the first."""
+def run_medians(images: int, gpus: int, *keys: str) -> dict[str, float]:
+    """Train on `gpus` GPUs with these overrides; return medians over all epochs but the first."""
+    sizes = [f"data.fake_train={images}", f"data.fake_val={images // 6}"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(GPUTRAIN), "run", "--headless", "--json", "--gpus", "free:1", f"--runs-dir={folder}", *RESNET]
+        command = [str(GPUTRAIN), "run", "--headless", "--json", f"--gpus=free:{gpus}", f"--runs-dir={folder}"]
+        command += [*RESNET, *sizes]
         finished = subprocess.run([*command, f"run.epochs={EPOCHS}", *keys], capture_output=True, text=True, check=True)
         summary = json.loads(next(Path(folder).glob("*/summary.json")).read_text())
     epochs = [event for event in map(json.loads, finished.stdout.splitlines()) if event["type"] == "epoch"][1:]
     rate = statistics.median(epoch["images_per_second"] for epoch in epochs)
     seconds = statistics.median(epoch["seconds"] for epoch in epochs)
     return {"seconds": seconds, "rate": rate, "mfu": summary.get("mfu") or float("nan")}
+
+
+def bare_loop_rate(images: int, device: torch.device) -> float:
+    """Throughput of a plain PyTorch loop in images/s: the same model in bf16, on batches that are on the device."""
+    config = resolve_config(None, [*RESNET, "data.num_classes=10"]).config
+    model = build_model(config, channels=1, num_classes=10, image_size=28)
+    model = model.to(device, memory_format=torch.channels_last).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    inputs = torch.rand(images, 1, 28, 28, device=device)
+    targets = torch.randint(0, 10, (images,), device=device)
+    torch.backends.cudnn.benchmark = True
+    rates = []
+    for _ in range(3):
+        order = torch.randperm(images, device=device)
+        torch.cuda.synchronize()
+        started_at = time.perf_counter()
+        for start in range(0, images - RESNET_BATCH + 1, RESNET_BATCH):
+            batch = order[start : start + RESNET_BATCH]
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = F.cross_entropy(
+                    model(inputs[batch].contiguous(memory_format=torch.channels_last)), targets[batch]
+                )
+            loss.backward()
+            optimizer.step()
+        torch.cuda.synchronize()
+        rates.append(images // RESNET_BATCH * RESNET_BATCH / (time.perf_counter() - started_at))
+    return statistics.median(rates[1:])
 
 
 def memory_pipeline_rate(images: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
@@ -104,27 +140,41 @@ def random_crop(padded: Tensor) -> Tensor:
     return out
 
 
+def print_row(measurement: str, result: str) -> None:
+    print(f"| {measurement} | {result} |", flush=True)
+
+
 def main() -> None:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    device = torch.device("cuda", 0)
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
-    limit = run_medians("data.pipeline=fixed")["rate"]
-    for compiled in ("false", "true"):
-        result = run_medians("data.pipeline=memory", f"model.compile={compiled}")
-        share = result["rate"] / limit
-        rates = f"{result['rate']:.0f} images/s, {share:.2f} of the uncompiled limit, MFU {result['mfu']:.1%}"
-        print(
-            f"model.compile={compiled}: {result['seconds']:.2f} s per epoch including evaluation, {rates}", flush=True
-        )
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pairs", nargs="?", type=int, default=5)
+    parser.add_argument("--images", type=int, default=60_000, help="Training images of one epoch.")
+    arguments = parser.parse_args()
+    device, images = torch.device("cuda", 0), arguments.images
+    print_row("GPU", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(device)}, torch {torch.__version__}")
+
+    one_gpu = 0.0
+    for gpus in (count for count in (1, 2, 4, 8) if count <= torch.cuda.device_count()):
+        result = run_medians(images, gpus, "data.pipeline=memory")
+        one_gpu = one_gpu or result["rate"]
+        speedup = f"{result['rate'] / one_gpu:.2f}x the images/s of one GPU"
+        print_row(f"ResNet-18, {gpus} GPUs", f"{result['seconds']:.2f} s per epoch, {speedup}, MFU {result['mfu']:.1%}")
+
+    bare, limit = bare_loop_rate(images, device), run_medians(images, 1, "data.pipeline=fixed")["rate"]
+    print_row("ResNet-18, relative to a bare loop", f"{one_gpu / bare:.2f} ({one_gpu:.0f} and {bare:.0f} images/s)")
+    print_row("ResNet-18, relative to its steps without input", f"{one_gpu / limit:.2f}")
+    compiled = run_medians(images, 1, "data.pipeline=memory", "model.compile=true")
+    print_row("ResNet-18, torch.compile", f"{compiled['seconds']:.2f} s per epoch, {compiled['rate'] / one_gpu:.2f}x")
+
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (IMAGES, 3, 32, 32), np.uint8)
+    pixels = random.integers(0, 256, (IMAGES, 3, 32, 32), np.uint8)
     labels = random.integers(0, 10, IMAGES)
     rates = [
-        (memory_pipeline_rate(images, labels, device), airbench_rate(images, labels, device)) for _ in range(pairs)
+        (memory_pipeline_rate(pixels, labels, device), airbench_rate(pixels, labels, device))
+        for _ in range(arguments.pairs)
     ]
     mine, theirs = (statistics.median(column) for column in zip(*rates, strict=True))
     ratio = statistics.median(rate / reference_rate for rate, reference_rate in rates)
-    print(f"loaders: memory pipeline {mine:.0f} images/s, airbench's design {theirs:.0f} images/s, ratio {ratio:.2f}")
+    print_row("memory pipeline, relative to airbench's loader", f"{ratio:.2f} ({mine:.0f} and {theirs:.0f} images/s)")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from engine.config.loader import resolve_config
+from engine.data.pipelines import num_workers
 from engine.data.pipelines.loader import Batch, BatchDataset
 from engine.data.pipelines.num_workers import measure_batch_seconds, measure_num_workers
 from engine.data.sampler import BatchRequest
@@ -27,30 +28,39 @@ class SlowDataset(BatchDataset):
     seconds: float
     first: float = 0.0
     num_loaded: int = 0
+    elapsed_seconds: ClassVar[float] = 0.0
 
     def __getitem__(self, request: BatchRequest) -> Batch:
-        time.sleep(len(request.indices) * self.seconds + (0 if self.num_loaded else self.first))
+        SlowDataset.elapsed_seconds += len(request.indices) * self.seconds + (0 if self.num_loaded else self.first)
         self.num_loaded += len(request.indices)
         return Batch(torch.empty(0), torch.empty(0), 1.0)
 
 
+@pytest.fixture
+def made_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `SlowDataset` advance the clock, so that no result depends on the load of this host."""
+    monkeypatch.setattr(SlowDataset, "elapsed_seconds", 0.0)
+    monkeypatch.setattr(num_workers.time, "perf_counter", lambda: SlowDataset.elapsed_seconds)
+
+
+@pytest.mark.usefixtures("made_clock")
 @pytest.mark.parametrize(("seconds", "workers"), [(0.0004, 3), (0.0009, 6), (0.01, 8)])
 def test_measured_workers_keep_up_with_short_steps(seconds: float, workers: int) -> None:
-    assert abs(measure_num_workers(SlowDataset(seconds), REQUEST, 8) - workers) <= 1
+    assert measure_num_workers(SlowDataset(seconds), REQUEST, 8) == workers
     assert measure_num_workers(SlowDataset(seconds), REQUEST, 1) == 1
 
 
+@pytest.mark.usefixtures("made_clock")
 def test_measure_batch_seconds_ignores_slow_start_and_stops_early_on_slow_images() -> None:
-    assert measure_batch_seconds(SlowDataset(0.0005, first=0.2), REQUEST) < 0.1
+    assert measure_batch_seconds(SlowDataset(0.0005, first=0.2), REQUEST) == pytest.approx(64 * 0.0005)
     slow = SlowDataset(0.02)
-    assert measure_batch_seconds(slow, REQUEST) == pytest.approx(64 * 0.02, rel=0.2)
+    assert measure_batch_seconds(slow, REQUEST) == pytest.approx(64 * 0.02)
     assert slow.num_loaded == 5
 
 
+@pytest.mark.usefixtures("made_clock")
 def test_measured_workers_is_zero_for_cheap_batches() -> None:
-    config = resolve_config(None, ["data.dataset=digits"]).config
-    source = open_source(config)
-    assert measure_num_workers(BatchDataset(source, config, model_input_format(config, source)), REQUEST, 8) == 0
+    assert measure_num_workers(SlowDataset(0.00001), REQUEST, 8) == 0
 
 
 def test_measured_workers_is_maximum_when_measurement_fails() -> None:
@@ -70,5 +80,6 @@ def test_measured_workers_restores_rng_state_and_threads() -> None:
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.usefixtures("made_clock")
 def test_measure_batch_seconds_handles_single_image() -> None:
-    assert 0.001 <= measure_batch_seconds(SlowDataset(0.001), BatchRequest("train", 1, np.arange(1))) < 0.1
+    assert measure_batch_seconds(SlowDataset(0.001), BatchRequest("train", 1, np.arange(1))) == pytest.approx(0.001)
