@@ -24,6 +24,7 @@
 
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 __thread int current_device = 0;
+atomic_bool gpus_hang = false;
 static __thread cudaError_t last_error = cudaSuccess;
 static pid_t initialized_by = 0;
 static bool has_context[MAX_DEVICES];
@@ -107,7 +108,12 @@ cudaError_t cudaPeekAtLastError(void) { return last_error; }
 RETURNS(cudaDriverGetVersion, CUDART_VERSION, int *out)
 RETURNS(cudaGetDevice, current_device, int *out)
 RETURNS(cudaDeviceCanAccessPeer, 1, int *out, int, int)
-NEEDS_CONTEXT(cudaDeviceSynchronize, void)
+/* Wait for the GPU, forever if it hangs. */
+static cudaError_t synchronize(bool hangs, const char *function) {
+  while (hangs) pause();
+  return create_context(current_device, function);
+}
+cudaError_t cudaDeviceSynchronize(void) { return synchronize(gpus_hang, __func__); }
 NEEDS_CONTEXT(cudaDeviceEnablePeerAccess, int, unsigned)
 cudaError_t cudaGetDeviceCount(int *count) {
   *count = 0;
@@ -257,7 +263,7 @@ cudaError_t cudaMemset(void *start, int value, size_t size) { return cudaMemsetA
 /* ---- Streams and events ---- */
 
 struct CUstream_st { int device; };
-struct CUevent_st { int device; bool has_timing, recorded; struct timespec time; };
+struct CUevent_st { int device; bool has_timing, recorded, hangs; struct timespec time; };
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned, int) {
   CONTEXT;
@@ -270,8 +276,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
 }
 cudaError_t cudaStreamCreate(cudaStream_t *out) { return cudaStreamCreateWithPriority(out, 0, 0); }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { free(stream); return cudaSuccess; }
-NEEDS_CONTEXT(cudaStreamQuery, cudaStream_t)
-NEEDS_CONTEXT(cudaStreamSynchronize, cudaStream_t)
+cudaError_t cudaStreamQuery(cudaStream_t) { CONTEXT; return gpus_hang ? cudaErrorNotReady : cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return synchronize(gpus_hang, __func__); }
 RETURNS(cudaStreamGetPriority, 0, cudaStream_t, int *out)
 RETURNS(cudaStreamIsCapturing, cudaStreamCaptureStatusNone, cudaStream_t, enum cudaStreamCaptureStatus *out)
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
@@ -301,11 +307,12 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
     return fail(cudaErrorInvalidResourceHandle, __func__);
   clock_gettime(CLOCK_MONOTONIC, &event->time);
   event->recorded = true;
+  event->hangs = gpus_hang;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
-NEEDS_CONTEXT(cudaEventQuery, cudaEvent_t)
-NEEDS_CONTEXT(cudaEventSynchronize, cudaEvent_t)
+cudaError_t cudaEventQuery(cudaEvent_t event) { CONTEXT; return event->hangs ? cudaErrorNotReady : cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return synchronize(event->hangs, __func__); }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (!start->has_timing || !end->has_timing || !start->recorded || !end->recorded)
     return fail(cudaErrorInvalidResourceHandle, __func__);

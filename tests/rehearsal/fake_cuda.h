@@ -1,5 +1,6 @@
 /* What fake_cuda.c shares with fake_nccl.c. */
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 enum { MAX_DEVICES = 16, HOST_MEMORY = -1 };
@@ -8,6 +9,9 @@ enum { MAX_DEVICES = 16, HOST_MEMORY = -1 };
 struct allocation { char *start; size_t size; int device; struct allocation *next; };
 
 extern __thread int current_device;
+
+/* Whether the GPUs of this process never finish their work: NCCL waits for a rank that hangs. */
+extern atomic_bool gpus_hang;
 
 /* Append a line to the log of this process, $FAKE_CUDA_LOG/PID. */
 void log_line(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,5 +1,8 @@
 /* Fake NCCL for the GPUs of fake_cuda.c: the ranks of a communicator share memory and wait for each other in a barrier.
-   A collective is complete when the call returns. A communicator accepts only memory of its own device. */
+   A collective is complete when the call returns. A communicator accepts only memory of its own device.
+
+   Environment: FAKE_NCCL_HANG (path). Once this file exists, a collective that waits for another rank returns, and the GPU
+   never finishes it, as the real one does when a rank hangs. */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 /* nccl.h includes these headers, which it does not need, and which torch's wheel lacks. */
@@ -8,7 +11,6 @@
 #define __CUDA_FP8_H__
 #include <nccl.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,8 +81,13 @@ static double combine(double a, double b, ncclRedOp_t op) {
 
 /* ---- Communicators ---- */
 
-/* Wait until all ranks arrive; return false if this rank aborts the communicator first. */
+static bool another_rank_hangs(void) {
+  const char *path = getenv("FAKE_NCCL_HANG");
+  return path && access(path, F_OK) == 0;
+}
+/* Wait until all ranks arrive or one hangs; return false if this rank aborts the communicator first. */
 static bool wait_for_all(ncclComm_t comm) {
+  if (gpus_hang) return true;
   struct barrier *barrier = comm->barrier;
   int generation = atomic_load(&barrier->generation);
   if (atomic_fetch_add(&barrier->arrived, 1) == comm->ranks - 1) {
@@ -90,6 +97,10 @@ static bool wait_for_all(ncclComm_t comm) {
   }
   while (atomic_load(&barrier->generation) == generation) {
     if (atomic_load(&comm->aborted)) return false;
+    if (another_rank_hangs()) {
+      sleep(2); /* torch's timer of this collective runs already, and must end before that of the next one of Gloo */
+      return gpus_hang = true;
+    }
     usleep(POLL_MICROSECONDS);
   }
   return true;
