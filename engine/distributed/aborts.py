@@ -27,7 +27,9 @@ _TIMED_OUT = re.compile(
     re.MULTILINE,
 )
 _LOST_PEER = re.compile(
-    r"^.*(?:ncclRemoteError|remote process exited|communicator was aborted|Connection (?:closed|reset)).*$",
+    r"^.*(?:ncclRemoteError|remote process exited|communicator was aborted|Connection (?:closed|reset)"
+    # torch also ends ranks that have not timed out themselves.
+    r"|dump signal due to a collective timeout from).*$",
     re.MULTILINE,
 )
 

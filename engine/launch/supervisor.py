@@ -76,7 +76,10 @@ class Supervisor:
                     reason = f"no rank made progress for {STOP_TIMEOUT_SECONDS:g} s after the stop request"
                     return RunResult("killed", reason=f"{reason}, so no checkpoint was saved")
                 if kill_at is None and (heartbeats := self._watchdog.expired()) is not None:
-                    self._report_stall(heartbeats, f"no progress for {self._watchdog.timeout_s:g} s (run.watchdog)")
+                    alive = {rank: heartbeats[rank] for rank in self._fork_server.alive()}
+                    lagging = lagging_ranks(alive or dict(enumerate(heartbeats)))
+                    problem = f"no progress for {self._watchdog.timeout_s:g} s (run.watchdog)"
+                    self._report_stall(heartbeats, lagging, problem)
                     break
                 if kill_at is None and (self._failures or self._problems):
                     kill_at = time.monotonic() + GRACE_SECONDS
@@ -139,20 +142,20 @@ class Supervisor:
         return RankFailed(rank=rank, device=device, cause=prefix + describe_exit(code, oom_killed=out_of_memory))
 
     def _find_late_rank(self) -> None:
-        """If ranks failed only because they waited too long for another one, record the rank that they waited for."""
+        """If ranks failed only because a collective timed out, record the rank that they waited for as failed."""
         failures = self._failures.values()
-        waited_for = [rank for rank in self._fork_server.alive() if rank not in self._failures]
-        if waited_for and any(failure.timed_out for failure in failures) and all(item.lost_peer for item in failures):
-            self._report_stall(self._heartbeats.read(), "a collective timed out")
+        if any(failure.timed_out for failure in failures) and all(failure.lost_peer for failure in failures):
+            heartbeats = self._heartbeats.read()
+            waited = {rank for rank, failure in self._failures.items() if failure.timed_out}
+            if late := [rank for rank in lagging_ranks(dict(enumerate(heartbeats))) if rank not in waited]:
+                self._report_stall(heartbeats, late, "a collective timed out")
 
-    def _report_stall(self, heartbeats: list[Heartbeat], problem: str) -> None:
+    def _report_stall(self, heartbeats: list[Heartbeat], lagging: list[int], problem: str) -> None:
         """Record the rank that the others wait for as failed, and write its traceback to the log."""
-        pids = dict(enumerate(self._fork_server.pids))
-        alive = {rank: heartbeats[rank] for rank in self._fork_server.alive() if rank not in self._failures}
-        stuck = lagging_ranks(alive or dict(enumerate(heartbeats)))
-        states = {rank: _blocked_reason(pids[rank]) if rank in pids else "" for rank in stuck}
+        pids, alive = dict(enumerate(self._fork_server.pids)), self._fork_server.alive()
+        states = {rank: _blocked_reason(pids[rank]) if rank in pids else "" for rank in lagging}
         # Of equally lagging ranks, the one whose process is blocked holds up the others.
-        blamed = [rank for rank in stuck if states[rank]] or stuck
+        blamed = [rank for rank in lagging if states[rank]] or lagging
         for rank in blamed:
             if rank in pids and rank in alive:
                 os.kill(pids[rank], DUMP_TRACEBACK_SIGNAL)
