@@ -50,7 +50,13 @@ def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         return {"error": f"only opening {config.data.dataset} shows its image size and classes"}
     trial = trial_config(
         config,
-        device={"parallel": "ddp", "backend": "auto", "ranks": 1},
+        # Whether a layer has a deterministic kernel depends on the device.
+        device={
+            "parallel": "ddp",
+            "backend": "auto",
+            "ranks": 1,
+            "deterministic": config.device.deterministic and not on_gpu,
+        },
         data={"batch_size": min(config.data.numeric_batch_size, MIN_TRIAL_BATCH_SIZE), "drop_last": True},
         optim={"accumulate": 1},
         precision={"amp": "off", "tf32": "auto"} if on_gpu else {},

@@ -273,8 +273,11 @@ def weight_bytes(model: nn.Module) -> int:
 
 def check_model(model: nn.Module, name: str, channels: int, image_size: int, num_classes: int) -> None:
     """Raise UsageError unless the model maps a 1 x C x H x W image to 1 x `num_classes` logits."""
-    training = model.training
+    training, deterministic = model.training, torch.are_deterministic_algorithms_enabled()
     model.eval()
+    if deterministic:
+        # The warmup names a layer without a deterministic kernel on the device of the run.
+        torch.use_deterministic_algorithms(False)
     try:
         with torch.no_grad():
             out = model(torch.zeros(1, channels, image_size, image_size))
@@ -287,6 +290,8 @@ def check_model(model: nn.Module, name: str, channels: int, image_size: int, num
         ) from error
     finally:
         model.train(training)
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
     if not isinstance(out, Tensor) or tuple(out.shape) != (1, num_classes):
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise UsageError.one(

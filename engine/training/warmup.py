@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
@@ -193,6 +194,15 @@ def _warm_up_compiled(state: RankState) -> None:
 def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Problem | None:
     """Return the config problem behind an error of the first warmup step; None for any other error."""
     config = state.config
+    if "does not have a deterministic implementation" in str(error):
+        operator = str(error).partition(" ")[0]
+        layer = layer_of_operator(state, batch_size, operator) or "its forward pass"
+        return Problem(
+            "device.deterministic",
+            f"{config.model.name} cannot train deterministically: {layer} uses {operator}, which has no deterministic "
+            f"kernel on the {'GPU' if state.device.type == 'cuda' else 'CPU'}",
+            "set device.deterministic=false, or use another model.name",
+        )
     if "view size is not compatible" in str(error) and state.memory_format is torch.channels_last:
         return Problem(
             "model.channels_last",
@@ -213,3 +223,34 @@ def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Pr
             "model.name", f"{config.model.name} fails on a batch of {pluralize(batch_size, 'image')}: {error}"
         )
     return None
+
+
+def layer_of_operator(state: RankState, batch_size: int, operator: str) -> str | None:
+    """Return the layer that fails with an operator in its forward pass, or uses it in its backward pass.
+
+    `operator` is the name in torch's error, such as adaptive_avg_pool2d_backward_cuda. None if no layer is found.
+    """
+    running: list[nn.Module] = []
+    differentiated: list[nn.Module] = []
+
+    def enter(module: nn.Module, _: object) -> None:
+        running.append(module)
+
+    def leave(module: nn.Module, _: object, output: object) -> None:
+        running.pop()
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            # AdaptiveAvgPool2DBackward0 is the node of adaptive_avg_pool2d_backward_cuda.
+            node = output.grad_fn.name().rstrip("0123456789").lower()
+            if operator.replace("_", "").startswith(node):
+                differentiated.append(module)
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        _forward(state, state.model.forward, batch_size, state.device)
+    except RuntimeError:
+        differentiated = running[-1:]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    names = {module: name for name, module in state.model.named_modules()}
+    return next((f"{names[module]} ({type(module).__name__})" for module in differentiated if module in names), None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from engine.config.loader import resolve_config
@@ -15,6 +17,7 @@ from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
+from engine.training.warmup import layer_of_operator
 from engine.utils.errors import UsageError
 from in_process import single_rank_trainer
 
@@ -37,6 +40,15 @@ class Alone(nn.Module):
 
     def forward(self, x):
         return self.layer(x.flatten(1).to(torch.float32))
+
+class Unpooled(nn.Module):
+    def __init__(self, classes, size):
+        super().__init__()
+        self.conv, self.pool, self.unpool = nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.resize, self.head = nn.AdaptiveAvgPool2d(2), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(self.resize(self.unpool(*self.pool(self.conv(x)))).flatten(1))
 
 class Picky(Spare):
     def forward(self, x):
@@ -80,3 +92,33 @@ def test_build_trainer_reports_weights_loss_and_optimizer_problems_together(tmp_
     with pytest.raises(UsageError) as caught, single_rank_trainer(*wrong, f"run.code={tmp_path}"):
         pass
     assert {problem.location for problem in caught.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}
+
+
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what device.deterministic=true changes in this process."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_warmup_names_layer_without_deterministic_kernel(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    options = ("model.name=nets:Unpooled", f"run.code={tmp_path}", "device.deterministic=true")
+    with pytest.raises(UsageError) as caught, single_rank_trainer(*options):
+        pass
+    assert str(caught.value) == (
+        "device.deterministic: nets:Unpooled cannot train deterministically: unpool (MaxUnpool2d) uses "
+        "max_unpooling2d_forward_out, which has no deterministic kernel on the CPU; set device.deterministic=false, or "
+        "use another model.name"
+    )
+
+
+def test_layer_of_operator_is_found_by_its_backward_pass(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    with single_rank_trainer("model.name=nets:Unpooled", f"run.code={tmp_path}") as trainer:
+        layer = layer_of_operator(trainer.state, 2, "adaptive_avg_pool2d_backward_cuda")
+        assert layer == "resize (AdaptiveAvgPool2d)"
+        assert layer_of_operator(trainer.state, 2, "replication_pad2d_backward_cuda") is None
