@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
-from fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line
+from fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, load_fake_driver
 from gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
 
 
@@ -47,6 +47,16 @@ def rehearsal(gputrain: Gputrain, gpu_host: FakeGpuHost, fake_cuda: dict[str, st
     """The command on a host with two free GPUs of 2 GiB, whose CUDA and NCCL code computes on the CPU."""
     gpu_host.set_scene(gpu_line(0, used=100), gpu_line(1, used=100))
     return Rehearsal(gputrain, gpu_host, fake_cuda)
+
+
+@pytest.fixture
+def loaded_gpu_host(gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> FakeGpuHost:
+    """The fake driver, for this process and its children."""
+    load_fake_driver(gpu_host.driver)
+    for name, value in gpu_host.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return gpu_host
 
 
 @pytest.fixture(scope="session")

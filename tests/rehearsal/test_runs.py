@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from fake_cuda import Rehearsal
+from fake_gpu_host import UNKNOWN_PID, gpu_line
 from gputrain_command import read_events
 
 DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
@@ -43,3 +46,13 @@ def test_checkpoint_of_gpu_loads_without_gpu(rehearsal: Rehearsal) -> None:
     assert {tensor.device.type for name in ("model", "ema") for tensor in state[name].values()} == {"cpu"}
     assert state["optimizer"]["state"][0]["exp_avg"].device.type == "cpu"
     assert rehearsal("resume", "gpu", "--headless", "run.epochs=2", "device.gpus=cpu").returncode == 0
+
+
+@pytest.mark.rehearsal
+def test_evaluate_runs_on_free_gpu(rehearsal: Rehearsal) -> None:
+    rehearsal.run("cpu", "digits", "--epochs", "1", "--gpus", "cpu")
+    rehearsal.host.set_scene([gpu_line(0), gpu_line(1), f"process 0 {UNKNOWN_PID} 4096 compute"])
+    results = [json.loads(rehearsal("evaluate", "cpu", "--json", "--device", name).stdout) for name in ("auto", "cpu")]
+    assert results[0]["top1"] == results[1]["top1"] > 0.5
+    contexts = [line for lines in rehearsal.cuda_log().values() for line in lines if line.startswith("context")]
+    assert len(contexts) == 1

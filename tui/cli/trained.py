@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ CheckpointOption = Annotated[
 ]
 DeviceOption = Annotated[
     str,
-    typer.Option("--device", metavar="DEVICE", help="auto (a working GPU, else the CPU), cpu, cuda or cuda:N."),
+    typer.Option("--device", metavar="DEVICE", help="auto (a free GPU, else the CPU), cpu, cuda or cuda:N."),
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="Use the raw weights instead of the EMA weights.")]
 
@@ -59,28 +60,35 @@ def predict(
     Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
     images of the run. Files in folders that are not images are skipped with a message.
     """
+    from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files
     from engine.inference.predict import predict as predict_images
     from engine.inference.trained_model import load_trained_model
     from engine.runs.folder import find_run, runs_root
     from engine.utils.files import expand_user
 
-    with exit_on_usage_error():
-        folder = find_run(runs_root(runs_dir), run)
-        files = list(find_input_files([expand_user(image) for image in images]))
-        trained = load_trained_model(folder, checkpoint, device=device, raw=raw)
     failed: list[Prediction] = []
-    predictions = skip_unreadable(predict_images(trained, files, top), failed)
-    if as_json:
-        print_predictions_json(predictions, folder, trained.checkpoint)
-    else:
-        path_columns = min(max((cell_width(str(file.path)) for file in files), default=0), MAX_PATH_COLUMNS)
-        name_columns = min(max(map(cell_width, trained.checkpoint.classes)), MAX_NAME_COLUMNS)
-        for prediction in predictions:
-            typer.echo(prediction_line(prediction, path_columns, name_columns))
+    with ExitStack() as reservation:
+        with exit_on_usage_error():
+            folder = find_run(runs_root(runs_dir), run)
+            files = list(find_input_files([expand_user(image) for image in images]))
+            reserved = reservation.enter_context(reserve_device(device, folder.name, print_warning))
+            trained = load_trained_model(folder, checkpoint, device=reserved, raw=raw)
+        predictions = skip_unreadable(predict_images(trained, files, top), failed)
+        if as_json:
+            print_predictions_json(predictions, folder, trained.checkpoint)
+        else:
+            path_columns = min(max((cell_width(str(file.path)) for file in files), default=0), MAX_PATH_COLUMNS)
+            name_columns = min(max(map(cell_width, trained.checkpoint.classes)), MAX_NAME_COLUMNS)
+            for prediction in predictions:
+                typer.echo(prediction_line(prediction, path_columns, name_columns))
     if not files:
         typer.echo("error: the folders contain no files", err=True)
     raise typer.Exit(1 if not files or any(prediction.file.explicit for prediction in failed) else 0)
+
+
+def print_warning(message: str) -> None:
+    typer.echo(f"warning: {message}", err=True)
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
@@ -158,6 +166,7 @@ def evaluate(
     Prints the loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix. KEY=VALUE evaluates
     on other data, whose classes are matched by name. Every image is evaluated once, in float32.
     """
+    from engine.inference.device import reserve_device
     from engine.inference.evaluate import evaluate_checkpoint
     from engine.inference.trained_model import read_trained_checkpoint
     from engine.runs.folder import find_run, runs_root
@@ -168,7 +177,8 @@ def evaluate(
             raise UsageError.one("--part", f"{part} is not allowed: must be one of val, train, all")
         folder = find_run(runs_root(runs_dir), run)
         trained = read_trained_checkpoint(folder, checkpoint, raw=raw)
-        result = evaluate_checkpoint(trained, changes or [], part, device)  # type: ignore[arg-type]
+        with reserve_device(device, folder.name, print_warning) as reserved:
+            result = evaluate_checkpoint(trained, changes or [], part, reserved)  # type: ignore[arg-type]
     if result.unread:
         from engine.utils.text import pluralize, printable
 

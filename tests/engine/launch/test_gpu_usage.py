@@ -25,17 +25,7 @@ from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
 from engine.utils.errors import UsageError
 from factories import make_gpu_run_started, make_run_started, make_timed_epoch
-from fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid, load_fake_driver
-
-
-@pytest.fixture
-def loaded_gpu_host(gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> FakeGpuHost:
-    """The fake driver, for this process and its children."""
-    load_fake_driver(gpu_host.driver)
-    for name, value in gpu_host.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return gpu_host
+from fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
 
 
 def first_event(usage: GpuUsagePoller) -> GpuEvent:

@@ -1,0 +1,48 @@
+"""Choice and reservation of the GPU for inference. Called by the commands `predict` and `evaluate`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from engine.gpus.allocation import GpuAllocation, allocate_devices
+from engine.gpus.reservation import ReservedRank
+
+
+@contextmanager
+def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterator[str]:
+    """Reserve a free GPU for "auto" and "cuda", and yield the device name for `resolve_device`.
+
+    If no GPU is free, "auto" becomes "cpu", and "cuda" shares a GPU. The GPU becomes the only one that CUDA shows to
+    this process, so call it before CUDA is initialized. `run` is the run name that other users see. `notify` receives
+    why no free GPU is used. Raises UsageError if GPUs cannot be reserved.
+    """
+    if name not in ("auto", "cuda") or not torch.backends.cuda.is_built():
+        yield name
+        return
+    allocation = allocate_devices("auto", run, wait=False, on_wait=lambda _: None, ranks=1)
+    try:
+        name = _use(allocation, name, run, notify)
+        yield name
+    finally:
+        allocation.reservation.release()
+
+
+def _use(allocation: GpuAllocation, name: str, run: str, notify: Callable[[str], None]) -> str:
+    """Show only the allocated GPU to CUDA, if it is used; return the name of the device."""
+    if not allocation.devices:
+        return name
+    [gpu] = allocation.devices
+    if gpu.unavailable is not None:
+        notify(
+            f"no GPU is free ({gpu.unavailable.message}); using {'the CPU' if name == 'auto' else f'GPU {gpu.index}'}"
+        )
+        if name == "auto":
+            allocation.reservation.release()
+            return "cpu"
+    os.environ["CUDA_DEVICE_ORDER"], os.environ["CUDA_VISIBLE_DEVICES"] = "PCI_BUS_ID", gpu.uuid
+    allocation.reservation.publish_ranks([ReservedRank(run, 0, os.getpid(), gpu.uuid)])
+    return name

@@ -1,0 +1,51 @@
+"""The GPU of predict and evaluate: a free one, reserved while it is used."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from engine.gpus.reservation import read_reservations
+from engine.inference.device import reserve_device
+from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
+
+
+@pytest.fixture
+def two_gpus(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> FakeGpuHost:
+    """A host whose GPU 0 is in use."""
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    loaded_gpu_host.set_scene([gpu_line(0), gpu_line(1), f"process 0 {UNKNOWN_PID} 4096 compute"])
+    return loaded_gpu_host
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_reserve_device_chooses_free_gpu_until_the_end(name: str) -> None:
+    notes: list[str] = []
+    with reserve_device(name, "digits", notes.append) as device:
+        [reservation] = read_reservations()
+        assert (reservation.run, reservation.gpus) == ("digits", (gpu_uuid(1),))
+        assert [(rank.pid, rank.uuid) for rank in reservation.ranks] == [(os.getpid(), gpu_uuid(1))]
+        assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == (name, gpu_uuid(1))
+    assert (notes, read_reservations()) == ([], [])
+
+
+@pytest.mark.parametrize(("name", "device", "rest"), [("auto", "cpu", "the CPU"), ("cuda", "cuda", "GPU 0")])
+def test_reserve_device_without_free_gpu(name: str, device: str, rest: str, two_gpus: FakeGpuHost) -> None:
+    two_gpus.set_scene([gpu_line(0), f"process 0 {UNKNOWN_PID} 4096 compute"])
+    notes: list[str] = []
+    with reserve_device(name, "digits", notes.append) as used:
+        assert used == device
+        assert bool(read_reservations()) == (name == "cuda")
+    reason = f"in use by process {UNKNOWN_PID} (user unknown)"
+    assert (notes, read_reservations()) == ([f"no GPU is free ({reason}); using {rest}"], [])
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("name", ["cpu", "cuda:1", "gpu"])
+def test_reserve_device_leaves_other_devices_as_they_are(name: str) -> None:
+    with reserve_device(name, "digits", print) as device:
+        assert (device, read_reservations()) == (name, [])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
