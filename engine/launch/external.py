@@ -31,6 +31,7 @@ from engine.distributed.rendezvous import (
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
 from engine.gpus.selection import CudaDevice
 from engine.launch.batch_size import with_batch_size
+from engine.launch.external_failures import find_root_cause, publish_failure, watchdog_thread
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.handshake import (
     PeerFailedError,
@@ -51,7 +52,6 @@ from engine.launch.node import (
     share_problems,
 )
 from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight
-from engine.launch.stall import watchdog_thread
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
@@ -330,7 +330,10 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
         raise
     except Exception as error:
         failure = rank_failure(this_rank.rank, device, error, job.config)
-        if this_rank.rank > 0:
+        if this_rank.rank == 0:
+            failure = find_root_cause(failure, rank_info.world_size, this_rank.store)
+        else:
+            publish_failure(failure, this_rank.store)
             print(f"{describe_failure(failure)}\n{failure.traceback}", file=sys.stderr)
         return RunResult("failed", failure)
 

@@ -1,7 +1,8 @@
-"""The watchdog of a rank that torchrun or srun started.
+"""Failures of ranks that torchrun or srun started. Rank 0 writes the journal, so the ranks share what they know.
 
-It ends the process, so that the launcher can restart the run. Each process sees only its own heartbeat. Before they
-end, the ranks compare theirs through the store of the rendezvous: the one that lags holds up the others.
+The watchdog of a rank ends its process, so that the launcher can restart the run. Each process sees only its own
+heartbeat. Before they end, the ranks compare theirs through the store of the rendezvous: the one that lags holds up the
+others. A rank that fails otherwise publishes its failure, because rank 0 sees only that the connection is lost.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.distributed.failures import describe_failure
+from engine.distributed.failures import describe_failure, root_cause
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeat, Phase, Watchdog, describe_progress, lagging_ranks
 from engine.launch.lifecycle import record_result
 from engine.runs.events import RankFailed
+from engine.runs.journal import from_line, to_line
 from engine.runs.recorder import Recorder
 from engine.training.job import ExitCode, RunResult
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 STORE_POLL_SECONDS = 0.05
-# The last heartbeats of the ranks differ by the time of a step, and so do the moments when their watchdogs expire.
+# One failure ends all ranks, but not at the same moment: their last heartbeats differ by the time of a step.
 COMPARE_SECONDS = 5.0
 RECORD_TIMEOUT_SECONDS = 5.0
 
@@ -91,3 +93,24 @@ def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_
     progress = describe_progress(stalled[rank].heartbeat)
     cause = f"no progress for {timeout_s:g} s (run.watchdog){waiting}; {progress}; its traceback is on stderr"
     return RankFailed(rank=rank, device=stalled[rank].device, cause=cause)
+
+
+def publish_failure(failure: RankFailed, store: Store) -> None:
+    """Send the failure of a rank to rank 0."""
+    with suppress(RuntimeError):
+        store.set(f"failed/{failure.rank}", to_line(failure))
+
+
+def find_root_cause(failure: RankFailed, world_size: int, store: Store) -> RankFailed:
+    """Return the failure that caused the one of rank 0. Waits up to `COMPARE_SECONDS` if another rank caused it."""
+    failures = {failure.rank: failure}
+    deadline = time.monotonic() + COMPARE_SECONDS
+    with suppress(RuntimeError):
+        while root_cause(list(failures.values())).lost_peer and time.monotonic() < deadline:
+            for rank in range(world_size):
+                if rank not in failures and store.check([key := f"failed/{rank}"]):
+                    event = from_line(store.get(key).decode())
+                    assert isinstance(event, RankFailed)  # noqa: S101 - `publish_failure` sends nothing else
+                    failures[rank] = event
+            time.sleep(STORE_POLL_SECONDS)
+    return root_cause(list(failures.values()))

@@ -1,4 +1,4 @@
-"""Which rank the ranks of torchrun and srun report when their watchdogs expire."""
+"""Which rank the journal names if a rank of torchrun or srun hangs or fails."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from torch.distributed import HashStore
 
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeat, Phase
-from engine.launch import stall
-from engine.launch.stall import StalledRank, share_stall, stall_failure
+from engine.launch import external_failures
+from engine.launch.external_failures import (
+    StalledRank,
+    find_root_cause,
+    publish_failure,
+    share_stall,
+    stall_failure,
+)
 from engine.runs.events import RankFailed
 
 WAITS = StalledRank(Heartbeat(11, 2, Phase.BACKWARD), "GPU-0")
@@ -38,7 +44,7 @@ def test_all_ranks_report_the_rank_that_lags(delays_s: tuple[float, float]) -> N
 
 
 def test_rank_reports_itself_if_no_other_rank_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "COMPARE_SECONDS", 0.1)
+    monkeypatch.setattr(external_failures, "COMPARE_SECONDS", 0.1)
     failure = report(HashStore(), 0, WAITS)
     assert failure.rank == 0
     assert "wait for" not in failure.cause
@@ -49,3 +55,28 @@ def test_rank_reports_itself_if_all_ranks_are_equal() -> None:
     with ThreadPoolExecutor() as pool:
         reports = [pool.submit(report, store, rank, WAITS) for rank in range(2)]
         assert [future.result(timeout=20).rank for future in reports] == [0, 1]
+
+
+LOST = RankFailed(rank=0, device="cpu", cause="it lost the connection to another rank", lost_peer=True)
+
+
+def test_rank_0_reports_failure_that_another_rank_publishes() -> None:
+    store = HashStore()
+    publish_failure(RankFailed(rank=1, device="cpu", cause="it lost the connection", lost_peer=True), store)
+    own_failure = RankFailed(rank=2, device="cpu", cause="ValueError: bad", traceback="Traceback\n  line", time=7.0)
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(find_root_cause, LOST, 4, store)
+        publish_failure(own_failure, store)
+        assert found.result(timeout=20) == own_failure
+
+
+def test_rank_0_reports_its_own_failure_without_waiting() -> None:
+    own_failure = RankFailed(rank=0, device="cpu", cause="ValueError: bad")
+    started = time.monotonic()
+    assert find_root_cause(own_failure, 2, HashStore()) == own_failure
+    assert time.monotonic() - started < external_failures.COMPARE_SECONDS
+
+
+def test_rank_0_reports_lost_connection_if_no_other_rank_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_failures, "COMPARE_SECONDS", 0.1)
+    assert find_root_cause(LOST, 2, HashStore()) == LOST
