@@ -33,6 +33,7 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat
 from engine.models.factory import build_model
+from engine.utils.text import pluralize
 
 GPUTRAIN = Path(sys.executable).with_name("gputrain")
 EPOCHS = 6
@@ -157,7 +158,10 @@ def main() -> None:
         result = run_medians(images, gpus, "data.pipeline=memory")
         one_gpu = one_gpu or result["rate"]
         speedup = f"{result['rate'] / one_gpu:.2f}x the images/s of one GPU"
-        print_row(f"ResNet-18, {gpus} GPUs", f"{result['seconds']:.2f} s per epoch, {speedup}, MFU {result['mfu']:.1%}")
+        print_row(
+            f"ResNet-18 on {pluralize(gpus, 'GPU')}",
+            f"{result['seconds']:.2f} s per epoch, {speedup}, MFU {result['mfu']:.1%}",
+        )
 
     bare, limit = bare_loop_rate(images, device), run_medians(images, 1, "data.pipeline=fixed")["rate"]
     print_row("ResNet-18, relative to a bare loop", f"{one_gpu / bare:.2f} ({one_gpu:.0f} and {bare:.0f} images/s)")
