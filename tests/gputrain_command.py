@@ -134,22 +134,27 @@ class Gputrain:
         return matching
 
 
-def find_forkserver(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
-    """Return the fork server that forks the ranks of a supervisor."""
+def find_rank_starter(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> psutil.Process | None:
+    """Return the process that starts the ranks of a supervisor."""
     processes = gputrain.processes()
     return next(
         (
             process
             for process in processes
-            if process.ppid() == supervisor.pid and "engine.launch.forkserver" in str(process.cmdline())
+            if process.ppid() == supervisor.pid and "engine.launch.rank_starter" in str(process.cmdline())
         ),
         None,
     )
 
 
 def find_rank_pids(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> list[int]:
-    forkserver = find_forkserver(supervisor, gputrain)
-    return [] if forkserver is None else [rank.pid for rank in forkserver.children()]
+    starter = find_rank_starter(supervisor, gputrain)
+    return [] if starter is None else [rank.pid for rank in children_that_are_ranks(starter)]
+
+
+def children_that_are_ranks(starter: psutil.Process) -> list[psutil.Process]:
+    """Return the children of a rank starter, without multiprocessing's resource tracker."""
+    return [child for child in starter.children() if "resource_tracker" not in str(child.cmdline())]
 
 
 def read_complete_events(journal: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ LIGHT = [
     "gpus.peak_flops",
     "gpus.recording",
     "gpus.sampler",
-    "launch.forkserver",
+    "launch.rank_starter",
     "launch.launcher",
     "launch.supervisor",
     "optim.lr_schedule",

@@ -62,6 +62,11 @@ class DeviceConfig(Section):
         description="What starts the ranks: spawn (gputrain), env (torchrun), slurm (srun) or auto. auto detects it "
         "from the environment.",
     )
+    start_method: Literal["auto", "spawn", "fork"] = Field(
+        "auto",
+        description="How gputrain starts its ranks: spawn (torch.multiprocessing.spawn), fork (faster) or auto. auto "
+        "forks unless the process that starts the ranks has threads or uses a GPU.",
+    )
     deterministic: bool = Field(
         False,
         description="Use only deterministic algorithms. Results are reproducible bit for bit, but training is slower.",

@@ -57,7 +57,7 @@ from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Listener, Recorder
-from engine.training.job import ExitCode, Job, RunResult
+from engine.training.job import ExitCode, Job, RunResult, StartMethod
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.process import STOP_SIGNALS, die_with_parent
 
@@ -73,6 +73,7 @@ class _ExternalRank:
     """A rank that torchrun or srun started. `_connect` opens the store that connects it to the other ranks."""
 
     rank_info: RankInfo
+    start_method: StartMethod
     stop_flag: StopFlag
     opened: Store | None = None
     store_is_exclusive: bool = False
@@ -106,7 +107,8 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
 
     Raises UsageError on every rank if the launcher's variables are wrong; otherwise on rank 0 alone, which reports for
     all ranks."""
-    this_rank = _ExternalRank(_read_environment(launcher), _install_stop_flag())
+    start_method: StartMethod = "srun" if launcher == "slurm" else "torchrun"
+    this_rank = _ExternalRank(_read_environment(launcher), start_method, _install_stop_flag())
     run = OwnedRun(request, listener if this_rank.rank == 0 else _stderr_listener(this_rank.rank))
     try:
         code = _run(run, this_rank)
@@ -321,7 +323,7 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
 
     channel = DirectChannel(emit, stop_flag, run.requests, HeartbeatWriter(heartbeats, 0), on_poll)
     try:
-        outcome = train(job, rank_info, this_rank.store, channel)
+        outcome = train(replace(job, start_method=this_rank.start_method), rank_info, this_rank.store, channel)
         if recorder is not None and outcome == "stopped" and not recorder.history.stopping:
             # Stopped by a signal, to this rank or to another one.
             recorder.record(ControlEvent(request="stop", by=stop_flag.signal_name or "a signal", outcome="done"))

@@ -1,4 +1,4 @@
-"""The spawn driver: run preflight and lifecycle in this process, which supervises the ranks that a fork server starts.
+"""The spawn driver: run preflight and lifecycle in this process, which supervises the ranks that it starts.
 
 The command line calls `launch`; under torchrun or srun it hands over to `external`, the other driver.
 """
@@ -15,10 +15,10 @@ from engine.distributed.rank_env import detect_launcher
 from engine.distributed.rendezvous import remove_rendezvous_file
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice
-from engine.launch.forkserver import ForkServer
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.lifecycle import OwnedRun, record_restart, should_restart
 from engine.launch.preflight import RunRequest, run_preflight
+from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.recorder import Listener
@@ -44,10 +44,10 @@ def launch(request: RunRequest, listener: Listener) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
     # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
-    fork_server = None if request.config.device.wait or request.problems else ForkServer()
+    rank_starter = None if request.config.device.wait or request.problems else RankStarter()
     run = OwnedRun(request, listener)
     try:
-        return _run(run, fork_server)
+        return _run(run, rank_starter)
     except UsageError:
         run.discard()
         raise
@@ -56,12 +56,12 @@ def launch(request: RunRequest, listener: Listener) -> int:
         listener(WarningEvent(message="stopped before the run began; nothing was created"))
         return ExitCode.FAILED
     finally:
-        if fork_server is not None:
-            fork_server.kill()
+        if rank_starter is not None:
+            rank_starter.kill()
         run.release()
 
 
-def _run(run: OwnedRun, fork_server: ForkServer | None) -> ExitCode:
+def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
     """The steps of the driver; `external._run` has the same ones."""
     preflight = run_preflight(run.request, lambda wait: _allocate_gpus(run, wait=wait))
     if preflight.problems:
@@ -71,7 +71,7 @@ def _run(run: OwnedRun, fork_server: ForkServer | None) -> ExitCode:
         return ExitCode.FINISHED
     signals = SignalHandler()
     signals.install()
-    result = _train(run, job, signals, fork_server)
+    result = _train(run, job, signals, rank_starter)
     requeues = job.config.run.requeue and signals.time_limit_near and not signals.kill_requested
     return run.end(result, should_requeue=requeues)
 
@@ -85,7 +85,7 @@ def _allocate_gpus(run: OwnedRun, *, wait: bool) -> Sequence[CudaDevice]:
     return run.allocation.devices
 
 
-def _train(run: OwnedRun, job: Job, signals: SignalHandler, fork_server: ForkServer | None) -> RunResult:
+def _train(run: OwnedRun, job: Job, signals: SignalHandler, rank_starter: RankStarter | None) -> RunResult:
     """Run the ranks to their end, and restart them if one fails. Raises UsageError."""
     recorder, restart, max_restarts = run.recorder, 0, job.config.run.max_restarts
     usage = GpuUsagePoller([device.uuid for device in run.allocation.devices] if recorder else [])
@@ -96,7 +96,7 @@ def _train(run: OwnedRun, job: Job, signals: SignalHandler, fork_server: ForkSer
             run.emit(event)
 
     try:
-        result = _run_ranks(run, job, signals, on_tick, fork_server)
+        result = _run_ranks(run, job, signals, on_tick, rank_starter)
         while recorder is not None and restart < max_restarts and should_restart(result, recorder.history):
             restart += 1
             record_restart(result, recorder, restart, max_restarts)
@@ -115,12 +115,12 @@ def _run_ranks(
     job: Job,
     signals: SignalHandler,
     on_tick: Callable[[], None],
-    fork_server: ForkServer | None = None,
+    rank_starter: RankStarter | None = None,
 ) -> RunResult:
-    """Run the ranks once, in a new fork server if `fork_server` is None."""
+    """Run the ranks once, in a new rank starter if `rank_starter` is None."""
     prepare_environment(job.plan, os.environ)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        return Supervisor(job, fork_server or ForkServer(), signals, run.emit, on_tick, run.requests).run()
+        return Supervisor(job, rank_starter or RankStarter(), signals, run.emit, on_tick, run.requests).run()
     finally:
         remove_rendezvous_file(job.config.device.init_method)

@@ -1,11 +1,17 @@
-"""One rank process that the fork server forks: its signals, its training, and how it reports its end."""
+"""One rank process that the rank starter forks or spawns: its signals, its training, and how it reports its end."""
 
 from __future__ import annotations
 
 import faulthandler
+import os
+import pickle
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
 
 from engine.distributed.channel import PipeChannel, StopFlag
 from engine.distributed.failures import rank_failure
@@ -22,25 +28,50 @@ DUMP_TRACEBACK_SIGNAL = signal.SIGUSR2
 
 
 @dataclass(frozen=True)
-class Inherited:
-    """What each rank inherits from the fork server.
+class InheritedFd:
+    """File descriptor that a rank inherits, as an argument of its process.
 
-    `connections` holds the ranks' ends of the pipes. `store_fd` is the file of the store, which is used unless
+    A forked rank has all descriptors of its parent, a spawned one only those that are pickled like this."""
+
+    number: int
+
+    def __reduce__(self) -> tuple[Callable[[Any], InheritedFd], tuple[Any]]:
+        return _unpickle_fd, (DupFd(self.number),)
+
+
+def _unpickle_fd(duplicate: Any) -> InheritedFd:
+    return InheritedFd(duplicate.detach())
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What each rank inherits from the rank starter.
+
+    `connections` holds the ranks' ends of the pipes. `store` is the file of the store, which is used unless
     `device.init_method` names another rendezvous."""
 
     connections: list[Connection]
-    heartbeats: Heartbeats
-    fork_server_connection: Connection
-    fork_server_pid: int
-    store_fd: int
+    heartbeats: InheritedFd
+    store: InheritedFd
+    starter_connection: Connection
+    starter_pid: int
+
+
+def run_spawned_rank(rank: int, job_file: InheritedFd, inherited: Inherited) -> None:
+    """Train as one rank, and exit the process. `job_file` contains the pickled job."""
+    # All ranks inherit the same file offset, so the file is opened anew.
+    with Path(f"/proc/self/fd/{job_file.number}").open("rb") as file:
+        job = pickle.load(file)
+    os.close(job_file.number)
+    run_rank(rank, job, inherited)
 
 
 def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     """Train as one rank, and exit the process."""
     connections = inherited.connections
-    die_with_parent(inherited.fork_server_pid)
+    die_with_parent(inherited.starter_pid)
     # The peer reads EOF only when every copy of this end is closed.
-    for connection in (inherited.fork_server_connection, *connections[:rank], *connections[rank + 1 :]):
+    for connection in (inherited.starter_connection, *connections[:rank], *connections[rank + 1 :]):
         connection.close()
     faulthandler.enable()
     faulthandler.register(DUMP_TRACEBACK_SIGNAL, all_threads=True)
@@ -49,14 +80,15 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, flag.handle_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    channel = PipeChannel(connections[rank], flag, HeartbeatWriter(inherited.heartbeats, rank))
+    heartbeats = Heartbeats(job.plan.local_world_size, inherited.heartbeats.number)
+    channel = PipeChannel(connections[rank], flag, HeartbeatWriter(heartbeats, rank))
     rank_info = RankInfo(rank, job.plan.local_world_size, rank, job.plan.local_world_size)
     code = ExitCode.FAILED
     try:
         from engine.training.train import train
 
         if job.config.device.init_method == "auto":
-            store = open_local_store(inherited.store_fd, job.config.device.timeout)
+            store = open_local_store(inherited.store.number, job.config.device.timeout)
         else:
             store = open_store(job.config, rank_info)
         outcome = train(job, rank_info, store, channel)

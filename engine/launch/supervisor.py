@@ -1,6 +1,6 @@
 """The supervisor of the ranks of one run: forwards their events, serves control requests, and detects failures.
 
-`launcher` runs one per start of the ranks; it starts them through `ForkServer` and leaves no process behind."""
+`launcher` runs one per start of the ranks; it starts them through `RankStarter` and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from engine.distributed.aborts import abort_failure, read_log_tail
 from engine.distributed.channel import FLUSH_ACK, RankConnection
 from engine.distributed.failures import root_cause
 from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog, describe_progress, lagging_ranks
-from engine.launch.forkserver import ForkServer
 from engine.launch.rank_process import DUMP_TRACEBACK_SIGNAL
+from engine.launch.rank_starter import RankStarter
 from engine.runs.control import REQUEST_NAMES, RequestCounters, consume_requests
 from engine.runs.events import ConfigRejected, ControlEvent, Event, FlushJournal, RankFailed
 from engine.training.job import ExitCode, Job, RunResult
@@ -42,14 +42,14 @@ class Supervisor:
     def __init__(
         self,
         job: Job,
-        fork_server: ForkServer,
+        starter: RankStarter,
         signals: SignalHandler,
         emit: Callable[[Event], None],
         on_tick: Callable[[], None],
         requests: RequestCounters,
     ) -> None:
         self._job, self._signals, self._emit, self._on_tick = job, signals, emit, on_tick
-        self._fork_server = fork_server
+        self._starter = starter
         self._connections: list[RankConnection] = []
         self._failures: dict[int, RankFailed] = {}
         self._problems: list[Problem] = []
@@ -66,7 +66,7 @@ class Supervisor:
         try:
             self._start_ranks()
             kill_at: float | None = None
-            while self._fork_server.alive():
+            while self._starter.alive():
                 self._poll_ranks()
                 self._on_tick()
                 self._poll_requests()
@@ -76,7 +76,7 @@ class Supervisor:
                     reason = f"no rank made progress for {STOP_TIMEOUT_SECONDS:g} s after the stop request"
                     return RunResult("killed", reason=f"{reason}, so no checkpoint was saved")
                 if kill_at is None and (heartbeats := self._watchdog.expired()) is not None:
-                    alive = {rank: heartbeats[rank] for rank in self._fork_server.alive()}
+                    alive = {rank: heartbeats[rank] for rank in self._starter.alive()}
                     lagging = lagging_ranks(alive or dict(enumerate(heartbeats)))
                     problem = f"no progress for {self._watchdog.timeout_s:g} s (run.watchdog)"
                     self._report_stall(heartbeats, lagging, problem)
@@ -94,19 +94,19 @@ class Supervisor:
             raise UsageError(self._problems)
         if self._failures:
             failure = root_cause(list(self._failures.values()))
-            pids = [str(self._fork_server.pids[rank]) for rank in self._fork_server.alive() if self._fork_server.pids]
+            pids = [str(self._starter.pids[rank]) for rank in self._starter.alive() if self._starter.pids]
             if pids:
                 reason = f"; process {', '.join(pids)} cannot be killed and still holds its memory and its GPU"
                 failure = replace(failure, cause=failure.cause + reason, repeats=True)
             return RunResult("failed", failure)
         stopped = any(
-            self._fork_server.exit_code(rank) == ExitCode.STOPPED for rank in range(self._job.plan.local_world_size)
+            self._starter.exit_code(rank) == ExitCode.STOPPED for rank in range(self._job.plan.local_world_size)
         )
         return RunResult("stopped" if stopped else "finished")
 
     def _start_ranks(self) -> None:
         pipes = [Pipe() for _ in range(self._job.plan.local_world_size)]
-        self._fork_server.fork(self._job, [theirs for _, theirs in pipes], self._heartbeats)
+        self._starter.start_ranks(self._job, [theirs for _, theirs in pipes], self._heartbeats)
         self._connections = [RankConnection(mine) for mine, _ in pipes]
         if self._requests.paused:
             for connection in self._connections:
@@ -115,18 +115,18 @@ class Supervisor:
     def _poll_ranks(self) -> None:
         """Wait up to `TICK_SECONDS` for messages of the ranks, handle them, and note the ranks that have died."""
         connections = [connection for connection in self._connections if connection.is_open]
-        fork_server = [self._fork_server.fileno()] if self._fork_server.is_open else []
-        mp_connection.wait([*(connection.fileno() for connection in connections), *fork_server], TICK_SECONDS)
+        starter = [self._starter.fileno()] if self._starter.is_open else []
+        mp_connection.wait([*(connection.fileno() for connection in connections), *starter], TICK_SECONDS)
         # Exits first: whatever a dead rank has written can then be read.
-        self._fork_server.poll()
-        codes = {rank: self._fork_server.exit_code(rank) for rank in range(self._job.plan.local_world_size)}
+        self._starter.poll()
+        codes = {rank: self._starter.exit_code(rank) for rank in range(self._job.plan.local_world_size)}
         for connection in connections:
             for event in connection.receive():
                 self._handle_event(event)
                 if isinstance(event, FlushJournal):
                     connection.send(FLUSH_ACK)
-        if self._fork_server.failure is not None:
-            self._handle_event(self._fork_server.failure)
+        if self._starter.failure is not None:
+            self._handle_event(self._starter.failure)
         for rank, code in codes.items():
             expected = code in (ExitCode.FINISHED, ExitCode.STOPPED) or bool(self._problems)
             if code is not None and not expected and rank not in self._failures:
@@ -138,7 +138,7 @@ class Supervisor:
         if code == -signal.SIGABRT and log is not None:
             return abort_failure(rank, device, read_log_tail(log, self._log_start))
         out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
-        prefix = "the fork server of the ranks exited: " if self._fork_server.died_early else ""
+        prefix = "the process that started the ranks exited: " if self._starter.died_early else ""
         return RankFailed(rank=rank, device=device, cause=prefix + describe_exit(code, oom_killed=out_of_memory))
 
     def _find_late_rank(self) -> None:
@@ -152,7 +152,7 @@ class Supervisor:
 
     def _report_stall(self, heartbeats: list[Heartbeat], lagging: list[int], problem: str) -> None:
         """Record the rank that the others wait for as failed, and write its traceback to the log."""
-        pids, alive = dict(enumerate(self._fork_server.pids)), self._fork_server.alive()
+        pids, alive = dict(enumerate(self._starter.pids)), self._starter.alive()
         states = {rank: _blocked_reason(pids[rank]) if rank in pids else "" for rank in lagging}
         # Of equally lagging ranks, the one whose process is blocked holds up the others.
         blamed = [rank for rank in lagging if states[rank]] or lagging
@@ -196,7 +196,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         """Kill all processes that still run. DataLoader workers die with their rank."""
-        self._fork_server.kill()
+        self._starter.kill()
         for connection in self._connections:
             if connection.is_open:
                 connection.close()

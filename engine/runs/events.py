@@ -91,6 +91,8 @@ class RunStarted(Event):
     """Floating-point operations of the forward and backward pass of one image; null on CPU."""
     peak_tflops: float = math.nan
     """Peak TFLOPS of all GPUs of the run together at its precision; null on CPU and for unlisted GPUs."""
+    start_method: str = ""
+    """How the ranks were started: fork, spawn, torchrun or srun; "" in old journals."""
 
 
 @dataclass(frozen=True, kw_only=True)

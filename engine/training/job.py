@@ -13,6 +13,8 @@ from engine.runs.events import RankFailed
 from engine.runs.folder import RunFolder
 
 Outcome = Literal["finished", "stopped"]
+# How ranks are started: by gputrain with one of torch's start methods, or by another launcher.
+StartMethod = Literal["fork", "spawn", "torchrun", "srun"]
 
 
 class ExitCode(IntEnum):
@@ -29,7 +31,8 @@ class Job:
     """Everything a rank needs to train: config, node plan, run folder and opened dataset.
 
     `folder` is None in a dry run, which runs forward and backward on one batch and saves nothing. `resumed` means that
-    the folder already has a journal. `source` is set if it was opened before the ranks were started.
+    the folder already has a journal. `source` is set if it was opened before the ranks were started. `start_method` is
+    known to the ranks only.
     """
 
     config: Config
@@ -37,6 +40,7 @@ class Job:
     folder: RunFolder | None
     resumed: bool
     source: ImageSource | None
+    start_method: StartMethod | None = None
 
 
 @dataclass(frozen=True)

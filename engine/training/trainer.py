@@ -236,6 +236,7 @@ class Trainer:
             devices=[rank_device.device for rank_device in self.rank_devices],
             ranks=self.rank_devices,
             backend=self.job.plan.backend,
+            start_method=self.job.start_method or "",
             epochs=self.config.run.epochs,
             global_batch=state.sampler.global_batch,
             steps_per_epoch=state.sampler.steps_per_epoch,

@@ -1,7 +1,7 @@
-"""Benchmark the time to the first optimizer step: `python tests/bench/start.py [PAIRS]`.
+"""Benchmark the time to the first optimizer step: `python tests/bench/start.py [ROUNDS]`.
 
-Measures from the start of the command, with two spawned ranks on the CPU, and compares with a minimal DDP script. The
-two alternate; medians are printed.
+Measures from the start of the command, with two ranks on the CPU, for both values of `device.start_method` and for a
+minimal DDP script that spawns its ranks. The three alternate; medians are printed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 MINIMAL_SCRIPT = """
@@ -49,28 +50,38 @@ def minimal_script_seconds(folder: Path) -> float:
     return float(done.stdout) - start
 
 
-def gputrain_seconds(folder: Path) -> float:
+def gputrain_seconds(folder: Path, start_method: str) -> float:
     """Seconds to the first `step` event. It is sent one step after the step it describes, so this is an upper bound."""
     command = [Path(sys.executable).with_name("gputrain"), "run", "--headless", "--json", "digits", "--epochs", "1"]
     start = time.time()
     options = ["--runs-dir", str(folder / "runs"), "--gpus", "cpu", "run.log_every=1"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, *options, f"device.start_method={start_method}"], capture_output=True, text=True, check=True
+    )
     events = [json.loads(line) for line in done.stdout.splitlines()]
     return float(next(event["time"] for event in events if event["type"] == "step")) - start
 
 
 def main() -> None:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        minimal_script_seconds(folder), gputrain_seconds(folder)
-        rows = []
-        for number in range(pairs):
-            rows.append((minimal_script_seconds(folder), gputrain_seconds(folder)))
-            print(f"pair {number + 1}: minimal script {rows[-1][0]:.2f} s, gputrain {rows[-1][1]:.2f} s", flush=True)
-    theirs, mine = (statistics.median(column) for column in zip(*rows, strict=True))
-    more = statistics.median(mine - theirs for theirs, mine in rows)
-    print(f"median: minimal script {theirs:.2f} s, gputrain {mine:.2f} s, {more:+.2f} s, ratio {mine / theirs:.2f}")
+        candidates: dict[str, Callable[[], float]] = {
+            "minimal script": lambda: minimal_script_seconds(folder),
+            "gputrain fork": lambda: gputrain_seconds(folder, "fork"),
+            "gputrain spawn": lambda: gputrain_seconds(folder, "spawn"),
+        }
+        for measure in candidates.values():
+            measure()
+        seconds: dict[str, list[float]] = {label: [] for label in candidates}
+        for number in range(rounds):
+            for label, measure in candidates.items():
+                seconds[label].append(measure())
+            values = ", ".join(f"{label} {times[-1]:.2f} s" for label, times in seconds.items())
+            print(f"round {number + 1}: {values}", flush=True)
+    reference = statistics.median(seconds["minimal script"])
+    for label, times in seconds.items():
+        print(f"median {label}: {statistics.median(times):.2f} s, ratio {statistics.median(times) / reference:.2f}")
 
 
 if __name__ == "__main__":

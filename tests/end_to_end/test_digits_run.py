@@ -139,7 +139,7 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
     assert short_run.process.stdout == ""
     lines = short_run.process.stderr.splitlines()
     assert lines[0] == f"short: starting in {short_run.path}"
-    assert lines[1].startswith("short: 1 rank on the CPU, global batch size 32")
+    assert lines[1].startswith("short: 1 rank on the CPU, started by fork, global batch size 32")
     assert [line.split()[:2] for line in lines[2:4]] == [["epoch", "1"], ["epoch", "2"]]
     bottleneck = json.loads((short_run.path / "summary.json").read_text())["verdict"]
     assert lines[4:-1] == ([lines[4]] if bottleneck else [])

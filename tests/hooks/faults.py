@@ -37,7 +37,7 @@ def trigger(kind: str, images: Any) -> Any:
     if kind == "exit":
         os._exit(7)
     if kind in ("stop the run", "kill the run"):
-        # A rank is forked by the fork server, which is a child of the supervisor.
+        # The parent of a rank is the rank starter, whose parent is the supervisor.
         supervisor = psutil.Process(os.getppid()).ppid()
         os.kill(supervisor, signal.SIGTERM if kind == "stop the run" else signal.SIGKILL)
         return images

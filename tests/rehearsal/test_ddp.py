@@ -21,11 +21,13 @@ def validation_accuracies(run: Path) -> list[float]:
     return [event["val_accuracy"] for event in read_events(run) if event["type"] == "epoch"]
 
 
-def test_ddp_over_nccl_equals_cpu_ranks(rehearsal: Rehearsal) -> None:
-    on_gpus = rehearsal.run("gpus", *DIGITS, "--gpus", "free:2")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_ddp_over_nccl_equals_cpu_ranks(rehearsal: Rehearsal, start_method: str) -> None:
+    on_gpus = rehearsal.run("gpus", *DIGITS, "--gpus", "free:2", f"device.start_method={start_method}")
     on_cpu = rehearsal.run("cpu", *DIGITS, "--ranks", "2", "--gpus", "cpu")
     started = run_started(on_gpus)
     assert (started["backend"], started["devices"]) == ("nccl", [gpu_uuid(0), gpu_uuid(1)])
+    assert started["start_method"] == start_method
     assert losses(on_gpus) == pytest.approx(losses(on_cpu), rel=1e-4)
     assert validation_accuracies(on_gpus) == validation_accuracies(on_cpu)
 

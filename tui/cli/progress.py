@@ -139,6 +139,7 @@ class DryRunPrinter:
             rows = {
                 "ranks": event.world_size,
                 "devices": ", ".join(event.devices),
+                "start method": event.start_method,
                 "backend": event.backend,
                 "DataLoader workers": f"{event.workers} per rank",
                 "global batch size": event.global_batch,

@@ -17,15 +17,18 @@ from typing import Any
 import psutil
 import pytest
 
-from gputrain_command import Gputrain, find_forkserver, find_rank_pids, read_events, wait_for
+from gputrain_command import Gputrain, children_that_are_ranks, find_rank_pids, find_rank_starter, read_events, wait_for
 
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "100000", "--name", "long"]
 
 
+with_both_start_methods = pytest.mark.parametrize("long_run", ["fork", "spawn"], indirect=True)
+
+
 @pytest.fixture
-def long_run(gputrain: Gputrain) -> subprocess.Popen[str]:
-    """A run in its third epoch that does not end by itself."""
-    process = gputrain.start(*LONG)
+def long_run(gputrain: Gputrain, request: pytest.FixtureRequest) -> subprocess.Popen[str]:
+    """A run in its third epoch that does not end by itself; its parameter is `device.start_method`."""
+    process = gputrain.start(*LONG, f"device.start_method={getattr(request, 'param', 'auto')}")
     gputrain.wait_for_event("long", "epoch", 2)
     return process
 
@@ -54,19 +57,22 @@ def test_sigint_stops_run_at_next_step_with_checkpoint(gputrain: Gputrain, long_
     assert state(gputrain) == "stopped"
 
 
+@with_both_start_methods
 def test_sigterm_to_all_processes_stops_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     terminate_all(gputrain)
     assert long_run.wait(60) == 3
 
 
-def test_sigterm_during_startup_stops_before_second_step(gputrain: Gputrain) -> None:
-    process = gputrain.start(*LONG)
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_sigterm_during_startup_stops_before_second_step(gputrain: Gputrain, start_method: str) -> None:
+    process = gputrain.start(*LONG, f"device.start_method={start_method}")
     wait_for(lambda: len(find_rank_pids(process, gputrain)) == 2, "two ranks")
     terminate_all(gputrain)
     assert process.wait(60) == 3
     assert max(event.get("step", 0) for event in read_events(gputrain.runs / "long")) <= 1
 
 
+@with_both_start_methods
 def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     rank = find_rank_pids(long_run, gputrain)[0]
     os.kill(rank, signal.SIGSTOP)
@@ -93,8 +99,10 @@ def test_stop_command_waits_and_resume_continues(gputrain: Gputrain, long_run: s
     assert epochs_of(gputrain) == list(range(1, before + 3))
 
 
-def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain) -> None:
-    process = gputrain.start(*LONG, "data.pipeline=stream", "--workers", "1")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain, start_method: str) -> None:
+    options = ["data.pipeline=stream", "--workers", "1", f"device.start_method={start_method}"]
+    process = gputrain.start(*LONG, *options)
     gputrain.wait_for_event("long", "epoch")
     assert len(gputrain.processes()) >= 5, "a supervisor, two ranks and two DataLoader workers"
     process.kill()
@@ -104,13 +112,14 @@ def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain)
     assert state(gputrain) == "crashed"
 
 
+@with_both_start_methods
 def test_store_of_one_host_is_an_anonymous_file_without_port(
     gputrain: Gputrain, long_run: subprocess.Popen[str]
 ) -> None:
-    spawner = find_forkserver(long_run, gputrain)
-    assert spawner is not None
-    assert [process.net_connections("tcp") for process in (psutil.Process(long_run.pid), spawner)] == [[], []]
-    for rank in spawner.children():
+    starter = find_rank_starter(long_run, gputrain)
+    assert starter is not None
+    assert [process.net_connections("tcp") for process in (psutil.Process(long_run.pid), starter)] == [[], []]
+    for rank in children_that_are_ranks(starter):
         files = {str(file.readlink()) for file in Path(f"/proc/{rank.pid}/fd").iterdir()}
         assert "/memfd:gputrain-store (deleted)" in files
     long_run.kill()
@@ -118,14 +127,15 @@ def test_store_of_one_host_is_an_anonymous_file_without_port(
     assert list((gputrain.folder / "tmp").iterdir()) == []
 
 
-def test_killed_forkserver_ends_ranks_and_is_reported(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
-    spawner = find_forkserver(long_run, gputrain)
-    assert spawner is not None
-    ranks = spawner.children()
-    spawner.kill()
+@with_both_start_methods
+def test_killed_rank_starter_ends_ranks_and_is_reported(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
+    starter = find_rank_starter(long_run, gputrain)
+    assert starter is not None
+    ranks = starter.children()
+    starter.kill()
     _, messages = long_run.communicate(timeout=60)
     assert long_run.returncode == 1
-    assert "the fork server of the ranks exited: it was killed by SIGKILL" in messages
+    assert "the process that started the ranks exited: it was killed by SIGKILL" in messages
     wait_for(lambda: not any(rank.is_running() for rank in ranks), "the end of the ranks")
 
 

@@ -1,22 +1,24 @@
-"""The fork server of a run: a process that imports torch once and forks all ranks.
+"""The rank starter of a run: a process that imports torch and starts all ranks with `torch.multiprocessing`.
 
-`ForkServer` is the supervisor's side, `main` the process itself. The forked ranks share its memory and need not import
-anything, so a start costs one import of torch instead of one per rank. The process never initializes CUDA, and starts
-no thread before it has forked. It dies with the supervisor, and the ranks die with it.
+`RankStarter` is the supervisor's side, `main` the process itself. Forked ranks share its memory and need not import
+anything, so a start costs one import of torch instead of one per rank. Spawned ranks inherit only file descriptors.
+`start_method` chooses between the two. The process dies with the supervisor, and the ranks die with it.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection as mp_connection
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
@@ -24,12 +26,14 @@ from multiprocessing.reduction import recv_handle, send_handle
 from engine.distributed.failures import rank_failure
 from engine.distributed.rendezvous import create_store_file
 from engine.distributed.watchdog import Heartbeats
-from engine.launch.rank_process import Inherited, run_rank
-from engine.runs.events import RankFailed
+from engine.launch.rank_process import Inherited, InheritedFd, run_rank, run_spawned_rank
+from engine.launch.start_method import choose_start_method
+from engine.runs.events import ConfigRejected, RankFailed
 from engine.training.job import Job
+from engine.utils.errors import UsageError, problems_to_json
 from engine.utils.process import STOP_SIGNALS, die_with_parent, redirect_output
 
-PROGRAM = "from engine.launch.forkserver import main; main()"
+PROGRAM = "from engine.launch.rank_starter import main; main()"
 # OpenBLAS starts threads when NumPy is imported, and a process with threads must not fork. OpenMP threads spin while
 # they wait for each other: if another process occupies one of the cores, long spinning costs 80% of the throughput.
 THREAD_ENV = {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "5000"}
@@ -39,7 +43,7 @@ EXIT_POLL_SECONDS = 0.01  # between two polls of a rank that is exiting
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """All ranks have been forked. Their pids stay valid until the fork server exits, which reaps none of them."""
+    """All ranks have been started. Their pids stay valid until the rank starter exits, which reaps none of them."""
 
     pids: tuple[int, ...]
 
@@ -52,12 +56,12 @@ class RankExited:
     exit_code: int
 
 
-class ForkServer:
+class RankStarter:
     """The supervisor's handle of the process, which is started before the preflight to import torch meanwhile."""
 
     def __init__(self) -> None:
         mine, theirs = Pipe()
-        # A signal often goes to all processes: the fork server blocks it for good, a rank until it has handlers.
+        # A signal often goes to all processes: the rank starter blocks it for good, a rank until it has handlers.
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._process = subprocess.Popen(  # noqa: S603 (our own module)
@@ -73,14 +77,14 @@ class ForkServer:
         self._exit_codes: dict[int, int] = {}
         self._num_ranks = 0
         self.pids: tuple[int, ...] = ()
-        """PID of each rank; empty until the ranks are forked."""
-        self.failure: RankFailed | None = None
-        """Why the ranks could not be forked; None if they were."""
+        """PID of each rank; empty until the ranks are started."""
+        self.failure: RankFailed | ConfigRejected | None = None
+        """Why the ranks could not be started; None if they were."""
         self.died_early = False
         """Whether it exited before its ranks, which ended them."""
 
-    def fork(self, job: Job, connections: Sequence[Connection], heartbeats: Heartbeats) -> None:
-        """Fork the ranks with the current environment of this process, each with its end of a pipe, which is closed
+    def start_ranks(self, job: Job, connections: Sequence[Connection], heartbeats: Heartbeats) -> None:
+        """Start the ranks with the current environment of this process, each with its end of a pipe, which is closed
         here."""
         self._num_ranks = job.plan.local_world_size
         with suppress(OSError):
@@ -116,7 +120,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             return -signal.SIGKILL
 
-    def _handle(self, message: RanksStarted | RankExited | RankFailed) -> None:
+    def _handle(self, message: RanksStarted | RankExited | RankFailed | ConfigRejected) -> None:
         if isinstance(message, RanksStarted):
             self.pids = message.pids
         elif isinstance(message, RankExited):
@@ -129,11 +133,11 @@ class ForkServer:
         return self._exit_codes.get(rank)
 
     def alive(self) -> list[int]:
-        """Return the ranks that have not exited, including those that have not been forked yet."""
+        """Return the ranks that have not exited, including those that have not been started yet."""
         return [rank for rank in range(self._num_ranks) if rank not in self._exit_codes]
 
     def kill(self) -> None:
-        """Kill the fork server and all ranks that still run."""
+        """Kill the rank starter and all ranks that still run."""
         if not self.is_open:
             return
         for rank in self.alive():
@@ -152,7 +156,7 @@ class ForkServer:
 
 
 def main() -> None:
-    """Run the fork server: import torch, receive the job, fork its ranks and report their exits."""
+    """Run the rank starter: import torch, receive the job, start its ranks and report their exits."""
     pipe, supervisor = Connection(int(sys.argv[1])), int(sys.argv[2])
     die_with_parent(supervisor)
     try:
@@ -172,9 +176,12 @@ def main() -> None:
             raise problem
         os.environ.update(environment)
         redirect_output(job.folder.log if job.folder else None)
-        processes = _fork(job, handles, pipe)
+        processes = _start_ranks(job, handles, pipe)
+    except UsageError as error:
+        pipe.send(ConfigRejected(problems=problems_to_json(error.problems)))
+        os._exit(1)
     except Exception as error:
-        # Ranks that have been forked already die with this process.
+        # Ranks that have been started already die with this process.
         pipe.send(rank_failure(0, job.plan.devices[0], error))
         os._exit(1)
     pipe.send(RanksStarted(tuple(process.pid or 0 for process in processes)))
@@ -182,22 +189,47 @@ def main() -> None:
     os._exit(0)
 
 
-def _fork(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> list[BaseProcess]:
-    """Fork all ranks, which inherit the file of their store."""
-    import torch.multiprocessing as mp
-
-    heartbeats, connections = Heartbeats(job.plan.local_world_size, fds[0]), [Connection(handle) for handle in fds[1:]]
-    store_fd = create_store_file()
-    arguments = (job, Inherited(connections, heartbeats, supervisor_connection, os.getpid(), store_fd))
-    # A garbage collection in a rank would write to the shared pages of these objects and so copy them.
-    gc.freeze()
-    processes = mp.start_processes(
-        run_rank, arguments, job.plan.local_world_size, join=False, start_method="fork"
-    ).processes
+def _start_ranks(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> list[BaseProcess]:
+    """Start all ranks. Raises UsageError if they must not be forked, as requested."""
+    connections, store_fd = [Connection(fd) for fd in fds[1:]], create_store_file()
+    inherited = Inherited(connections, InheritedFd(fds[0]), InheritedFd(store_fd), supervisor_connection, os.getpid())
+    method = choose_start_method(job.config.device.start_method)
+    start = _fork if method == "fork" else _spawn
+    processes = start(replace(job, start_method=method), inherited)
     for connection in connections:
         connection.close()
     os.close(store_fd)
-    return list(processes)
+    return processes
+
+
+def _fork(job: Job, inherited: Inherited) -> list[BaseProcess]:
+    import torch.multiprocessing as mp
+
+    # A garbage collection in a rank would write to the shared pages of these objects and so copy them.
+    gc.freeze()
+    context = mp.start_processes(
+        run_rank, args=(job, inherited), nprocs=job.plan.local_world_size, join=False, start_method="fork"
+    )
+    return list(context.processes)
+
+
+def _spawn(job: Job, inherited: Inherited) -> list[BaseProcess]:
+    import torch.multiprocessing as mp
+
+    # multiprocessing starts its resource tracker before the first rank, and then unblocks SIGINT and SIGTERM.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    # Not as an argument: a pipe holds 64 KiB of arguments, and each start would wait until the rank has imported torch.
+    job_file = os.memfd_create("gputrain-job")
+    with open(job_file, "wb", closefd=False) as file:
+        pickle.dump(job, file)
+    context = mp.spawn(
+        run_spawned_rank, args=(InheritedFd(job_file), inherited), nprocs=job.plan.local_world_size, join=False
+    )
+    os.close(job_file)
+    return list(context.processes)
 
 
 def _report_exits(processes: Sequence[BaseProcess], supervisor_connection: Connection) -> None:

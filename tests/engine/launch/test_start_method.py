@@ -1,0 +1,103 @@
+"""Ranks are forked only by a process without threads that has not touched a GPU; a run reports how it started them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.launch import start_method
+from engine.launch.start_method import choose_start_method, find_fork_obstacle
+from engine.utils.errors import UsageError
+from gputrain_command import Gputrain, read_events
+
+SHORT = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "1", "--name", "short"]
+# Python imports it when a process starts; a rank starter then has two threads.
+THREAD_IN_RANK_STARTER = """
+import sys, threading, time
+if "engine.launch.rank_starter" in str(sys.orig_argv):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+"""
+
+
+def run_in_single_thread(action: Callable[[], object]) -> str:
+    """Return the result of `action` in a forked child, which has one thread."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, str(action()).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as file:
+        return file.read()
+
+
+def test_fork_obstacle_is_none_in_single_thread() -> None:
+    assert run_in_single_thread(find_fork_obstacle) == "None"
+    assert run_in_single_thread(lambda: choose_start_method("auto")) == "fork"
+    assert run_in_single_thread(lambda: choose_start_method("spawn")) == "spawn"
+
+
+def test_fork_obstacle_counts_threads() -> None:
+    def start_threads() -> str | None:
+        end = threading.Event()
+        for _ in range(2):
+            threading.Thread(target=end.wait, daemon=True).start()
+        return find_fork_obstacle()
+
+    assert run_in_single_thread(start_threads) == "has 3 threads"
+
+
+def test_fork_obstacle_finds_initialized_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert run_in_single_thread(find_fork_obstacle) == "uses a GPU"
+
+
+def test_fork_obstacle_finds_open_driver_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver = tmp_path / "nvidiactl"
+    monkeypatch.setattr(start_method, "_GPU_FILES", (str(tmp_path / "nvidia"),))
+    with driver.open("w"):
+        assert run_in_single_thread(find_fork_obstacle) == "uses a GPU"
+    assert run_in_single_thread(find_fork_obstacle) == "None"
+
+
+def test_choose_start_method_spawns_or_refuses_with_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_method, "find_fork_obstacle", lambda: "uses a GPU")
+    assert choose_start_method("auto") == "spawn"
+    with pytest.raises(UsageError) as caught:
+        choose_start_method("fork")
+    assert str(caught.value) == (
+        "device.start_method: the ranks cannot be forked, because the process that starts them uses a GPU; "
+        "use auto or spawn"
+    )
+
+
+@pytest.mark.parametrize("requested", ["auto", "spawn"])
+def test_run_reports_start_method(gputrain: Gputrain, requested: str) -> None:
+    done = gputrain(*SHORT, f"device.start_method={requested}")
+    assert done.returncode == 0, done.stderr
+    method = "fork" if requested == "auto" else "spawn"
+    assert [event["start_method"] for event in read_events(gputrain.runs / "short") if "start_method" in event] == [
+        method
+    ]
+    assert f"short: 2 ranks on the CPU, started by {method}, " in done.stderr
+
+
+def test_run_spawns_ranks_if_rank_starter_has_threads(gputrain: Gputrain) -> None:
+    hooks = gputrain.folder / "hooks"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(THREAD_IN_RANK_STARTER)
+    planned = gputrain(*SHORT, "--dry-run", PYTHONPATH=str(hooks))
+    assert "start method       spawn\n" in planned.stdout
+    refused = gputrain(*SHORT, "device.start_method=fork", PYTHONPATH=str(hooks))
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == (
+        "error: device.start_method: the ranks cannot be forked, because the process that starts them has 2 threads; "
+        "use auto or spawn"
+    )
+    assert not (gputrain.runs / "short").exists()
