@@ -11,6 +11,7 @@ from typing import Literal
 
 from engine.config.schema import Config
 from engine.gpus.selection import CudaDevice
+from engine.gpus.visible_devices import show_devices
 from engine.utils.errors import Problem, UsageError
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 
@@ -99,6 +100,5 @@ def _plan_problems(config: Config, gpus: Sequence[CudaDevice], *, external_launc
 
 def prepare_environment(plan: NodePlan, environ: MutableMapping[str, str]) -> None:
     """Set the environment variables that ranks and their children need before CUDA is initialized."""
-    environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    environ["CUDA_VISIBLE_DEVICES"] = ",".join(plan.devices) if plan.on_gpu else ""
+    show_devices(plan.devices if plan.on_gpu else (), environ)
     environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_rank))

@@ -19,11 +19,18 @@ from engine.doctor.run import (
     problem_check,
 )
 from engine.doctor.software import compatibility_checks, no_answer_check, python_check, torch_checks
-from engine.gpus.allocation import GpuAllocation, first_snapshot, has_driver_library, preview_allocation
+from engine.gpus.allocation import (
+    UNMONITORED_WARNING,
+    GpuAllocation,
+    first_snapshot,
+    has_driver_library,
+    preview_allocation,
+)
 from engine.gpus.monitor import open_monitor, recording_path
 from engine.gpus.reservation import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
+from engine.gpus.unmonitored import unmonitored_gpus
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.errors import UsageError, problems_from_json
@@ -64,6 +71,9 @@ class _Examination:
         """Check the NVIDIA driver and every GPU. Raises UsageError if $GPUTRAIN_NVML is invalid."""
         recorded = recording_path() is not None
         if not recorded and not has_driver_library():
+            self._devices = unmonitored_gpus(os.environ)
+            if self._devices:
+                return [Check("GPUs", "driver", "warning", UNMONITORED_WARNING)]
             return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards())]
         monitor = open_monitor(SamplerOptions(activity=False))
         try:

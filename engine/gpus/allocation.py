@@ -5,12 +5,12 @@ Called by `engine.launch` and `engine.bench`. Uses `monitor`, `visible_devices`,
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from engine.gpus.monitor import DriverMonitor, GpuMonitor, recording_path
 from engine.gpus.reservation import Reservation, ReservationInfo, allocation_lock, read_reservations
@@ -25,12 +25,17 @@ from engine.gpus.selection import (
     why_not_free,
 )
 from engine.gpus.snapshot import SamplerOptions, Snapshot
+from engine.gpus.unmonitored import has_library, mark_reserved, unmonitored_gpus
 from engine.gpus.visible_devices import visible_devices
 from engine.utils.errors import UsageError
 
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
 ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
 WAIT_POLL_SECONDS = 1.0
+UNMONITORED_WARNING = "NVML reports no GPU, but torch does: their readings and other users' processes are unknown"
+
+# The devices of this host, marked as unavailable if one of the reservations holds them.
+DeviceLister = Callable[[Sequence[ReservationInfo]], list[CudaDevice]]
 
 
 @dataclass
@@ -54,14 +59,20 @@ def allocate_devices(
     reason once per second. `ranks` is the number of ranks that an external launcher started on this host: "auto" then
     reserves that many devices, if necessary shared. Raises UsageError if the selection is invalid or not available.
     """
-    if selection == "cpu" or recording_path() is not None or not has_driver_library():
+    allocator = _Allocator(selection, run, wait, ranks)
+    if selection == "cpu" or recording_path() is not None:
         return _fall_back_to_cpu(selection, None)
+    if not has_driver_library():
+        gpus = _unmonitored(None)
+        return allocator.allocate_unmonitored(gpus, on_wait) if gpus else _fall_back_to_cpu(selection, None)
     monitor = DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))
     try:
         snapshot = first_snapshot(monitor)
+        if gpus := _unmonitored(snapshot):
+            return allocator.allocate_unmonitored(gpus, on_wait)
         if snapshot is None or snapshot.error is not None:
             return _fall_back_to_cpu(selection, snapshot)
-        return _Allocator(selection, run, wait, ranks).allocate(snapshot, monitor, on_wait)
+        return allocator.allocate(snapshot, monitor, on_wait)
     finally:
         monitor.close()
 
@@ -71,20 +82,29 @@ def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool)
 
     Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does, and NotFreeError if
     the run would `wait` for devices."""
-    if selection == "cpu" or recording_path() is not None or snapshot is None or snapshot.error is not None:
+    if selection == "cpu" or recording_path() is not None:
         return _fall_back_to_cpu(selection, snapshot)
-    devices = visible_devices(cuda_devices(snapshot, read_reservations()), os.environ)
+    if unmonitored := _unmonitored(snapshot):
+        devices, warnings = mark_reserved(unmonitored, read_reservations()), [UNMONITORED_WARNING]
+    elif snapshot is None or snapshot.error is not None:
+        return _fall_back_to_cpu(selection, snapshot)
+    else:
+        devices, warnings = visible_devices(cuda_devices(snapshot, read_reservations()), os.environ), []
     chosen = select(selection, devices, only_free=wait)
-    return GpuAllocation(chosen, _warnings(devices, chosen))
+    return GpuAllocation(chosen, _warnings(devices, chosen) + (warnings if chosen else []))
+
+
+def _unmonitored(snapshot: Snapshot | None) -> list[CudaDevice]:
+    """Return the GPUs that torch sees although NVML sees none."""
+    if snapshot is None:
+        # A driver that does not answer NVML would not answer torch either.
+        return [] if has_driver_library() else unmonitored_gpus(os.environ)
+    return [] if snapshot.gpus or snapshot.pending else unmonitored_gpus(os.environ)
 
 
 def has_driver_library() -> bool:
     """Whether the NVML library is installed. Starting a sampler only to find out would take 0.25 s."""
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
+    return has_library("libnvidia-ml.so.1")
 
 
 def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOUT_SECONDS) -> Snapshot | None:
@@ -132,7 +152,10 @@ class _Allocator:
         visible_uuids = [device.uuid for device in visible_devices(cuda_devices(snapshot), os.environ)]
         try:
             # The driver may become unavailable and return while the run waits.
-            while (reason := snapshot.error or self._try_allocate(allocation, snapshot, visible_uuids)) is not None:
+            while (
+                reason := snapshot.error
+                or self._try_allocate(allocation, partial(cuda_devices, snapshot), visible_uuids)
+            ) is not None:
                 on_wait(reason)
                 snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
             return allocation
@@ -140,11 +163,26 @@ class _Allocator:
             allocation.reservation.release()
             raise
 
-    def _try_allocate(self, allocation: GpuAllocation, snapshot: Snapshot, visible_uuids: Sequence[str]) -> str | None:
+    def allocate_unmonitored(self, gpus: Sequence[CudaDevice], on_wait: Callable[[str], None]) -> GpuAllocation:
+        """Allocate from the GPUs that only torch sees."""
+        allocation, uuids = GpuAllocation(), [gpu.uuid for gpu in gpus]
+        try:
+            while (reason := self._try_allocate(allocation, partial(mark_reserved, gpus), uuids)) is not None:
+                on_wait(reason)
+                time.sleep(WAIT_POLL_SECONDS)
+            allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
+            return allocation
+        except BaseException:
+            allocation.reservation.release()
+            raise
+
+    def _try_allocate(
+        self, allocation: GpuAllocation, list_devices: DeviceLister, visible_uuids: Sequence[str]
+    ) -> str | None:
         """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
         reservation = allocation.reservation
         with allocation_lock():
-            devices = _current_devices(snapshot, visible_uuids, reservation)
+            devices = _current_devices(list_devices, visible_uuids, reservation)
             if self.wait and visible_uuids and not devices:
                 return "the driver currently reports no GPU"
             try:
@@ -164,13 +202,13 @@ class _Allocator:
 
 
 def _current_devices(
-    snapshot: Snapshot, visible_uuids: Sequence[str], own_reservation: Reservation
+    list_devices: DeviceLister, visible_uuids: Sequence[str], own_reservation: Reservation
 ) -> list[CudaDevice]:
     """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not free."""
     reservations = [
         reservation for reservation in read_reservations(remove_stale=True) if reservation.key != own_reservation.key
     ]
-    by_uuid = {device.uuid: device for device in cuda_devices(snapshot, reservations)}
+    by_uuid = {device.uuid: device for device in list_devices(reservations)}
     for reservation in reservations:
         if reservation.is_waiting and (own_reservation.key is None or reservation.since < own_reservation.since):
             _mark_claimed_by_waiter(reservation, by_uuid)

@@ -95,7 +95,7 @@ def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (
         if gpu.mig_enabled and gpu.instances:
             devices += [_mig_device(gpu, instance, reservations) for instance in gpu.instances]
         else:
-            unavailable = _unresponsive(gpu) or _reserved_by(gpu.uuid, reservations) or find_current_use(gpu)
+            unavailable = _unresponsive(gpu) or reserved_by(gpu.uuid, reservations) or find_current_use(gpu)
             devices.append(
                 CudaDevice(gpu.index, gpu.uuid, _gpu_name(gpu), gpu.value("memory_used"), unavailable=unavailable)
             )
@@ -103,7 +103,7 @@ def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (
 
 
 def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[ReservationInfo]) -> CudaDevice:
-    unavailable = _unresponsive(gpu) or _reserved_by(instance.uuid, reservations) or find_current_use(gpu, instance)
+    unavailable = _unresponsive(gpu) or reserved_by(instance.uuid, reservations) or find_current_use(gpu, instance)
     mig_ids = f"{instance.gpu_instance}/{instance.compute_instance}"
     name = instance.name.value or f"MIG of {_gpu_name(gpu)}"
     return CudaDevice(
@@ -129,7 +129,8 @@ def _unresponsive(gpu: Gpu) -> Unavailable | None:
     return Unavailable(obstacle, gpu["busy"].reason or gpu.state)
 
 
-def _reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavailable | None:
+def reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavailable | None:
+    """Return which run has reserved a device, None if no run has."""
     holder = next((reservation for reservation in reservations if uuid in reservation.gpus), None)
     if holder is None:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 from engine.gpus.selection import CudaDevice
 from engine.utils.errors import UsageError
@@ -48,6 +48,15 @@ def visible_devices(
             break
         visible.append(matches[0])
     return visible
+
+
+def show_devices(uuids: Sequence[str], environ: MutableMapping[str, str]) -> None:
+    """Make these devices the only ones that CUDA enumerates, in this order, in a process with this environment."""
+    environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    if "HIP_VISIBLE_DEVICES" in environ:
+        # ROCm prefers it to CUDA_VISIBLE_DEVICES.
+        environ["HIP_VISIBLE_DEVICES"] = environ["CUDA_VISIBLE_DEVICES"]
 
 
 def _match(part: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:

@@ -10,6 +10,7 @@ import torch
 
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.reservation import ReservedRank
+from engine.gpus.visible_devices import show_devices
 
 
 @contextmanager
@@ -43,6 +44,6 @@ def _use(allocation: GpuAllocation, name: str, run: str, notify: Callable[[str],
         if name == "auto":
             allocation.reservation.release()
             return "cpu"
-    os.environ["CUDA_DEVICE_ORDER"], os.environ["CUDA_VISIBLE_DEVICES"] = "PCI_BUS_ID", gpu.uuid
+    show_devices([gpu.uuid], os.environ)
     allocation.reservation.publish_ranks([ReservedRank(run, 0, os.getpid(), gpu.uuid)])
     return name

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from engine.gpus.allocation import has_driver_library
 from engine.gpus.monitor import DriverMonitor
 from engine.gpus.reservation import ReservedRank
 from engine.gpus.snapshot import Gpu, SamplerOptions
@@ -33,7 +34,7 @@ class GpuUsagePoller:
     def __init__(self, uuids: Sequence[str]) -> None:
         self._monitor: DriverMonitor | None = None
         self._stale_at = time.monotonic() + 2 * USAGE_INTERVAL_SECONDS
-        if uuids:
+        if uuids and has_driver_library():
             with suppress(OSError):
                 self._monitor = DriverMonitor(
                     SamplerOptions(period=USAGE_INTERVAL_SECONDS, processes=False, gpus=list(uuids))

@@ -34,7 +34,8 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
         device = torch.device("cuda", plan.device_index(rank_info.local_rank))
         torch.cuda.set_device(device)
         for index in plan.device_indices(rank_info.local_rank):
-            check_device(plan.devices[index], plan.parent_uuids[index], cuda_uuid(torch.device("cuda", index)))
+            if not plan.devices[index].isdigit():
+                check_device(plan.devices[index], plan.parent_uuids[index], cuda_uuid(torch.device("cuda", index)))
     if problems := precision_problems(config.precision, device):
         raise UsageError(problems)
     set_tf32(config.precision)

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from fake_cuda import Rehearsal
-from fake_gpu_host import UNKNOWN_PID, gpu_line
+from fake_cuda import Rehearsal, run_started
+from fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
 from gputrain_command import read_events
 
 DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
@@ -56,3 +56,16 @@ def test_evaluate_runs_on_free_gpu(rehearsal: Rehearsal) -> None:
     assert results[0]["top1"] == results[1]["top1"] > 0.5
     contexts = [line for lines in rehearsal.cuda_log().values() for line in lines if line.startswith("context")]
     assert len(contexts) == 1
+
+
+def test_run_trains_on_gpus_that_nvml_does_not_report(rehearsal: Rehearsal) -> None:
+    for name in rehearsal.host.driver:
+        del rehearsal.environment[name]
+    done = rehearsal("run", "--headless", "digits", "--epochs", "1", "--gpus", "all", "--name", "unmonitored")
+    assert done.returncode == 0, done.stderr
+    assert "warning: NVML reports no GPU, but torch does" in done.stderr
+    run = rehearsal.runs / "unmonitored"
+    assert run_started(run)["devices"] == [gpu_uuid(0), gpu_uuid(1)]
+    assert "gpus" not in [event["type"] for event in read_events(run)]
+    [row] = json.loads(rehearsal("runs", "--json").stdout)["runs"]
+    assert row["state"] == "finished"

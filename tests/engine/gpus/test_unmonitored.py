@@ -1,0 +1,60 @@
+"""GPUs that torch sees on a host where NVML sees none."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from engine.config.schema import Config
+from engine.distributed.node_plan import plan_node, prepare_environment
+from engine.gpus.allocation import allocate_devices
+from engine.gpus.reservation import read_reservations
+from engine.gpus.selection import CudaDevice
+from engine.gpus.unmonitored import devices_from_answer, mark_reserved, unmonitored_gpus
+
+AMD = {"name": "AMD Instinct MI300X", "uuid": None}
+
+
+@pytest.mark.parametrize(
+    ("variables", "entries"),
+    [
+        ({}, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, ["3", "1"]),
+        ({"HIP_VISIBLE_DEVICES": "2, 5", "CUDA_VISIBLE_DEVICES": "0,1"}, ["2", "5"]),
+    ],
+)
+def test_amd_gpus_are_selected_by_their_entry(variables: dict[str, str], entries: list[str]) -> None:
+    devices = devices_from_answer([AMD, AMD], variables)
+    assert [device.uuid for device in devices] == entries
+    environment = dict(variables)
+    prepare_environment(plan_node(Config(), devices), environment)
+    used = {value for name, value in environment.items() if name.endswith("VISIBLE_DEVICES")}
+    assert used == {",".join(entries)}
+
+
+def test_nvidia_gpus_keep_their_uuid() -> None:
+    [device] = devices_from_answer([{"name": "Orin", "uuid": "GPU-1"}], {"CUDA_VISIBLE_DEVICES": "0"})
+    assert device == CudaDevice(0, "GPU-1", "Orin", None)
+
+
+def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    gpus = devices_from_answer([AMD, AMD], {})
+    monkeypatch.setattr("engine.gpus.allocation.has_library", lambda _: False)
+    monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: gpus)
+    first = allocate_devices("free:1", "first", wait=False, on_wait=print)
+    try:
+        assert [device.uuid for device in first.devices] == ["0"]
+        second = allocate_devices("auto", "second", wait=False, on_wait=print)
+        assert [device.uuid for device in second.devices] == ["1"]
+        second.reservation.release()
+        assert [device.is_free for device in mark_reserved(gpus, read_reservations())] == [False, True]
+    finally:
+        first.reservation.release()
+
+
+def test_torch_is_not_asked_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.gpus.unmonitored.has_library", lambda name: name == "libnvidia-ml.so.1")
+    monkeypatch.setattr("engine.gpus.unmonitored.ask_helper", lambda *_, **__: pytest.fail("asked"))
+    assert unmonitored_gpus(os.environ) == []
