@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
-from fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, load_fake_driver
+from fake_gpu_host import FakeGpuHost, build_fake_driver, load_fake_driver
 from gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
 
 
@@ -44,8 +44,6 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def rehearsal(gputrain: Gputrain, gpu_host: FakeGpuHost, fake_cuda: dict[str, str]) -> Rehearsal:
-    """The command on a host with two free GPUs of 2 GiB, whose CUDA and NCCL code computes on the CPU."""
-    gpu_host.set_scene(gpu_line(0, used=100), gpu_line(1, used=100))
     return Rehearsal(gputrain, gpu_host, fake_cuda)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fake_gpu_host import COMPILER, FakeGpuHost
+from fake_gpu_host import COMPILER, FakeGpuHost, gpu_line
 from gputrain_command import Gputrain, read_events
 
 FOLDER = Path(__file__).parent / "rehearsal"
@@ -53,21 +54,21 @@ def build_fake_cuda(folder: Path) -> dict[str, str]:
             # The wheel of the CUDA runtime lacks some of the headers that its own headers include.
             headers += ["-idirafter", packages / "triton/backends/nvidia/include"]
             options = ["-std=gnu2x", "-O2", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o", library]
-            sources = [FOLDER / "fake_cuda.c", FOLDER / "fake_nccl.c"]
-            subprocess.run([str(COMPILER), *map(str, [*options, *headers, *sources])], check=True)
+            subprocess.run([str(COMPILER), *map(str, [*options, *headers, *FOLDER.glob("*.c")])], check=True)
     return {"LD_PRELOAD": str(library), "FAKE_CUDA_NAN": "1"}
 
 
 class Rehearsal(Gputrain):
-    """The `gputrain` command on a host with fake GPUs, whose new memory is filled with NaN."""
+    """The `gputrain` command on a host with two free fake GPUs of 2 GiB, whose new memory is filled with NaN."""
 
     def __init__(self, gputrain: Gputrain, host: FakeGpuHost, fake_cuda: dict[str, str]) -> None:
         super().__init__(gputrain.folder, gputrain.environment, gputrain.started)
         self.host = host
         self.log_folder = self.folder / "cuda"
         self.log_folder.mkdir()
-        self.environment |= host.environment | fake_cuda | {"FAKE_CUDA_LOG": str(self.log_folder)}
+        self.environment = gputrain.environment | host.environment | fake_cuda | {"FAKE_CUDA_LOG": str(self.log_folder)}
         del self.environment["CUDA_VISIBLE_DEVICES"]
+        host.set_scene(gpu_line(0, used=100), gpu_line(1, used=100))
 
     def run(self, name: str, *arguments: str, **variables: str) -> Path:
         """Run the training `name` to its end, and return its folder."""
@@ -80,5 +81,25 @@ class Rehearsal(Gputrain):
         return {int(path.name): path.read_text().splitlines() for path in self.log_folder.iterdir()}
 
 
+@dataclass(frozen=True)
+class DdpRun:
+    """A finished run on two fake GPUs, its arguments, and what each of its processes called."""
+
+    gputrain: Rehearsal
+    arguments: tuple[str, ...]
+    path: Path
+    cuda_log: dict[int, list[str]]
+
+
 def run_started(run: Path) -> dict[str, Any]:
     return next(event for event in read_events(run) if event["type"] == "run_started")
+
+
+def epochs_of(run: Path) -> list[dict[str, Any]]:
+    return [event for event in read_events(run) if event["type"] == "epoch"]
+
+
+def losses_of(run: Path) -> list[float]:
+    """Return the losses of all steps and of all evaluations."""
+    steps = [loss for event in read_events(run) if event["type"] == "step" for loss in event["losses"]]
+    return steps + [epoch["val_loss"] for epoch in epochs_of(run)]

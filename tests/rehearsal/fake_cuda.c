@@ -6,9 +6,9 @@
    own current device. Memory is limited. An event is recorded on a stream of its own device, and only an event with
    timing can be timed.
 
-   Environment: FAKE_CUDA_DEVICES (number of GPUs, 2), FAKE_CUDA_MEMORY (bytes per GPU, 2 GiB; or those of each
-   visible GPU, with commas), FAKE_CUDA_NAN (fill new device memory with NaN), FAKE_CUDA_LOG (folder; each process logs
-   contexts, NCCL calls and errors to its PID). */
+   Environment: FAKE_CUDA_DEVICES (number of GPUs, 2), FAKE_CUDA_MEMORY (bytes of each GPU, separated by commas; the last
+   number also applies to the following GPUs; 2 GiB), FAKE_CUDA_NAN (fill new device memory with NaN), FAKE_CUDA_LOG
+   (folder; each process logs contexts, NCCL calls and errors to its PID). */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 #include <dlfcn.h>
@@ -24,7 +24,6 @@
 
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 __thread int current_device = 0;
-atomic_bool gpus_hang = false;
 static __thread cudaError_t last_error = cudaSuccess;
 static pid_t initialized_by = 0;
 static bool has_context[MAX_DEVICES];
@@ -45,7 +44,7 @@ void log_line(const char *format, ...) {
   if (file < 0 || write(file, text, length) != length) abort();
   close(file);
 }
-static cudaError_t fail(cudaError_t error, const char *function) {
+cudaError_t fail(cudaError_t error, const char *function) {
   log_line("error %d in %s", error, function);
   return last_error = error;
 }
@@ -55,6 +54,15 @@ static cudaError_t fail(cudaError_t error, const char *function) {
 /* UUIDs of tests/fake_gpu_host.py */
 static void write_uuid(char uuid[64], int index) {
   snprintf(uuid, 64, "GPU-%1$x%1$x%1$x%1$x0000-1111-2222-3333-444444444444", index);
+}
+static void parse_uuid(const char *uuid, char bytes[16]) {
+  const char *digit = strchr(uuid, '-') + 1;
+  for (int byte = 0; byte < 16; byte++, digit += 2) {
+    unsigned value = 0;
+    while (*digit == '-') digit++;
+    sscanf(digit, "%2x", &value);
+    bytes[byte] = (char)value;
+  }
 }
 /* Return the number of visible devices, and their UUIDs if the array is not NULL. */
 static int visible_devices(char uuids[MAX_DEVICES][64]) {
@@ -75,9 +83,16 @@ static int visible_devices(char uuids[MAX_DEVICES][64]) {
   }
   return count;
 }
+/* Return the number of a visible device among all GPUs: the first digit of its UUID. */
+static int physical_index(int device) {
+  char uuids[MAX_DEVICES][64];
+  int index = 0;
+  if (device < visible_devices(uuids)) sscanf(strchr(uuids[device], '-') + 1, "%1x", (unsigned *)&index);
+  return index;
+}
 static size_t device_bytes(int device) {
-  const char *bytes = getenv("FAKE_CUDA_MEMORY");
-  for (const char *comma; bytes && device > 0 && (comma = strchr(bytes, ',')); device--) bytes = comma + 1;
+  const char *bytes = getenv("FAKE_CUDA_MEMORY"), *comma;
+  for (int index = physical_index(device); bytes && index && (comma = strchr(bytes, ',')); index--) bytes = comma + 1;
   return bytes ? strtoull(bytes, NULL, 10) : (size_t)2 << 30;
 }
 /* As the driver does it: the first call initializes CUDA for this process, and not for those that it forks later. */
@@ -97,23 +112,13 @@ cudaError_t create_context(int device, const char *function) {
   has_context[device] = true;
   return cudaSuccess;
 }
-/* Parameters that a function ignores have no names, as C23 allows. */
 #define INITIALIZED do { cudaError_t error_ = initialize(__func__); if (error_) return error_; } while (0)
-#define CONTEXT do { cudaError_t error_ = create_context(current_device, __func__); if (error_) return error_; } while (0)
-#define NEEDS_CONTEXT(name, ...) cudaError_t name(__VA_ARGS__) { CONTEXT; return cudaSuccess; }
-#define RETURNS(name, value, ...) cudaError_t name(__VA_ARGS__) { *out = value; return cudaSuccess; }
 
 cudaError_t cudaGetLastError(void) { cudaError_t error = last_error; last_error = cudaSuccess; return error; }
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
 RETURNS(cudaDriverGetVersion, CUDART_VERSION, int *out)
 RETURNS(cudaGetDevice, current_device, int *out)
 RETURNS(cudaDeviceCanAccessPeer, 1, int *out, int, int)
-/* Wait for the GPU, forever if it hangs. */
-static cudaError_t synchronize(bool hangs, const char *function) {
-  while (hangs) pause();
-  return create_context(current_device, function);
-}
-cudaError_t cudaDeviceSynchronize(void) { return synchronize(gpus_hang, __func__); }
 NEEDS_CONTEXT(cudaDeviceEnablePeerAccess, int, unsigned)
 cudaError_t cudaGetDeviceCount(int *count) {
   *count = 0;
@@ -126,16 +131,8 @@ cudaError_t cudaSetDevice(int device) { /* since CUDA 12, it creates a context *
   if (!error) current_device = device;
   return error;
 }
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-  *least = 0, *greatest = -5;
-  return cudaSuccess;
-}
-static int bus_number(int device) { /* of the same GPU in the fake NVML */
-  char uuids[MAX_DEVICES][64];
-  unsigned index = 0;
-  if (device < visible_devices(uuids)) sscanf(strchr(uuids[device], '-') + 1, "%1x", &index);
-  return (int)(index + 1) * 0x10 & 0xFF;
-}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most) { *least = 0, *most = -5; return cudaSuccess; }
+static int bus_number(int device) { return (physical_index(device) + 1) * 0x10 & 0xFF; } /* as in the fake NVML */
 cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
   snprintf(id, length, "0000:%02x:00.0", bus_number(device));
   return cudaSuccess;
@@ -158,13 +155,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     .regsPerMultiprocessor = 65536, .sharedMemPerBlock = 48 << 10, .sharedMemPerBlockOptin = 163 << 10,
     .sharedMemPerMultiprocessor = 164 << 10, .maxGridSize = {0x7fffffff, 65535, 65535},
     .maxThreadsDim = {1024, 1024, 64}, .l2CacheSize = 40 << 20, .pciBusID = bus_number(device)};
-  const char *digit = strchr(uuids[device], '-') + 1;
-  for (int byte = 0; byte < 16; byte++, digit += 2) {
-    unsigned value = 0;
-    while (*digit == '-') digit++;
-    sscanf(digit, "%2x", &value);
-    properties->uuid.bytes[byte] = (char)value;
-  }
+  parse_uuid(uuids[device], properties->uuid.bytes);
   return cudaSuccess;
 }
 
@@ -260,67 +251,6 @@ cudaError_t cudaMemsetAsync(void *start, int value, size_t size, cudaStream_t) {
 }
 cudaError_t cudaMemset(void *start, int value, size_t size) { return cudaMemsetAsync(start, value, size, NULL); }
 
-/* ---- Streams and events ---- */
-
-struct CUstream_st { int device; };
-struct CUevent_st { int device; bool has_timing, recorded, hangs; struct timespec time; };
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned, int) {
-  CONTEXT;
-  *out = malloc(sizeof **out);
-  **out = (struct CUstream_st){current_device};
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
-  return cudaStreamCreateWithPriority(out, flags, 0);
-}
-cudaError_t cudaStreamCreate(cudaStream_t *out) { return cudaStreamCreateWithPriority(out, 0, 0); }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { free(stream); return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t) { CONTEXT; return gpus_hang ? cudaErrorNotReady : cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return synchronize(gpus_hang, __func__); }
-RETURNS(cudaStreamGetPriority, 0, cudaStream_t, int *out)
-RETURNS(cudaStreamIsCapturing, cudaStreamCaptureStatusNone, cudaStream_t, enum cudaStreamCaptureStatus *out)
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *, const cudaGraphNode_t **, const cudaGraphEdgeData **,
-                                     size_t *count) {
-  if (id) *id = 0;
-  if (count) *count = 0;
-  return cudaStreamIsCapturing(stream, status);
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
-  CONTEXT;
-  return event ? cudaSuccess : fail(cudaErrorInvalidResourceHandle, __func__);
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
-  CONTEXT;
-  *out = malloc(sizeof **out);
-  **out = (struct CUevent_st){.device = current_device, .has_timing = !(flags & cudaEventDisableTiming)};
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreate(cudaEvent_t *out) { return cudaEventCreateWithFlags(out, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
-  CONTEXT;
-  bool is_default_stream = (size_t)stream <= 2; /* cudaStreamLegacy is 1, cudaStreamPerThread 2 */
-  if ((is_default_stream ? current_device : stream->device) != event->device)
-    return fail(cudaErrorInvalidResourceHandle, __func__);
-  clock_gettime(CLOCK_MONOTONIC, &event->time);
-  event->recorded = true;
-  event->hangs = gpus_hang;
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
-cudaError_t cudaEventQuery(cudaEvent_t event) { CONTEXT; return event->hangs ? cudaErrorNotReady : cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return synchronize(event->hangs, __func__); }
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-  if (!start->has_timing || !end->has_timing || !start->recorded || !end->recorded)
-    return fail(cudaErrorInvalidResourceHandle, __func__);
-  double seconds = (double)(end->time.tv_sec - start->time.tv_sec);
-  *milliseconds = (float)(seconds * 1e3 + (double)(end->time.tv_nsec - start->time.tv_nsec) / 1e6);
-  return cudaSuccess;
-}
-
 /* ---- Kernels: a launch is refused, with the name of the kernel ---- */
 
 static struct { const void *function; const char *name; } *kernels = NULL;
@@ -350,17 +280,12 @@ cudaError_t cudaLaunchKernel(const void *function, dim3, dim3, void **, size_t, 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *, const void *function, void **) {
   return refuse_kernel(function);
 }
-cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function) {
-  *kernel = (cudaKernel_t)function;
-  return cudaSuccess;
-}
+RETURNS(__cudaGetKernel, (cudaKernel_t)function, cudaKernel_t *out, const void *function)
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void **, size_t, cudaStream_t) {
   return refuse_kernel((const void *)kernel);
 }
-cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *) {
-  *attributes = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024};
-  return cudaSuccess;
-}
+RETURNS(cudaFuncGetAttributes, (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024},
+        struct cudaFuncAttributes *out, const void *)
 cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { return cudaSuccess; }
 
 /* ---- libcuda: what torch calls apart from kernels. The library has the soname libcuda.so.1. ---- */
@@ -370,6 +295,12 @@ enum { CUDA_ERROR_NOT_SUPPORTED = 801, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }
 int cuInit(unsigned) { return initialize(__func__); }
 int cuDeviceGetCount(int *count) { *count = visible_devices(NULL); return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetUuid(char bytes[16], int device) {
+  char uuids[MAX_DEVICES][64];
+  if (device >= visible_devices(uuids)) return cudaErrorInvalidDevice;
+  parse_uuid(uuids[device], bytes);
+  return 0;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   return cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
 }

@@ -1,4 +1,4 @@
-/* What fake_cuda.c shares with fake_nccl.c. */
+/* What the files of the fake CUDA runtime share. */
 #include <cuda_runtime_api.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -19,3 +19,10 @@ void log_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 cudaError_t create_context(int device, const char *function);
 /* Return the allocation that contains an address, or NULL. */
 const struct allocation *find_allocation(const void *address);
+/* Log an error of a function and return it; it becomes the last error of this thread. */
+cudaError_t fail(cudaError_t error, const char *function);
+
+/* Parameters that a function ignores have no names, as C23 allows. */
+#define CONTEXT do { cudaError_t error_ = create_context(current_device, __func__); if (error_) return error_; } while (0)
+#define NEEDS_CONTEXT(name, ...) cudaError_t name(__VA_ARGS__) { CONTEXT; return cudaSuccess; }
+#define RETURNS(name, value, ...) cudaError_t name(__VA_ARGS__) { *out = value; return cudaSuccess; }

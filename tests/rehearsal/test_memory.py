@@ -1,14 +1,27 @@
-"""GPU memory of a run: DataParallel's batches, and the search for the batch size."""
+"""GPU memory of a run: too little for a batch, DataParallel's batches, and the search for the batch size."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
+
 from engine.launch.batch_size import NCCL_BYTES
-from fake_cuda import Rehearsal
+from fake_cuda import Rehearsal, run_started
 from gputrain_command import read_events
 
 FAKE_DATA = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=64", "data.image_size=128", "--epochs", "1")
+
+
+def test_out_of_memory_on_one_gpu_names_rank_and_remedy(rehearsal: Rehearsal) -> None:
+    options = ("data.dataset=fake", "data.image_size=32", "--batch-size", "256", "--epochs", "1", "--name", "small")
+    memory = f"{2 << 30},{48 << 20}"
+    done = rehearsal("run", "--headless", *options, "--gpus", "free:2", FAKE_CUDA_MEMORY=memory)
+    assert done.returncode == 1
+    assert "rank 1 " in done.stderr
+    assert "the GPU is out of memory" in done.stderr
+    assert "data.batch_size=128" in done.stderr
+    assert [event["rank"] for event in read_events(rehearsal.runs / "small") if event["type"] == "rank_failed"] == [1]
 
 
 def test_dp_holds_share_of_batch_on_gpu_0(rehearsal: Rehearsal) -> None:
@@ -29,3 +42,12 @@ def test_auto_batch_size_fits_gpu_with_least_free_memory(rehearsal: Rehearsal) -
     assert found is not None, done.stderr
     image_bytes = 4 * 3 * 256 * 256
     assert 8 <= int(found[1]) <= (0.9 * free_bytes[1] - NCCL_BYTES) / image_bytes
+
+
+@pytest.mark.rehearsal
+def test_auto_batch_size_trains_in_small_memory(rehearsal: Rehearsal) -> None:
+    options = ("data.dataset=fake", "data.image_size=32", "data.fake_train=4096", "--epochs", "1")
+    memory = str(256 << 20)
+    run = rehearsal.run("auto", *options, "--batch-size", "auto", "--gpus", "free:2", FAKE_CUDA_MEMORY=memory)
+    assert 8 <= run_started(run)["batch_size"] < 2048
+    assert read_events(run)[-1]["state"] == "finished"

@@ -285,6 +285,7 @@ def test_run_with_auto_batch_size_saves_found_size(gputrain: Gputrain) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.card  # memory for images of 224 x 224, and the speed to train on them
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_run_with_auto_batch_size_on_gpu_fills_memory(gputrain: Gputrain) -> None:
     del gputrain.environment["CUDA_VISIBLE_DEVICES"]

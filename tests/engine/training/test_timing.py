@@ -92,6 +92,7 @@ def test_phase_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.card  # the device works while the host does
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_phase_timer_on_gpu_counts_waiting_only_when_idle() -> None:
     device, timer = torch.device("cuda"), PhaseTimer(torch.device("cuda"))

@@ -170,6 +170,7 @@ def test_gpus_watch_ends_when_pipe_closes(gputrain: Gputrain) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.card  # nvidia-smi
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 def test_gpus_readings_agree_with_nvidia_smi(gputrain: Gputrain) -> None:
     readings = {gpu["uuid"]: gpu for gpu in parse_gpus_json(gputrain("gpus", "--json").stdout)}

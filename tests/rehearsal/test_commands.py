@@ -1,0 +1,80 @@
+"""Commands and launchers on a host with GPUs: evaluate, predict, doctor, bench, MIG instances and torchrun."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from factories import find_free_port
+from fake_cuda import DdpRun, Rehearsal, run_started
+from fake_gpu_host import gpu_line, gpu_uuid
+from gputrain_command import GPUTRAIN
+
+LIGHT = ("digits", "--model", "linear", "--epochs", "1")
+MIG_UUIDS = ["MIG-aaaa0000-1111-2222-3333-444444444444", "MIG-bbbb0000-1111-2222-3333-444444444444"]
+
+
+def test_evaluate_on_gpu_equals_validation_of_run(ddp_run: DdpRun) -> None:
+    done = ddp_run.gputrain("evaluate", "ddp", "--device", "cuda", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((ddp_run.path / "summary.json").read_text())
+    assert json.loads(done.stdout)["top1"] == pytest.approx(summary["best_val_accuracy"])
+
+
+@pytest.mark.rehearsal
+def test_predict_on_gpu_equals_cpu(ddp_run: DdpRun) -> None:
+    image = ddp_run.gputrain.folder / "image.png"
+    Image.effect_noise((8, 8), 60).save(image)
+    answers = [
+        ddp_run.gputrain("predict", "ddp", str(image), "--device", device, "--json") for device in ("cuda:1", "cpu")
+    ]
+    assert [answer.returncode for answer in answers] == [0, 0], answers
+    assert json.loads(answers[0].stdout) == json.loads(answers[1].stdout)
+
+
+@pytest.mark.rehearsal
+def test_doctor_finds_two_usable_gpus(rehearsal: Rehearsal) -> None:
+    done = rehearsal("doctor", "digits", "device.gpus=free:2", "--json")
+    checks = json.loads(done.stdout)["checks"]
+    assert [check for check in checks if check["state"] == "problem"] == [], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.rehearsal
+def test_bench_measures_one_and_two_gpus(rehearsal: Rehearsal) -> None:
+    done = rehearsal("bench", *LIGHT[:3], "--gpus", "free:2", "--epochs", "2", "--limit", "--json")
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+
+
+@pytest.mark.rehearsal
+def test_run_trains_on_mig_instance(rehearsal: Rehearsal) -> None:
+    instances = [f"instance 0 uuid={uuid} gi={number} ci=0" for number, uuid in enumerate(MIG_UUIDS, 1)]
+    rehearsal.host.set_scene(gpu_line(0, used=100, mig=1), instances)
+    run = rehearsal.run("mig", *LIGHT, "--gpus", "free:1")
+    assert (run_started(run)["backend"], run_started(run)["devices"]) == ("nccl", MIG_UUIDS[:1])
+
+
+@pytest.mark.rehearsal
+def test_torchrun_workers_that_see_one_gpu_each_use_both(rehearsal: Rehearsal) -> None:
+    worker = rehearsal.folder / "worker.sh"
+    worker.write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES=$LOCAL_RANK exec {GPUTRAIN} "$@"\n')
+    worker.chmod(0o755)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port()), "--no-python", str(worker)]
+    agent = rehearsal.start(torchrun, *options, "run", "--headless", *LIGHT, "--name", "workers", "--gpus", "all")
+    _, messages = agent.communicate(timeout=200)
+    assert agent.returncode == 0, messages
+    started = run_started(rehearsal.runs / "workers")
+    assert (started["backend"], started["devices"]) == ("nccl", [gpu_uuid(0), gpu_uuid(1)])
+
+
+@pytest.mark.rehearsal
+def test_gpu_indices_follow_order_of_cuda(rehearsal: Rehearsal) -> None:
+    """Without CUDA_DEVICE_ORDER=PCI_BUS_ID, only CUDA itself knows the order of the indices."""
+    run = rehearsal.run("one", *LIGHT, "--gpus", "all", CUDA_VISIBLE_DEVICES="1")
+    assert run_started(run)["devices"] == [gpu_uuid(1)]
