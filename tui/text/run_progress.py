@@ -101,7 +101,7 @@ def _device_line(text: str, width: int) -> Text:
 
 def _format_gpu_values(sample: GpuSample | None) -> str:
     if sample is None:
-        return "no reading yet"
+        return "readings unknown"
     if sample.state not in (None, "ok"):
         return sample.state
     memory = UNKNOWN if sample.memory_used is None else f"{sample.memory_used / GIB:.1f}"
