@@ -18,11 +18,10 @@ DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
     "options",
     [
         ["data.pipeline=stream"],
-        pytest.param(["data.pipeline=fixed"], marks=pytest.mark.rehearsal),
         # Only the validation images keep the strides of the expansion.
         pytest.param(["data.pipeline=stream", "augment.policy=randaugment"], marks=pytest.mark.rehearsal),
     ],
-    ids=["stream", "fixed", "randaugment"],
+    ids=["stream", "randaugment"],
 )
 def test_gray_images_expand_to_three_channels(rehearsal: Rehearsal, options: list[str]) -> None:
     run = rehearsal.run("gray", *DIGITS, "data.channels=3", *options)
