@@ -12,8 +12,6 @@ from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import build_optimizer, restore_optimizer
 from engine.utils.errors import UsageError
 
-needs_muon = pytest.mark.skipif(not hasattr(optim, "Muon"), reason="needs torch 2.9 or newer")
-
 
 def small(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)

@@ -19,10 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-# The function of `torch._dynamo` that tells DDP's constructor how it splits its graph, as module and name: in current
-# versions of torch, and in torch 2.6.
-_DDP_MODE_FUNCTIONS = (("utils", "get_optimize_ddp_mode"), ("config", "_get_optimize_ddp_mode"))
-# Its return value with the default of `torch._dynamo.config.optimize_ddp`.
+# Return value of `get_optimize_ddp_mode` with the default of `torch._dynamo.config.optimize_ddp`.
 _OPTIMIZE_DDP_MODE = "ddp_optimizer"
 
 
@@ -59,24 +56,16 @@ def unwrap_step(instance: Optimizer) -> None:
         instance.step = torch.no_grad()(partial(step, instance))  # type: ignore[method-assign]
 
 
-def ddp_mode_function() -> tuple[str, str] | None:
-    """Return which of `_DDP_MODE_FUNCTIONS` the installed DDP calls; None if its constructor differs."""
-    for module, name in _DDP_MODE_FUNCTIONS:
-        if _reads(DistributedDataParallel.__init__, "_dynamo", module, name, "_use_python_reducer"):
-            return module, name
-    return None
-
-
 @contextmanager
 def dynamo_stub() -> Iterator[None]:
     """Context in which DDP is constructed without importing the compiler, unless it is already imported."""
-    mode_function = ddp_mode_function()
-    if mode_function is None or "torch._dynamo" in sys.modules:
+    constructor = DistributedDataParallel.__init__
+    patchable = _reads(constructor, "_dynamo", "get_optimize_ddp_mode", "python_reducer")
+    if not patchable or "torch._dynamo" in sys.modules:
         yield
         return
-    module, name = mode_function
-    submodule = _ModuleStub(f"torch._dynamo.{module}", **{name: lambda: _OPTIMIZE_DDP_MODE})
-    stub = _ModuleStub("torch._dynamo", **{module: submodule})
+    utils = _ModuleStub("torch._dynamo.utils", get_optimize_ddp_mode=lambda: _OPTIMIZE_DDP_MODE)
+    stub = _ModuleStub("torch._dynamo", utils=utils)
     torch.__dict__["_dynamo"] = stub
     try:
         yield

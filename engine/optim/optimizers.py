@@ -125,7 +125,6 @@ def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) 
             optimizer = _build_muon(groups, lr, arguments)
         else:
             optimizer_class = OPTIMIZER_CLASSES[config.name]
-            _check_options_exist(config.name, optimizer_class, arguments)
             # torch initializes the momentum buffer with the undampened first gradient; `_init_momentum_buffers` sets
             # zeros for fused SGD, so that gradient would be dampened.
             kernels = {} if arguments.get("dampening") else fused_kwargs(optimizer_class)
@@ -137,17 +136,7 @@ def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) 
     return optimizer
 
 
-def _check_options_exist(name: str, optimizer_class: type[Optimizer], options: dict[str, Any]) -> None:
-    """Raises UsageError if the installed torch lacks an option, which is in our table of a newer one."""
-    missing = sorted(options.keys() - inspect.signature(optimizer_class).parameters.keys())
-    if missing:
-        reason = f"{name} has no option {missing[0]!r} in torch {torch.__version__}"
-        raise UsageError.one("optim.options", reason, "remove it, or install a newer torch")
-
-
 def _build_muon(param_groups: list[ParamGroup], lr: float, arguments: dict[str, Any]) -> Optimizer:
-    if not hasattr(optim, "Muon"):
-        raise UsageError.one("optim.name", f"muon requires torch 2.9 or newer; this is torch {torch.__version__}")
     if not split_matrices(param_groups)[0]:
         raise UsageError.one("optim.name", "muon trains matrices, and this model has no trainable matrix; use adamw")
     betas = {"betas": arguments.pop("betas")} if "betas" in arguments else {}

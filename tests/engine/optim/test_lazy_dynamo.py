@@ -63,13 +63,10 @@ def test_lazy_dynamo_imports_compiler_only_if_torch_differs(torch_as_expected: b
 
 def test_dynamo_stub_returns_compiler_values_and_imports_it_for_other_attributes() -> None:
     statements = """
-module, name = lazy_dynamo.ddp_mode_function()
-def ddp_mode():
-    return getattr(getattr(torch._dynamo, module), name)()
 with dynamo_stub():
-    mode, imported = ddp_mode(), has_compiler()
+    mode, imported = torch._dynamo.utils.get_optimize_ddp_mode(), has_compiler()
     attributes = [torch._dynamo.config.__name__, torch._dynamo.utils.counters.__class__.__name__]
-same_mode = mode == ddp_mode()
+same_mode = mode == torch._dynamo.utils.get_optimize_ddp_mode()
 print(json.dumps([imported, same_mode, *attributes, type(torch._dynamo).__name__]))
 """
     assert run_json(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]

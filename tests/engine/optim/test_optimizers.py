@@ -16,15 +16,10 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, MuonAdamW, build_optimizer, optimizer_step
-from small_model import names_in, needs_muon, refused, resumes_identically, same, small, train
+from small_model import names_in, refused, resumes_identically, same, small, train
 
 FUSED = {"sgd", "adam", "adamw"}
-# Added to torch after the oldest version that gputrain supports.
-NEW_CLASSES = {"Muon": "muon"}
-NEW_OPTIONS = {"adam": {"decoupled_weight_decay"}}
-TORCH_OPTIMIZERS: dict[str, type[optim.Optimizer]] = OPTIMIZER_CLASSES | {
-    name: getattr(optim, kind) for kind, name in NEW_CLASSES.items() if hasattr(optim, kind)
-}
+TORCH_OPTIMIZERS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}
 
 # Config values that differ from every default, and the equivalent arguments of torch.
 RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -84,31 +79,17 @@ def problems(**values: Any) -> list[str]:
 def test_optimizer_table_covers_every_torch_optimizer() -> None:
     kinds = {kind for kind in vars(optim).values() if inspect.isclass(kind) and issubclass(kind, optim.Optimizer)}
     assert kinds - {optim.Optimizer, optim.LBFGS, optim.SparseAdam} == set(TORCH_OPTIMIZERS.values())
-    assert set(TORCH_OPTIMIZERS) | set(NEW_CLASSES.values()) == set(OPTIMIZERS)
+    assert set(TORCH_OPTIMIZERS) == set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_table_matches_names_and_defaults_of_torch(name: str) -> None:
     parameters = inspect.signature(TORCH_OPTIMIZERS[name]).parameters
     torch_defaults = {key: parameter.default for key, parameter in parameters.items() if key not in RESERVED_ARGUMENTS}
-    unavailable = NEW_OPTIONS.get(name, set()) - parameters.keys()
-    our_defaults = {key: option.default for key, option in OPTIMIZERS[name].items() if key not in unavailable}
+    our_defaults = {key: option.default for key, option in OPTIMIZERS[name].items()}
     if name == "muon":
         assert our_defaults.pop("betas") == inspect.signature(optim.AdamW).parameters["betas"].default
     assert our_defaults == torch_defaults
-
-
-def test_optimizer_rejects_option_that_installed_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    class AdamOfTorch26(optim.Adam):
-        def __init__(self, params: Any, lr: float, weight_decay: float = 0, *, fused: bool = False) -> None:
-            super().__init__(params, lr, weight_decay=weight_decay, fused=fused)
-
-    monkeypatch.setitem(OPTIMIZER_CLASSES, "adam", AdamOfTorch26)
-    build_optimizer(OptimConfig(name="adam"), small())
-    assert refused(OptimConfig(name="adam", options={"decoupled_weight_decay": True}), small()) == (
-        f"optim.options: adam has no option 'decoupled_weight_decay' in torch {torch.__version__}; "
-        "remove it, or install a newer torch"
-    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -169,7 +150,7 @@ def test_optimizer_options_accept_explicit_defaults() -> None:
     assert problems(name="adam", momentum=0.0, nesterov=False, weight_decay=0.0) == []
 
 
-@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_copies_matches_optimizer_state_size(name: str) -> None:
     for values in ({}, RECIPES[name][0] if name in RECIPES else {}):
         config, model = OptimConfig(name=name, **values), small()
@@ -220,14 +201,14 @@ def test_build_optimizer_gives_sgd_default_momentum() -> None:
     assert momenta == [0.9, 0.0, 0.5]
 
 
-@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_build_optimizer_uses_fused_where_available(name: str) -> None:
     optimizer = build_optimizer(OptimConfig(name=name), small())  # type: ignore[arg-type]
     assert bool(optimizer.param_groups[0].get("fused")) is (name in FUSED)
     assert getattr(optimizer, "_step_supports_amp_scaling", False) is (name in FUSED)
 
 
-@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_restore_optimizer_continues_training_identically(name: str) -> None:
     config = OptimConfig(name=name, lr=0.01, decay_norms=False, weight_decay=0.0 if name == "rprop" else 0.1)  # type: ignore[arg-type]
     model, later = small(), small(7)
@@ -239,7 +220,6 @@ def test_restore_optimizer_continues_training_identically(name: str) -> None:
 # Muon
 
 
-@needs_muon
 def test_muon_trains_matrices_and_adamw_the_rest() -> None:
     model = small()
     optimizer = build_optimizer(
@@ -265,18 +245,15 @@ def test_muon_trains_matrices_and_adamw_the_rest() -> None:
     assert same(model, theirs)
 
 
-@needs_muon
 def test_muon_rejects_model_without_matrix() -> None:
     assert "this model has no trainable matrix" in refused(OptimConfig(name="muon"), nn.Conv2d(1, 2, 3))
 
 
-@needs_muon
 def test_muon_accepts_model_with_only_matrices() -> None:
     optimizer = build_optimizer(OptimConfig(name="muon"), nn.Linear(3, 2, bias=False))
     assert names_in(optimizer) == [["weight"]]
 
 
-@needs_muon
 def test_muon_adamw_holds_state_of_both_optimizers() -> None:
     model = small()
     optimizer = build_optimizer(OptimConfig(name="muon"), model)
@@ -289,7 +266,7 @@ def test_muon_adamw_holds_state_of_both_optimizers() -> None:
     assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("name", [pytest.param("muon", marks=needs_muon), "adamw", "rmsprop"])
+@pytest.mark.parametrize("name", ["muon", "adamw", "rmsprop"])
 def test_grad_scaler_skips_nonfinite_step(name: str) -> None:
     model = small()
     optimizer = build_optimizer(OptimConfig(name=name), model)  # type: ignore[arg-type]
@@ -307,7 +284,7 @@ def test_grad_scaler_skips_nonfinite_step(name: str) -> None:
 # Skipped steps
 
 
-@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("beyond", [False, True], ids=["plain", "all options"])
 def test_skipped_step_changes_neither_weights_nor_state(name: str, beyond: bool) -> None:
     values = RECIPES[name][0] if beyond and name in RECIPES else {}

@@ -14,7 +14,7 @@ from engine.config.training_sections import OptimConfig
 from engine.models.builtin import resnet18_small
 from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
 from engine.optim.param_groups import layer_ids
-from small_model import names_in, needs_muon, refused, small, train
+from small_model import names_in, refused, small, train
 
 
 def test_build_optimizer_uses_one_group_by_default() -> None:
@@ -137,7 +137,7 @@ def test_layer_decay_scales_lr_per_layer() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", pytest.param("muon", marks=needs_muon)])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "muon"])
 def test_restore_optimizer_keeps_state_across_changed_groups(name: str) -> None:
     before = OptimConfig(name=name, lr=0.01, layer_lr={"4": 1.0, "5": 0.5})  # type: ignore[arg-type]
     after = OptimConfig(name=name, lr=0.01, layer_lr={"0": 0.1}, layer_decay=0.9)  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from engine.training.train import run_training
 from engine.utils.errors import UsageError
 from gputrain_command import Gputrain, last_checkpoint_weights
 from in_process import single_rank_trainer, train_in_process
-from small_model import needs_muon
 
 # Without BatchNorm the result does not depend on how images are grouped into batches.
 PLAIN = ("model.name=linear", "schedule.name=constant", "optim.momentum=0.9", "optim.lr=0.05")
@@ -184,16 +183,7 @@ def test_ema_weights_are_evaluated_and_saved(tmp_path: Path) -> None:
         ("precision.amp=O2", "optim.clip_norm=1"),
         ("precision.amp=O3", "model.ema=0.9"),
         ("schedule.name=plateau", "schedule.patience=0", "schedule.threshold=0.9", "model.ema=0.9"),
-        pytest.param(
-            (
-                "optim.name=muon",
-                "optim.decay_norms=false",
-                "optim.accumulate=2",
-                "augment.mixup=0.4",
-                "augment.cutmix=1",
-            ),
-            marks=needs_muon,
-        ),
+        ("optim.name=muon", "optim.decay_norms=false", "optim.accumulate=2", "augment.mixup=0.4", "augment.cutmix=1"),
     ],
 )
 def test_resume_is_bit_identical_for_recipe(recipe: tuple[str, ...], tmp_path: Path) -> None:
