@@ -50,7 +50,7 @@ def single_rank_trainer(
     channel = DirectChannel(received.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     plan = plan_node(config, [])
     if on_gpu:
-        plan = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "nccl")
+        plan = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "gloo")
     job = Job(config, plan, RunFolder(folder) if folder else None, False, source)
     threads = torch.get_num_threads()
     # With tests running in parallel, more threads only contend for cores.

@@ -84,7 +84,8 @@ class DeviceConfig(Section):
         "slower and serves for comparison.",
     )
     backend: Literal["auto", "nccl", "gloo"] = Field(
-        "auto", description="Process group backend: nccl, gloo or auto. auto uses nccl on GPUs and gloo on the CPU."
+        "auto",
+        description="Process group backend: nccl, gloo or auto. auto uses nccl for several ranks on GPUs, else gloo.",
     )
     init_method: Text = Field(
         "auto",

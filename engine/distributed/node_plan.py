@@ -16,6 +16,7 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 
 Backend = Literal["nccl", "gloo"]
+MAX_COMPILE_THREADS = 32  # Inductor's own limit
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class NodePlan:
     local_world_size: int
     """Number of ranks on this node."""
     threads_per_rank: int
-    """CPU threads per rank (OMP_NUM_THREADS)."""
+    """CPU threads per rank (OMP_NUM_THREADS), and compile processes of Inductor."""
     workers: int | None
     """DataLoader workers per rank; None for `data.workers: auto`."""
     backend: Backend
@@ -52,20 +53,26 @@ class NodePlan:
         return self.devices[0] != "cpu"
 
 
-def plan_node(config: Config, gpus: Sequence[CudaDevice], local_world_size: int | None = None) -> NodePlan:
+def plan_node(
+    config: Config,
+    gpus: Sequence[CudaDevice],
+    local_world_size: int | None = None,
+    world_size: int | None = None,
+) -> NodePlan:
     """Return the plan of this node. `gpus` are the GPUs reserved for the run, none for training on the CPU.
 
-    An external launcher sets `local_world_size`, and may show each rank one GPU only. Raises UsageError if the config
-    does not fit the devices.
+    An external launcher sets the two sizes, and may show each rank one GPU only. Raises UsageError if the config does
+    not fit the devices.
     """
     problems = _plan_problems(config, gpus, external_launcher=local_world_size is not None)
     if problems:
         raise UsageError(problems)
     workers = None if config.data.workers == "auto" else config.data.workers
-    backend: Backend = ("nccl" if gpus else "gloo") if config.device.backend == "auto" else config.device.backend
     if config.device.parallel == "dp":
         devices, parents = tuple(gpu.uuid for gpu in gpus), tuple(gpu.parent_uuid for gpu in gpus)
-        return NodePlan(devices, parents, 1, available_cores(), workers, backend, devices_per_rank=len(gpus))
+        return NodePlan(
+            devices, parents, 1, available_cores(), workers, _backend(config, 1), devices_per_rank=len(gpus)
+        )
     if gpus:
         ranks = local_world_size or len(gpus)
         if 1 < len(gpus) < ranks:
@@ -73,13 +80,21 @@ def plan_node(config: Config, gpus: Sequence[CudaDevice], local_world_size: int 
             raise UsageError.one("device.gpus", reason, "start fewer ranks on this host")
         devices = tuple(gpu.uuid for gpu in gpus[:ranks])
         parents = tuple(gpu.parent_uuid for gpu in gpus[:ranks])
+        backend = _backend(config, world_size or ranks)
         return NodePlan(devices, parents, ranks, max(1, available_cores() // ranks), workers, backend)
     ranks = local_world_size or config.device.ranks
     max_ranks = MAX_RANKS_PER_CORE * available_cores()
     if ranks > max_ranks:
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
         raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)")
-    return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, available_cores() // ranks), workers, backend)
+    return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, available_cores() // ranks), workers, "gloo")
+
+
+def _backend(config: Config, world_size: int) -> Backend:
+    """Return the backend of ranks on GPUs. A single rank has no collectives on its GPU, so it needs no NCCL."""
+    if config.device.backend != "auto":
+        return config.device.backend
+    return "nccl" if world_size > 1 else "gloo"
 
 
 def _plan_problems(config: Config, gpus: Sequence[CudaDevice], *, external_launcher: bool) -> list[Problem]:
@@ -102,3 +117,5 @@ def prepare_environment(plan: NodePlan, environ: MutableMapping[str, str]) -> No
     """Set the environment variables that ranks and their children need before CUDA is initialized."""
     show_devices(plan.devices if plan.on_gpu else (), environ)
     environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_rank))
+    # By default each rank would start as many compile processes as the host has cores.
+    environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(plan.threads_per_rank, MAX_COMPILE_THREADS)))

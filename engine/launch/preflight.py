@@ -103,7 +103,8 @@ def run_preflight(
         devices_known = False
         preflight.problems += [] if config.device.wait and isinstance(error, NotFreeError) else error.problems
     try:
-        plan = plan_node(config, gpus, None if rank_info is None else rank_info.local_world_size)
+        sizes = (None, None) if rank_info is None else (rank_info.local_world_size, rank_info.world_size)
+        plan = plan_node(config, gpus, *sizes)
         preflight.plan = plan if devices_known else None
         if first_of_host:
             world_size = plan.local_world_size if rank_info is None else rank_info.world_size

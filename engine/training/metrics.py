@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from engine.distributed.collectives import all_reduce
 
 EVALUATION_FORMAT = 1
 # A larger confusion matrix is unreadable and fills the disk.
@@ -54,8 +55,8 @@ class MetricAccumulator:
     def all_reduce(self) -> Metrics:
         """Sum over all ranks. A collective."""
         loss, counts = self.loss_sum.clone(), self.counts.clone()
-        dist.all_reduce(loss)
-        dist.all_reduce(counts)
+        all_reduce(loss)
+        all_reduce(counts)
         correct, images, unread = (int(value) for value in counts.tolist())
         if images == 0:
             return Metrics(math.nan, 0.0, unread)
@@ -88,8 +89,8 @@ class EvaluationAccumulator:
         """Sum over all ranks. A collective."""
         metrics = self.totals.all_reduce()
         top5_correct, confusion_counts = self._top5_correct.clone(), self._confusion_counts.clone()
-        dist.all_reduce(top5_correct)
-        dist.all_reduce(confusion_counts)
+        all_reduce(top5_correct)
+        all_reduce(confusion_counts)
         return self._to_evaluation(metrics, top5_correct, confusion_counts)
 
     def local_evaluation(self) -> Evaluation:

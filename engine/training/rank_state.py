@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -23,6 +22,7 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
+from engine.distributed.collectives import broadcast
 from engine.distributed.parallel import batch_device
 from engine.distributed.watchdog import Phase
 from engine.models.compile import eager_for_partial_batch
@@ -191,7 +191,7 @@ class RankState:
     def broadcast_buffers(self) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks. A collective."""
         for buffer in self.model.buffers():
-            dist.broadcast(buffer, 0)
+            broadcast(buffer)
 
     def lr_at(self, step_in_epoch: int) -> float:
         """Return the learning rate of a step (from 1) of the current epoch.

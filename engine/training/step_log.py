@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.distributed.channel import Channel
+from engine.distributed.collectives import all_gather, all_reduce
 from engine.distributed.failures import NonFiniteLossError
 from engine.runs.events import StepEvent
 
@@ -41,7 +42,7 @@ class _PendingSteps:
     `means` (over the ranks) and `local` (of this rank) are 2 x steps: the losses, and 1 for each skipped step.
     """
 
-    work: dist.Work
+    work: dist.Work | None
     means: Tensor
     local: Tensor
     event_fields: dict[str, Any]
@@ -49,10 +50,10 @@ class _PendingSteps:
 
     def wait(self) -> tuple[list[float], list[float]]:
         """Return the means; on a GPU this waits only for their copy, not for later work on the stream."""
-        if self.copy_done is None:
-            self.work.wait()
-        else:
+        if self.copy_done is not None:
             self.copy_done.synchronize()
+        elif self.work is not None:
+            self.work.wait()
         losses, skipped = self.means.tolist()
         return losses, skipped
 
@@ -115,8 +116,7 @@ class StepLog:
         local = self._stack_unreported()
         means = local / dist.get_world_size()
         self._losses, self._nonfinite = [], []
-        work = dist.all_reduce(means, async_op=True)
-        assert work is not None  # noqa: S101 - async_op always returns a handle
+        work = all_reduce(means, async_op=True)
         seconds = max(time.perf_counter() - self._clock_start, 1e-9)
         event_fields = {
             "step": step,
@@ -127,8 +127,9 @@ class StepLog:
         }
         self._pending = _PendingSteps(work, means, local, event_fields)
         if means.is_cuda:
-            # Makes the current stream wait, not the host.
-            work.wait()
+            if work is not None:
+                # Makes the current stream wait, not the host.
+                work.wait()
             self._pending.means = torch.empty(means.shape, pin_memory=True).copy_(means, non_blocking=True)
             self._pending.copy_done = torch.cuda.Event()
             self._pending.copy_done.record()
@@ -152,8 +153,7 @@ class StepLog:
 
     def _describe_nonfinite(self, step: int, epoch: int, loss: float, local_loss: Tensor) -> str:
         """Name the ranks whose loss is not finite. A collective."""
-        rank_losses = [torch.zeros_like(local_loss) for _ in range(dist.get_world_size())]
-        dist.all_gather(rank_losses, local_loss)
+        rank_losses = all_gather(local_loss)
         ranks = [str(rank) for rank, rank_loss in enumerate(rank_losses) if not math.isfinite(rank_loss.item())]
         location = f" on rank {', '.join(ranks)}" if ranks and len(ranks) < len(rank_losses) else ""
         fault = "the gradient" if math.isfinite(loss) else "the loss"
@@ -186,7 +186,7 @@ class StepLog:
         trial = replace(self.skipped)
         too_many = [trial.add(flag > 0.5) for flag in skipped]
         finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self.device)
-        dist.all_reduce(finite, dist.ReduceOp.MIN)
+        all_reduce(finite, dist.ReduceOp.MIN)
         if any(too_many) or not (self.may_skip or finite.item()):
             self.start_reduction(step, epoch, lr)
             self.wait_pending()

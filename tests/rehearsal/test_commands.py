@@ -56,7 +56,7 @@ def test_run_trains_on_mig_instance(rehearsal: Rehearsal) -> None:
     instances = [f"instance 0 uuid={uuid} gi={number} ci=0" for number, uuid in enumerate(MIG_UUIDS, 1)]
     rehearsal.host.set_scene(gpu_line(0, used=100, mig=1), instances)
     run = rehearsal.run("mig", *LIGHT, "--gpus", "free:1")
-    assert (run_started(run)["backend"], run_started(run)["devices"]) == ("nccl", MIG_UUIDS[:1])
+    assert (run_started(run)["backend"], run_started(run)["devices"]) == ("gloo", MIG_UUIDS[:1])
 
 
 @pytest.mark.rehearsal

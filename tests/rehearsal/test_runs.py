@@ -47,6 +47,14 @@ def test_checkpoint_of_gpu_loads_without_gpu(rehearsal: Rehearsal) -> None:
     assert rehearsal("resume", "gpu", "--headless", "run.epochs=2", "device.gpus=cpu").returncode == 0
 
 
+def test_single_rank_creates_no_nccl_communicator(rehearsal: Rehearsal) -> None:
+    run = rehearsal.run("single", "digits", "--epochs", "1", "--gpus", "free:1", "run.log_every=1")
+    assert run_started(run)["backend"] == "gloo"
+    lines = [line for lines in rehearsal.cuda_log().values() for line in lines]
+    assert any(line.startswith("context") for line in lines)
+    assert not any("nccl" in line for line in lines)
+
+
 @pytest.mark.rehearsal
 def test_evaluate_runs_on_free_gpu(rehearsal: Rehearsal) -> None:
     rehearsal.run("cpu", "digits", "--epochs", "1", "--gpus", "cpu")

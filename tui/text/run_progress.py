@@ -75,7 +75,7 @@ def device_lines(snapshot: RunSnapshot, width: int) -> tuple[str, list[Text]]:
     if started is None:
         return "Ranks", [Text("The run is starting", MUTED)]
     by_uuid = {sample.uuid: sample for sample in snapshot.gpus}
-    on_cpu = started.backend == "gloo"
+    on_cpu = set(started.devices) == {"cpu"}
     lines = []
     for rank in started.ranks:
         if on_cpu:

@@ -53,6 +53,7 @@ def refusal(action: Callable[[], object]) -> str:
     ("requested", "gpus", "backend"),
     [
         ("auto", GPUS, "nccl"),
+        ("auto", GPUS[:1], "gloo"),
         ("auto", [], "gloo"),
         ("gloo", GPUS, "gloo"),
         ("nccl", GPUS, "nccl"),
@@ -61,6 +62,10 @@ def refusal(action: Callable[[], object]) -> str:
 )
 def test_plan_chooses_backend_for_devices(requested: str, gpus: list[CudaDevice], backend: str) -> None:
     assert plan_node(config(f"device.backend={requested}"), gpus).backend == backend
+
+
+def test_plan_chooses_nccl_for_one_gpu_on_each_of_two_nodes() -> None:
+    assert plan_node(config(), GPUS[:1], local_world_size=1, world_size=2).backend == "nccl"
 
 
 def test_plan_rejects_nccl_on_cpu() -> None:
@@ -78,11 +83,19 @@ def test_plan_message_names_gpus_with_gloo() -> None:
 
 def test_plan_dp_gives_one_rank_every_gpu() -> None:
     plan = plan_node(config("device.parallel=dp"), GPUS)
-    assert (plan.local_world_size, plan.devices_per_rank, plan.backend) == (1, 4, "nccl")
+    assert (plan.local_world_size, plan.devices_per_rank, plan.backend) == (1, 4, "gloo")
     assert [plan.devices[place] for place in plan.device_indices(0)] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     environment: dict[str, str] = {}
     prepare_environment(plan, environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
+
+
+def test_prepare_environment_divides_compile_threads_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.distributed.node_plan.available_cores", lambda: 64)
+    environments: list[dict[str, str]] = [{}, {}, {"TORCHINDUCTOR_COMPILE_THREADS": "3"}]
+    for gpus, environment in zip((GPUS, GPUS[:1], GPUS), environments, strict=True):
+        prepare_environment(plan_node(config(), gpus), environment)
+    assert [environment["TORCHINDUCTOR_COMPILE_THREADS"] for environment in environments] == ["16", "32", "3"]
 
 
 def test_plan_ddp_gives_each_rank_one_gpu() -> None:
