@@ -17,6 +17,7 @@ from engine.data.sources.open import open_source
 from engine.distributed.failures import NonFiniteLossError
 from engine.models.factory import build_model
 from engine.runs.events import Event, StepEvent
+from engine.training.train import run_training
 from gputrain_command import Gputrain, read_events
 from in_process import single_rank_trainer
 
@@ -55,7 +56,7 @@ def single_rank_losses() -> list[float]:
     events: list[Event] = []
     alone = ["data.batch_size=48", "run.epochs=2", "model.name=linear", "optim.lr=0.01", "run.log_every=1"]
     with single_rank_trainer(*PRIME, *alone, base=None, events=events) as fit:
-        fit.run([])
+        run_training(fit, [])
     return [loss for event in events if isinstance(event, StepEvent) for loss in event.losses]
 
 
@@ -94,7 +95,7 @@ def test_nonfinite_validation_loss_fails_run(tmp_path: Path) -> None:
         pytest.raises(NonFiniteLossError, match="the validation loss of epoch 1 is inf"),
         single_rank_trainer(*user_code) as fit,
     ):
-        fit.run([])
+        run_training(fit, [])
 
 
 def test_resume_accepts_fewer_ranks_and_changed_settings(gputrain: Gputrain) -> None:

@@ -23,6 +23,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import History, history_from_events
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample, RankDevice
+from engine.training.train import run_training
 from engine.training.warmup import count_flops_per_image
 from factories import (
     make_epoch,
@@ -51,7 +52,7 @@ def kind(history: History) -> BottleneckKind | None:
 def train_history(*overrides: str) -> History:
     events: list[Event] = []
     with single_rank_trainer("run.epochs=2", *overrides, events=events) as fit:
-        assert fit.run([]) == "finished"
+        assert run_training(fit, []) == "finished"
     return history_from_events(events)
 
 
