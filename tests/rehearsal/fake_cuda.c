@@ -7,8 +7,9 @@
    timing can be timed.
 
    Environment: FAKE_CUDA_DEVICES (number of GPUs, 2), FAKE_CUDA_MEMORY (bytes of each GPU, separated by commas; the last
-   number also applies to the following GPUs; 2 GiB), FAKE_CUDA_NAN (fill new device memory with NaN), FAKE_CUDA_LOG
-   (folder; each process logs contexts, NCCL calls and errors to its PID). */
+   number also applies to the following GPUs; 2 GiB), FAKE_CUDA_CAPABILITY (major compute capability, 8),
+   FAKE_CUDA_NAN (fill new device memory with NaN), FAKE_CUDA_LOG (folder; each process logs contexts, NCCL calls and
+   errors to its PID). */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 #include <dlfcn.h>
@@ -95,6 +96,10 @@ static size_t device_bytes(int device) {
   for (int index = physical_index(device); bytes && index && (comma = strchr(bytes, ',')); index--) bytes = comma + 1;
   return bytes ? strtoull(bytes, NULL, 10) : (size_t)2 << 30;
 }
+static int capability_major(void) {
+  const char *major = getenv("FAKE_CUDA_CAPABILITY");
+  return major ? atoi(major) : 8;
+}
 /* As the driver does it: the first call initializes CUDA for this process, and not for those that it forks later. */
 static cudaError_t initialize(const char *function) {
   if (!initialized_by) {
@@ -138,7 +143,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? 8
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? capability_major()
            : attribute == cudaDevAttrMultiProcessorCount    ? 108
            : attribute == cudaDevAttrMaxThreadsPerBlock     ? 1024
            : attribute == cudaDevAttrWarpSize               ? 32
@@ -150,7 +155,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   INITIALIZED;
   if (device >= visible_devices(uuids)) return fail(cudaErrorInvalidDevice, __func__);
   *properties = (struct cudaDeviceProp){
-    .name = "NVIDIA A100-SXM4-80GB", .totalGlobalMem = device_bytes(device), .major = 8, .minor = 0,
+    .name = "NVIDIA A100-SXM4-80GB", .totalGlobalMem = device_bytes(device), .major = capability_major(), .minor = 0,
     .multiProcessorCount = 108, .warpSize = 32, .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 2048,
     .regsPerMultiprocessor = 65536, .sharedMemPerBlock = 48 << 10, .sharedMemPerBlockOptin = 163 << 10,
     .sharedMemPerMultiprocessor = 164 << 10, .maxGridSize = {0x7fffffff, 65535, 65535},

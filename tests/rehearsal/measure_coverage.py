@@ -25,7 +25,7 @@ from coverage import Coverage
 ROOT = Path(__file__).parents[2]
 GPU_CONDITION = re.compile(r"\bcuda\b|nccl|on_gpu|is_cuda", re.I)
 GPU_STATEMENT = re.compile(r"torch\.cuda|'cuda'|'nccl'")
-NEGATION = re.compile(r"^not |!= 'cuda'|is None")
+NEGATION = re.compile(r"\bnot [\w.]*on_gpu|^not |!= 'cuda'|is None")
 Lines = set[int]
 
 
@@ -82,7 +82,9 @@ def all_gpu_lines(trees: dict[Path, ast.Module]) -> dict[Path, Lines]:
 
 def run_tests(folder: Path, arguments: list[str]) -> None:
     settings = folder / "coverage.ini"
-    settings.write_text(f"[run]\nparallel = true\ndata_file = {folder / 'data'}\nsource = {ROOT / 'engine'}\n")
+    settings.write_text(
+        f"[run]\nparallel = true\nsigterm = true\ndata_file = {folder / 'data'}\nsource = {ROOT / 'engine'}\n"
+    )
     hooks = os.pathsep.join(filter(None, [str(ROOT / "tests" / "hooks"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": hooks}
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(folder / "tests")]

@@ -18,6 +18,7 @@ LIGHT = ("digits", "--model", "linear", "--epochs", "1")
 MIG_UUIDS = ["MIG-aaaa0000-1111-2222-3333-444444444444", "MIG-bbbb0000-1111-2222-3333-444444444444"]
 
 
+@pytest.mark.rehearsal
 def test_evaluate_on_gpu_equals_validation_of_run(ddp_run: DdpRun) -> None:
     done = ddp_run.gputrain("evaluate", "ddp", "--device", "cuda", "--json")
     assert done.returncode == 0, done.stderr
@@ -41,6 +42,7 @@ def test_doctor_finds_two_usable_gpus(rehearsal: Rehearsal) -> None:
     done = rehearsal("doctor", "digits", "device.gpus=free:2", "--json")
     checks = json.loads(done.stdout)["checks"]
     assert [check for check in checks if check["state"] == "problem"] == [], done.stderr
+    assert any("64 MiB between 2 GPUs with NCCL" in check["found"] for check in checks)
     assert done.returncode == 0
 
 
@@ -48,7 +50,7 @@ def test_doctor_finds_two_usable_gpus(rehearsal: Rehearsal) -> None:
 def test_bench_measures_one_and_two_gpus(rehearsal: Rehearsal) -> None:
     done = rehearsal("bench", *LIGHT[:3], "--gpus", "free:2", "--epochs", "2", "--limit", "--json")
     assert done.returncode == 0, done.stderr
-    print(done.stdout)
+    assert [speed["ranks"] for speed in json.loads(done.stdout)["speeds"]] == [1, 2]
 
 
 @pytest.mark.rehearsal
@@ -78,3 +80,17 @@ def test_gpu_indices_follow_order_of_cuda(rehearsal: Rehearsal) -> None:
     """Without CUDA_DEVICE_ORDER=PCI_BUS_ID, only CUDA itself knows the order of the indices."""
     run = rehearsal.run("one", *LIGHT, "--gpus", "all", CUDA_VISIBLE_DEVICES="1")
     assert run_started(run)["devices"] == [gpu_uuid(1)]
+
+
+@pytest.mark.rehearsal
+def test_run_on_gpus_that_torch_cannot_use_is_refused(rehearsal: Rehearsal) -> None:
+    done = rehearsal("run", "--headless", *LIGHT, "--gpus", "free:1", LD_PRELOAD="")
+    assert done.returncode == 2
+    assert "cannot use the GPUs that the driver reports" in done.stderr
+
+
+@pytest.mark.rehearsal
+def test_bfloat16_on_gpu_without_it_is_refused(rehearsal: Rehearsal) -> None:
+    done = rehearsal("run", "--headless", *LIGHT, "--gpus", "free:1", "--amp", "bf16", FAKE_CUDA_CAPABILITY="7")
+    assert done.returncode == 2
+    assert "does not support bfloat16; set precision.amp to fp16 or off" in done.stderr

@@ -47,7 +47,7 @@ def test_auto_batch_size_fits_gpu_with_least_free_memory(rehearsal: Rehearsal) -
 @pytest.mark.rehearsal
 def test_auto_batch_size_trains_in_small_memory(rehearsal: Rehearsal) -> None:
     options = ("data.dataset=fake", "data.image_size=32", "data.fake_train=4096", "--epochs", "1")
-    memory = str(256 << 20)
+    memory = str(NCCL_BYTES + (256 << 20))
     run = rehearsal.run("auto", *options, "--batch-size", "auto", "--gpus", "free:2", FAKE_CUDA_MEMORY=memory)
     assert 8 <= run_started(run)["batch_size"] < 2048
     assert read_events(run)[-1]["state"] == "finished"

@@ -28,3 +28,11 @@ def test_resume_continues_gpu_run_on_cpu(rehearsal: Rehearsal) -> None:
 @pytest.mark.parametrize("first", [GPUS, CPU], ids=["gpus", "cpu"])
 def test_resume_continues_run_on_gpus(rehearsal: Rehearsal, first: tuple[str, ...]) -> None:
     assert_continues(rehearsal, first, GPUS)
+
+
+@pytest.mark.rehearsal
+def test_resume_of_dp_run_reports_random_numbers_that_differ(rehearsal: Rehearsal) -> None:
+    rehearsal.run("dp", *LIGHT, *GPUS, "device.parallel=dp", "--epochs", "1")
+    resumed = rehearsal("resume", "dp", "run.epochs=2")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "only the random number generator of the first GPU is restored" in resumed.stderr
