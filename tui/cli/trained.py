@@ -88,7 +88,10 @@ def predict(
 
 
 def print_warning(message: str) -> None:
-    typer.echo(f"warning: {message}", err=True)
+    """Print a warning on stderr, escaped: it may contain the names of other users' runs."""
+    from engine.utils.text import printable
+
+    typer.echo(f"warning: {printable(message)}", err=True)
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
