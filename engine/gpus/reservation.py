@@ -251,7 +251,10 @@ def allocation_lock() -> Iterator[None]:
 
 
 def _lock_shared_file(path: Path) -> int | None:
-    """Lock a file that any user may have created. Return its descriptor, None if another process holds the lock."""
+    """Lock a file that any user may have created. Return its descriptor, None if another process holds the lock.
+
+    Raises UsageError if the file cannot be created or opened.
+    """
     try:
         # Creating and opening are separate: with fs.protected_regular, open() with O_CREAT fails for files of other
         # users in sticky folders such as /tmp.
@@ -259,9 +262,11 @@ def _lock_shared_file(path: Path) -> int | None:
             created_fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             os.fchmod(created_fd, 0o644)
             os.close(created_fd)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # The process that held the lock has unlinked the file.
+            return None
     except OSError as error:
         raise _unusable(path, error) from error
     try:

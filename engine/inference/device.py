@@ -11,6 +11,7 @@ import torch
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.reservation import ReservedRank
 from engine.gpus.visible_devices import show_devices
+from engine.utils.errors import UsageError
 
 
 @contextmanager
@@ -18,13 +19,19 @@ def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterat
     """Reserve a free GPU for "auto" and "cuda", and yield the device name for `resolve_device`.
 
     If no GPU is free, "auto" becomes "cpu", and "cuda" shares a GPU. The GPU becomes the only one that CUDA shows to
-    this process, so call it before CUDA is initialized. `run` is the run name that other users see. `notify` receives
-    why no free GPU is used. Raises UsageError if GPUs cannot be reserved.
+    this process, so call it before CUDA is initialized. If none can be reserved, torch chooses the device. `run` is the
+    run name that other users see. `notify` receives why no GPU is free or reserved.
     """
     if name not in ("auto", "cuda") or not torch.backends.cuda.is_built():
         yield name
         return
-    allocation = allocate_devices("auto", run, wait=False, on_wait=lambda _: None, ranks=1)
+    try:
+        allocation = allocate_devices("auto", run, wait=False, on_wait=lambda _: None, ranks=1)
+    except UsageError as error:
+        # Another user can make the shared folder of reservations unusable.
+        notify(f"no GPU is reserved: {error.problems[0].reason}")
+        yield name
+        return
     try:
         name = _use(allocation, name, run, notify)
         yield name

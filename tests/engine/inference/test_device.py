@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,31 @@ def test_reserve_device_without_free_gpu(name: str, device: str, rest: str, two_
         assert bool(read_reservations()) == (name == "cuda")
     reason = f"in use by process {UNKNOWN_PID} (user unknown)"
     assert (notes, read_reservations()) == ([f"no GPU is free ({reason}); using {rest}"], [])
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_reserve_device_without_reservation_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "missing"))
+    notes: list[str] = []
+    with reserve_device(name, "digits", notes.append) as device:
+        assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == (name, "0,1")
+    [note] = notes
+    assert note.startswith(
+        f"no GPU is reserved: GPUs cannot be reserved in {tmp_path / 'missing' / 'gputrain.lock'}: No"
+    )
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_reserve_device_while_reservations_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    monkeypatch.setattr("engine.gpus.reservation.LOCK_TIMEOUT_SECONDS", 0.1)
+    notes: list[str] = []
+    with (tmp_path / "gputrain.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with reserve_device("auto", "digits", notes.append) as device:
+            assert device == "auto"
+    assert notes[0].startswith(f"no GPU is reserved: another process has locked {tmp_path / 'gputrain.lock'} for ")
 
 
 @pytest.mark.usefixtures("two_gpus")
