@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,41 @@ from engine.utils.helper_process import HelperError, ask_helper
 
 QUERY_TIMEOUT_SECONDS = 60.0
 ROCM_DRIVER = Path("/dev/kfd")
+# https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+VISIBILITY_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "CUDA_DEVICE_ORDER",
+)
+_answers: dict[tuple[str | None, ...], list[dict[str, Any]]] = {}
 
 
 def unmonitored_gpus(environ: Mapping[str, str]) -> list[CudaDevice]:
-    """Return the GPUs that torch sees under `environ`, in its order. It is asked in a helper process.
+    """Return the GPUs that torch sees under `environ`, in its order.
 
     An NVIDIA GPU has its UUID. For an AMD GPU, `uuid` is its entry of HIP_VISIBLE_DEVICES, because ROCm selects by
     index.
     """
-    # Without AMD's driver, and without a CUDA that NVML does not report, torch sees none: its import takes 2 s.
-    if not ROCM_DRIVER.exists() and (has_library("libnvidia-ml.so.1") or not has_library("libcuda.so.1")):
+    if not torch_may_see_gpus():
         return []
-    try:
-        answer = ask_helper("engine.distributed.torch_gpus_process", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ)
-    except (OSError, HelperError):
-        return []
-    return devices_from_answer(answer, environ)
+    key = tuple(environ.get(name) for name in VISIBILITY_VARIABLES)
+    if key not in _answers:
+        # Once per process: importing torch takes 2 s, and the form asks for each check of an edited config.
+        try:
+            _answers[key] = ask_helper(
+                "engine.distributed.torch_gpus_process", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ
+            )
+        except (OSError, HelperError):
+            return []
+    return devices_from_answer(_answers[key], environ)
+
+
+@cache
+def torch_may_see_gpus() -> bool:
+    """Whether this host has a driver for GPUs that NVML does not report: AMD's, or CUDA's without the NVML library."""
+    return ROCM_DRIVER.exists() or (has_library("libcuda.so.1") and not has_library("libnvidia-ml.so.1"))
 
 
 def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[CudaDevice]:

@@ -163,7 +163,7 @@ class MonitorScreen(GputrainScreen):
         lines = self.query_one("#gpus", Lines)
         snapshot = self.gputrain_app.gpu_poller.snapshot
         if lines.selected_key is None or snapshot is None or not snapshot.gpus:
-            self.gputrain_app.show_toast("No GPU to pick: training uses the CPU")
+            self.gputrain_app.show_toast("No GPU to pick")
             return
         self.gputrain_app.picked_gpu_uuids ^= {lines.selected_key}
         self._show_gpus(snapshot)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from engine.gpus.selection import find_current_use
 from engine.gpus.snapshot import Gpu, GpuProcess, Reading, Snapshot
-from engine.gpus.unmonitored import ROCM_DRIVER
+from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.utils.text import pluralize, printable
 from tui.text.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
 from tui.text.tables import UNKNOWN
@@ -330,5 +330,7 @@ def no_driver_message(snapshot: Snapshot) -> str:
     error, cores = printable(snapshot.error or ""), pluralize(available_cores(), "core")
     if snapshot.pending:
         return f"{snapshot.host}: {error}. A run waits longer for the driver; try again."
-    used = "the GPUs that torch sees" if ROCM_DRIVER.exists() else f"the CPU, {cores}"
+    used = f"the CPU, {cores}"
+    if torch_may_see_gpus():
+        used = f"the GPUs that torch sees, else {used}"
     return f"No NVIDIA driver on {snapshot.host} ({error}): training uses {used}."

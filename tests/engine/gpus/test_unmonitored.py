@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from engine.distributed.node_plan import plan_node, prepare_environment
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.reservation import read_reservations
 from engine.gpus.selection import CudaDevice
-from engine.gpus.unmonitored import devices_from_answer, mark_reserved, unmonitored_gpus
+from engine.gpus.unmonitored import devices_from_answer, mark_reserved, torch_may_see_gpus, unmonitored_gpus
 
 AMD = {"name": "AMD Instinct MI300X", "uuid": None}
 
@@ -54,7 +55,39 @@ def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: o
         first.reservation.release()
 
 
+@pytest.mark.parametrize(
+    ("libraries", "rocm", "expected"),
+    [
+        ([], False, False),
+        (["libnvidia-ml.so.1", "libcuda.so.1"], False, False),
+        (["libcuda.so.1"], False, True),
+        (["libnvidia-ml.so.1"], True, True),
+    ],
+)
+def test_torch_may_see_gpus_with_driver_unknown_to_nvml(
+    libraries: list[str], rocm: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gpus.unmonitored.has_library", libraries.__contains__)
+    monkeypatch.setattr("engine.gpus.unmonitored.ROCM_DRIVER", tmp_path if rocm else tmp_path / "kfd")
+    assert torch_may_see_gpus.__wrapped__() == expected
+
+
 def test_torch_is_not_asked_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.gpus.unmonitored.has_library", lambda name: name == "libnvidia-ml.so.1")
+    monkeypatch.setattr("engine.gpus.unmonitored.torch_may_see_gpus", lambda: False)
     monkeypatch.setattr("engine.gpus.unmonitored.ask_helper", lambda *_, **__: pytest.fail("asked"))
     assert unmonitored_gpus(os.environ) == []
+
+
+def test_torch_is_asked_once_per_value_of_the_visibility_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(*_: object, env: dict[str, str], **__: object) -> list[dict[str, str | None]]:
+        asked.append(env.get("ROCR_VISIBLE_DEVICES", ""))
+        return [AMD]
+
+    monkeypatch.setattr("engine.gpus.unmonitored.torch_may_see_gpus", lambda: True)
+    monkeypatch.setattr("engine.gpus.unmonitored.ask_helper", answer)
+    monkeypatch.setattr("engine.gpus.unmonitored._answers", {})
+    for environ in ({}, {"HOME": "/"}, {"ROCR_VISIBLE_DEVICES": "1"}, {}):
+        assert [device.name for device in unmonitored_gpus(environ)] == [AMD["name"]]
+    assert asked == ["", "1"]
