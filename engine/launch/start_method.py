@@ -12,8 +12,8 @@ from typing import Literal
 from engine.training.job import StartMethod
 from engine.utils.errors import UsageError
 
-# Files that a process opens when it initializes CUDA, in WSL the last one.
-_GPU_FILES = ("/dev/nvidia", "/dev/dxg")
+# Files that a process opens when it initializes CUDA, CUDA in WSL, or ROCm.
+_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
 
 
 def choose_start_method(requested: Literal["auto", "spawn", "fork"]) -> StartMethod:
