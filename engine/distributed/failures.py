@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _COMMUNICATION_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER = re.compile(
     r"connection (reset|closed|refused)|broken pipe|gloo|socket|timed out|communicator was aborted"
-    r"|remote process exited|watchdog caught collective operation timeout",
+    r"|remote process exited|watchdog caught collective operation timeout"
+    # A key of the store that another rank should have set, for example NCCL's unique ID of rank 0.
+    r"|wait timeout|timeout waiting for key|retrieving ncclUniqueId",
     re.IGNORECASE,
 )
 # "Connection timed out" is an error of TCP: the network failed, and no rank is late.

@@ -30,6 +30,35 @@ def test_lost_peer_is_true_for_communication_errors(error: Exception) -> None:
     assert rank_failure(1, "cpu", error).lost_peer
 
 
+UNIQUE_ID = (
+    "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
+    "store->get('0') got error: "
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        dist.DistBackendError(UNIQUE_ID + "wait timeout after 660000ms, keys: /default_pg/0//cuda//0"),
+        dist.DistBackendError(UNIQUE_ID + "Timeout waiting for key: default_pg/0//cuda//0 after 660000 ms"),
+        dist.DistStoreError("wait timeout after 300ms, keys: /a, /b"),
+        RuntimeError("Timeout waiting for key: k after 300 ms"),
+        RuntimeError("Wait timeout"),
+    ],
+    ids=["NCCL on TCPStore", "NCCL on FileStore", "TCPStore", "get of FileStore", "wait of FileStore"],
+)
+def test_timeout_of_store_is_caused_by_another_rank(error: Exception) -> None:
+    failure = rank_failure(1, "cpu", error)
+    assert failure.lost_peer
+    assert failure.timed_out
+
+
+def test_lost_store_while_nccl_fetches_unique_id_is_no_timeout() -> None:
+    failure = rank_failure(1, "cuda", dist.DistBackendError(UNIQUE_ID + "Failed to recv, got 0 bytes"))
+    assert failure.lost_peer
+    assert not failure.timed_out
+
+
 @pytest.mark.parametrize(
     "error",
     [
