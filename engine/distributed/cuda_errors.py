@@ -97,12 +97,18 @@ _KNOWN_ERRORS = (
 )
 
 
+# Words of CUDA's messages are common ("illegal instruction"). Any exception of user code may contain them.
+_SOURCE = re.compile(r"cuda|nccl|nvidia|nvml|nvrm", re.IGNORECASE)
+
+
 def describe_known_error(text: str) -> str | None:
     """Return cause and remedy of a message of CUDA, NCCL or the driver, with the line that says so; None if it is not a
     known one."""
+    last_error = nccl_last_error(text)
+    lines = [line for line in map(str.strip, text.splitlines()) if line == last_error or _SOURCE.search(line)]
     for pattern, cause in _KNOWN_ERRORS:
-        if (match := re.search(rf"^.*(?:{pattern}).*$", text, re.MULTILINE)) is not None:
-            return f"{cause} ({shorten(match[0].strip())})"
+        if (line := next(filter(re.compile(pattern).search, lines), None)) is not None:
+            return f"{cause} ({shorten(line)})"
     return None
 
 

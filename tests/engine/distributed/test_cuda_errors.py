@@ -255,8 +255,25 @@ def test_nccl_error_of_a_lost_rank_is_a_lost_peer(error: Exception) -> None:
     assert describe_cause(error).startswith("it lost the connection to another rank (")
 
 
-def test_known_words_in_an_exception_of_user_code_are_not_a_cuda_error() -> None:
-    assert describe_cause(ValueError("no kernel image is available")) == "ValueError: no kernel image is available"
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no kernel image is available"),
+        RuntimeError("illegal instruction in the parser"),
+        RuntimeError("Device or resource busy or unavailable"),
+    ],
+    ids=lambda error: str(error),
+)
+def test_known_words_in_an_exception_of_user_code_are_not_a_cuda_error(error: Exception) -> None:
+    assert describe_cause(error) == f"{type(error).__name__}: {error}"
+
+
+def test_known_words_in_an_exception_of_a_dataloader_worker_are_not_a_cuda_error() -> None:
+    traceback = 'Original Traceback (most recent call last):\n  File "/opt/cuda/parser.py", line 7, in parse'
+    error = RuntimeError(
+        f"Caught RuntimeError in DataLoader worker process 0.\n{traceback}\nRuntimeError: illegal instruction"
+    )
+    assert describe_cause(error) == "RuntimeError: RuntimeError: illegal instruction"
 
 
 def test_cause_of_known_error_quotes_a_short_line() -> None:
