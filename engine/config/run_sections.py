@@ -75,8 +75,8 @@ class DeviceConfig(Section):
     timeout: float = Field(
         600.0,
         gt=0,
-        description="Timeout in seconds for rendezvous and collectives between ranks. Collectives time out at least "
-        "60 s after run.watchdog, which names the rank that hangs.",
+        description="Timeout in seconds for ranks to join the run and for collectives between them. Collectives time "
+        "out at least 60 s after run.watchdog, which names the rank that hangs.",
     )
     parallel: Literal["ddp", "dp"] = Field(
         "ddp",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,26 +95,20 @@ def open_store(config: Config, rank_info: RankInfo) -> Store:
     return store
 
 
-@contextmanager
-def name_missing_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> Iterator[None]:
-    """Context in which all ranks join; torch's own error after `timeout_s` names none of those that have not.
-
-    Raises RendezvousTimeoutError."""
-    began = time.monotonic()
-    store.set(f"joined/{rank_info.rank}", "")
-    try:
-        yield
-    except RuntimeError as error:
-        if time.monotonic() - began < timeout_s:
-            raise
-        missing = [str(rank) for rank in range(rank_info.world_size) if not store.check([f"joined/{rank}"])]
-        if not missing:
-            raise
+def wait_for_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> None:
+    """Wait until all ranks have called this. Raises RendezvousTimeoutError, which names those that have not."""
+    keys = {rank: f"joined/{rank}" for rank in range(rank_info.world_size)}
+    store.set(keys[rank_info.rank], "")
+    # The timeout error of the store does not tell which ranks are missing. After any other error, `check` fails too.
+    with suppress(RuntimeError):
+        store.wait(list(keys.values()), timedelta(seconds=timeout_s))
+    missing = [str(rank) for rank, key in keys.items() if not store.check([key])]
+    if missing:
         noun = "rank" if len(missing) == 1 else "ranks"
         raise RendezvousTimeoutError(
             f"{noun} {', '.join(missing)} did not join the process group within {timeout_s:g} s; "
             "increase device.timeout if their setup takes longer"
-        ) from error
+        )
 
 
 def get_from_rank_0(store: Store, key: str) -> bytes:

@@ -34,7 +34,7 @@ from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import get_from_rank_0, name_missing_ranks
+from engine.distributed.rendezvous import get_from_rank_0, wait_for_ranks
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
 from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
@@ -242,11 +242,12 @@ def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[di
     # torch aborts a rank whose NCCL thread is blocked for 480 s, which can be a rank that waits for the one that hangs.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(int(max(timeout_s, NCCL_HEARTBEAT_TIMEOUT_SECONDS))))
     timeout = timedelta(seconds=timeout_s)
-    with name_missing_ranks(store, rank_info, timeout_s):
-        dist.init_process_group(
-            job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
-        )
-        cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
+    # The watchdog ignores the setup, so `device.timeout` alone limits how long ranks wait for each other here.
+    wait_for_ranks(store, rank_info, job.config.device.timeout)
+    dist.init_process_group(
+        job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
+    )
+    cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
     rank_devices = gather_rank_devices(job.plan, rank_info, cpu_group)
     # Before the first use of NCCL, which would fail with a less helpful error of its own.
     check_devices_unique(rank_devices)

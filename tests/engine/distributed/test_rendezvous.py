@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
+from torch.distributed import TCPStore
 
+from engine.distributed.failures import lost_peer
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import (
     RendezvousTimeoutError,
     create_store_file,
     get_from_rank_0,
-    name_missing_ranks,
     open_local_store,
+    wait_for_ranks,
 )
 
 NOBODY = 65534
@@ -57,20 +57,20 @@ def test_local_store_cannot_be_opened_by_another_user(store_fd: int) -> None:
 
 def test_join_names_ranks_that_do_not_arrive(store_fd: int) -> None:
     store = open_local_store(store_fd, timeout_s=1)
-    with pytest.raises(RendezvousTimeoutError) as caught, name_missing_ranks(store, RankInfo(0, 3, 0, 3), 1):
-        dist.init_process_group("gloo", store=store, rank=0, world_size=3, timeout=timedelta(seconds=1))
+    with pytest.raises(RendezvousTimeoutError) as caught:
+        wait_for_ranks(store, RankInfo(0, 3, 0, 3), 1)
     assert str(caught.value) == (
         "ranks 1, 2 did not join the process group within 1 s; increase device.timeout if their setup takes longer"
     )
 
 
-def test_join_reports_early_error_unchanged(store_fd: int) -> None:
-    store = open_local_store(store_fd, timeout_s=20)
-    with (
-        pytest.raises(RuntimeError, match="no network interface"),
-        name_missing_ranks(store, RankInfo(0, 2, 0, 2), 20),
-    ):
-        raise RuntimeError("no network interface")
+def test_join_reports_lost_store() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", server.port, is_master=False)
+    del server
+    with pytest.raises(RuntimeError) as caught:
+        wait_for_ranks(store, RankInfo(0, 2, 0, 2), 20)
+    assert lost_peer(caught.value)
 
 
 def test_get_from_rank_0_names_missing_choice(store_fd: int) -> None:
