@@ -6,7 +6,9 @@ import faulthandler
 import os
 import pickle
 import signal
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
@@ -59,29 +61,30 @@ class Inherited:
 
 def run_spawned_rank(rank: int, job_file: InheritedFd, inherited: Inherited) -> None:
     """Train as one rank, and exit the process. `job_file` contains the pickled job."""
-    # All ranks inherit the same file offset, so the file is opened anew.
-    with Path(f"/proc/self/fd/{job_file.number}").open("rb") as file:
-        job = pickle.load(file)
-    os.close(job_file.number)
+    with _exit_on_error():
+        # All ranks inherit the same file offset, so the file is opened anew.
+        with Path(f"/proc/self/fd/{job_file.number}").open("rb") as file:
+            job = pickle.load(file)
+        os.close(job_file.number)
     run_rank(rank, job, inherited)
+
+
+@contextmanager
+def _exit_on_error() -> Iterator[None]:
+    """Exit with the traceback of an error that no channel can send yet.
+
+    torch would write it to a file in TMPDIR, which the supervisor does not read."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        exit_now(ExitCode.FAILED)
 
 
 def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     """Train as one rank, and exit the process."""
-    connections = inherited.connections
-    die_with_parent(inherited.starter_pid)
-    # The peer reads EOF only when every copy of this end is closed.
-    for connection in (inherited.starter_connection, *connections[:rank], *connections[rank + 1 :]):
-        connection.close()
-    faulthandler.enable()
-    faulthandler.register(DUMP_TRACEBACK_SIGNAL, all_threads=True)
-    flag = StopFlag()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, flag.handle_signal)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    heartbeats = Heartbeats(job.plan.local_world_size, inherited.heartbeats.number)
-    channel = PipeChannel(connections[rank], flag, HeartbeatWriter(heartbeats, rank))
+    with _exit_on_error():
+        channel = _open_channel(rank, job, inherited)
     rank_info = RankInfo(rank, job.plan.local_world_size, rank, job.plan.local_world_size)
     code = ExitCode.FAILED
     try:
@@ -101,3 +104,21 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     finally:
         # The interpreter's own exit would wait for DataLoader workers, which ignore SIGINT.
         exit_now(code)
+
+
+def _open_channel(rank: int, job: Job, inherited: Inherited) -> PipeChannel:
+    """Install the signal handlers of the rank, and open its channel to the supervisor."""
+    connections = inherited.connections
+    die_with_parent(inherited.starter_pid)
+    # The peer reads EOF only when every copy of this end is closed.
+    for connection in (inherited.starter_connection, *connections[:rank], *connections[rank + 1 :]):
+        connection.close()
+    faulthandler.enable()
+    faulthandler.register(DUMP_TRACEBACK_SIGNAL, all_threads=True)
+    flag = StopFlag()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, flag.handle_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    heartbeats = Heartbeats(job.plan.local_world_size, inherited.heartbeats.number)
+    return PipeChannel(connections[rank], flag, HeartbeatWriter(heartbeats, rank))
