@@ -29,9 +29,9 @@ BATCH_SIZE_KEY = "data.batch_size"
 POLL_SECONDS = 0.2
 RELEASE_SECONDS = 60.0  # the helper process holds its GPU memory until it has exited
 MAX_MEMORY_SHARE = 0.9  # of the free memory; the rest is for fragmentation, which a trial does not see
-# NCCL's memory on each of several GPUs: 10 MiB per connection of up to 32 channels, twice (nccl#1685), less without
-# NVLink. A trial has one rank, which allocates none of it.
-NCCL_BYTES = 512 << 20
+# NCCL's memory on each of several GPUs, not measured. Estimated from nccl#1685: up to 32 channels, two connections per
+# channel, 10 MiB per connection. A trial has one rank, which allocates none of it.
+NCCL_BYTES = 2 * 32 * (10 << 20)
 # Host memory allows batches whose steps take minutes.
 MAX_CPU_BATCH_SIZE = 4096
 MAX_CPU_STEP_SECONDS = 2.0

@@ -33,7 +33,7 @@ def test_dp_holds_share_of_batch_on_gpu_0(rehearsal: Rehearsal) -> None:
 
 
 def test_auto_batch_size_fits_gpu_with_least_free_memory(rehearsal: Rehearsal) -> None:
-    free_bytes = (2 << 30, 700 << 20)
+    free_bytes = (2 << 30, 840 << 20)
     options = ("data.dataset=fake", "data.image_size=256", "--model", "linear", "--batch-size", "auto", "--dry-run")
     memory = ",".join(map(str, free_bytes))
     done = rehearsal("run", "--headless", *options, "--gpus", "free:2", FAKE_CUDA_MEMORY=memory)
