@@ -107,7 +107,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
 
     Raises UsageError on every rank if the launcher's variables are wrong; otherwise on rank 0 alone, which reports for
     all ranks."""
-    start_method: StartMethod = "srun" if launcher == "slurm" else "torchrun"
+    start_method: StartMethod = "srun" if launcher == "slurm" else "torchrun" if _under_torchrun() else "env"
     this_rank = _ExternalRank(_read_environment(launcher), start_method, _install_stop_flag())
     run = OwnedRun(request, listener if this_rank.rank == 0 else _stderr_listener(this_rank.rank))
     try:

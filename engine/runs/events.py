@@ -92,7 +92,7 @@ class RunStarted(Event):
     peak_tflops: float = math.nan
     """Peak TFLOPS of all GPUs of the run together at its precision; null on CPU and for unlisted GPUs."""
     start_method: str = ""
-    """How the ranks were started: fork, spawn, torchrun or srun; "" in old journals."""
+    """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in old journals."""
 
 
 @dataclass(frozen=True, kw_only=True)

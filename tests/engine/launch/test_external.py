@@ -123,6 +123,21 @@ engine.training.train.train = fail
     assert [text.count("failed: OSError: bad disk") for _, text in results] == [1, 1], results
 
 
+@pytest.mark.parametrize(
+    ("variables", "start_method"), [({}, "env"), ({"TORCHELASTIC_RUN_ID": "1"}, "torchrun")], ids=["env", "torchrun"]
+)
+def test_run_reports_torchrun_only_with_its_variables(
+    gputrain: Gputrain, variables: dict[str, str], start_method: str
+) -> None:
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    port = str(find_free_port())
+    done = gputrain(
+        *("run", "--headless", "digits", "--model", "linear", "--dry-run"), **world, MASTER_PORT=port, **variables
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"start method       {start_method}\n" in done.stdout
+
+
 def test_wait_for_key_has_no_limit_while_sender_renews_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "STORE_POLL_SECONDS", 0.01)
     store = store_with_timeout(0.5)
