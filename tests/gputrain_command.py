@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,12 @@ def find_rank_pids(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> lis
 
 def children_that_are_ranks(starter: psutil.Process) -> list[psutil.Process]:
     """Return the children of a rank starter, without multiprocessing's resource tracker."""
-    return [child for child in starter.children() if "resource_tracker" not in str(child.cmdline())]
+    ranks = []
+    for child in starter.children():
+        # A child that is not a rank may exit before its command line is read.
+        with suppress(psutil.NoSuchProcess):
+            ranks += [child] if "resource_tracker" not in str(child.cmdline()) else []
+    return ranks
 
 
 def read_complete_events(journal: Path) -> list[dict[str, Any]]:
