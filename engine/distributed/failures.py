@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from engine.distributed.cuda_errors import describe_known_error, nccl_last_error, shorten
+from engine.distributed.watchdog import Heartbeat, lagging_ranks
 from engine.runs.events import RankFailed
 
 if TYPE_CHECKING:
@@ -162,6 +163,18 @@ def rank_failure(rank: int, device: str, error: BaseException, config: Config | 
 def describe_failure(failure: RankFailed) -> str:
     """Return the failure as one sentence that names the rank, its device and the cause."""
     return f"rank {failure.rank} ({failure.device}) failed: {failure.cause}"
+
+
+def late_ranks(failures: Mapping[int, RankFailed], heartbeats: Sequence[Heartbeat]) -> list[int]:
+    """Return the ranks that others waited for until a collective timed out; none if a rank failed for another reason.
+
+    `failures` are those of the ranks that have reported one."""
+    timed_out_ranks = [rank for rank, failure in failures.items() if failure.timed_out]
+    if not timed_out_ranks or not all(failure.lost_peer for failure in failures.values()):
+        return []
+    late = [rank for rank in lagging_ranks(dict(enumerate(heartbeats))) if rank not in timed_out_ranks]
+    # A rank that has lost its connection is late only if no rank hangs.
+    return [rank for rank in late if rank not in failures] or late
 
 
 def root_cause(failures: Sequence[RankFailed]) -> RankFailed:

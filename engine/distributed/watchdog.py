@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -132,6 +132,16 @@ def lagging_ranks(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
     """Return the ranks with the least progress, which the other ranks wait for."""
     least_progress = min((heartbeat.step, heartbeat.phase_count) for heartbeat in heartbeats.values())
     return [rank for rank, heartbeat in heartbeats.items() if (heartbeat.step, heartbeat.phase_count) == least_progress]
+
+
+def describe_stall(problem: str, late: Sequence[int], num_ranks: int, *details: str) -> str:
+    """Return the cause of a stall in one sentence: the problem, the `late` ranks if others wait for them, and details
+    whose subject is the first of them."""
+    waiting = []
+    if len(late) < num_ranks:
+        noun = "rank" if len(late) == 1 else "ranks"
+        waiting = [f"the other ranks wait for {noun} {', '.join(map(str, late))}"]
+    return "; ".join([problem, *waiting, *details])
 
 
 def describe_progress(heartbeat: Heartbeat) -> str:

@@ -16,8 +16,16 @@ import psutil
 
 from engine.distributed.aborts import abort_failure, read_log_tail
 from engine.distributed.channel import FLUSH_ACK, RankConnection
-from engine.distributed.failures import root_cause
-from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog, describe_progress, lagging_ranks
+from engine.distributed.failures import late_ranks, root_cause
+from engine.distributed.watchdog import (
+    Heartbeat,
+    Heartbeats,
+    Phase,
+    Watchdog,
+    describe_progress,
+    describe_stall,
+    lagging_ranks,
+)
 from engine.launch.rank_process import DUMP_TRACEBACK_SIGNAL
 from engine.launch.rank_starter import RankStarter
 from engine.runs.control import REQUEST_NAMES, RequestCounters, consume_requests
@@ -143,12 +151,9 @@ class Supervisor:
 
     def _find_late_rank(self) -> None:
         """If ranks failed only because a collective timed out, record the rank that they waited for as failed."""
-        failures = self._failures.values()
-        if any(failure.timed_out for failure in failures) and all(failure.lost_peer for failure in failures):
-            heartbeats = self._heartbeats.read()
-            waited = {rank for rank, failure in self._failures.items() if failure.timed_out}
-            if late := [rank for rank in lagging_ranks(dict(enumerate(heartbeats))) if rank not in waited]:
-                self._report_stall(heartbeats, late, "a collective timed out")
+        heartbeats = self._heartbeats.read()
+        if late := late_ranks(self._failures, heartbeats):
+            self._report_stall(heartbeats, late, "a collective timed out")
 
     def _report_stall(self, heartbeats: list[Heartbeat], lagging: list[int], problem: str) -> None:
         """Record the rank that the others wait for as failed, and write its traceback to the log."""
@@ -160,15 +165,12 @@ class Supervisor:
             if rank in pids and rank in alive:
                 os.kill(pids[rank], DUMP_TRACEBACK_SIGNAL)
         time.sleep(TRACEBACK_WAIT_SECONDS)
-        waiting = ""
-        if len(blamed) < len(heartbeats):
-            noun = "rank" if len(blamed) == 1 else "ranks"
-            waiting = f"; the other ranks wait for {noun} {', '.join(map(str, blamed))}"
-        cause = (
-            f"{problem}{waiting}; {describe_progress(heartbeats[blamed[0]])}"
-            f"{states[blamed[0]] or '; its traceback is in the log'}"
-        )
-        self._failures[blamed[0]] = RankFailed(rank=blamed[0], device=self._job.plan.devices[blamed[0]], cause=cause)
+        first = blamed[0]
+        details = [describe_progress(heartbeats[first])]
+        if states[first] or first in alive:
+            details.append(states[first] or "its traceback is in the log")
+        cause = describe_stall(problem, blamed, len(heartbeats), *details)
+        self._failures[first] = RankFailed(rank=first, device=self._job.plan.devices[first], cause=cause)
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, RankFailed):
@@ -203,7 +205,7 @@ class Supervisor:
 
 
 def _blocked_reason(pid: int) -> str:
-    """Return that a process is stopped or in uninterruptible sleep, as the end of a sentence; otherwise empty."""
+    """Return a clause if a process is stopped or in uninterruptible sleep; otherwise empty."""
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:
@@ -212,4 +214,4 @@ def _blocked_reason(pid: int) -> str:
         psutil.STATUS_STOPPED: "its process is stopped (SIGSTOP)",
         psutil.STATUS_DISK_SLEEP: "it is blocked on disk I/O",
     }
-    return f"; {reasons[status]}" if status in reasons else ""
+    return reasons.get(status, "")

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from engine.distributed.failures import lost_peer, rank_failure, root_cause
+from engine.distributed.failures import late_ranks, lost_peer, rank_failure, root_cause
+from engine.distributed.watchdog import Heartbeat, Phase
 from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
 
@@ -79,6 +80,29 @@ def test_root_cause_prefers_own_failure_over_earlier_lost_peer() -> None:
         rank_failure(1, "cpu", ValueError("a socket timed out")),
     )
     assert root_cause([replace(lost_connection, time=1.0), replace(own_failure, time=2.0)]).rank == 1
+
+
+TIMED_OUT = RankFailed(rank=0, device="cpu", cause="a timeout", lost_peer=True, timed_out=True)
+LOST = RankFailed(rank=1, device="cpu", cause="a closed connection", lost_peer=True)
+BEHIND, AHEAD = Heartbeat(11, 0, Phase.DATA), Heartbeat(11, 2, Phase.BACKWARD)
+
+
+@pytest.mark.parametrize(
+    ("failures", "heartbeats", "expected"),
+    [
+        ({0: TIMED_OUT}, [AHEAD, AHEAD, BEHIND], [2]),
+        ({0: TIMED_OUT}, [AHEAD, AHEAD, AHEAD], [1, 2]),
+        ({0: TIMED_OUT, 1: LOST}, [AHEAD, AHEAD, AHEAD], [2]),
+        ({0: TIMED_OUT, 1: LOST}, [AHEAD, BEHIND, AHEAD], [1]),
+        ({1: LOST}, [AHEAD, AHEAD, BEHIND], []),
+        ({0: TIMED_OUT, 1: replace(LOST, lost_peer=False)}, [AHEAD, AHEAD, BEHIND], []),
+    ],
+    ids=["one lags", "equal", "lost connection", "late and lost connection", "no timeout", "own failure"],
+)
+def test_late_ranks_are_those_that_a_collective_waited_for(
+    failures: dict[int, RankFailed], heartbeats: list[Heartbeat], expected: list[int]
+) -> None:
+    assert late_ranks(failures, heartbeats) == expected
 
 
 def test_root_cause_is_earliest_of_equal_failures() -> None:
