@@ -1,8 +1,9 @@
 """Failures of ranks that torchrun or srun started. Rank 0 writes the journal, so the ranks share what they know.
 
 The watchdog of a rank ends its process, so that the launcher can restart the run. Each process sees only its own
-heartbeat. Before they end, the ranks compare theirs through the store of the rendezvous: the one that lags holds up the
-others. A rank that fails otherwise publishes its failure, because rank 0 sees only that the connection is lost.
+heartbeat. Before they end, the ranks compare theirs through the store of the rendezvous. A rank that publishes none
+holds up the others: its process is stopped, blocked or gone. Otherwise the one that lags holds them up. A rank that
+fails otherwise publishes its failure, because rank 0 sees only that the connection is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING
 
 from engine.distributed.failures import describe_failure, root_cause
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.watchdog import Heartbeat, Phase, Watchdog, describe_progress, lagging_ranks
+from engine.distributed.watchdog import (
+    Heartbeat,
+    Phase,
+    Watchdog,
+    describe_progress,
+    describe_stall,
+    lagging_ranks,
+)
 from engine.launch.lifecycle import record_result
 from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
@@ -38,10 +46,11 @@ RECORD_TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class StalledRank:
-    """A rank whose watchdog has expired: its last heartbeat, and the UUID of its GPU or "cpu"."""
+    """A rank of a run without progress: the UUID of its GPU or "cpu", and its last heartbeat. That is None until the
+    watchdog of the rank has published it."""
 
-    heartbeat: Heartbeat
     device: str
+    heartbeat: Heartbeat | None
 
 
 def watchdog_thread(
@@ -52,47 +61,70 @@ def watchdog_thread(
     def watch() -> None:
         while (heartbeats := watchdog.expired()) is None:
             time.sleep(POLL_SECONDS)
-        faulthandler.dump_traceback()
-        # What hangs may be the store or the disk of the journal.
+        # What hangs may be stderr or the disk of the journal.
         threading.Timer(COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS, os._exit, [ExitCode.FAILED]).start()
-        stalled = share_stall(StalledRank(heartbeats[0], device), rank_info, store)
+        faulthandler.dump_traceback()
+        stalled = share_stall(StalledRank(device, heartbeats[0]), rank_info, store)
         failure = stall_failure(stalled, rank_info, watchdog.timeout_s)
         print(describe_failure(failure), file=sys.stderr)
         if recorder is not None:
             record_result(RunResult("failed", failure), recorder)
         os._exit(ExitCode.FAILED)
 
+    with suppress(RuntimeError):
+        # The others need it if this process cannot respond when the run stalls.
+        store.set(f"device/{rank_info.rank}", device)
     return threading.Thread(target=watch, name="watchdog", daemon=True)
 
 
 def share_stall(this_rank: StalledRank, rank_info: RankInfo, store: Store) -> dict[int, StalledRank]:
-    """Publish the last heartbeat of this rank, and return those of all ranks that have published theirs by then.
+    """Publish the last heartbeat of this rank, and return what all ranks have published by then.
 
-    Waits for them up to `COMPARE_SECONDS`."""
+    Waits up to `COMPARE_SECONDS`. Returns only this rank if the store does not respond."""
     stalled = {rank_info.rank: this_rank}
+    # The host of the store may be the process that hangs, and a call of the store can block for `device.timeout`.
+    thread = threading.Thread(target=_exchange_heartbeats, args=(stalled, rank_info, store), daemon=True)
+    thread.start()
+    thread.join(COMPARE_SECONDS)
+    return dict(sorted(stalled.items()))
+
+
+def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, store: Store) -> None:
+    """Publish the heartbeat of this rank, and add the other ranks to `stalled` until all have published theirs."""
     deadline = time.monotonic() + COMPARE_SECONDS
+    heartbeat, missing = stalled[rank_info.rank].heartbeat, set(range(rank_info.world_size)) - {rank_info.rank}
+    assert heartbeat is not None  # noqa: S101 - the one of this rank
     # A RuntimeError means that the host of the store has exited.
     with suppress(RuntimeError):
-        heartbeat = this_rank.heartbeat
-        message = [heartbeat.step, heartbeat.phase_count, heartbeat.phase, this_rank.device]
-        store.set(f"stalled/{rank_info.rank}", json.dumps(message))
-        while len(stalled) < rank_info.world_size and time.monotonic() < deadline:
-            for rank in range(rank_info.world_size):
-                if rank not in stalled and store.check([key := f"stalled/{rank}"]):
-                    step, phase_count, phase, device = json.loads(store.get(key))
-                    stalled[rank] = StalledRank(Heartbeat(step, phase_count, Phase(phase)), device)
+        store.set(f"stalled/{rank_info.rank}", json.dumps([heartbeat.step, heartbeat.phase_count, heartbeat.phase]))
+        while missing and time.monotonic() < deadline:
+            for rank in missing:
+                stalled[rank] = _read_stalled_rank(rank, store)
+            missing = {rank for rank in missing if stalled[rank].heartbeat is None}
             time.sleep(STORE_POLL_SECONDS)
-    return stalled
+
+
+def _read_stalled_rank(rank: int, store: Store) -> StalledRank:
+    device = store.get(f"device/{rank}").decode()
+    if not store.check([key := f"stalled/{rank}"]):
+        return StalledRank(device, None)
+    step, phase_count, phase = json.loads(store.get(key))
+    return StalledRank(device, Heartbeat(step, phase_count, Phase(phase)))
 
 
 def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_s: float) -> RankFailed:
-    """Return the failure of the rank that lags behind: this one if it is among them."""
-    lagging = lagging_ranks({rank: stall.heartbeat for rank, stall in stalled.items()})
-    rank = rank_info.rank if rank_info.rank in lagging else lagging[0]
-    waiting = f"; the other ranks wait for rank {rank}" if len(lagging) == 1 and len(stalled) > 1 else ""
-    progress = describe_progress(stalled[rank].heartbeat)
-    cause = f"no progress for {timeout_s:g} s (run.watchdog){waiting}; {progress}; its traceback is on stderr"
-    return RankFailed(rank=rank, device=stalled[rank].device, cause=cause)
+    """Return the failure of a rank that the others wait for: this one if it is among them.
+
+    Those are the ranks that have published no heartbeat, or else those that lag behind."""
+    late = [rank for rank, stall in stalled.items() if stall.heartbeat is None]
+    late = late or lagging_ranks({rank: stall.heartbeat for rank, stall in stalled.items() if stall.heartbeat})
+    rank = rank_info.rank if rank_info.rank in late else late[0]
+    device, heartbeat = stalled[rank].device, stalled[rank].heartbeat
+    details = ["this rank did not respond"]
+    if heartbeat is not None:
+        details = [describe_progress(heartbeat), "its traceback is on stderr"]
+    cause = describe_stall(f"no progress for {timeout_s:g} s (run.watchdog)", late, len(stalled), *details)
+    return RankFailed(rank=rank, device=device, cause=cause)
 
 
 def publish_failure(failure: RankFailed, store: Store) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store, TCPStore
 
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.watchdog import Heartbeat, Phase
+from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog
 from engine.launch import external_failures
 from engine.launch.external_failures import (
     StalledRank,
@@ -17,22 +20,54 @@ from engine.launch.external_failures import (
     publish_failure,
     share_stall,
     stall_failure,
+    watchdog_thread,
 )
 from engine.runs.events import RankFailed
+from engine.utils.process import die_with_parent
 
-WAITS = StalledRank(Heartbeat(11, 2, Phase.BACKWARD), "GPU-0")
-HANGS = StalledRank(Heartbeat(11, 0, Phase.DATA), "GPU-1")
+WAITS = Heartbeat(11, 2, Phase.BACKWARD)
+HANGS = Heartbeat(11, 0, Phase.DATA)
 
 
-def report(store: HashStore, rank: int, stalled: StalledRank, delay_s: float = 0.0) -> RankFailed:
+@pytest.fixture
+def store() -> Store:
+    """A store in which three ranks have published their devices."""
+    store = HashStore()
+    for rank in range(3):
+        watchdog_thread(Watchdog(Heartbeats(1), 600.0), RankInfo(rank, 3, rank, 3), f"GPU-{rank}", store, None)
+    return store
+
+
+@pytest.fixture
+def hung_store() -> Iterator[Store]:
+    """The store of another process, which is stopped."""
+    receiver, sender = os.pipe()
+    parent, host = os.getpid(), os.fork()
+    if host == 0:
+        try:
+            die_with_parent(parent)
+            server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            os.write(sender, str(server.port).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    store = TCPStore("127.0.0.1", int(os.read(receiver, 8)), is_master=False)
+    os.kill(host, signal.SIGSTOP)
+    yield store
+    os.kill(host, signal.SIGKILL)
+    os.waitpid(host, 0)
+    os.close(receiver)
+    os.close(sender)
+
+
+def report(store: Store, rank: int, heartbeat: Heartbeat, delay_s: float = 0.0, world_size: int = 2) -> RankFailed:
     time.sleep(delay_s)
-    rank_info = RankInfo(rank, 2, rank, 2)
-    return stall_failure(share_stall(stalled, rank_info, store), rank_info, 600.0)
+    rank_info = RankInfo(rank, world_size, rank, world_size)
+    return stall_failure(share_stall(StalledRank(f"GPU-{rank}", heartbeat), rank_info, store), rank_info, 600.0)
 
 
 @pytest.mark.parametrize("delays_s", [(0.0, 0.2), (0.2, 0.0)], ids=["waiting rank first", "hung rank first"])
-def test_all_ranks_report_the_rank_that_lags(delays_s: tuple[float, float]) -> None:
-    store = HashStore()
+def test_all_ranks_report_the_rank_that_lags(delays_s: tuple[float, float], store: Store) -> None:
     with ThreadPoolExecutor() as pool:
         reports = [pool.submit(report, store, rank, (WAITS, HANGS)[rank], delays_s[rank]) for rank in range(2)]
         failures = [future.result(timeout=20) for future in reports]
@@ -43,15 +78,23 @@ def test_all_ranks_report_the_rank_that_lags(delays_s: tuple[float, float]) -> N
     )
 
 
-def test_rank_reports_itself_if_no_other_rank_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_failures, "COMPARE_SECONDS", 0.1)
-    failure = report(HashStore(), 0, WAITS)
-    assert failure.rank == 0
+def test_rank_reports_ranks_that_do_not_respond(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    monkeypatch.setattr(external_failures, "COMPARE_SECONDS", 1.0)
+    failure = report(store, 0, WAITS, world_size=3)
+    assert (failure.rank, failure.device) == (1, "GPU-1")
+    assert failure.cause == (
+        "no progress for 600 s (run.watchdog); the other ranks wait for ranks 1, 2; this rank did not respond"
+    )
+
+
+def test_rank_reports_itself_if_store_hangs(monkeypatch: pytest.MonkeyPatch, hung_store: Store) -> None:
+    monkeypatch.setattr(external_failures, "COMPARE_SECONDS", 0.2)
+    failure = report(hung_store, 0, WAITS)
+    assert (failure.rank, failure.device) == (0, "GPU-0")
     assert "wait for" not in failure.cause
 
 
-def test_rank_reports_itself_if_all_ranks_are_equal() -> None:
-    store = HashStore()
+def test_rank_reports_itself_if_all_ranks_are_equal(store: Store) -> None:
     with ThreadPoolExecutor() as pool:
         reports = [pool.submit(report, store, rank, WAITS) for rank in range(2)]
         assert [future.result(timeout=20).rank for future in reports] == [0, 1]
