@@ -149,12 +149,11 @@ class _Allocator:
 
     def allocate(self, snapshot: Snapshot, monitor: DriverMonitor, on_wait: Callable[[str], None]) -> GpuAllocation:
         allocation = GpuAllocation()
-        visible_uuids = [device.uuid for device in visible_devices(cuda_devices(snapshot), os.environ)]
+        visible_ids = [device.reservation_id for device in visible_devices(cuda_devices(snapshot), os.environ)]
         try:
             # The driver may become unavailable and return while the run waits.
             while (
-                reason := snapshot.error
-                or self._try_allocate(allocation, partial(cuda_devices, snapshot), visible_uuids)
+                reason := snapshot.error or self._try_allocate(allocation, partial(cuda_devices, snapshot), visible_ids)
             ) is not None:
                 on_wait(reason)
                 snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
@@ -165,9 +164,9 @@ class _Allocator:
 
     def allocate_unmonitored(self, gpus: Sequence[CudaDevice], on_wait: Callable[[str], None]) -> GpuAllocation:
         """Allocate from the GPUs that only torch sees."""
-        allocation, uuids = GpuAllocation(), [gpu.uuid for gpu in gpus]
+        allocation, visible_ids = GpuAllocation(), [gpu.reservation_id for gpu in gpus]
         try:
-            while (reason := self._try_allocate(allocation, partial(mark_reserved, gpus), uuids)) is not None:
+            while (reason := self._try_allocate(allocation, partial(mark_reserved, gpus), visible_ids)) is not None:
                 on_wait(reason)
                 time.sleep(WAIT_POLL_SECONDS)
             allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
@@ -177,24 +176,24 @@ class _Allocator:
             raise
 
     def _try_allocate(
-        self, allocation: GpuAllocation, list_devices: DeviceLister, visible_uuids: Sequence[str]
+        self, allocation: GpuAllocation, list_devices: DeviceLister, visible_ids: Sequence[str]
     ) -> str | None:
         """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
         reservation = allocation.reservation
         with allocation_lock():
-            devices = _current_devices(list_devices, visible_uuids, reservation)
-            if self.wait and visible_uuids and not devices:
+            devices = _current_devices(list_devices, visible_ids, reservation)
+            if self.wait and visible_ids and not devices:
                 return "the driver currently reports no GPU"
             try:
                 chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks)
             except NotFreeError as error:
                 if not self.wait:
                     raise
-                reservation.enqueue(self.selection, visible_uuids, self.run)
+                reservation.enqueue(self.selection, visible_ids, self.run)
                 return error.problems[0].reason
             if chosen:
-                reservation.enqueue(self.selection, visible_uuids, self.run)
-                reservation.reserve([device.uuid for device in chosen])
+                reservation.enqueue(self.selection, visible_ids, self.run)
+                reservation.reserve([device.reservation_id for device in chosen])
             else:
                 reservation.release()
         allocation.devices, allocation.warnings = chosen, _warnings(devices, chosen)
@@ -202,22 +201,22 @@ class _Allocator:
 
 
 def _current_devices(
-    list_devices: DeviceLister, visible_uuids: Sequence[str], own_reservation: Reservation
+    list_devices: DeviceLister, visible_ids: Sequence[str], own_reservation: Reservation
 ) -> list[CudaDevice]:
     """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not free."""
     reservations = [
         reservation for reservation in read_reservations(remove_stale=True) if reservation.key != own_reservation.key
     ]
-    by_uuid = {device.uuid: device for device in list_devices(reservations)}
+    by_id = {device.reservation_id: device for device in list_devices(reservations)}
     for reservation in reservations:
         if reservation.is_waiting and (own_reservation.key is None or reservation.since < own_reservation.since):
-            _mark_claimed_by_waiter(reservation, by_uuid)
-    return [by_uuid[uuid] for uuid in visible_uuids if uuid in by_uuid]
+            _mark_claimed_by_waiter(reservation, by_id)
+    return [by_id[name] for name in visible_ids if name in by_id]
 
 
-def _mark_claimed_by_waiter(waiter: ReservationInfo, by_uuid: dict[str, CudaDevice]) -> None:
+def _mark_claimed_by_waiter(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> None:
     """Mark the free devices that a run earlier in the queue would use as not free for this run."""
-    free = [by_uuid[uuid] for uuid in waiter.visible if uuid in by_uuid and by_uuid[uuid].is_free]
+    free = [by_id[name] for name in waiter.visible if name in by_id and by_id[name].is_free]
     if match := re.fullmatch(r"free:(\d+)", waiter.selection):
         free = sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])]
     elif waiter.selection not in ("auto", "all"):
@@ -226,7 +225,7 @@ def _mark_claimed_by_waiter(waiter: ReservationInfo, by_uuid: dict[str, CudaDevi
         except UsageError:
             free = [device for device in free if str(device.index) in waiter.selection.split(",")]
     queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
-    by_uuid |= {device.uuid: replace(device, unavailable=queued) for device in free}
+    by_id |= {device.reservation_id: replace(device, unavailable=queued) for device in free}
 
 
 def _warnings(devices: Sequence[CudaDevice], chosen: Sequence[CudaDevice]) -> list[str]:

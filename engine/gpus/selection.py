@@ -57,6 +57,7 @@ class CudaDevice:
 
     `index` is that of the GPU in PCI bus order. `memory_used` is in bytes. A MIG instance has the UUID of its GPU as
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
+    `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones.
     """
 
     index: int
@@ -66,12 +67,18 @@ class CudaDevice:
     parent_uuid: str | None = None
     mig_ids: str | None = None
     unavailable: Unavailable | None = None
+    physical_id: str | None = None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
         stored = values["unavailable"]
         unavailable = None if stored is None else Unavailable(Obstacle(stored["obstacle"]), stored["message"])
         return cls(**values | {"unavailable": unavailable})
+
+    @property
+    def reservation_id(self) -> str:
+        """Return the name of the device in reservations. All processes of the host have the same name for it."""
+        return self.physical_id or self.uuid
 
     @property
     def is_free(self) -> bool:

@@ -56,18 +56,27 @@ def torch_may_see_gpus() -> bool:
 
 
 def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[CudaDevice]:
-    """Return the devices that the helper process describes: "name", and "uuid" or None, of each GPU."""
+    """Return the devices that the helper process describes: "name", "uuid" or None, "physical_id" or None of each GPU.
+
+    Physical IDs that are not unique are ignored: partitions of an AMD GPU may have the same."""
     variable = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
     entries = [entry.strip() for entry in variable.split(",")] if variable else list(map(str, range(len(answer))))
+    physical_ids = [gpu["physical_id"] for gpu in answer]
     return [
-        CudaDevice(index, gpu["uuid"] or entry, gpu["name"], None)
+        CudaDevice(
+            index,
+            gpu["uuid"] or entry,
+            gpu["name"],
+            None,
+            physical_id=gpu["physical_id"] if physical_ids.count(gpu["physical_id"]) == 1 else None,
+        )
         for index, (gpu, entry) in enumerate(zip(answer, entries, strict=False))
     ]
 
 
 def mark_reserved(devices: Sequence[CudaDevice], reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
     """Return the devices, marked as unavailable if they are reserved."""
-    return [replace(device, unavailable=reserved_by(device.uuid, reservations)) for device in devices]
+    return [replace(device, unavailable=reserved_by(device.reservation_id, reservations)) for device in devices]
 
 
 def has_library(name: str) -> bool:

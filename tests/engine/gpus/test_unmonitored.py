@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node, prepare_environment
-from engine.gpus.allocation import allocate_devices
+from engine.distributed.torch_gpus_process import physical_id
+from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.reservation import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.unmonitored import devices_from_answer, mark_reserved, torch_may_see_gpus, unmonitored_gpus
 
-AMD = {"name": "AMD Instinct MI300X", "uuid": None}
+AMD = {"name": "AMD Instinct MI300X", "uuid": None, "physical_id": None}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,9 @@ def test_amd_gpus_are_selected_by_their_entry(variables: dict[str, str], entries
 
 
 def test_nvidia_gpus_keep_their_uuid() -> None:
-    [device] = devices_from_answer([{"name": "Orin", "uuid": "GPU-1"}], {"CUDA_VISIBLE_DEVICES": "0"})
+    [device] = devices_from_answer(
+        [{"name": "Orin", "uuid": "GPU-1", "physical_id": None}], {"CUDA_VISIBLE_DEVICES": "0"}
+    )
     assert device == CudaDevice(0, "GPU-1", "Orin", None)
 
 
@@ -53,6 +57,33 @@ def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: o
         assert [device.is_free for device in mark_reserved(gpus, read_reservations())] == [False, True]
     finally:
         first.reservation.release()
+
+
+def test_amd_gpus_with_same_index_are_reserved_by_physical_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    monkeypatch.setattr("engine.gpus.allocation.has_library", lambda _: False)
+
+    def allocate(*physical_ids: str) -> GpuAllocation:
+        gpus = devices_from_answer([AMD | {"physical_id": name} for name in physical_ids], {})
+        monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: gpus)
+        return allocate_devices("auto", "run", wait=False, on_wait=print)
+
+    allocations = [allocate("PCI-0", "PCI-1"), allocate("PCI-2", "PCI-3"), allocate("PCI-1", "PCI-4")]
+    try:
+        assert [[device.uuid for device in each.devices] for each in allocations] == [["0", "1"], ["0", "1"], ["1"]]
+    finally:
+        for each in allocations:
+            each.reservation.release()
+
+
+def test_physical_ids_that_are_not_unique_are_ignored() -> None:
+    devices = devices_from_answer([AMD | {"physical_id": "PCI-0"}] * 2, {})
+    assert [device.reservation_id for device in devices] == ["0", "1"]
+
+
+def test_physical_id_contains_pci_address_and_uuid() -> None:
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0, uuid="58580000")
+    assert physical_id(gpu) == "PCI-0000:c1:00-58580000"
 
 
 @pytest.mark.parametrize(
