@@ -46,8 +46,9 @@ class ReservedRank:
 class ReservationInfo:
     """The reservation of a live run.
 
-    `gpus` are the UUIDs of its devices, empty while it waits. `selection` is its `device.gpus`, `visible` the UUIDs
-    that CUDA_VISIBLE_DEVICES leaves it. `since` is the Unix time at which it joined the queue.
+    `gpus` contains the `CudaDevice.reservation_id` of each of its devices, and is empty while it waits. `visible`
+    contains that of each device that is visible to it. `selection` is its `device.gpus`. `since` is the Unix time at
+    which it joined the queue.
     """
 
     run: str
@@ -133,7 +134,10 @@ class Reservation:
         return float(self._values["since"])
 
     def reserve(self, gpus: Sequence[str]) -> None:
-        """Reserve devices by UUID. The caller holds `allocation_lock`. Raises UsageError if it cannot be written."""
+        """Reserve devices by `reservation_id`. The caller holds `allocation_lock`.
+
+        Raises UsageError if it cannot be written.
+        """
         self._values["gpus"] = list(gpus)
         self._write()
 
