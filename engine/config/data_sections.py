@@ -41,10 +41,12 @@ class DataConfig(Section):
     )
     prefetch: int = Field(4, ge=1, description="Number of batches that each DataLoader worker prefetches.")
     image_size: int | None = Field(
-        None, ge=1, description="Height and width of the model's input in pixels. Default: the dataset's own."
+        None,
+        ge=1,
+        description="Height and width of the model's input in pixels. Default: the dataset's own; 224 for folder.",
     )
     channels: Literal[1, 3] | None = Field(
-        None, description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own."
+        None, description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder."
     )
     num_classes: int | None = Field(
         None,

@@ -81,7 +81,8 @@ COMMON_OPTIONS = {
     "weight_decay": NON_NEGATIVE,
 }
 
-# Constructor arguments that gputrain sets itself: parameters, learning rate (optim.lr) and implementation.
+# Constructor arguments that optim.options cannot set. gputrain sets the parameters, the learning rate (optim.lr) and
+# the implementation (foreach, fused). The others keep torch's defaults.
 RESERVED_ARGUMENTS = {"params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
 
 _DECAY = OptimizerOption(0, NON_NEGATIVE)

@@ -27,7 +27,7 @@ class Check:
     refuses_run: bool = False
 
     def to_dict(self) -> dict[str, str]:
-        """Return the check as JSON, where the name contains the index of the GPU."""
+        """Return the check as a dict for JSON. The name of a GPU's check contains its index, so `gpu` is omitted."""
         return {key: value for key, value in asdict(self).items() if key not in ("gpu", "refuses_run")}
 
 

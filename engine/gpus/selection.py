@@ -94,7 +94,10 @@ class CudaDevice:
 
 
 def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = ()) -> list[CudaDevice]:
-    """Return the GPUs and MIG instances of a snapshot in PCI bus order, marked as unavailable if reserved or in use."""
+    """Return the GPUs and MIG instances of a snapshot in PCI bus order.
+
+    Lost, stale, reserved and used ones are marked as unavailable. A GPU without a UUID is skipped.
+    """
     devices: list[CudaDevice] = []
     for gpu in snapshot.gpus:
         if gpu.uuid is None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 STORE_POLL_SECONDS = 0.05
 HEARTBEAT_POLLS = 20  # number of polls between two readings of the sender's heartbeat
-EXIT_TIMEOUT_SECONDS = 5.0  # rank 0 and the other ranks wait this long for each other before a run that is refused ends
+EXIT_TIMEOUT_SECONDS = 5.0  # a rank that exits before the run began waits this long for the others
 EXIT_CODE_KEY = "rank_0_exit_code"
 RECEIVED_KEY = "rank_0_exit_code/received"
 

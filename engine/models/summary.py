@@ -28,7 +28,7 @@ from engine.models.freeze import freeze
 from engine.models.meta_device import build_on_meta
 
 Shape = tuple[int, ...]
-# Classes of the datasets that do not have ten.
+# Number of classes of a built-in dataset; the others have ten.
 DATASET_NUM_CLASSES = {"cifar100": 100}
 
 

@@ -143,7 +143,7 @@ class EpochEvent(Event):
     lr: float
     """Learning rate at the end of the epoch."""
     seconds: float
-    """Duration of training and evaluation in seconds, without checkpoints on request and pauses."""
+    """Duration of training and evaluation in seconds, without pauses and the checkpoints written during the epoch."""
     images_per_second: float
     """Training throughput of all ranks in images/s; 0 if the session only evaluated this epoch."""
     skipped: int = 0

@@ -19,7 +19,8 @@ byte is detected. Format 3 is a dict of plain values and tensors:
     ranks                           per rank: random number generators, running sums of the epoch, and the losses that
                                     no `step` event has reported yet
 
-In a run folder each file is named after its step, `step-00000044.pt`; `last.pt` and `best.pt` are hard links to two.
+In a run folder each file is named after its step, `step-00000044.pt`. `last.pt` and `best.pt` are hard links to the
+newest and the best one, or copies on a file system without hard links.
 """
 
 from __future__ import annotations

@@ -212,8 +212,8 @@ def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Pr
     if "more than 1 value per channel" in str(error):
         return Problem(
             "data.batch_size",
-            f"{config.model.name} cannot train on {batch_size} image per rank, the smallest batch of an epoch: "
-            f"{error}; change data.batch_size, or set data.drop_last=true",
+            f"{config.model.name} cannot train on the smallest batch of an epoch, {pluralize(batch_size, 'image')} per "
+            f"rank: {str(error).strip().splitlines()[-1]}; change data.batch_size, or set data.drop_last=true",
         )
     if state.input_dtype == torch.float16:
         reason = f"{config.model.name} cannot compute in pure float16 ({error}); use fp16, bf16 or off"

@@ -32,7 +32,7 @@ def exit_status(code: int) -> str:
 
 
 def describe_exit(code: int, *, oom_killed: bool | None = None) -> str:
-    """Describe how a process ended that reported no error itself. A negative code is a signal number.
+    """Describe the end of a process without an error message of its own. A negative code is a signal number.
 
     `oom_killed` is whether the kernel's OOM killer killed a process meanwhile; None if that is unknown.
     """

@@ -74,7 +74,7 @@ class CurveData:
         self.version += 1
         self.steps_per_epoch = 0
         self.nonfinite_count = 0
-        """Number of losses and epoch metrics that are NaN, infinite or missing."""
+        """Number of losses and epoch metrics that are NaN or infinite, those of the EMA weights excluded."""
         self._losses = GrowingArray()
         """Training loss of each step, starting with step 1."""
         self._missing_steps_left = MAX_MISSING_STEPS

@@ -40,7 +40,7 @@ class DisconnectSafeStream:
 
 
 class JsonPrinter:
-    """Print every event as a line of JSON to stdout."""
+    """Print every event except `RunStarting` as a line of JSON to stdout."""
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stdout)

@@ -37,7 +37,7 @@ def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
     elif not rows:
-        typer.echo(f"There are no runs in {root}. Start one: gputrain run --headless digits", err=True)
+        typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
     else:
         typer.echo(format_runs_table(rows))
 

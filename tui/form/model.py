@@ -66,7 +66,7 @@ def form_fields() -> list[ConfigField]:
 
 
 def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
-    """Return the choices of a config type, whether it is boolean, and whether it accepts other values."""
+    """Return how the form edits a config type: its choices, whether it is bool, and whether it accepts other text."""
     if get_origin(annotation) is Literal:
         return tuple(map(str, get_args(annotation))), False, False
     parts = get_args(annotation)

@@ -144,8 +144,6 @@ class FormScreen(GputrainScreen):
         right = f"{pluralize(wrong, 'error')} to fix " if wrong else ready
         self.show_title("new run", right)
 
-    # Fields
-
     def _show_fields(self) -> None:
         """Show the fields that match the search or, without one, that take effect with the current values."""
         values, query = self.form.values(), self.query_one("#search", Input).value.strip().lower()
@@ -325,8 +323,6 @@ class FormScreen(GputrainScreen):
 
     def _shell_command(self) -> str:
         return shlex.join(["gputrain", *self._command_arguments()])
-
-    # Commands
 
     def action_start(self) -> None:
         self._problems = form_problems(self.form)

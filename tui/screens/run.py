@@ -167,8 +167,6 @@ class RunScreen(GputrainScreen):
         """The state of the run at the latest poll; None before the first one."""
         return RunState(self._poller.latest.row.state) if self._poller.latest is not None else None
 
-    # Requests
-
     def _send_request(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
             why = f"is not running: it is {self.state}" if self.state else "is still loading"
@@ -204,8 +202,6 @@ class RunScreen(GputrainScreen):
 
     def action_again(self) -> None:
         self.gputrain_app.open_form(self.folder.config)
-
-    # Charts
 
     def _set_view(self, view: ChartView) -> None:
         self.view = view

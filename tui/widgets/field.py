@@ -76,7 +76,7 @@ class Field(Vertical):
         yield Static("", classes="error", markup=False)
 
     def _choices_with(self, text: str) -> tuple[str, ...]:
-        """Return the choices including `text`, before "other …" if it is not one of them."""
+        """Return the choices. If `text` is not one of them, it is inserted before "other …"."""
         if text in self._choices:
             return tuple(self._choices)
         fixed = [choice for choice in self._choices if choice != OTHER_CHOICE]

@@ -114,7 +114,7 @@ class Lines(ScrollView, can_focus=True):
         first, end = 0, self.size.width
         before, after = old[0].plain, new[0].plain
         same_style = old[1] == new[1] and old[0].spans == new[0].spans and old[0].style == new[0].style
-        # Only ASCII text has one cell per character.
+        # In ASCII text, the index of a character is its column. Other characters may take zero or two cells.
         if same_style and len(before) == len(after) and before.isascii() and after.isascii():
             changed = [column for column, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
             if changed:

@@ -95,8 +95,6 @@ class Matrix(Widget, can_focus=True):
         self._first_row, self._first_column = row - self._visible_rows // 2, column - self._visible_columns // 2
         self.action_go_to(row, column)
 
-    # Layout
-
     @property
     def _label_width(self) -> int:
         return min(self._longest_name, MAX_LABEL_WIDTH, max(self.size.width // 4, 6)) + 1
@@ -156,8 +154,6 @@ class Matrix(Widget, can_focus=True):
             text = str(count or "·") if middle else ""
             segments.append(Segment(f"{text:>{self._cell_width - 1}} ", style))
         return segments
-
-    # Cursor
 
     def action_move(self, rows: int, columns: int) -> None:
         self.action_go_to(self._cursor_row + rows, self._cursor_column + columns)
