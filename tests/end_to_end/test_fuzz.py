@@ -264,7 +264,7 @@ def read_like_screens(path: Path) -> None:
 @given(st.lists(JOURNALS, max_size=4).map(b"\n".join), st.integers(1, 400))
 def test_run_watcher_reads_ends_of_any_journal(data: bytes, block: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        for size in ("MAX_FULL_READ_BYTES", "INITIAL_TAIL_BYTES", "HEAD_BYTES", "SCAN_BLOCK_BYTES"):
+        for size in ("MAX_FULL_READ_BYTES", "INITIAL_TAIL_BYTES", "SCAN_BLOCK_BYTES"):
             patch.setattr(watcher, size, block)
         folder = make_run_folder(Path(name), "a")
         folder.journal.write_bytes(data)
