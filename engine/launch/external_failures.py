@@ -113,9 +113,9 @@ def _read_stalled_rank(rank: int, store: Store) -> StalledRank:
 
 
 def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_s: float) -> RankFailed:
-    """Return the failure of a rank that the others wait for: this one if it is among them.
+    """Return the failure of a rank that holds up the others; prefer this rank if it is one of several.
 
-    Those are the ranks that have published no heartbeat, or else those that lag behind."""
+    Ranks that have published no heartbeat hold up the others; if all have published one, the ranks that lag do."""
     late = [rank for rank, stall in stalled.items() if stall.heartbeat is None]
     late = late or lagging_ranks({rank: stall.heartbeat for rank, stall in stalled.items() if stall.heartbeat})
     rank = rank_info.rank if rank_info.rank in late else late[0]

@@ -239,7 +239,7 @@ def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[di
     Raises UsageError if two ranks share a GPU. A collective.
     """
     timeout_s = collective_timeout_s(job.config.device.timeout, job.config.run.watchdog)
-    # torch aborts a rank whose NCCL thread is blocked for 480 s, which can be a rank that waits for the one that hangs.
+    # torch aborts a rank if its NCCL thread is blocked for 480 s. That can be a healthy rank in a collective.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(int(max(timeout_s, NCCL_HEARTBEAT_TIMEOUT_SECONDS))))
     timeout = timedelta(seconds=timeout_s)
     # The watchdog ignores the setup, so `device.timeout` alone limits how long ranks wait for each other here.

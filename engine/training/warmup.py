@@ -133,7 +133,7 @@ def count_flops_per_image(state: RankState) -> float:
         from torch.utils.flop_counter import FlopCounterMode
 
         for module in synchronized:
-            # In training mode it is a collective, and a rank that fails here would leave the others waiting.
+            # In training mode, SyncBatchNorm is a collective: if one rank fails here, the others would wait for it.
             module.eval()
         with FlopCounterMode(display=False) as counter:
             # `forward` is not compiled; FlopCounterMode cannot count compiled code.
