@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.runs.events import EVENT_TYPES, Event
 from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
-from engine.utils.files import open_regular_file
+from engine.utils.files import append_to_file, open_regular_file
 
 READ_CHUNK_BYTES = 1 << 20
 
@@ -99,7 +99,7 @@ class Journal:
     """Appends events to a journal, each with a single write. Raises OSError if writing fails."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = append_to_file(path)
         size = os.fstat(self._file).st_size
         # Terminate a line that a crash left incomplete, or the next event would become part of it.
         self._incomplete = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"

@@ -18,7 +18,7 @@ from engine.runs.events import EpochEvent, Event, FlushJournal, RankFailed, RunF
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal
 from engine.runs.tensorboard import TensorBoardWriter
-from engine.utils.files import replace_file, write_json
+from engine.utils.files import append_to_file, replace_file, write_json
 from engine.utils.text import printable
 
 Listener = Callable[[Event], None]
@@ -41,7 +41,7 @@ class Recorder:
         if not folder.config.exists():
             self._write_config()
         self._journal = Journal(folder.journal)
-        self._log = os.open(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._log = append_to_file(folder.log)
         self._tensorboard = TensorBoardWriter(folder.tensorboard)
         self._disk_full = False
         self._lock = threading.Lock()

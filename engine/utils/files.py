@@ -13,6 +13,9 @@ from typing import Any, BinaryIO
 
 from engine.utils.errors import UsageError
 
+# Python objects take up to 30 times the memory of their JSON text.
+MAX_JSON_BYTES = 1 << 24
+
 
 def expand_user(path: str) -> Path:
     """Expand `~` and `~user`. Raises UsageError if there is no such user."""
@@ -52,7 +55,9 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        # A leftover of a killed process with the same PID, or a planted link, is replaced and not written through.
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
             write(file)
             file.flush()
             if durable:
@@ -105,20 +110,53 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     replace_file(path, lambda file: file.write(text.encode()))
 
 
-def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for anything else: reading a named pipe would block."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_regular_file(path: Path, max_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file of at most `max_bytes` for reading, without following a link.
+
+    Raises OSError for anything else. A named pipe would block, a sparse file would fill the memory.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and (max_bytes is None or status.st_size <= max_bytes):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    raise OSError(errno.EFBIG, f"has more than {max_bytes} bytes", str(path))
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`. Raises OSError, as `open_regular_file` does."""
+    with open_regular_file(path, max_bytes) as file:
+        # The file may have grown since it was opened.
+        return file.read(max_bytes)
+
+
+def append_to_file(path: Path) -> int:
+    """Return a file descriptor that appends to a regular file, which is created if it does not exist.
+
+    Raises OSError for anything else, as `open_regular_file` does.
+    """
+    # O_NONBLOCK: opening a named pipe without a reader fails instead of blocking.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o644)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+    return handle
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing, unreadable or not a JSON object."""
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it is missing, unreadable, too large or not a JSON object.
+
+    NaN and Infinity, which are not JSON, make a file unreadable.
+    """
     try:
-        with open_regular_file(path) as file:
-            values = json.load(file)
+        values = json.loads(read_bytes(path, max_bytes), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

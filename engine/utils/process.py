@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from engine.utils.files import append_to_file
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -50,7 +52,7 @@ def redirect_output(log: Path | None) -> None:
     if log is None:
         os.dup2(2, 1)
         return
-    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = append_to_file(log)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

@@ -1,0 +1,63 @@
+"""Whether only this user can change a file or a folder, judged by its owner and mode.
+
+Callers refuse what is foreign: run folders, configs, user code, presets and reservations of other users.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from functools import cache
+
+
+def foreign_reason(status: os.stat_result, *, trust_root: bool = True) -> str | None:
+    """Return why other users can change a file or a folder, as a clause that follows its name; None if they cannot.
+
+    root can change everything; `trust_root=False` excludes what belongs to root for questions of identity, such as
+    whose run a folder is.
+    """
+    trusted_uids = {os.geteuid(), 0} if trust_root else {os.geteuid()}
+    if status.st_uid not in trusted_uids:
+        return f"belongs to {describe_user(status.st_uid)}"
+    if status.st_mode & stat.S_IWOTH:
+        return "is writable by all users"
+    if status.st_mode & stat.S_IWGRP and _has_other_member(status.st_gid, os.geteuid()):
+        return f"is writable by the group {_group_name(status.st_gid)}"
+    return None
+
+
+def is_shared(folder: os.stat_result) -> bool:
+    """Whether other users can create entries in a folder: it belongs to one of them, or is writable by them."""
+    return foreign_reason(folder) is not None
+
+
+def describe_user(uid: int) -> str:
+    """Return a user's name and ID, or only the ID of a user without a name."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"
+
+
+@cache
+def _has_other_member(gid: int, uid: int) -> bool:
+    """Whether a group has a member beside this user and root; an unknown group counts as one that has.
+
+    Distributions with user private groups set umask 002, so a group-writable folder is usual and private there.
+    """
+    try:
+        listed = grp.getgrgid(gid).gr_mem
+    except KeyError:
+        return True
+    others = [account for account in pwd.getpwall() if account.pw_uid not in (uid, 0)]
+    known_names = {account.pw_name for account in pwd.getpwall() if account.pw_uid in (uid, 0)}
+    return any(account.pw_gid == gid for account in others) or not known_names.issuperset(listed)
