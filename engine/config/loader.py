@@ -21,7 +21,7 @@ from engine.config.schema import Config, as_dict, fields, is_text_field, section
 from engine.config.user_code import is_user_code
 from engine.config.yaml_io import parse_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean
-from engine.utils.files import config_folder, expand_user, is_file
+from engine.utils.files import config_folder, expand_user, is_file, own_folder_advice, user_path_problem
 
 ConfigLayer = dict[str, dict[str, Any]]
 
@@ -46,6 +46,7 @@ class ConfigError(UsageError):
         self.valid_part = valid_part
 
 
+PRESETS_FOLDER = "presets"
 # Keys whose values do not carry over to another optimizer.
 OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
 
@@ -53,16 +54,23 @@ OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
 def presets() -> dict[str, Path]:
     """Map preset names to files: those shipped with gputrain, overridden by those that the user has saved.
 
-    Shipped presets are package data of `engine` in a wheel, and in `configs/` in a checkout.
+    Shipped presets are package data of `engine` in a wheel, and in `configs/` in a checkout. Presets that other users
+    can change are not listed.
     """
     package = Path(__file__).parent.parent
     folder = package / "presets" if (package / "presets").is_dir() else package.parent / "configs"
-    return {path.stem: path for root in (folder, user_presets_folder()) for path in sorted(root.glob("*.yaml"))}
+    own = [path for path in sorted(user_presets_folder().glob("*.yaml")) if _preset_problem(path.name) is None]
+    return {path.stem: path for path in (*sorted(folder.glob("*.yaml")), *own)}
 
 
 def user_presets_folder() -> Path:
     """Folder of the user's saved presets: `$XDG_CONFIG_HOME/gputrain/presets`."""
-    return config_folder() / "presets"
+    return config_folder() / PRESETS_FOLDER
+
+
+def _preset_problem(file_name: str) -> str | None:
+    """Return why a saved preset must not be used; None if it may or does not exist."""
+    return user_path_problem(config_folder(), f"{PRESETS_FOLDER}/{file_name}")
 
 
 def find_config(name: str) -> Path:
@@ -73,6 +81,9 @@ def find_config(name: str) -> Path:
     available = presets()
     if name in available:
         return available[name]
+    saved = f"{name}.yaml"
+    if name == path.name and is_file(user_presets_folder() / saved) and (problem := _preset_problem(saved)) is not None:
+        raise UsageError.one(name, f"the preset is not used, because {problem}", own_folder_advice("XDG_CONFIG_HOME"))
     with suppress(OSError):
         if path.is_dir():
             raise UsageError.one(name, "is a folder; use a YAML file or a preset name")

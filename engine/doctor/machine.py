@@ -1,4 +1,4 @@
-"""Checks that need neither the driver nor torch: cores, memory, the runs folder, and environment variables."""
+"""Checks that need neither the driver nor torch: cores, memory, runs folder, user folders, environment variables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from engine.doctor.check import Check
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.runs.ownership import check_claim
 from engine.utils.errors import UsageError
+from engine.utils.files import cache_folder, config_folder, own_folder_advice, state_folder, user_path_problem
 from engine.utils.host import available_cores, format_bytes, free_bytes, free_memory
 from engine.utils.text import pluralize
 
@@ -24,6 +25,12 @@ SLOWING_VARIABLES = {
     "TORCH_DISTRIBUTED_DEBUG": "adds a consistency check to every collective",
     "TORCH_SHOW_CPP_STACKTRACES": "adds C++ stack traces to errors",
 }
+# Environment variable and location of each user folder, and what it contains.
+USER_FOLDERS = (
+    ("XDG_CACHE_HOME", cache_folder, "decoded", "cached data is"),
+    ("XDG_CONFIG_HOME", config_folder, "presets", "saved presets are"),
+    ("XDG_STATE_HOME", state_folder, "form.json", "the last choices in the form are"),
+)
 OFF_VALUES = ("", "0", "OFF", "off", "WARN", "VERSION")
 
 
@@ -32,6 +39,7 @@ def machine_checks(root: Path) -> Iterator[Check]:
     yield Check("machine", "cores", "ok", pluralize(available_cores(), "core"))
     yield memory_check(*free_memory())
     yield runs_folder_check(root)
+    yield from user_folder_checks()
     yield from environment_checks(os.environ)
 
 
@@ -63,6 +71,14 @@ def runs_folder_check(root: Path) -> Check:
     if free < MIN_FREE_DISK_BYTES:
         return Check("machine", name, "warning", found, advice)
     return Check("machine", name, "ok", found)
+
+
+def user_folder_checks() -> Iterator[Check]:
+    """Yield a warning for each folder of settings or cached data that is not used because other users can change it."""
+    for variable, root, name, contents in USER_FOLDERS:
+        if (problem := user_path_problem(root(), name)) is not None:
+            found = f"{contents} not used, because {problem}"
+            yield Check("machine", "user folders", "warning", found, own_folder_advice(variable))
 
 
 def environment_checks(environ: Mapping[str, str]) -> Iterator[Check]:

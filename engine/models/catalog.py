@@ -18,7 +18,7 @@ from typing import Any
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
 from engine.utils.errors import UsageError, did_you_mean, not_installed
-from engine.utils.files import cache_folder, read_json, write_json
+from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
 # In the search order of model.source=auto.
@@ -104,16 +104,16 @@ def library_models(source: str) -> list[CatalogModel]:
     installed = library_version(source)
     if installed is None:
         raise UsageError.one("model.source", not_installed(source))
-    path = cache_folder() / f"models-{source}-{installed}.json"
+    name = f"models-{source}-{installed}.json"
     try:
-        return _parse_models(read_json(path))
+        return _parse_models(read_user_json(cache_folder(), name))
     except (KeyError, TypeError, ValueError):
         pass
     try:
         listing = ask_helper(_HELPER_MODULE, {"task": "list", "source": source})
     except HelperError as error:
         raise UsageError.one("model.source", f"the models of {source} cannot be listed: {error}") from error
-    _write_cache(path.name, listing)
+    _write_cache(name, listing)
     return _parse_models(listing)
 
 
@@ -139,7 +139,7 @@ def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[Cat
 
 def cached_parameter_counts(source: str) -> dict[str, int]:
     """Return the cached parameter counts of the installed version, by model name."""
-    stored = read_json(cache_folder() / _counts_file_name(source)) or {}
+    stored = read_user_json(cache_folder(), _counts_file_name(source)) or {}
     return {name: count for name, count in stored.items() if isinstance(count, int)}
 
 
@@ -191,5 +191,4 @@ def _counts_file_name(source: str) -> str:
 def _write_cache(name: str, values: dict[str, Any]) -> None:
     # A missing cache only costs time.
     with suppress(OSError):
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        write_json(cache_folder() / name, values)
+        write_user_json(cache_folder(), name, values)

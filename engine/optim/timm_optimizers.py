@@ -22,7 +22,7 @@ from engine.config.optimizer_options import (
 )
 from engine.config.training_sections import OptimConfig
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
-from engine.utils.files import cache_folder, read_json, write_json
+from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 
 TIMM_PREFIX = "timm:"
@@ -80,8 +80,8 @@ def _catalog() -> dict[str, Any]:
         installed = version("timm")
     except PackageNotFoundError as error:
         raise UsageError.one("optim.name", not_installed("timm")) from error
-    path = cache_folder() / f"optimizers-timm-{installed}.json"
-    cached = read_json(path)
+    name = f"optimizers-timm-{installed}.json"
+    cached = read_user_json(cache_folder(), name)
     if cached is not None and isinstance(cached.get("optimizers"), dict):
         return dict(cached["optimizers"])
     try:
@@ -89,8 +89,7 @@ def _catalog() -> dict[str, Any]:
     except HelperError as error:
         raise UsageError.one("optim.name", f"timm's optimizers cannot be listed: {error}") from error
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"optimizers": catalog})
+        write_user_json(cache_folder(), name, {"optimizers": catalog})
     except OSError:
         # Without a cache, the next call starts the helper process again.
         return catalog

@@ -1,4 +1,8 @@
-"""User paths, atomic file replacement, file locks and JSON files."""
+"""User folders, atomic file replacement, file locks and JSON files.
+
+User folders hold the settings, the state and the cached data of this user. They may lie in a folder that all users can
+write to, such as a scratch disk, so a file in them is used only if nobody else can change it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.utils.errors import UsageError
+from engine.utils.trust import foreign_path_reason
 
 # Python objects take up to 30 times the memory of their JSON text.
 MAX_JSON_BYTES = 1 << 24
@@ -48,6 +53,58 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gputrain"
 
 
+def user_path_problem(root: Path, name: str = "") -> str | None:
+    """Return why the file `name` in a user folder must not be used, as a sentence; None if it may or does not exist.
+
+    Other users must not be able to change the file or any folder from `root` down to it.
+    """
+    path = root
+    for part in ("", *Path(name).parts):
+        path /= part
+        try:
+            reason = foreign_path_reason(path)
+        except OSError:
+            # Missing or inaccessible: what opens it fails with a better message.
+            return None
+        if reason is not None:
+            return f"{path} {reason}"
+    return None
+
+
+def own_folder_advice(variable: str) -> str:
+    """Return what to do about a user folder that other users can change; `variable` sets its location."""
+    return f"set {variable} to a folder of your own, or remove write permission for others with `chmod go-w`"
+
+
+def make_user_folder(root: Path, name: str = "") -> Path:
+    """Create the folder `name` in a user folder, and return it.
+
+    Raises OSError if it cannot be created, or if other users can change it.
+    """
+    folder = make_user_folder(root) / name if name else root
+    _make_private(folder)
+    if problem := user_path_problem(root, name):
+        raise PermissionError(errno.EPERM, problem, str(folder))
+    return folder
+
+
+def _make_private(folder: Path) -> None:
+    """Create a folder and its parents with mode 0700, as the XDG Base Directory Specification requires."""
+    if folder.parent != folder and not folder.parent.exists():
+        _make_private(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def read_user_json(root: Path, name: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file of a user folder; None as for `read_json`, or if other users can change it."""
+    return read_json(root / name) if user_path_problem(root, name) is None else None
+
+
+def write_user_json(root: Path, name: str, values: Mapping[str, Any]) -> None:
+    """Replace a file in a user folder by a JSON object. Raises OSError as `make_user_folder` does."""
+    write_json(make_user_folder(root) / name, values)
+
+
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
     """Replace `path` atomically: write a temporary file beside it, then rename.
 
@@ -57,7 +114,9 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
     try:
         # A leftover of a killed process with the same PID, or a planted link, is replaced and not written through.
         temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:
+        # Without write permission for others, also under the umask 002 or 000.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             if durable:

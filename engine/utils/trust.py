@@ -10,6 +10,7 @@ import os
 import pwd
 import stat
 from functools import cache
+from pathlib import Path
 
 
 def foreign_reason(status: os.stat_result, *, trust_root: bool = True) -> str | None:
@@ -26,6 +27,15 @@ def foreign_reason(status: os.stat_result, *, trust_root: bool = True) -> str | 
     if status.st_mode & stat.S_IWGRP and _has_other_member(status.st_gid, os.geteuid()):
         return f"is writable by the group {_group_name(status.st_gid)}"
     return None
+
+
+def foreign_path_reason(path: Path) -> str | None:
+    """Return why other users can change what a path names, as `foreign_reason` does. Follows a link of this user or
+    root. Raises OSError."""
+    link = path.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+        return f"is a link that belongs to {describe_user(link.st_uid)}"
+    return foreign_reason(path.stat())
 
 
 def is_shared(folder: os.stat_result) -> bool:

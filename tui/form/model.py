@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from engine.config.loader import OPTIMIZER_SPECIFIC_KEYS, ConfigError, resolve_config, user_presets_folder
+from engine.config.loader import (
+    OPTIMIZER_SPECIFIC_KEYS,
+    PRESETS_FOLDER,
+    ConfigError,
+    resolve_config,
+    user_presets_folder,
+)
 from engine.config.optimizer_options import default_options
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
@@ -19,10 +25,18 @@ from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.runs.folder import sanitize_run_name
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import expand_user, read_json, state_folder, write_json
+from engine.utils.files import (
+    config_folder,
+    expand_user,
+    make_user_folder,
+    read_user_json,
+    state_folder,
+    write_user_json,
+)
 from tui.charts.axis import FloatArray
 from tui.flags import format_value, run_arguments
 
+FORM_FILE = "form.json"
 FORM_FORMAT = 1
 # Shown by default, in this order; the other keys are shown on demand.
 MAIN_KEYS = (
@@ -135,7 +149,10 @@ class Form:
         is_path = "/" in name or name.endswith((".yaml", ".yml"))
         path = expand_user(name) if is_path else user_presets_folder() / f"{sanitize_run_name(name)}.yaml"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if is_path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            else:
+                make_user_folder(config_folder(), PRESETS_FOLDER)
             with path.open("x", encoding="utf-8") as file:
                 file.write(to_yaml(changed) if changed else "")
         except FileExistsError as error:
@@ -193,7 +210,7 @@ def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) 
 
 def load_last_form() -> Form:
     """Return the last submitted form; the `digits` preset if there is none or its base cannot be read."""
-    stored = read_json(state_folder() / "form.json") or {}
+    stored = read_user_json(state_folder(), FORM_FILE) or {}
     typed = stored.get("typed")
     if stored.get("format") != FORM_FORMAT or not isinstance(typed, dict):
         return Form("digits")
@@ -213,11 +230,9 @@ def load_last_form() -> Form:
 
 def save_last_form(form: Form) -> None:
     """Store the form for the next new run, without the run name, which must be unique."""
-    path = state_folder() / "form.json"
     typed = {key: text for key, text in form.overrides.items() if key != "run.name"}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"format": FORM_FORMAT, "base": form.base, "typed": typed})
+        write_user_json(state_folder(), FORM_FILE, {"format": FORM_FORMAT, "base": form.base, "typed": typed})
     except OSError:
         # Not worth an error: the next form only starts from an older state.
         return

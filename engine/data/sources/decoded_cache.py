@@ -23,8 +23,16 @@ from typing import Any
 import numpy as np
 
 from engine.data.sources.base import Images
-from engine.utils.files import cache_folder, read_json, replace_file, write_json
+from engine.utils.files import (
+    cache_folder,
+    make_user_folder,
+    read_user_json,
+    replace_file,
+    user_path_problem,
+    write_json,
+)
 
+DECODED_FOLDER = "decoded"
 CACHE_FORMAT = 1
 KEY_LIBRARIES = ("pillow", "torch", "torchvision")
 MAX_UNUSED_DAYS = 30.0
@@ -116,8 +124,7 @@ def load_or_decode(
 def cache_write_problem(size_bytes: int) -> str | None:
     """Return why an entry of this size cannot be cached, as a clause that follows its subject; None if it can."""
     try:
-        _decoded_folder().mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=_decoded_folder()) as file:
+        with TemporaryFile(dir=_make_decoded_folder()) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
     except OSError as error:
@@ -130,7 +137,12 @@ def _not_cached(problem: str) -> str:
 
 
 def _decoded_folder() -> Path:
-    return cache_folder() / "decoded"
+    return cache_folder() / DECODED_FOLDER
+
+
+def _make_decoded_folder() -> Path:
+    """Create and return the folder. Raises OSError, also if other users can change it."""
+    return make_user_folder(cache_folder(), DECODED_FOLDER)
 
 
 def _images_path(key: str) -> Path:
@@ -145,17 +157,22 @@ def _metadata_path(key: str) -> Path:
 @contextmanager
 def _exclusive_lock(key: str) -> Iterator[None]:
     """Hold an exclusive file lock on a key. Raises OSError."""
-    _decoded_folder().mkdir(parents=True, exist_ok=True)
-    with (_decoded_folder() / f"{key}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # Mode 0600: a user who can read a file can lock it for as long as they like.
+    path = _make_decoded_folder() / f"{key}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(lock, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _read_cached(key: str) -> DecodedImages | None:
-    """Return the entry of a key; None if it is missing, or if its size or modification time differs from what was
-    written."""
-    path, metadata = _images_path(key), read_json(_metadata_path(key))
-    if metadata is None:
+    """Return the entry of a key; None if it is missing, if other users can change it, or if its size or modification
+    time differs from what was written."""
+    path, metadata = _images_path(key), read_user_json(cache_folder(), f"{DECODED_FOLDER}/{key}.json")
+    if metadata is None or user_path_problem(cache_folder(), f"{DECODED_FOLDER}/{key}.npy") is not None:
         return None
     try:
         status = path.stat()

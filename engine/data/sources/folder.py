@@ -19,7 +19,7 @@ from engine.data.sampler import Indices, Part, stratified_split
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import read_image
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import cache_folder, read_json, write_json
+from engine.utils.files import cache_folder, read_user_json, write_user_json
 
 DEFAULT_IMAGE_SIZE = 224
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
@@ -159,8 +159,8 @@ def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     change. Unreadable files are checked each time, because they may have been repaired.
     """
     files = sorted(walk_files(folder))
-    cache = cache_folder() / f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
-    recorded = read_json(cache) or {}
+    cache = f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
+    recorded = read_user_json(cache_folder(), cache) or {}
     stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
     unchecked = [path for path in files if path not in stamps or recorded.get(str(path)) != stamps[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
@@ -172,8 +172,7 @@ def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     readable = [path for path in files if reasons.get(path) is None]
     if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
         with suppress(OSError):
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_json(cache, {str(path): stamps[path] for path in readable if path in stamps})
+            write_user_json(cache_folder(), cache, {str(path): stamps[path] for path in readable if path in stamps})
     return readable, [(path, reason) for path in files if (reason := reasons.get(path))]
 
 

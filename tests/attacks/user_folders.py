@@ -1,0 +1,117 @@
+"""Attack: XDG_CACHE_HOME, XDG_CONFIG_HOME and XDG_STATE_HOME name a shared scratch folder.
+
+Before the first run of the victim, the attacker creates `gputrain/` there, with a model catalog, presets and form
+choices that run code, decoded images, and an index that lists a broken image as readable.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from attack import Stage, perform
+
+from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
+from engine.data.sources.folder import _readable_images
+from engine.models.catalog import library_version
+from tui.form.model import load_last_form
+
+PLANT_PROGRAM = """
+import base64, json, os, sys
+folder, files, links = json.loads(sys.argv[1])
+for name, (content, mtime_ns) in files.items():
+    path = os.path.join(folder, "gputrain", name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(base64.b64decode(content))
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+for link, target in links.items():
+    os.symlink(target, link)
+"""
+EVIL_PRESET = b"model: {name: 'evil:Net'}\nrun: {code: CODE}\n"
+
+
+def attack(stage: Stage) -> None:
+    images = stage.home / "images"
+    images.mkdir()
+    (images / "broken.png").write_bytes(b"no image")
+    files = {f"decoded/{name}": content for name, content in decoded_entry(stage).items()}
+    files |= {name: (content, 0) for name, content in small_files(stage, images).items()}
+    plant(stage, stage.shared, files, {})
+    select_folders(stage, stage.shared)
+
+    models = stage.gputrain("models", "planted", "--json").stdout
+    stage.gained("planted" in models, "listed models of their own")
+    for name in ("evil", "digits"):
+        shown = stage.gputrain("config", name)
+        stage.gained("evil:Net" in shown.stdout, f"replaced the preset {name}")
+        stage.gained(name == "digits" and shown.returncode != 0, "disabled a preset of gputrain")
+    stage.gained("evil:Net" in load_last_form().overrides.values(), "filled in the form")
+    stage.gained(load_or_decode("k", black_image).images.any(), "trained the victim on their images")
+    stage.gained(bool(_readable_images(images)[0]), "hid an unreadable image")
+
+    follow_link(stage)
+
+
+def decoded_entry(stage: Stage) -> dict[str, tuple[bytes, int]]:
+    """Return the files of a valid cache entry of a white image, with their modification times."""
+    select_folders(stage, stage.home)
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.full((1, 1, 2, 2), 255, np.uint8)]))
+    paths = [stage.home / "gputrain" / "decoded" / name for name in ("k.npy", "k.json")]
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def small_files(stage: Stage, images: Path) -> dict[str, bytes]:
+    """Return the planted catalog, presets, form choices and index of readable images."""
+    status = (images / "broken.png").stat()
+    index = {str(images / "broken.png"): [status.st_size, status.st_mtime_ns]}
+    preset = EVIL_PRESET.replace(b"CODE", os.fsencode(stage.shared))
+    documents = {
+        f"models-torchvision-{library_version('torchvision')}.json": {
+            "known": [{"source": "torchvision", "name": "planted", "parameters": 1, "weights": []}]
+        },
+        "form.json": {"format": 1, "base": "digits", "typed": {"model.name": "evil:Net"}},
+        f"images-{hashlib.sha256(os.fsencode(images)).hexdigest()[:16]}.json": index,
+    }
+    encoded = {name: json.dumps(values).encode() for name, values in documents.items()}
+    return encoded | {f"presets/{name}.yaml": preset for name in ("evil", "digits")}
+
+
+def black_image() -> DecodedChunks:
+    return DecodedChunks((1, 1, 2, 2), [np.zeros((1, 1, 2, 2), np.uint8)])
+
+
+def follow_link(stage: Stage) -> None:
+    """The attacker links `gputrain` to a folder of the victim, in which nothing must be created or deleted."""
+    projects, linked = stage.home / "projects", stage.shared / "linked"
+    (projects / "decoded").mkdir(parents=True)
+    old = projects / "decoded" / "old.csv"
+    old.write_text("data")
+    os.utime(old, (0, 0))
+    linked.mkdir()
+    linked.chmod(0o1777)
+    plant(stage, linked, {}, {str(linked / "gputrain"): str(projects)})
+    select_folders(stage, linked)
+    load_or_decode("k", black_image)
+    stage.gained(not old.exists(), "deleted a file of the victim")
+    stage.gained(len(list(projects.rglob("*"))) > 2, "wrote to a folder of the victim")
+
+
+def select_folders(stage: Stage, folder: Path) -> None:
+    """Use `folder` for the settings, the state and the caches of the victim."""
+    stage.environment |= {name: str(folder) for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")}
+    os.environ.update(stage.environment)
+
+
+def plant(stage: Stage, folder: Path, files: Mapping[str, tuple[bytes, int]], links: Mapping[str, str]) -> None:
+    encoded = {name: (base64.b64encode(content).decode(), mtime) for name, (content, mtime) in files.items()}
+    stage.as_attacker(PLANT_PROGRAM, json.dumps([str(folder), encoded, dict(links)]))
+
+
+if __name__ == "__main__":
+    perform(attack)

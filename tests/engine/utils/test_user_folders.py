@@ -1,0 +1,159 @@
+"""User folders that other users can change: nothing in them is read or written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config.loader import find_config, presets
+from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
+from engine.doctor.machine import user_folder_checks
+from engine.models.catalog import cached_parameter_counts, library_models, library_version
+from engine.utils.errors import UsageError
+from engine.utils.files import (
+    cache_folder,
+    config_folder,
+    make_user_folder,
+    read_user_json,
+    state_folder,
+    user_path_problem,
+    write_user_json,
+)
+from tui.form.model import Form, load_last_form, save_last_form
+
+OTHER_UID = 12345
+FOLDERS = {"XDG_CACHE_HOME": cache_folder, "XDG_CONFIG_HOME": config_folder, "XDG_STATE_HOME": state_folder}
+
+
+@pytest.fixture(autouse=True)
+def user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FOLDERS:
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+def make_foreign(path: Path) -> None:
+    """Let other users change a path: as root by its owner, otherwise by its mode."""
+    if os.geteuid() == 0:
+        os.chown(path, OTHER_UID, OTHER_UID)
+    else:
+        path.chmod(0o777)
+
+
+@pytest.mark.parametrize("foreign", ["", "presets", "presets/a.yaml"])
+def test_user_path_problem_names_foreign_part_of_path(foreign: str) -> None:
+    (config_folder() / "presets").mkdir(parents=True)
+    (config_folder() / "presets" / "a.yaml").touch()
+    assert user_path_problem(config_folder(), "presets/a.yaml") is None
+    make_foreign(config_folder() / foreign)
+    assert (user_path_problem(config_folder(), "presets/a.yaml") or "").startswith(f"{config_folder() / foreign} ")
+
+
+def test_user_path_problem_is_none_for_missing_file_and_own_link(tmp_path: Path) -> None:
+    assert user_path_problem(config_folder(), "settings.yaml") is None
+    (tmp_path / "elsewhere").mkdir()
+    config_folder().parent.mkdir()
+    config_folder().symlink_to(tmp_path / "elsewhere")
+    assert user_path_problem(config_folder(), "settings.yaml") is None
+    make_foreign(tmp_path / "elsewhere")
+    assert user_path_problem(config_folder(), "settings.yaml") is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_user_folder_is_not_created_behind_link_of_other_user(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    cache_folder().parent.mkdir()
+    cache_folder().symlink_to(tmp_path / "elsewhere")
+    os.chown(cache_folder(), OTHER_UID, OTHER_UID, follow_symlinks=False)
+    with pytest.raises(PermissionError, match=rf"gputrain is a link that belongs to uid {OTHER_UID}"):
+        make_user_folder(cache_folder(), "decoded")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> None:
+    previous = os.umask(umask)
+    try:
+        write_user_json(cache_folder(), "a.json", {"a": 1})
+    finally:
+        os.umask(previous)
+    assert cache_folder().stat().st_mode & 0o777 == cache_folder().parent.stat().st_mode & 0o777 == 0o700
+    assert (cache_folder() / "a.json").stat().st_mode & 0o022 == 0
+    assert read_user_json(cache_folder(), "a.json") == {"a": 1}
+
+
+def test_foreign_catalog_is_neither_read_nor_written() -> None:
+    planted = {"models": {"known": [{"source": "torchvision", "name": "planted", "weights": []}]}, "counts": {"a": 1}}
+    cache_folder().mkdir(parents=True)
+    for name, values in planted.items():
+        prefix = "models" if name == "models" else "parameters"
+        path = cache_folder() / f"{prefix}-torchvision-{library_version('torchvision')}.json"
+        path.write_text(json.dumps(values))
+    assert cached_parameter_counts("torchvision") == {"a": 1}
+    assert [model.name for model in library_models("torchvision")] == ["planted"]
+    make_foreign(cache_folder())
+    assert cached_parameter_counts("torchvision") == {}
+    assert "resnet18" in [model.name for model in library_models("torchvision")]
+    assert "planted" in path.with_name(path.name.replace("parameters", "models")).read_text()
+
+
+def test_foreign_decoded_cache_is_neither_read_nor_written() -> None:
+    def decode(value: int) -> DecodedChunks:
+        return DecodedChunks((1, 1, 2, 2), [np.full((1, 1, 2, 2), value, np.uint8)])
+
+    load_or_decode("k", lambda: decode(1))
+    make_foreign(cache_folder())
+    before = sorted(cache_folder().rglob("*"))
+    decoded = load_or_decode("k", lambda: decode(2))
+    assert int(decoded.images.sum()) == 8
+    folder = cache_folder()
+    assert (decoded.warning or "").startswith(f"decoded images cannot be cached in {folder / 'decoded'} ({folder} ")
+    assert sorted(cache_folder().rglob("*")) == before
+
+
+def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    (cache_folder() / "decoded" / "k.lock").chmod(0o644)
+    (cache_folder() / "decoded" / "k.json").unlink()
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert (cache_folder() / "decoded" / "k.lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_foreign_presets_are_not_listed_and_are_refused_by_name() -> None:
+    folder = config_folder() / "presets"
+    folder.mkdir(parents=True)
+    for name in ("mine", "digits"):
+        (folder / f"{name}.yaml").write_text("run: {epochs: 7}")
+    assert find_config("digits").parent == find_config("mine").parent == folder
+    make_foreign(folder)
+    assert "mine" not in presets()
+    assert presets()["digits"].parent != folder
+    with pytest.raises(UsageError, match=rf"^mine: the preset is not used, because {folder} .*; set XDG_CONFIG_HOME"):
+        find_config("mine")
+    with pytest.raises(UsageError, match=r"^gone: no such file or preset"):
+        find_config("gone")
+    with pytest.raises(UsageError, match="cannot be written: "):
+        Form("digits").save_preset("new")
+
+
+def test_foreign_form_choices_are_neither_read_nor_written() -> None:
+    save_last_form(Form("digits", {"run.epochs": "7"}))
+    assert load_last_form().overrides == {"run.epochs": "7"}
+    make_foreign(state_folder())
+    assert load_last_form() == Form("digits")
+    save_last_form(Form("digits", {"run.epochs": "9"}))
+    assert "9" not in (state_folder() / "form.json").read_text()
+
+
+def test_doctor_warns_about_each_foreign_user_folder() -> None:
+    for folder in FOLDERS.values():
+        make_user_folder(folder())
+    assert list(user_folder_checks()) == []
+    for folder in FOLDERS.values():
+        make_foreign(folder())
+    checks = list(user_folder_checks())
+    assert [check.advice.split()[1] for check in checks] == list(FOLDERS)
+    assert all(str(folder()) in check.found for folder, check in zip(FOLDERS.values(), checks, strict=True))
