@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from engine.runs.folder import RunFolder, list_runs
+from engine.runs.folder import MAX_OWNER_BYTES, RunFolder, list_runs
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json
 
@@ -53,7 +53,7 @@ class LaunchedRun:
         """Return whether this process owns the run. PIDs are reused, so owner.json must be newer than the launch."""
         if _mtime(run.owner) < self.launched_at:
             return False
-        owner = read_json(run.owner) or {}
+        owner = read_json(run.owner, MAX_OWNER_BYTES) or {}
         return owner.get("pid") == self.process.pid and owner.get("host") == socket.gethostname()
 
     @property

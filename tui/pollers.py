@@ -21,7 +21,7 @@ from engine.runs.journal import JournalReader
 from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
 from engine.utils.errors import UsageError
 from engine.utils.files import open_regular_file
-from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds, unreadable_row
+from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds
 
 if TYPE_CHECKING:
     from tui.text.confusion import RunEvaluations
@@ -34,6 +34,8 @@ MAX_QUEUED_BATCHES = 8
 READ_CHUNK_BYTES = MAX_FULL_READ_BYTES
 MAX_LOG_BYTES = 1 << 16
 MAX_LOG_LINES = 2000
+# Longer lines fit on no screen, and are slow to draw.
+MAX_LOG_LINE_LENGTH = 4096
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,7 @@ class RunListPoller(Poller):
         cached_stamps, row = self._row_cache.get(watcher.folder.path, (None, None))
         if row is not None and not row.live and cached_stamps == stamps:
             return replace(row, age_seconds=run_age_seconds(watcher.folder))
-        try:
-            row = make_run_row(watcher)
-        except Exception as error:
-            row = unreadable_row(watcher.folder, f"cannot be read: {type(error).__name__}: {error}")
+        row = make_run_row(watcher)
         self._row_cache[watcher.folder.path] = (stamps, row)
         return row
 
@@ -244,10 +243,13 @@ class RunPoller(Poller):
 
     def _poll_state(self) -> None:
         """Publish the latest state."""
-        history = self._history if self._ends is None else self._ends.poll()
+        partial, problem = False, self._reader.problem
+        history = self._history
+        if self._ends is not None:
+            history, partial, problem = self._ends.poll(), self._ends.partial, self._ends.problem
         latest = history.latest_gpus
         self.latest = RunSnapshot(
-            row_of_history(self.folder, history, partial=self._ends is not None and self._ends.partial),
+            row_of_history(self.folder, history, partial=partial, problem=problem),
             history.started,
             latest.gpus if latest else (),
             latest.time if latest else 0.0,
@@ -308,9 +310,9 @@ class LogTail:
                 with open_regular_file(self._path) as file:
                     start = max(size - MAX_LOG_BYTES, 0)
                     file.seek(start)
-                    text = file.read().decode(errors="replace")
-                lines = text.splitlines()[1 if start else 0 :]
-                self._size, self._lines = size, tuple(lines[-MAX_LOG_LINES:])
+                    text = file.read(MAX_LOG_BYTES).decode(errors="replace")
+                lines = text.splitlines()[1 if start else 0 :][-MAX_LOG_LINES:]
+                self._size, self._lines = size, tuple(line[:MAX_LOG_LINE_LENGTH] for line in lines)
         except OSError:
             pass
         return self._lines

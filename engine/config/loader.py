@@ -19,9 +19,9 @@ from engine.config.messages import problem_from_pydantic
 from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict, fields, is_text_field, sections
 from engine.config.user_code import is_user_code
-from engine.config.yaml_io import parse_yaml
+from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean
-from engine.utils.files import config_folder, expand_user, is_file, own_folder_advice, user_path_problem
+from engine.utils.files import config_folder, expand_user, is_file, own_folder_advice, read_bytes, user_path_problem
 
 ConfigLayer = dict[str, dict[str, Any]]
 
@@ -93,7 +93,8 @@ def find_config(name: str) -> Path:
 
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        # A config may be a link.
+        content = parse_yaml(read_bytes(path.resolve(), MAX_CONFIG_BYTES).decode())
     except OSError as error:
         raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -8,6 +8,9 @@ from typing import Any
 
 import yaml
 
+# A complete config has 6 KB.
+MAX_CONFIG_BYTES = 1 << 20
+
 
 class _Yaml12Loader(yaml.SafeLoader):
     """Loader for YAML 1.2 scalars: `off` is a string and `1e-3` a number. Duplicate keys are errors."""

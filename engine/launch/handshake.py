@@ -22,7 +22,7 @@ import psutil
 
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
-from engine.runs.folder import HEARTBEAT_TIMEOUT_SECONDS, RunFolder, list_runs
+from engine.runs.folder import HEARTBEAT_TIMEOUT_SECONDS, MAX_OWNER_BYTES, RunFolder, list_runs
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json
@@ -187,7 +187,7 @@ def find_run_of_agents(runs_dir: Path, agents: list[str]) -> RunFolder | None:
 
     Waits until its owner is gone: one that died on another host is noticed only by its missing heartbeat."""
     for run in list_runs(runs_dir):
-        owner = read_json(run.owner) or {}
+        owner = read_json(run.owner, MAX_OWNER_BYTES) or {}
         earlier_agents = owner.get("agents")
         if isinstance(earlier_agents, list) and set(agents) & set(map(str, earlier_agents)):
             deadline = time.monotonic() + HEARTBEAT_TIMEOUT_SECONDS + 1

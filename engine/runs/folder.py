@@ -20,6 +20,10 @@ from engine.utils.files import expand_user, is_file, is_locked, read_json
 
 # An owner on another host counts as dead after this time without a heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0
+# Sizes that the files of a run folder do not exceed. One of another user may be of any size.
+MAX_OWNER_BYTES = 1 << 20
+# Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
+MAX_EVALUATION_BYTES = 48 << 20
 OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RUNS"
 
 
@@ -144,7 +148,7 @@ class RunFolder:
 
     def is_owned(self) -> bool:
         """Whether a live process owns the run."""
-        owner = read_json(self.owner)
+        owner = read_json(self.owner, MAX_OWNER_BYTES)
         if owner is not None and owner.get("host") != socket.gethostname():
             # Not every network file system shares locks between hosts, so the heartbeat decides.
             # It is null after the run was released.

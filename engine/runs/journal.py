@@ -18,6 +18,10 @@ from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming,
 from engine.utils.files import append_to_file, open_regular_file
 
 READ_CHUNK_BYTES = 1 << 20
+# Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
+MAX_LINE_BYTES = 1 << 24
+# Replaces the beginning of a line that is too long. It is not JSON, so neither is the line.
+_SKIPPED_BEGINNING = b"\0"
 
 
 # JSON types that are accepted for each field type. A non-finite float is null in JSON.
@@ -121,18 +125,19 @@ class Journal:
 
 class JournalReader:
     """Reads a growing journal. `offset` is the byte position of the next read; before the first `poll` it can be set to
-    the beginning of any line."""
+    the beginning of any line. `problem` says why the journal or a part of it cannot be read, None if it can."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.offset = 0
+        self.problem: str | None = None
         self._partial_line = b""
 
     def poll(self, max_bytes: int | None = None) -> Iterator[Event]:
         """Yield the events appended since the last call, at most those of the next `max_bytes` bytes.
 
-        An incomplete last line is kept for the next call. Nothing if the journal does not exist. At most one chunk of
-        the file is in memory.
+        An incomplete last line is kept for the next call. Nothing if the journal does not exist. At most one chunk and
+        one line of `MAX_LINE_BYTES` are in memory; longer lines are skipped.
         """
         try:
             with open_regular_file(self._path) as file:
@@ -142,9 +147,18 @@ class JournalReader:
                 while data := file.read(min(max(end - self.offset, 0), READ_CHUNK_BYTES)):
                     self.offset += len(data)
                     *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+                    if len(self._partial_line) > MAX_LINE_BYTES:
+                        self._partial_line, self.problem = _SKIPPED_BEGINNING, long_line_problem(self._path)
                     for line in lines:
                         event = from_line(line.decode(errors="replace"))
                         if event is not None:
                             yield event
-        except OSError:
+        except FileNotFoundError:
             return
+        except OSError as error:
+            self.problem = f"{self._path.name} cannot be read: {error.strerror}"
+
+
+def long_line_problem(path: Path) -> str:
+    """Return the sentence about a line of more than `MAX_LINE_BYTES`."""
+    return f"{path.name} is damaged: it has a line of more than {MAX_LINE_BYTES >> 20} MiB"

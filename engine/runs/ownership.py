@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.runs.control import consume_requests
-from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, _is_run_folder
+from engine.runs.folder import MAX_OWNER_BYTES, OTHER_RUNS_FOLDER_ADVICE, RunFolder, _is_run_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json, write_json
 from engine.utils.host import nearest_existing
@@ -43,7 +43,7 @@ class Ownership:
         self.folder, self._agents = folder, list(agents)
         self._last_heartbeat = 0.0
         handle = _retry(partial(_try_lock, folder.lock))
-        owner = read_json(folder.owner) or {}
+        owner = read_json(folder.owner, MAX_OWNER_BYTES) or {}
         on_other_host = owner.get("host") not in (None, socket.gethostname())
         if handle is not None and on_other_host and folder.is_owned():
             # Not every network file system shares locks between hosts.
@@ -182,7 +182,7 @@ def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
 
 
 def _owned_by_another(folder: RunFolder) -> UsageError:
-    owner = read_json(folder.owner) or {}
+    owner = read_json(folder.owner, MAX_OWNER_BYTES) or {}
     process = f"process {owner.get('pid', '?')} on {owner.get('host', 'another host')}"
     advice = f"stop it with `gputrain stop {folder.name}`, or use a new name with --name"
     return UsageError.one(folder.name, f"is already running as {process}", advice)

@@ -26,6 +26,7 @@ from engine.distributed.watchdog import Phase
 from engine.models.factory import count_parameters, weight_bytes
 from engine.runs.control import RequestCounters
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, WarningEvent
+from engine.runs.folder import MAX_EVALUATION_BYTES
 from engine.runs.records import RankDevice, RankEpochTiming
 from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
@@ -186,7 +187,8 @@ class Trainer:
         epoch = self.state.position.epoch
         best = self._checkpoint_writer.update_best(epoch, evaluation.metrics.accuracy)
         if self.rank_info.rank == 0 and self.job.folder is not None:
-            last, previous = evaluation.to_dict(epoch), read_json(self.job.folder.evaluation) or {}
+            last = evaluation.to_dict(epoch)
+            previous = read_json(self.job.folder.evaluation, MAX_EVALUATION_BYTES) or {}
             best_so_far = last if best else previous.get("best", last)
             with suppress(OSError):
                 write_json(self.job.folder.evaluation, evaluation_file_content(self.source.classes, last, best_so_far))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def printable(text: str) -> str:
     """Return the text with unprintable characters escaped, like `\\x1b`, so that it cannot control the terminal."""
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 

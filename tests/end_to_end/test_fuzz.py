@@ -245,6 +245,7 @@ def read_like_screens(path: Path) -> None:
     folder = RunFolder(path)
     watch = RunWatcher(folder)
     row = make_run_row(watch)
+    assert not row.unreadable
     row_cells(row)
     run_line(row, 10)
     table_line(row, 10, 200)
@@ -264,10 +265,10 @@ def read_like_screens(path: Path) -> None:
 @given(st.lists(JOURNALS, max_size=4).map(b"\n".join), st.integers(1, 400))
 def test_run_watcher_reads_ends_of_any_journal(data: bytes, block: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        for size in ("MAX_FULL_READ_BYTES", "INITIAL_TAIL_BYTES", "SCAN_BLOCK_BYTES"):
+        for size in ("MAX_FULL_READ_BYTES", "TAIL_BYTES", "SCAN_BLOCK_BYTES"):
             patch.setattr(watcher, size, block)
         folder = make_run_folder(Path(name), "a")
         folder.journal.write_bytes(data)
         watch = RunWatcher(folder)
-        make_run_row(watch)
+        assert not make_run_row(watch).unreadable
         assert watch.partial == (len(data) > block)

@@ -27,7 +27,7 @@ from gputrain_command import wait_for
 from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.launcher import LaunchedRun
-from tui.pollers import RunListPoller, RunPoller
+from tui.pollers import MAX_LOG_LINE_LENGTH, LogTail, RunListPoller, RunPoller
 from tui.text.run_lines import run_line, table_line
 from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row
@@ -198,3 +198,16 @@ def test_launched_run_output_lines_keeps_file_offset_of_child(tmp_path: Path) ->
         (tmp_path / "out").write_text("first\nsecond\n")
         assert launched.output_lines() == ["first", "second"]
         assert output.tell() == 0
+
+
+def test_log_tail_reads_bounded_part_of_log_and_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("begin\n")
+    os.truncate(log, 1 << 40)
+    with log.open("a") as file:
+        file.write("\nend\n")
+    *_, last = lines = LogTail(log).lines()
+    assert (len(lines), last) == (1, "end")
+    with log.open("a") as file:
+        file.write("x" * 20_000)
+    assert [len(line) for line in LogTail(log).lines()] == [3, MAX_LOG_LINE_LENGTH]

@@ -29,11 +29,15 @@ def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
     """List runs, newest first."""
     from engine.runs.folder import list_runs, runs_root
     from engine.runs.watcher import RunWatcher
+    from engine.utils.text import printable
     from tui.text.runs import format_runs_table, make_run_row
 
     with exit_on_usage_error():
         root = runs_root(runs_dir)
         rows = [make_run_row(RunWatcher(folder)) for folder in list_runs(root)]
+    for row in rows:
+        if row.unreadable:
+            typer.echo(printable(f"{row.name}: {row.message}"), err=True)
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
     elif not rows:
@@ -81,23 +85,29 @@ def logs(
     import time
 
     from engine.runs.folder import find_run, runs_root
+    from engine.runs.log import LogReader
     from engine.runs.watcher import RunWatcher
+    from engine.utils.errors import UsageError
+    from engine.utils.text import printable
 
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run)
+        try:
+            log = LogReader(folder.log)
+        except FileNotFoundError:
+            typer.echo(f"{printable(folder.name)} has no log yet.", err=True)
+            return
+        except OSError as error:
+            raise UsageError.one(str(folder.log), f"cannot be read: {error.strerror}") from error
     watch = RunWatcher(folder)
-    if not folder.log.exists():
-        typer.echo(f"{folder.name} has no log yet.", err=True)
-        return
-    with folder.log.open(encoding="utf-8", errors="replace") as file:
-        while True:
-            live = follow and folder.state(watch.poll()).live
-            for line in file:
-                sys.stdout.write(line)
-            sys.stdout.flush()
-            if not live:
-                return
-            time.sleep(0.3)
+    while True:
+        live = follow and folder.state(watch.poll()).live
+        for text in log.read():
+            sys.stdout.write(text)
+        sys.stdout.flush()
+        if not live:
+            return
+        time.sleep(0.3)
 
 
 @app.command(

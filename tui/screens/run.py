@@ -20,6 +20,7 @@ from textual.widgets import Static
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import UsageError
+from engine.utils.files import read_bytes
 from engine.utils.text import printable
 from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
@@ -271,8 +272,10 @@ class RunScreen(GputrainScreen):
         self.app.push_screen(ConfusionScreen(self.gputrain_app, self.folder))
 
     def action_config(self) -> None:
+        from engine.config.yaml_io import MAX_CONFIG_BYTES
+
         try:
-            text = self.folder.config.read_text(encoding="utf-8", errors="replace")
+            text = read_bytes(self.folder.config, MAX_CONFIG_BYTES).decode(errors="replace")
         except OSError as error:
             self.gputrain_app.show_toast(f"The config cannot be read: {error.strerror}", warning=True)
             return

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
-from engine.utils.files import open_regular_file
+from engine.runs.folder import MAX_EVALUATION_BYTES
+from engine.utils.files import read_bytes
 
 EVALUATION_FORMAT = 1
 ConfusionCounts = NDArray[np.int64]
@@ -57,11 +58,10 @@ class Mistake:
 
 def read_evaluations(path: Path) -> RunEvaluations:
     """Read evaluation.json. Raises OSError, or ValueError if the content is invalid."""
-    with open_regular_file(path) as file:
-        try:
-            values = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise ValueError("not JSON") from error
+    try:
+        values = json.loads(read_bytes(path, MAX_EVALUATION_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ValueError("not JSON") from error
     if not isinstance(values, dict) or values.get("format") != EVALUATION_FORMAT:
         raise ValueError(f"unsupported format; this gputrain reads format {EVALUATION_FORMAT}")
     classes = values.get("classes")

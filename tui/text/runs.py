@@ -15,6 +15,8 @@ from engine.utils.files import read_json
 from engine.utils.text import printable
 from tui.text.tables import UNKNOWN
 
+# The readings of one GPU take 400 bytes.
+MAX_SUMMARY_BYTES = 1 << 22
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 
 
@@ -24,7 +26,8 @@ class RunRow:
 
     `age_seconds` counts from the last journal event or start. `eta_seconds` is the remaining time at the latest
     throughput. `step` of `steps` is the global step. `bottleneck` is the bottleneck message, `data_wait` the share of
-    the training time spent waiting for data, `mfu` the model FLOPs utilization.
+    the training time spent waiting for data, `mfu` the model FLOPs utilization. `message` says why the run ended, or
+    why its files are `unreadable`.
     """
 
     name: str
@@ -44,6 +47,7 @@ class RunRow:
     data_wait: float | None = None
     mfu: float | None = None
     bottleneck: str | None = None
+    unreadable: bool = False
 
     def to_dict(self) -> dict[str, object]:
         values = asdict(self)
@@ -55,14 +59,20 @@ class RunRow:
 
 
 def make_run_row(watcher: RunWatcher) -> RunRow:
-    """Poll the run and return its current row."""
-    history = watcher.poll()
-    return row_of_history(watcher.folder, history, partial=watcher.partial)
+    """Poll the run and return its current row. An error in one run must not hide the others."""
+    try:
+        history = watcher.poll()
+        return row_of_history(watcher.folder, history, partial=watcher.partial, problem=watcher.problem)
+    except Exception as error:
+        return unreadable_row(watcher.folder, f"cannot be read: {type(error).__name__}: {error}")
 
 
-def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> RunRow:
-    """Build the row from the history; if it is `partial`, the rest comes from summary.json."""
-    stored = RunSummary.from_dict((read_json(folder.summary) or {}) if partial else {})
+def row_of_history(folder: RunFolder, history: History, *, partial: bool, problem: str | None) -> RunRow:
+    """Build the row from the history; if it is `partial`, the rest comes from summary.json.
+
+    `problem` says why the journal cannot be read.
+    """
+    stored = RunSummary.from_dict((read_json(folder.summary, MAX_SUMMARY_BYTES) or {}) if partial else {})
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
     best_values = (best.selection_accuracy if best else None, stored.best_val_accuracy)
     accuracies = [float(value) for value in best_values if value is not None]
@@ -84,10 +94,11 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool) -> Run
         steps=started.epochs * started.steps_per_epoch if started else None,
         images_per_second=rate,
         eta_seconds=history.eta_s if state.live else None,
-        message=end_message(history.finished, state),
+        message=problem or end_message(history.finished, state),
         data_wait=history.data_wait,
         mfu=history.mfu,
         bottleneck=bottleneck.message if bottleneck else None,
+        unreadable=problem is not None,
     )
 
 
@@ -102,6 +113,7 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
         age_seconds=0.0,
         folder=str(folder.path),
         message=message,
+        unreadable=True,
     )
 
 
@@ -125,8 +137,8 @@ def run_age_seconds(folder: RunFolder) -> float:
 
 def row_cells(row: RunRow) -> tuple[str, ...]:
     """Return the cells for `HEADER`, with control characters escaped."""
-    epoch = f"{row.epoch}/{row.epochs or '?'}"
-    return (printable(row.name), row.state, epoch, format_accuracy(row.best_val_accuracy), format_age(row.age_seconds))
+    epoch, state = f"{row.epoch}/{row.epochs or '?'}", "unreadable" if row.unreadable else row.state
+    return (printable(row.name), state, epoch, format_accuracy(row.best_val_accuracy), format_age(row.age_seconds))
 
 
 def format_accuracy(accuracy: float | None) -> str:

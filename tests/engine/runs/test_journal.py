@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.history import history_from_events
-from engine.runs.journal import Journal, JournalReader, from_line, to_line
+from engine.runs.journal import MAX_LINE_BYTES, READ_CHUNK_BYTES, Journal, JournalReader, from_line, to_line
 from engine.runs.records import GpuSample, RankDevice, RankPeakMemory
 from factories import make_epoch, make_run_resumed, make_run_started, make_step
 
@@ -148,6 +150,40 @@ def test_journal_append_after_incomplete_line_starts_new_line(tmp_path: Path) ->
 
 def test_journal_reader_of_missing_file_is_empty(tmp_path: Path) -> None:
     assert list(JournalReader(tmp_path / "none").poll()) == []
+
+
+def test_journal_reader_skips_line_that_is_too_long_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(to_line(make_step(1)) + "\n" + to_line(make_step(2))[:-1])
+    os.truncate(path, 4 * MAX_LINE_BYTES)
+    with path.open("a") as file:
+        file.write("}\n" + to_line(make_step(3)) + "\n")
+    reader = JournalReader(path)
+    tracemalloc.start()
+    steps = [event.step for event in reader.poll() if isinstance(event, StepEvent)]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert steps == [1, 3]
+    assert peak_bytes < 3 * MAX_LINE_BYTES
+    assert reader.problem == "events.jsonl is damaged: it has a line of more than 16 MiB"
+
+
+def test_journal_reader_accepts_start_of_thousands_of_ranks(tmp_path: Path) -> None:
+    ranks = [RankDevice(rank, f"gpu-node-{rank // 8:04d}.cluster", rank, f"GPU-{rank:036d}") for rank in range(16384)]
+    line = to_line(replace(make_run_started(), ranks=ranks))
+    assert len(line) > READ_CHUNK_BYTES
+    (tmp_path / "events.jsonl").write_text(line + "\n")
+    reader = JournalReader(tmp_path / "events.jsonl")
+    (started,) = reader.poll()
+    assert isinstance(started, RunStarted)
+    assert (started.ranks[-1].rank, reader.problem) == (16383, None)
+
+
+def test_journal_reader_reports_journal_that_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    reader = JournalReader(tmp_path / "events.jsonl")
+    assert list(reader.poll()) == []
+    assert reader.problem == "events.jsonl cannot be read: is not a regular file"
 
 
 def test_history_drops_steps_after_resumed_checkpoint() -> None:

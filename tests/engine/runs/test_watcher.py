@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
-from engine.runs.events import GpuEvent, RunContinued, RunFinished, RunPaused, RunResumed
+import pytest
+
+from engine.runs import watcher
+from engine.runs.events import Event, GpuEvent, RunContinued, RunFinished, RunPaused, RunResumed
 from engine.runs.folder import RunFolder
-from engine.runs.journal import to_line
+from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample
-from engine.runs.watcher import INITIAL_TAIL_BYTES, MAX_FULL_READ_BYTES, RunWatcher
+from engine.runs.watcher import MAX_FULL_READ_BYTES, TAIL_BYTES, RunWatcher
 from factories import (
     append_to_journal,
     make_epoch,
@@ -31,7 +36,7 @@ def test_run_watcher_reads_only_ends_of_long_journal(tmp_path: Path) -> None:
     history = watch.poll()
     assert history.started is not None
     assert history.steps_done == 120_000
-    assert watch.bytes_read < 4 * INITIAL_TAIL_BYTES
+    assert watch.bytes_read < 4 * TAIL_BYTES
 
 
 def test_run_watcher_finds_start_of_long_journal_behind_gpu_samples(tmp_path: Path) -> None:
@@ -105,3 +110,53 @@ def test_run_watcher_restarts_when_journal_shrinks_or_vanishes(tmp_path: Path) -
     assert not watch.poll().epochs
     folder.journal.unlink()
     assert watch.poll().started is None
+
+
+def test_run_watcher_reports_sparse_journal_without_reading_it(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "sparse", make_run_started())
+    os.truncate(folder.journal, 1 << 40)
+    watch = RunWatcher(folder)
+    assert watch.poll().latest_step is None
+    assert watch.problem == "events.jsonl is damaged: it has a line of more than 16 MiB"
+    append_to_journal(folder, "\n" + step_lines(2))
+    assert watch.poll().steps_done == 20
+
+
+def test_run_watcher_bounds_search_behind_lines_that_begin_like_a_start(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "hostile", make_run_started())
+    append_to_journal(folder, ('{"type": "run_started", ' + "x" * (1 << 16) + "\n") * 200)
+    append_to_journal(folder, '{"type": "mood"}\n' * 20_000)
+    parsed_bytes = 0
+
+    def count(line: str) -> Event | None:
+        nonlocal parsed_bytes
+        parsed_bytes += len(line)
+        return from_line(line)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watcher, "from_line", count)
+        # The session starts at the beginning, too far from the end for the search.
+        assert RunWatcher(folder).poll().started is not None
+    assert parsed_bytes < 3 * watcher.MAX_PARSED_BYTES
+
+
+def test_run_watcher_finds_start_at_beginning_of_very_long_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "MAX_SCAN_BYTES", watcher.SCAN_BLOCK_BYTES)
+    folder = long_run(tmp_path)
+    history = RunWatcher(folder).poll()
+    assert history.started is not None
+    assert history.steps_done == 120_000
+
+
+def test_run_watcher_reads_last_line_that_is_longer_than_tail(tmp_path: Path) -> None:
+    folder = long_run(tmp_path)
+    line = to_line(replace(make_run_resumed(120_000, 1.0), devices=["cpu"] * 100_000)) + "\n"
+    assert len(line) > TAIL_BYTES
+    append_to_journal(folder, line[:-9])
+    watch = RunWatcher(folder)
+    assert watch.poll().steps_done == 120_000
+    append_to_journal(folder, line[-9:])
+    assert isinstance(watch.poll().started, RunResumed)
+    assert isinstance(RunWatcher(folder).poll().started, RunResumed)

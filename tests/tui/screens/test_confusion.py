@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 
 from demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
+from engine.training.metrics import MAX_CONFUSION_CLASSES
 from engine.utils.files import write_json
 from tui.demo.server import LIVE_RUN
 from tui.screens.confusion import ConfusionScreen
@@ -113,6 +114,19 @@ def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
     assert (evaluations.last.epoch, evaluations.best.epoch) == (7, 3)
     assert evaluations.best.counts.tolist() == BEST
     assert np.isnan(evaluations.last.per_class[2])
+
+
+def test_read_evaluations_accepts_largest_file_that_a_run_writes(tmp_path: Path) -> None:
+    size = 2 * MAX_CONFUSION_CLASSES**2 * len("        12345678,\n")
+    (tmp_path / "a.json").write_text(json.dumps(evaluation()).ljust(size))
+    assert read_evaluations(tmp_path / "a.json").best.counts.tolist() == BEST
+
+
+def test_read_evaluations_refuses_file_that_is_too_large(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    os.truncate(tmp_path / "a.json", 1 << 40)
+    with pytest.raises(OSError, match="has more than"):
+        read_evaluations(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""Read `log.txt` of a run for a terminal: text without control characters, in bounded memory.
+
+`gputrain logs` calls it. Ranks, and other users who can write to the run folder, put arbitrary bytes into the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.utils.files import open_regular_file
+from engine.utils.text import printable
+
+# Longer lines are read in parts.
+MAX_PART_BYTES = 1 << 16
+
+
+class LogReader:
+    """Reads a log that may grow, be truncated or be replaced."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the log. Raises OSError if it is missing or not a regular file."""
+        self._path = path
+        self._file: BinaryIO = open_regular_file(path)
+
+    def read(self) -> Iterator[str]:
+        """Yield the text that was added since the last call, at most a line at a time. Starts again at the beginning of
+        a log that was truncated or replaced by another regular file.
+
+        Control characters are escaped except tabs. A line ends with a newline, also if it ended with a carriage return.
+        """
+        while True:
+            while part := self._file.readline(MAX_PART_BYTES):
+                yield _escape(part.decode(errors="replace"))
+            if not self._reopen():
+                return
+
+    def _reopen(self) -> bool:
+        """Open the log again if this is no longer the file at its path, or if it became shorter."""
+        try:
+            named = self._path.lstat()
+            is_same = os.path.samestat(os.fstat(self._file.fileno()), named)
+            if is_same and named.st_size >= self._file.tell():
+                return False
+            reopened = open_regular_file(self._path)
+        except OSError:
+            return False
+        self._file.close()
+        self._file = reopened
+        return True
+
+
+def _escape(text: str) -> str:
+    lines = []
+    for line in text.splitlines(keepends=True):
+        content = line.splitlines()[0]
+        lines.append("\t".join(map(printable, content.split("\t"))) + ("\n" if content != line else ""))
+    return "".join(lines)
