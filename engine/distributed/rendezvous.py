@@ -111,8 +111,8 @@ def wait_for_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> None:
         )
 
 
-def get_from_rank_0(store: Store, key: str) -> bytes:
-    """Return the value that rank 0 stores under `key`. Raises RendezvousTimeoutError."""
+def get_from_rank(store: Store, rank: int, key: str) -> bytes:
+    """Return the value that a rank stores under `key`. Raises RendezvousTimeoutError."""
     timeout: timedelta = store.timeout  # type: ignore[attr-defined] # missing in torch's stubs
     began, timeout_s = time.monotonic(), timeout.total_seconds()
     try:
@@ -121,7 +121,8 @@ def get_from_rank_0(store: Store, key: str) -> bytes:
         if time.monotonic() - began < timeout_s:
             raise
         raise RendezvousTimeoutError(
-            f"rank 0 did not choose the {key} within {timeout_s:g} s; increase device.timeout if that takes longer"
+            f"rank {rank} did not send its {key.partition('/')[0]} within {timeout_s:g} s; increase device.timeout if "
+            "that takes longer"
         ) from error
 
 

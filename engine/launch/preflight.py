@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.config.loader import changed_keys, resolve_config
+from engine.config.loader import resolve_config
+from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import sync_bn_problems
 from engine.config.schema import Config, as_dict
 from engine.config.user_code import check_user_code
@@ -31,15 +32,10 @@ from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
+from engine.runs.checkpoint_files import read_saved_config
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import check_claim
 from engine.utils.errors import Problem, UsageError, collect_problems
-
-# Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
-IMMUTABLE_KEYS = {
-    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "data.dataset", "data.val_split"),
-    *("data.image_size", "data.channels", "data.fake_train", "data.fake_val"),
-}
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
 ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
@@ -157,20 +153,16 @@ def _check_run_folder(request: RunRequest) -> None:
 
 
 def check_resumed_config(config: Config, folder: RunFolder) -> None:
-    """Raises UsageError if the config changes one of the `IMMUTABLE_KEYS` of the run in `folder`."""
-    if not folder.config.exists():
+    """Raises UsageError if the config changes an immutable key of the run in `folder`, before GPUs are reserved.
+
+    The newest checkpoint decides, because `config.yaml` may have been edited. `engine.training.resume` repeats this on
+    the ranks with the checkpoint that they load, whose checksum is verified."""
+    saved = read_saved_config(folder.checkpoints)
+    if saved is None and folder.config.exists():
+        saved = as_dict(resolve_config(str(folder.config)).config)
+    if saved is None:
         return
-    original = resolve_config(str(folder.config)).config
-    old, new = as_dict(original), as_dict(config)
-    problems = []
-    for key in changed_keys(original, config):
-        if key in IMMUTABLE_KEYS:
-            section, name = key.split(".")
-            reason = (
-                f"cannot change when a run is resumed: it began with {old[section][name]}, not {new[section][name]}"
-            )
-            problems.append(Problem(key, reason, "use a new name with --name to start a new run"))
-    if problems:
+    if problems := immutable_key_problems(find_changes(saved, config)):
         raise UsageError(problems)
 
 

@@ -54,7 +54,7 @@ def build_training_model(
     check_model(model, config.model.name, image_format.channels, image_format.size, len(classes))
     with collect_problems(problems):
         if checkpoint:
-            load_checkpoint_weights(model, checkpoint, config, classes)
+            load_checkpoint_weights(model, checkpoint, config)
         elif config.model.weights is not None:
             loaded = load_weights(model, config, image_format.size, classes)
             notes += [loaded.describe()] if loaded is not None else []
@@ -79,15 +79,8 @@ def build_training_model(
     return TrainingModel(model, master, frozen, ema, notes)
 
 
-def load_checkpoint_weights(
-    model: nn.Module, checkpoint: Mapping[str, Any], config: Config, classes: Sequence[str]
-) -> None:
-    """Load the weights of a checkpoint. Raises UsageError if its classes or its model differ."""
-    if checkpoint["classes"] != list(classes):
-        was = checkpoint["classes"]
-        raise UsageError.one(
-            "data.path", f"the checkpoint was trained on classes {was}, but the data has {list(classes)}"
-        )
+def load_checkpoint_weights(model: nn.Module, checkpoint: Mapping[str, Any], config: Config) -> None:
+    """Load the weights of a checkpoint. Raises UsageError if its model differs."""
     try:
         model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Checkpoint files of a run folder, without importing torch: names, order and checksum.
+"""Checkpoint files of a run folder, without importing torch: names, order, checksum and the config in them.
 
 `engine.training.checkpoint` defines their content, writes and reads them.
 """
@@ -6,9 +6,15 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from engine.utils.files import open_regular_file
 
 CHECKPOINT_FORMAT = 3
 CHECKPOINT_KEYS = {
@@ -18,6 +24,7 @@ CHECKPOINT_KEYS = {
 CHECKSUM_PREFIX = b"gputrain sha256 "
 COMMENT_BYTES = len(CHECKSUM_PREFIX) + hashlib.sha256().digest_size * 2
 _READ_CHUNK_BYTES = 1 << 20
+_MAX_PICKLE_BYTES = 1 << 26
 
 
 class DamagedCheckpointError(Exception):
@@ -62,3 +69,40 @@ def verify_checksum(path: Path) -> None:
         raise DamagedCheckpointError("is truncated or not a gputrain checkpoint")
     if comment != CHECKSUM_PREFIX + checksum.hexdigest().encode():
         raise DamagedCheckpointError("is damaged: its checksum does not match")
+
+
+def read_saved_config(folder: Path) -> Mapping[str, Any] | None:
+    """Return the config in the newest checkpoint of a folder that can be read; None if there is none.
+
+    This takes milliseconds, because neither tensors nor checksum are read.
+    """
+    for path in list_checkpoints(folder):
+        # Damaged or foreign content can make the unpickler raise any error.
+        with suppress(Exception), open_regular_file(path) as file, ZipFile(file) as archive:
+            [entry] = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
+            if entry.file_size <= _MAX_PICKLE_BYTES:
+                with archive.open(entry) as pickled:
+                    values = _ValuesUnpickler(pickled).load()
+                if values["format"] == CHECKPOINT_FORMAT and isinstance(values["config"], dict):
+                    return values["config"]
+    return None
+
+
+class _Skipped(dict[Any, Any]):
+    """Replaces an object that is no plain value, such as a tensor."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+
+class _ValuesUnpickler(pickle.Unpickler):
+    """Reads plain values, and neither imports nor calls what the file names."""
+
+    def find_class(self, _module: str, _name: str) -> type:
+        return _Skipped
+
+    def persistent_load(self, _: Any) -> None:
+        return None

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
 
+from engine.data.sampler import PARTS
+from engine.data.sources.base import ImageSource
 from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, WarningEvent
@@ -32,11 +34,14 @@ class CheckpointWriter:
     def __init__(
         self,
         state: RankState,
-        classes: Sequence[str],
+        source: ImageSource,
         folder: RunFolder | None,
         cpu_group: dist.ProcessGroup,
     ) -> None:
-        self._state, self._classes, self._folder, self._cpu_group = state, classes, folder, cpu_group
+        self._state, self._classes, self._folder, self._cpu_group = state, source.classes, folder, cpu_group
+        writes = folder is not None and dist.get_rank() == 0
+        # Before training, because a million files take a quarter of a second.
+        self._fingerprints = {part: asdict(source.fingerprint(part)) for part in PARTS} if writes else {}
         self._config = state.config.checkpoint
         self._best_epoch, self._best_accuracy = 0, -1.0
         self._served_requests, self._served_timer = 0, 0
@@ -102,6 +107,7 @@ class CheckpointWriter:
         if content is None or self._folder is None:
             return None
         content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy}
+        content |= {"data": self._fingerprints}
         # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
         state.channel.flush()
         try:

@@ -21,7 +21,10 @@ from engine.training.rng import rng_state, set_rng_state
 
 
 def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
-    """Return the content of a checkpoint, except the best evaluation, on rank 0, None on other ranks. A collective."""
+    """Return the content of a checkpoint on rank 0, None on other ranks. A collective.
+
+    `CheckpointWriter` adds the best evaluation and the fingerprints of the data.
+    """
     local = {
         "rng": rng_state(state.device),
         "loss": state.train_metrics.loss_sum.cpu(),
@@ -101,22 +104,14 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
         state.train_metrics.loss_sum += sum(saved_rank["loss"] for saved_rank in ranks).to(state.device)
         state.train_metrics.counts += sum(saved_rank["counts"] for saved_rank in ranks).to(state.device)
     if (checkpoint["ema"] is None) != (state.ema is None):
-        change = (
+        warnings.append(
             "the EMA weights start from the current weights"
             if state.ema is not None
             else "the EMA weights, which the best epoch so far was chosen by, are dropped"
         )
-        warnings.append(f"model.ema has changed: {change}")
     if state.config.device.parallel == "dp" and state.device.type == "cuda":
         warnings.append("with device.parallel=dp only the random number generator of the first GPU is restored")
     saved, current = (len(ranks), checkpoint["global_batch"]), (state.sampler.world_size, state.sampler.global_batch)
-    images = [state.sampler.train_images, state.sampler.val_images]
-    if images != checkpoint["images"]:
-        warnings.append(
-            "the data has changed: it had {} training and {} validation images, and now has {} and {}".format(
-                *checkpoint["images"], *images
-            )
-        )
     if saved == current:
         return warnings
     differences = [] if saved[1] == current[1] else ["the images of each batch"]

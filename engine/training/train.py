@@ -34,7 +34,7 @@ from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import get_from_rank_0, wait_for_ranks
+from engine.distributed.rendezvous import get_from_rank, wait_for_ranks
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
 from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
@@ -43,10 +43,7 @@ from engine.models.training_model import TrainingModel, build_training_model
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import PlateauFactor
-from engine.runs.checkpoint_files import DamagedCheckpointError
-from engine.runs.folder import RunFolder
 from engine.runs.records import RankDevice
-from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.training.device import init_device
 from engine.training.job import Job, Outcome
 from engine.training.loop import forward_backward, training_loop
@@ -54,6 +51,7 @@ from engine.training.losses import Criterion, build_loss
 from engine.training.memory import manual_gc
 from engine.training.metrics import MetricAccumulator
 from engine.training.rank_state import Position, RankState
+from engine.training.resume import load_for_resume
 from engine.training.rng import seed_everything
 from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
@@ -83,10 +81,10 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     sampler = build_sampler(config, source, rank_info.world_size, rank_info.rank, job.plan.devices_per_rank)
     _check(job, rank_info, source, sampler)
 
-    # 2. Load the newest checkpoint, and find the position to resume at.
-    checkpoint, damaged = None, list[str]()
+    # 2. Load the newest checkpoint, compare config and data with it, and find the position to resume at.
+    checkpoint, notes = None, list[str]()
     if job.resumed and job.folder is not None:
-        checkpoint, damaged = _load_checkpoint_on_all_ranks(job.folder, rank_info, store)
+        checkpoint, notes = load_for_resume(job.folder, config, source, rank_info, store)
     position = resume_position(checkpoint, sampler)
 
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
@@ -97,7 +95,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
         # 4. Build device, model, optimizer and process group, and restore their state.
         trainer = build_trainer(job, rank_info, store, channel, data, checkpoint)
         if checkpoint:
-            trainer.restore(checkpoint, damaged)
+            trainer.restore(checkpoint, notes)
             # Frees as much memory as model and optimizer take.
             checkpoint.clear()
         elif job.resumed:
@@ -254,39 +252,13 @@ def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[di
     return cpu_group, rank_devices
 
 
-def _load_checkpoint_on_all_ranks(
-    folder: RunFolder, rank_info: RankInfo, store: Store
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Load the newest intact checkpoint, which rank 0 chooses for all ranks; None if there is no checkpoint.
-
-    Also returns, on rank 0, why newer ones were skipped. Raises UsageError on all ranks.
-    """
-    if rank_info.rank != 0:
-        received = json.loads(get_from_rank_0(store, "checkpoint"))
-        if "refused" in received:
-            raise UsageError.one("", "rank 0 found no intact checkpoint")
-        try:
-            return (load_checkpoint(folder.checkpoints / received["name"]) if received["name"] else None), []
-        except DamagedCheckpointError as error:
-            raise UsageError.one(
-                str(folder.checkpoints / received["name"]), f"{error}, but not on rank 0's host"
-            ) from error
-    message: dict[str, Any] = {"refused": True}
-    try:
-        path, state, damaged = load_newest(folder.checkpoints)
-        message = {"name": path.name if path else None}
-        return state or None, damaged
-    finally:
-        store.set("checkpoint", json.dumps(message))
-
-
 def _choose_pipeline_on_all_ranks(job: Job, source: ImageSource, rank_info: RankInfo, store: Store) -> PipelineChoice:
     """Choose the input pipeline on rank 0 for all ranks, because the free memory it depends on changes.
 
     Raises UsageError on all ranks.
     """
     if rank_info.rank != 0:
-        received = json.loads(get_from_rank_0(store, "pipeline"))
+        received = json.loads(get_from_rank(store, 0, "pipeline"))
         if "refused" in received:
             raise UsageError([Problem(location, reason) for location, reason in received["refused"]])
         return PipelineChoice(**received)

@@ -67,7 +67,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.config = self.job.config
-        self._checkpoint_writer = CheckpointWriter(self.state, self.source.classes, self.job.folder, self.cpu_group)
+        self._checkpoint_writer = CheckpointWriter(self.state, self.source, self.job.folder, self.cpu_group)
         self._epoch_clock, self._first_step = Stopwatch(), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
         self.collect_garbage: Callable[[], None] = lambda: None
@@ -214,12 +214,10 @@ class Trainer:
         """Warn that a resumed run has no checkpoint."""
         self.emit(WarningEvent(message="this run has no checkpoint yet: it starts from the beginning"))
 
-    def restore(self, checkpoint: dict[str, Any], damaged: Sequence[str]) -> None:
-        """Restore everything but model and position from a checkpoint; warn of newer checkpoints that are `damaged`."""
-        for problem in damaged:
-            self.emit(WarningEvent(message=f"checkpoint {problem}; resuming from the one before it"))
+    def restore(self, checkpoint: dict[str, Any], notes: Sequence[str]) -> None:
+        """Restore everything but model and position from a checkpoint; emit `notes`, and what else now differs."""
         self._checkpoint_writer.restore(checkpoint)
-        for warning in restore_state(self.state, checkpoint, self.rank_info.rank):
+        for warning in (*notes, *restore_state(self.state, checkpoint, self.rank_info.rank)):
             self.emit(WarningEvent(message=warning))
 
     def emit(self, event: Event) -> None:

@@ -1,18 +1,24 @@
-"""A resumed run is bit-identical to an uninterrupted one, for every kind of interruption and at any step."""
+"""A resumed run is bit-identical to an uninterrupted one, for every kind of interruption and at any step.
+
+It is refused if what it was trained with has changed since its checkpoint.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
 from gputrain_command import (
+    FinishedRun,
     Gputrain,
     effective_events,
     last_checkpoint_weights,
@@ -20,6 +26,7 @@ from gputrain_command import (
     shared_memory_files,
     wait_for,
 )
+from photo_folder import write_photo_folder
 
 # Everything with state or randomness: dropout, augmentation, DataLoader workers, momentum and warmup.
 HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]
@@ -57,6 +64,7 @@ def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -
     killed = gputrain(*parts)
     assert killed.returncode == -signal.SIGKILL
     assert "killed by SIGKILL; restarting from its last checkpoint (restart 1 of 1)" in killed.stderr
+    assert "since the checkpoint" not in killed.stderr
     assert gputrain(*parts).returncode == 3
     stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
     assert (stopped_at["epoch"], 0 < stopped_at["batch"] < 6) == (2, True)
@@ -69,6 +77,56 @@ def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -
     ]
     assert whole.wait(60) == 0
     assert_same_result(gputrain, "whole", "parts")
+
+
+def warnings(run: Path) -> list[str]:
+    return [event["message"] for event in read_events(run) if event["type"] == "warning"]
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Return the files that describe a run, without those of its owner."""
+    names = ("config.yaml", "events.jsonl", "log.txt", "checkpoints/last.pt")
+    return {name: (run / name).read_bytes() for name in names}
+
+
+def test_resume_treats_edited_config_file_like_a_flag(gputrain: Gputrain, short_run: FinishedRun) -> None:
+    run = Path(shutil.copytree(short_run.path, gputrain.runs / "short"))
+    config, original = run / "config.yaml", short_run.path.joinpath("config.yaml").read_text()
+    config.write_text(original.replace("  seed: 0\n", "  seed: 5\n"))
+    before = contents(run)
+    refused = gputrain("resume", "short", "run.epochs=3")
+    assert refused.returncode == 2
+    assert "error: run.seed: cannot change when a run is resumed: it began with 0, not 5" in refused.stderr
+    assert contents(run) == before
+    config.write_text(config.read_text().replace("  lr: 0.1\n", "  lr: 0.05\n"))
+    resumed = gputrain("resume", "short", "run.epochs=3", "run.seed=0")
+    assert resumed.returncode == 0, resumed.stderr
+    assert warnings(run) == [
+        "run.epochs changed from 2 to 3 since the checkpoint",
+        "optim.lr changed from 0.1 to 0.05 since the checkpoint",
+    ]
+
+
+def test_resume_refuses_changed_data_and_accepts_moved_data(gputrain: Gputrain) -> None:
+    photos = write_photo_folder(gputrain.folder / "photos")
+    data = ["--dataset", "folder", "--data-path", str(photos), "data.image_size=16", "--batch-size", "2"]
+    started = gputrain("run", "--headless", *data, "--model", "linear", "--epochs", "1", "--ranks", "2", "--name", "a")
+    assert started.returncode == 0, started.stderr
+    run = gputrain.runs / "a"
+    before = contents(run)
+    renamed = (photos / "cat" / "7.png").rename(photos / "cat" / "8.png")
+    refused = gputrain("resume", "a", "run.epochs=2")
+    assert refused.returncode == 2
+    assert "error: data.path: the data has changed since the checkpoint: the training images have" in refused.stderr
+    assert contents(run) == before
+    renamed.rename(photos / "cat" / "7.png")
+    moved = photos.rename(gputrain.folder / "moved")
+    resumed = gputrain("resume", "a", "run.epochs=2", f"data.path={moved}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert warnings(run) == [
+        "run.epochs changed from 1 to 2 since the checkpoint",
+        f"data.path changed from {photos} to {moved} since the checkpoint",
+    ]
 
 
 # A small model without dropout: only the data is random, and a run takes seconds.

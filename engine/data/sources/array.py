@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.sampler import Indices, Part
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 
@@ -29,6 +30,9 @@ class ArraySource:
 
     def get_labels(self, part: Part) -> Labels:
         return self.labels[part]
+
+    def fingerprint(self, part: Part) -> Fingerprint:
+        return Fingerprint(labels=hash_integers(self.labels[part]))
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         images = self.images[part][indices]

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import Indices, Part
 
 Images = NDArray[np.uint8]
@@ -71,6 +72,10 @@ class ImageSource(Protocol):
 
     def get_labels(self, part: Part) -> Labels:
         """Return the labels of a part, N int64."""
+        ...
+
+    def fingerprint(self, part: Part) -> Fingerprint:
+        """Return the fingerprint of a part, from what the source knows without reading an image."""
         ...
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:

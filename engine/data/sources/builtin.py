@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_sections import DataConfig
+from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
@@ -173,6 +174,10 @@ class FakeSource:
 
     def get_labels(self, part: Part) -> Labels:
         return np.arange(self.counts[part]) % len(self.classes)
+
+    def fingerprint(self, part: Part) -> Fingerprint:
+        """Return an empty fingerprint: seed, counts and classes determine the images."""
+        return Fingerprint()
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         labels = indices % len(self.classes)

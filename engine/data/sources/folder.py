@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.config.data_sections import DataConfig
+from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
 from engine.data.sampler import Indices, Part, stratified_split
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import read_image
@@ -31,13 +33,14 @@ _PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test",
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Images of a folder, decoded on load. `paths` are relative to `root`."""
+    """Images of a folder, decoded on load. `paths` are relative to `root`; `sizes` are those of the files in bytes."""
 
     root: str
     format: ImageFormat
     classes: tuple[str, ...]
     paths: dict[Part, tuple[str, ...]]
     labels: dict[Part, Labels]
+    sizes: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
     in_memory: bool = field(default=False, init=False)
 
@@ -46,6 +49,13 @@ class FolderSource:
 
     def get_labels(self, part: Part) -> Labels:
         return self.labels[part]
+
+    def fingerprint(self, part: Part) -> Fingerprint:
+        return Fingerprint(
+            names=hash_names(self.paths[part]),
+            labels=hash_integers(self.labels[part]),
+            sizes=hash_integers(self.sizes[part]),
+        )
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
@@ -112,17 +122,19 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
     skipped: list[str] = []
     paths: dict[Part, tuple[str, ...]] = {}
     labels: dict[Part, Labels] = {}
+    sizes: dict[Part, NDArray[np.int64]] = {}
     for part, folder in parts.items():
         unknown = sorted(set(_subfolders(folder)) - set(classes))
         problems += [Problem("data.path", f"{folder / name} is not a class of {parts['train']}") for name in unknown]
-        part_paths, part_labels = [], []
+        part_paths, part_labels, part_sizes = list[str](), list[int](), list[int]()
         for label, name in enumerate(classes):
-            readable, unreadable = _readable_images(folder / name)
+            sizes_by_path, unreadable = _readable_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
-            if not readable and (part == "train" or (folder / name).is_dir()):
+            if not sizes_by_path and (part == "train" or (folder / name).is_dir()):
                 problems.append(Problem("data.path", f"the class folder {folder / name} contains no readable image"))
-            part_paths += [str(path.relative_to(root)) for path in readable]
-            part_labels += [label] * len(readable)
+            part_paths += [str(path.relative_to(root)) for path in sizes_by_path]
+            part_labels += [label] * len(sizes_by_path)
+            part_sizes += sizes_by_path.values()
         if not part_paths and part == "val":
             problems.append(
                 Problem(
@@ -132,16 +144,18 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
                 )
             )
         paths[part], labels[part] = tuple(part_paths), np.array(part_labels, np.int64)
+        sizes[part] = np.array(part_sizes, np.int64)
     if problems:
         raise UsageError(problems)
     if "val" not in parts:
-        all_paths, all_labels = paths["train"], labels["train"]
+        all_paths, all_labels, all_sizes = paths["train"], labels["train"], sizes["train"]
         train, val = stratified_split(all_labels, data.val_split, seed)
         paths = {"train": tuple(all_paths[index] for index in train), "val": tuple(all_paths[index] for index in val)}
         labels = {"train": all_labels[train], "val": all_labels[val]}
+        sizes = {"train": all_sizes[train], "val": all_sizes[val]}
     mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
     image_format = ImageFormat(data.image_size or DEFAULT_IMAGE_SIZE, data.channels or 3, mean, std)
-    return FolderSource(str(root), image_format, classes, paths, labels, tuple(skipped))
+    return FolderSource(str(root), image_format, classes, paths, labels, sizes, tuple(skipped))
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
@@ -152,8 +166,9 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
 
 
-def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the readable images at any depth below a folder, sorted by path, and the other files with the reason.
+def _readable_images(folder: Path) -> tuple[dict[Path, int], list[tuple[Path, str]]]:
+    """Return the size of each readable image at any depth below a folder, sorted by path, and the other files with the
+    reason.
 
     Readable files are recorded in the user's cache by size and modification time, and checked again only after a
     change. Unreadable files are checked each time, because they may have been repaired.
@@ -173,7 +188,8 @@ def _readable_images(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
         with suppress(OSError):
             write_user_json(cache_folder(), cache, {str(path): stamps[path] for path in readable if path in stamps})
-    return readable, [(path, reason) for path in files if (reason := reasons.get(path))]
+    sizes = {path: stamps[path][0] if path in stamps else 0 for path in readable}
+    return sizes, [(path, reason) for path in files if (reason := reasons.get(path))]
 
 
 def walk_files(folder: Path) -> Iterator[Path]:

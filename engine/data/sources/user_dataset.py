@@ -19,6 +19,7 @@ from PIL import Image
 
 from engine.config.data_sections import DataConfig
 from engine.config.user_code import describe_exception, describe_value, load_user_code
+from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.rng import fork_all_rngs
 from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels, UnreadableImageError
@@ -86,6 +87,12 @@ class UserDatasetSource:
     def get_labels(self, part: Part) -> Labels:
         """Raises UsageError."""
         return _all_labels(self.dataset, part)
+
+    def fingerprint(self, part: Part) -> Fingerprint:
+        """Return the fingerprint of the labels, empty unless the dataset lists them. Raises UsageError."""
+        if _labels_attribute(self.dataset, part) is None:
+            return Fingerprint()
+        return Fingerprint(labels=hash_integers(self.get_labels(part)))
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)

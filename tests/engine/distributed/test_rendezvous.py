@@ -13,7 +13,7 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import (
     RendezvousTimeoutError,
     create_store_file,
-    get_from_rank_0,
+    get_from_rank,
     open_local_store,
     wait_for_ranks,
 )
@@ -73,10 +73,10 @@ def test_join_reports_lost_store() -> None:
     assert lost_peer(caught.value)
 
 
-def test_get_from_rank_0_names_missing_choice(store_fd: int) -> None:
+def test_get_from_rank_names_rank_that_sends_nothing(store_fd: int) -> None:
     store = open_local_store(store_fd, timeout_s=1)
     with pytest.raises(RendezvousTimeoutError) as caught:
-        get_from_rank_0(store, "pipeline")
+        get_from_rank(store, 1, "comparison/1")
     assert str(caught.value) == (
-        "rank 0 did not choose the pipeline within 1 s; increase device.timeout if that takes longer"
+        "rank 1 did not send its comparison within 1 s; increase device.timeout if that takes longer"
     )

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError
+from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, read_saved_config
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
 from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import UsageError
@@ -188,6 +188,39 @@ def test_load_checkpoint_does_not_execute_pickled_code(tmp_path: Path) -> None:
     path = save(tmp_path, 1, code=print)
     with pytest.raises(DamagedCheckpointError, match="is not a gputrain checkpoint"):
         load_checkpoint(path)
+
+
+def test_read_saved_config_returns_config_of_newest_checkpoint(tmp_path: Path) -> None:
+    assert read_saved_config(tmp_path) is None
+    for step in (1, 2):
+        config = {"run": {"seed": step}, "optim": {"betas": [0.9, 0.99], "lr": 0.1, "eps": None}}
+        save(tmp_path, step, config=config, optimizer={"state": {0: {"buffer": torch.ones(3)}}})
+    assert read_saved_config(tmp_path) == config
+    (tmp_path / "step-00000002.pt").write_bytes(b"damaged")
+    (tmp_path / "last.pt").unlink()
+    saved = read_saved_config(tmp_path)
+    assert saved is not None
+    assert saved["run"] == {"seed": 1}
+
+
+def test_read_saved_config_does_not_execute_pickled_code(tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {tmp_path}/attacked",)
+
+    save(tmp_path, 1, config={"run": {"seed": 1}}, classes=[Attack(), print, torch.Size([3])])
+    assert read_saved_config(tmp_path) == {"run": {"seed": 1}}
+    assert not (tmp_path / "attacked").exists()
+
+
+@bounded
+@given(st.data())
+def test_read_saved_config_returns_none_for_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
+    (tmp_path / "valid").mkdir(exist_ok=True)
+    valid = save(tmp_path / "valid", 1).read_bytes()
+    piece = st.binary(max_size=200) | st.integers(0, len(valid)).map(lambda end: valid[:end])
+    (tmp_path / "step-00000001.pt").write_bytes(b"".join(data.draw(st.lists(piece, max_size=4))))
+    assert read_saved_config(tmp_path) is None
 
 
 def test_rng_state_restores_every_generator() -> None:

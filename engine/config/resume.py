@@ -1,0 +1,75 @@
+"""What a resumed run may change in its config: compare the config of its checkpoint with the one to resume with.
+
+`engine.training.resume` calls it with the config in the checkpoint that the ranks have loaded. Before that,
+`engine.launch.preflight` calls it with the config in the newest checkpoint, whose checksum it does not verify.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from engine.config.schema import Config, as_dict
+from engine.utils.errors import Problem
+
+# Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
+IMMUTABLE_KEYS = {
+    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "data.dataset", "data.val_split"),
+    *("data.image_size", "data.channels", "data.mean", "data.std", "data.fake_train", "data.fake_val"),
+}
+# `device.ranks` has no effect on GPUs, and `engine.training.state_dict` reports another number of ranks.
+UNREPORTED_KEYS = {"run.name", "run.resume", "device.ranks"}
+PATH_KEYS = {"run.code", "data.path", "model.weights"}
+
+# A key and its values before and after.
+KeyChange = tuple[str, Any, Any]
+
+
+def find_changes(saved: Mapping[str, Any], config: Config) -> list[KeyChange]:
+    """Return the keys in which `config` differs from a saved config, in schema order.
+
+    A key that an earlier version did not save has its default value. Two spellings of one path are equal.
+    """
+    defaults, changes = as_dict(Config()), []
+    for section, values in as_dict(config).items():
+        saved_values = saved.get(section)
+        if not isinstance(saved_values, Mapping):
+            saved_values = {}
+        for name, value in values.items():
+            key, before = f"{section}.{name}", saved_values.get(name, defaults[section][name])
+            is_same_path = key in PATH_KEYS and None not in (before, value) and _real(before) == _real(value)
+            if before != value and not is_same_path:
+                changes.append((key, before, value))
+    return changes
+
+
+def _real(path: Any) -> str:
+    return os.path.realpath(str(path))
+
+
+def immutable_key_problems(changes: list[KeyChange]) -> list[Problem]:
+    """Return a problem for each of the `IMMUTABLE_KEYS` that has changed."""
+    return [
+        Problem(
+            key,
+            f"cannot change when a run is resumed: it began with {_shown(before)}, not {_shown(value)}",
+            f"set {key} to {_shown(before)} again, or use a new name with --name to start a new run",
+        )
+        for key, before, value in changes
+        if key in IMMUTABLE_KEYS
+    ]
+
+
+def describe_changes(changes: list[KeyChange]) -> list[str]:
+    """Return a sentence for each changed key that affects the resumed run."""
+    return [
+        f"{key} changed from {_shown(before)} to {_shown(value)} since the checkpoint"
+        for key, before, value in changes
+        if key not in UNREPORTED_KEYS
+    ]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,36 @@
+"""Fingerprint of the images of a dataset, by which a resumed run detects that they are not those of its checkpoint.
+
+Each image source returns one per part. It depends neither on the folder of the dataset nor on rank or input pipeline.
+`engine.training.checkpoint_writer` saves it, `engine.training.resume` compares it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """SHA-256 digests of the file names, labels and file sizes of one part, in the order of its images.
+
+    A digest is empty if the source does not have the property, or only after reading every image.
+    """
+
+    names: str = ""
+    labels: str = ""
+    sizes: str = ""
+
+
+def hash_names(names: Sequence[str]) -> str:
+    # No file name contains a null byte.
+    return hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()
+
+
+def hash_integers(values: NDArray[np.integer]) -> str:
+    return hashlib.sha256(values.astype("<i8").tobytes()).hexdigest()

@@ -1,0 +1,168 @@
+"""Load the checkpoint that a run resumes from on all ranks, and compare config and data with it.
+
+The checkpoint decides: `config.yaml` and the dataset may have been edited since. `train` calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from torch.distributed import Store
+
+from engine.config.resume import describe_changes, find_changes, immutable_key_problems
+from engine.config.schema import Config
+from engine.data.sampler import PARTS, Part
+from engine.data.sources.base import ImageSource
+from engine.data.sources.formats import model_input_format
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import get_from_rank
+from engine.runs.checkpoint_files import DamagedCheckpointError
+from engine.runs.folder import RunFolder
+from engine.training.checkpoint import load_checkpoint, load_newest
+from engine.utils.errors import Problem, UsageError, collect_problems, problems_from_json, problems_to_json
+
+PART_NOUNS: dict[Part, str] = {"train": "training", "val": "validation"}
+MAX_LISTED_CLASSES = 5
+RESTORE_DATA_ADVICE = "restore the data, or use a new name with --name to start a new run"
+
+
+def load_for_resume(
+    folder: RunFolder, config: Config, source: ImageSource, rank_info: RankInfo, store: Store
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Load the newest intact checkpoint, which rank 0 chooses for all ranks; None if there is no checkpoint.
+
+    Also returns what the resumed run does not have in common with it, as sentences for the log. Raises UsageError on
+    all ranks if config or data of one of them must not differ.
+    """
+    name, checkpoint, notes = _choose_checkpoint_on_all_ranks(folder, rank_info, store)
+    if name is None:
+        return None, []
+    problems: list[Problem] = []
+    with collect_problems(problems):
+        if checkpoint is None:
+            checkpoint = _load_chosen(folder, name)
+        notes += compare_with_checkpoint(checkpoint, config, source)
+    _raise_problems_of_all_ranks(problems, rank_info, store)
+    return checkpoint, notes
+
+
+def _choose_checkpoint_on_all_ranks(
+    folder: RunFolder, rank_info: RankInfo, store: Store
+) -> tuple[str | None, dict[str, Any] | None, list[str]]:
+    """Return the file name of the newest intact checkpoint; None if there is none.
+
+    Also returns, on rank 0, its content, and why newer ones were skipped. Raises UsageError on all ranks.
+    """
+    if rank_info.rank != 0:
+        received = json.loads(get_from_rank(store, 0, "checkpoint"))
+        if "refused" in received:
+            raise UsageError.one("", "rank 0 found no intact checkpoint")
+        return received["name"], None, []
+    message: dict[str, Any] = {"refused": True}
+    try:
+        path, checkpoint, damaged = load_newest(folder.checkpoints)
+        message = {"name": path.name if path else None}
+        return (
+            message["name"],
+            checkpoint,
+            [f"checkpoint {reason}; resuming from the one before it" for reason in damaged],
+        )
+    finally:
+        store.set("checkpoint", json.dumps(message))
+
+
+def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
+    """Load the checkpoint that rank 0 has chosen. Raises UsageError."""
+    path = folder.checkpoints / name
+    try:
+        return load_checkpoint(path)
+    except DamagedCheckpointError as error:
+        raise UsageError.one(str(path), f"{error}, but not on rank 0's host") from error
+
+
+def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:
+    """Raise UsageError on all ranks if one of them has problems. One found only on another host names that host."""
+    if rank_info.rank == 0:
+        found = {str(problem): problem for problem in problems}
+        for rank in range(1, rank_info.world_size):
+            host, rows = json.loads(get_from_rank(store, rank, f"comparison/{rank}"))
+            for problem in problems_from_json(rows):
+                if str(problem) not in found:
+                    elsewhere = replace(problem, reason=f"{problem.reason} (on {host})")
+                    found.setdefault(str(elsewhere), elsewhere)
+        store.set("comparison", json.dumps(problems_to_json(found.values())))
+        problems = list(found.values())
+    else:
+        store.set(f"comparison/{rank_info.rank}", json.dumps([socket.gethostname(), problems_to_json(problems)]))
+        problems = problems_from_json(json.loads(get_from_rank(store, 0, "comparison")))
+    if problems:
+        raise UsageError(problems)
+
+
+def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[str]:
+    """Return what differs from the checkpoint, as sentences for the log. Raises UsageError if it must not differ."""
+    changes = find_changes(checkpoint["config"], config)
+    if problems := immutable_key_problems(changes):
+        raise UsageError(problems)
+    _check_format(checkpoint, config, source)
+    return describe_changes(changes) + _compare_images(checkpoint, config, source)
+
+
+def _data_error(config: Config, reason: str) -> UsageError:
+    location = "data.dataset" if config.data.path is None else "data.path"
+    return UsageError.one(location, f"the data has changed since the checkpoint: {reason}", RESTORE_DATA_ADVICE)
+
+
+def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> None:
+    """Raises UsageError if the classes, or the size or channels of the model's input, are not the checkpoint's."""
+    saved_classes, classes = list(checkpoint["classes"]), list(source.classes)
+    if saved_classes != classes:
+        lists = {"new": set(classes) - set(saved_classes), "missing": set(saved_classes) - set(classes)}
+        details = [f"{word} {_shortened(sorted(names))}" for word, names in lists.items() if names]
+        raise _data_error(config, f"its classes differ ({', '.join(details) or 'in another order'})")
+    saved, current = checkpoint["image_format"], asdict(model_input_format(config, source))
+    shape, saved_shape = ("{channels}x{size}x{size}".format(**values) for values in (current, saved))
+    if shape != saved_shape:
+        raise _data_error(config, f"its images are {shape} instead of {saved_shape}")
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - MAX_LISTED_CLASSES
+    return ", ".join(names[:MAX_LISTED_CLASSES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[str]:
+    """Compare number, names, labels and file sizes of the images with the checkpoint's.
+
+    Returns sentences for the log: other file sizes are only reported. So is another number of images if an earlier
+    version, which saved no fingerprint, wrote the checkpoint. Raises UsageError.
+    """
+    counts = [source.num_images(part) for part in PARTS]
+    if "data" not in checkpoint:
+        if counts == list(checkpoint["images"]):
+            return []
+        sentence = "the data has changed: it had {} training and {} validation images, and now has {} and {}"
+        return [sentence.format(*checkpoint["images"], *counts)]
+    differences, resized = list[str](), list[str]()
+    for part, saved_count, count in zip(PARTS, checkpoint["images"], counts, strict=True):
+        noun, saved = PART_NOUNS[part], checkpoint["data"].get(part, {})
+        current = asdict(source.fingerprint(part))
+        changed = {key for key, digest in current.items() if digest and saved.get(key) and saved[key] != digest}
+        if count != saved_count:
+            differences.append(f"it has {count} {noun} images instead of {saved_count}")
+        elif "names" in changed:
+            differences.append(f"the {noun} images have other names")
+        elif "labels" in changed:
+            differences.append(f"the {noun} images have other labels")
+        elif "sizes" in changed:
+            resized.append(noun)
+    if differences:
+        skipped = f" (skipped: {_shortened(source.skipped)})" if source.skipped else ""
+        raise _data_error(config, ", ".join(differences) + skipped)
+    if not resized:
+        return []
+    return [f"the files of the {' and '.join(resized)} images have other sizes than at the checkpoint"]

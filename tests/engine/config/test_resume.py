@@ -1,0 +1,70 @@
+"""What a resumed run may change in its config, and what is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.config.resume import IMMUTABLE_KEYS, describe_changes, find_changes, immutable_key_problems
+from engine.config.schema import as_dict, fields
+
+
+def saved(*overrides: str) -> dict[str, dict[str, Any]]:
+    return as_dict(resolve_config("digits", overrides).config)
+
+
+def test_immutable_keys_exist() -> None:
+    assert {key for key, _ in fields()} >= IMMUTABLE_KEYS
+
+
+@pytest.mark.parametrize("change", ["run.seed=5", "data.val_split=0.4", "data.mean=[0.1]", "optim.name=adam"])
+def test_immutable_key_problems_names_key_and_both_values(change: str) -> None:
+    changes = find_changes(saved(), resolve_config("digits", [change]).config)
+    key = change.partition("=")[0]
+    [problem] = [problem for problem in immutable_key_problems(changes) if problem.location == key]
+    before, after = next((before, after) for changed, before, after in changes if changed == key)
+    shown = "null" if before is None else before
+    assert problem.reason == f"cannot change when a run is resumed: it began with {shown}, not {after}"
+
+
+def test_describe_changes_reports_one_sentence_per_key() -> None:
+    config = resolve_config("digits", ["optim.lr=0.05", "run.epochs=30", "augment.flip=true"]).config
+    changes = find_changes(saved("optim.lr=0.1", "run.epochs=15"), config)
+    assert immutable_key_problems(changes) == []
+    assert describe_changes(changes) == [
+        "run.epochs changed from 15 to 30 since the checkpoint",
+        "augment.flip changed from false to true since the checkpoint",
+        "optim.lr changed from 0.1 to 0.05 since the checkpoint",
+    ]
+
+
+def test_describe_changes_omits_name_resume_and_ranks() -> None:
+    changes = find_changes(
+        saved("run.name=a"), resolve_config("digits", ["run.name=b", "run.resume=true", "device.ranks=3"]).config
+    )
+    assert describe_changes(changes) == []
+
+
+def test_find_changes_gives_missing_key_its_default() -> None:
+    earlier = saved()
+    del earlier["model"]["init_std"], earlier["checkpoint"]
+    assert find_changes(earlier, resolve_config("digits").config) == []
+    changed = resolve_config("digits", ["model.init_std=0.1"]).config
+    assert find_changes(earlier, changed) == [("model.init_std", 0.02, 0.1)]
+
+
+def test_find_changes_ignores_unknown_keys_and_malformed_sections() -> None:
+    config = resolve_config(None).config
+    assert find_changes({"run": {"removed": 1}, "gone": {}, "optim": 5, "data": None}, config) == []
+
+
+@pytest.mark.parametrize("spelling", ["./code", "link", "code/"])
+def test_find_changes_treats_spellings_of_a_path_as_equal(tmp_path: Path, spelling: str) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "link").symlink_to("code")
+    config = resolve_config("digits", [f"run.code={tmp_path}/code"]).config
+    assert find_changes(saved(f"run.code={tmp_path}/{spelling}"), config) == []
+    assert find_changes(saved(f"run.code={tmp_path}/elsewhere"), config) != []
