@@ -210,6 +210,9 @@ class GputrainApp(App[None]):
         if state is None:
             self.show_toast(f"{folder.name} is still loading", warning=True)
             return
+        if (problem := folder.owner_problem()) is not None:
+            self.show_toast(f"{folder.name} {problem}; resume it in a shell with --trust-owner", warning=True)
+            return
         if state.live or not folder.resumable:
             why = f"is {state}" if state.live else "has no checkpoint to resume from"
             self.show_toast(f"{folder.name} {why}", warning=True)

@@ -51,7 +51,7 @@ class LaunchedRun:
 
     def _is_owner(self, run: RunFolder) -> bool:
         """Return whether this process owns the run. PIDs are reused, so owner.json must be newer than the launch."""
-        if _mtime(run.owner) < self.launched_at:
+        if not run.is_own or _mtime(run.owner) < self.launched_at:
             return False
         owner = read_json(run.owner, MAX_OWNER_BYTES) or {}
         return owner.get("pid") == self.process.pid and owner.get("host") == socket.gethostname()

@@ -176,7 +176,7 @@ class RunListPoller(Poller):
         stamps = _file_stamps(watcher.folder)
         cached_stamps, row = self._row_cache.get(watcher.folder.path, (None, None))
         if row is not None and not row.live and cached_stamps == stamps:
-            return replace(row, age_seconds=run_age_seconds(watcher.folder))
+            return replace(row, age_seconds=run_age_seconds(watcher.folder), foreign=watcher.folder.owner_problem())
         row = make_run_row(watcher)
         self._row_cache[watcher.folder.path] = (stamps, row)
         return row

@@ -21,7 +21,15 @@ from engine.config.schema import Config, as_dict, fields, is_text_field, section
 from engine.config.user_code import is_user_code
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean
-from engine.utils.files import config_folder, expand_user, is_file, own_folder_advice, read_bytes, user_path_problem
+from engine.utils.files import (
+    config_folder,
+    expand_user,
+    is_file,
+    own_folder_advice,
+    read_bytes,
+    shown_path,
+    user_path_problem,
+)
 
 ConfigLayer = dict[str, dict[str, Any]]
 
@@ -92,23 +100,25 @@ def find_config(name: str) -> Path:
 
 
 def _read_config_file(path: Path) -> dict[str, Any]:
+    shown = str(shown_path(path))
     try:
-        # A config may be a link.
-        content = parse_yaml(read_bytes(path.resolve(), MAX_CONFIG_BYTES).decode())
+        # A config may be a link, unless it is that of a held run folder.
+        target = path.resolve() if shown == str(path) else path
+        content = parse_yaml(read_bytes(target, MAX_CONFIG_BYTES).decode())
     except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+        raise UsageError.one(shown, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError.one(str(path), "is not UTF-8 text") from error
+        raise UsageError.one(shown, "is not UTF-8 text") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UsageError.one(
-            f"{path}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}"
+            f"{shown}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}"
         ) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UsageError.one(str(path), f"must contain sections ({', '.join(sections())}), each with its keys")
+        raise UsageError.one(shown, f"must contain sections ({', '.join(sections())}), each with its keys")
     return content
 
 
@@ -131,13 +141,13 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, Co
             raise UsageError.one(str(path), f"base file {base} does not exist (resolved to {base_path})")
         layers += _file_layers(base_path, (*chain, resolved))
     problems = [
-        Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(path))
+        Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(shown_path(path)))
         for section, keys in content.items()
         if keys is not None and not isinstance(keys, dict) and section in sections()
     ]
     if problems:
         raise UsageError(problems)
-    return [*layers, (str(path), {section: keys or {} for section, keys in content.items()})]
+    return [*layers, (str(shown_path(path)), {section: keys or {} for section, keys in content.items()})]
 
 
 def _parse_override(text: str) -> tuple[str, Any]:

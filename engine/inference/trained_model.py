@@ -22,7 +22,7 @@ from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.utils.errors import UsageError
-from engine.utils.files import expand_user, is_file
+from engine.utils.files import expand_user, is_file, shown_path
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool
         state = load_checkpoint(path)
     except DamagedCheckpointError as error:
         raise UsageError.one(
-            str(path), f"{error}; select another with --checkpoint last, or --checkpoint FILE"
+            str(shown_path(path)), f"{error}; select another with --checkpoint last, or --checkpoint FILE"
         ) from error
     images, ema = state["image_format"], state["ema"] is not None and not raw
     return TrainedCheckpoint(
-        path=path,
+        path=shown_path(path),
         config=config_from_checkpoint(state["config"]),
         classes=tuple(state["classes"]),
         image_format=ImageFormat(images["size"], images["channels"], tuple(images["mean"]), tuple(images["std"])),

@@ -56,6 +56,7 @@ from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
+from engine.runs.ownership import RunFolderDeletedError
 from engine.runs.recorder import Listener, Recorder
 from engine.training.job import ExitCode, Job, RunResult, StartMethod
 from engine.utils.errors import Problem, UsageError, collect_problems
@@ -358,7 +359,12 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
 
     def watch() -> None:
         while not recorder.closed.wait(POLL_SECONDS):
-            run.keep_alive()
+            try:
+                run.keep_alive()
+            except RunFolderDeletedError as error:
+                run.requests.stop = True
+                print(f"error: {error}", file=sys.stderr)
+                return
             for event in nodes.poll():
                 run.emit(event)
             for request in consume_requests(control):

@@ -187,7 +187,8 @@ def find_run_of_agents(runs_dir: Path, agents: list[str]) -> RunFolder | None:
 
     Waits until its owner is gone: one that died on another host is noticed only by its missing heartbeat."""
     for run in list_runs(runs_dir):
-        owner = read_json(run.owner, MAX_OWNER_BYTES) or {}
+        # Another user could name any agent.
+        owner = (read_json(run.owner, MAX_OWNER_BYTES) or {}) if run.is_own else {}
         earlier_agents = owner.get("agents")
         if isinstance(earlier_agents, list) and set(agents) & set(map(str, earlier_agents)):
             deadline = time.monotonic() + HEARTBEAT_TIMEOUT_SECONDS + 1

@@ -21,6 +21,7 @@ from engine.launch.preflight import RunRequest, run_preflight
 from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
 from engine.runs.events import RunFinished, WarningEvent
+from engine.runs.ownership import RunFolderDeletedError
 from engine.runs.recorder import Listener
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import UsageError
@@ -54,6 +55,9 @@ def launch(request: RunRequest, listener: Listener) -> int:
     except KeyboardInterrupt:
         run.discard()
         listener(WarningEvent(message="stopped before the run began; nothing was created"))
+        return ExitCode.FAILED
+    except RunFolderDeletedError as error:
+        listener(RunFinished(state="failed", message=str(error)))
         return ExitCode.FAILED
     finally:
         if rank_starter is not None:

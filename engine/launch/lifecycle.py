@@ -118,10 +118,10 @@ class OwnedRun:
             self._early_usage = None
 
     def keep_alive(self) -> None:
-        """Renew the heartbeats of the run and of its GPU reservation."""
+        """Renew the heartbeats of the run and of its GPU reservation. Raises RunFolderDeletedError."""
         self.allocation.reservation.touch()
-        if self.claimed is not None:
-            self.claimed.ownership.renew_heartbeat()
+        if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat()) is not None:
+            self.emit(WarningEvent(message=warning))
 
     def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
         """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""
@@ -153,7 +153,14 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
     """Claim the run folder; return None if the run is to be resumed and has nothing left to do. Raises UsageError."""
     run = request.config.run
     resume = run.resume or run.requeue
-    claimed = claim_run(request.runs_dir, run.name, request.default_name, resume=resume, agents=request.agents)
+    claimed = claim_run(
+        request.runs_dir,
+        run.name,
+        request.default_name,
+        resume=resume,
+        agents=request.agents,
+        trust_owner=request.trust_owner,
+    )
     if claimed.is_new:
         return claimed
     try:

@@ -47,7 +47,8 @@ class RunRequest:
 
     `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
     `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
-    started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder."""
+    started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder. `trust_owner` resumes a run
+    that other users can change."""
 
     config: Config
     runs_dir: Path
@@ -55,6 +56,7 @@ class RunRequest:
     dry_run: bool = False
     agents: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    trust_owner: bool = False
 
 
 @dataclass
@@ -147,7 +149,8 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
 def _check_run_folder(request: RunRequest) -> None:
     """Raises UsageError if the run folder cannot be created, or the run in it cannot be resumed with this config."""
     run = request.config.run
-    folder = check_claim(request.runs_dir, run.name, resume=run.resume or run.requeue)
+    resume = run.resume or run.requeue
+    folder = check_claim(request.runs_dir, run.name, resume=resume, trust_owner=request.trust_owner)
     if folder is not None:
         check_resumed_config(request.config, folder)
 

@@ -89,7 +89,8 @@ class RankStarter:
         self._num_ranks = job.plan.local_world_size
         with suppress(OSError):
             self._connection.send((job, dict(os.environ)))
-            for handle in (heartbeats.fd, *(connection.fileno() for connection in connections)):
+            folder = [] if job.folder is None else [job.folder.held_fd]
+            for handle in (heartbeats.fd, *(connection.fileno() for connection in connections), *folder):
                 send_handle(self._connection, handle, self._process.pid)
         for connection in connections:
             connection.close()
@@ -168,6 +169,7 @@ def main() -> None:
     try:
         job, environment = pipe.recv()
         handles = [recv_handle(pipe) for _ in range(1 + job.plan.local_world_size)]
+        folder_fd = None if job.folder is None else recv_handle(pipe)
     except EOFError:
         # The supervisor refused the run.
         os._exit(0)
@@ -175,7 +177,10 @@ def main() -> None:
         if problem is not None:
             raise problem
         os.environ.update(environment)
+        job = job.with_folder_fd(folder_fd)
         redirect_output(job.folder.log if job.folder else None)
+        if job.folder is not None:
+            job.folder.restrict_umask()
         processes = _start_ranks(job, handles, pipe)
     except UsageError as error:
         pipe.send(ConfigRejected(problems=problems_to_json(error.problems)))
@@ -192,7 +197,14 @@ def main() -> None:
 def _start_ranks(job: Job, fds: Sequence[int], supervisor_connection: Connection) -> list[BaseProcess]:
     """Start all ranks. Raises UsageError if they must not be forked, as requested."""
     connections, store_fd = [Connection(fd) for fd in fds[1:]], create_store_file()
-    inherited = Inherited(connections, InheritedFd(fds[0]), InheritedFd(store_fd), supervisor_connection, os.getpid())
+    inherited = Inherited(
+        connections=connections,
+        heartbeats=InheritedFd(fds[0]),
+        store=InheritedFd(store_fd),
+        folder=None if job.folder is None else InheritedFd(job.folder.held_fd),
+        starter_connection=supervisor_connection,
+        starter_pid=os.getpid(),
+    )
     method = choose_start_method(job.config.device.start_method)
     start = _fork if method == "fork" else _spawn
     processes = start(replace(job, start_method=method), inherited)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from engine.utils.errors import UsageError
-from engine.utils.files import write_json
+from engine.utils.files import open_folder, path_of_descriptor, shown_path, write_json
 from engine.utils.process import user_name
 
 REQUEST_FORMAT = 1
@@ -90,17 +90,23 @@ class RequestCounters:
 def send_request(control_folder: Path, request: RequestName) -> None:
     """Write a control request for the owner of the run. Raises UsageError if this user may not control the run."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
-    path = control_folder / f"{time.time_ns()}-{os.getpid()}.json"
+    name = f"{time.time_ns()}-{os.getpid()}.json"
+    location = str(shown_path(control_folder))
     values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}
     try:
         owner = _owner_uid(control_folder)
         if owner is not None and os.geteuid() not in (owner, 0):
             # The owner would refuse the request, and `gputrain stop` would wait for it forever.
-            raise UsageError.one(str(control_folder), f"no permission to {request} this run: it belongs to uid {owner}")
+            raise UsageError.one(location, f"no permission to {request} this run: it belongs to uid {owner}")
         control_folder.mkdir(exist_ok=True)
-        write_json(path, values)
+        # A link could lead to a folder in which another program executes files.
+        handle = open_folder(control_folder)
+        try:
+            write_json(path_of_descriptor(handle) / name, values)
+        finally:
+            os.close(handle)
     except OSError as error:
-        raise UsageError.one(str(control_folder), f"no permission to {request} this run: {error.strerror}") from error
+        raise UsageError.one(location, f"no permission to {request} this run: {error.strerror}") from error
 
 
 def _owner_uid(control_folder: Path) -> int | None:
@@ -118,7 +124,7 @@ def consume_requests(control_folder: Path) -> Iterator[ControlRequest]:
     """
     try:
         # Opened without following links: a symlinked control folder could point to files that are not requests.
-        folder = os.open(control_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = open_folder(control_folder)
     except OSError:
         return
     try:

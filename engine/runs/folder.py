@@ -1,6 +1,7 @@
-"""Run folders: their layout, how they are found by name, and the state of a run.
+"""Run folders: their layout, how they are found by name, whose they are, and the state of a run.
 
-`engine.runs.ownership` creates and locks them.
+`engine.runs.ownership` creates and locks them. A folder that another user owns or can write to is foreign: it is
+listed, and used only with --trust-owner.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from engine.runs.history import History, history_from_events
 from engine.runs.journal import JournalReader
 from engine.utils.errors import UsageError, did_you_mean
-from engine.utils.files import expand_user, is_file, is_locked, read_json
+from engine.utils.files import expand_user, is_file, is_locked, open_folder, path_of_descriptor, read_json
+from engine.utils.trust import foreign_reason
 
 # An owner on another host counts as dead after this time without a heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0
@@ -24,6 +28,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 30.0
 MAX_OWNER_BYTES = 1 << 20
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
+TRUST_OWNER_ADVICE = "use it all the same with --trust-owner"
 OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RUNS"
 
 
@@ -58,9 +63,33 @@ def sanitize_run_name(stem: str) -> str:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of the files in one run folder, and the state of the run."""
+    """Paths of the files in one run folder, and the state of the run.
+
+    `path` names the folder. A held folder has a file descriptor `fd`, through which its files are opened even if the
+    path leads to another folder by now.
+    """
 
     path: Path
+    fd: int | None = field(default=None, compare=False)
+
+    def __reduce__(self) -> tuple[type[RunFolder], tuple[Path]]:
+        # A descriptor is valid only in this process.
+        return RunFolder, (self.path,)
+
+    def hold(self) -> RunFolder:
+        """Return the folder with a descriptor, which the caller closes. Raises OSError unless the path is a folder."""
+        return replace(self, fd=open_folder(self.path))
+
+    @property
+    def held_fd(self) -> int:
+        """Descriptor of a held folder."""
+        assert self.fd is not None  # noqa: S101 - the caller held the folder
+        return self.fd
+
+    @property
+    def root(self) -> Path:
+        """Path through which the files are opened."""
+        return self.path if self.fd is None else path_of_descriptor(self.fd)
 
     @property
     def name(self) -> str:
@@ -69,67 +98,114 @@ class RunFolder:
     @property
     def config(self) -> Path:
         """Resolved config, enough to repeat the run."""
-        return self.path / "config.yaml"
+        return self.root / "config.yaml"
 
     @property
     def journal(self) -> Path:
         """Journal of the run, see `engine.runs.events`."""
-        return self.path / "events.jsonl"
+        return self.root / "events.jsonl"
 
     @property
     def summary(self) -> Path:
         """Summary of the run, see `engine.runs.history.RunSummary`."""
-        return self.path / "summary.json"
+        return self.root / "summary.json"
 
     @property
     def log(self) -> Path:
         """Log lines of the run, and the output of its ranks."""
-        return self.path / "log.txt"
+        return self.root / "log.txt"
 
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
-        return self.path / "checkpoints"
+        return self.root / "checkpoints"
 
     @property
     def tensorboard(self) -> Path:
         """Folder of the TensorBoard event files."""
-        return self.path / "tensorboard"
+        return self.root / "tensorboard"
 
     @property
     def control(self) -> Path:
         """Folder of the control requests, see `engine.runs.control`."""
-        return self.path / "control"
+        return self.root / "control"
 
     @property
     def owner(self) -> Path:
         """Host, process and heartbeat of the owner, see `engine.runs.ownership`."""
-        return self.path / "owner.json"
+        return self.root / "owner.json"
 
     @property
     def lock(self) -> Path:
         """Lock file that the owner holds; it makes a folder a run folder."""
-        return self.path / "lock"
+        return self.root / "lock"
 
     @property
     def class_indices(self) -> Path:
         """Class names by index, as a JSON object."""
-        return self.path / "class_indices.json"
+        return self.root / "class_indices.json"
 
     @property
     def evaluation(self) -> Path:
         """Per-class results of the last and the best epoch; `engine.training.metrics` defines the format."""
-        return self.path / "evaluation.json"
+        return self.root / "evaluation.json"
 
     @property
     def skipped_files(self) -> Path:
         """List of the dataset files that are not used; written only if the warning cannot name them all."""
-        return self.path / "skipped_files.txt"
+        return self.root / "skipped_files.txt"
 
     @property
     def resumable(self) -> bool:
         """Whether the run has a checkpoint to resume from."""
         return any(self.checkpoints.glob("*.pt"))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the folder belongs to this user and nobody else can write to it."""
+        return self.owner_problem() is None
+
+    def owner_problem(self) -> str | None:
+        """Return why other users can change the folder itself, as a clause that follows its name; None if they cannot.
+
+        This is what lists show; `foreign_reason` also examines the files in the folder.
+        """
+        try:
+            return foreign_reason(self._status(), trust_root=False)
+        except OSError as error:
+            return f"cannot be examined: {error.strerror}"
+
+    def foreign_reason(self) -> str | None:
+        """Return why other users can change the run, as a clause that follows its name; None if they cannot.
+
+        A link counts as foreign, because it leads out of the folder.
+        """
+        if (problem := self.owner_problem()) is not None:
+            return problem
+        for path in self._opened_paths():
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            name = path.relative_to(self.root)
+            if stat.S_ISLNK(status.st_mode):
+                return f"contains the link {name}"
+            if (reason := foreign_reason(status)) is not None:
+                return f"contains {name}, which {reason}"
+        return None
+
+    def restrict_umask(self) -> None:
+        """Let no file that this process creates from here on be more open than the folder."""
+        os.umask(os.umask(0o077) | ~self._status().st_mode & 0o777)
+
+    def _status(self) -> os.stat_result:
+        return self.path.lstat() if self.fd is None else os.fstat(self.fd)
+
+    def _opened_paths(self) -> Iterator[Path]:
+        """Yield the files and folders of a run that gputrain opens by name."""
+        yield from (self.config, self.journal, self.summary, self.log, self.checkpoints, self.tensorboard, self.control)
+        yield from (self.owner, self.lock, self.class_indices, self.evaluation, self.skipped_files)
+        yield from self.checkpoints.glob("*.pt")
 
     def history(self) -> History:
         """Return the history of the run from its whole journal."""
@@ -175,11 +251,11 @@ def list_runs(root: Path) -> list[RunFolder]:
         reason = f"{root} cannot be read: {error.strerror}"
         raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
     return sorted(
-        (RunFolder(path) for path in paths if _is_run_folder(path)), key=lambda run: (-_start_time(run), run.name)
+        (RunFolder(path) for path in paths if is_run_folder(path)), key=lambda run: (-_start_time(run), run.name)
     )
 
 
-def _is_run_folder(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Whether the path is a readable run folder. Links do not count, because they could point anywhere."""
     return is_file(path / "lock") and not path.is_symlink()
 
@@ -192,25 +268,48 @@ def _start_time(run: RunFolder) -> float:
         return 0.0
 
 
-def find_run(root: Path, reference: str) -> RunFolder:
-    """Return the run that a name, a unique prefix of a name, a path or `last` refers to. Raises UsageError if
-    there is none or several."""
+def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFolder:
+    """Return the run that a name, a unique prefix of a name, a path or `last` refers to, held for this process.
+
+    Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several.
+    """
     runs = list_runs(root)
+    usable = [run for run in runs if trust_owner or run.is_own]
     names = [run.name for run in runs]
-    if reference == "last" and runs:
-        return runs[0]
-    if reference in names:
-        return RunFolder(root / reference)
     # Resolve links, so that the run gets its own name in its own runs folder.
     path = Path(os.path.realpath(reference))
-    if _is_run_folder(path):
-        return RunFolder(path)
-    matches = [name for name in names if name.startswith(reference)]
+    matches = [run for run in usable if run.name.startswith(reference)]
+    if reference == "last" and usable:
+        return _hold_own(usable[0], trust_owner=trust_owner)
+    if reference in names:
+        return _hold_own(RunFolder(root / reference), trust_owner=trust_owner)
+    if is_run_folder(path):
+        return _hold_own(RunFolder(path), trust_owner=trust_owner)
     if len(matches) == 1:
-        return RunFolder(root / matches[0])
+        return _hold_own(matches[0], trust_owner=trust_owner)
     if matches:
-        raise UsageError.one(reference, f"matches several runs: {', '.join(sorted(matches))}; type more of the name")
+        listed = ", ".join(sorted(run.name for run in matches))
+        raise UsageError.one(reference, f"matches several runs: {listed}; type more of the name")
     if not runs:
         raise UsageError.one(reference, f"there are no runs in {root}", OTHER_RUNS_FOLDER_ADVICE)
+    if not usable:
+        raise UsageError.one(reference, f"{root} contains only runs that other users can change", TRUST_OWNER_ADVICE)
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     raise UsageError.one(reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}")
+
+
+def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:
+    """Return the folder, held. Raises UsageError if it is foreign and not trusted, or cannot be opened."""
+    try:
+        held = run.hold()
+    except OSError as error:
+        raise UsageError.one(str(run.path), f"cannot be opened: {error.strerror}") from error
+    if not trust_owner:
+        require_own(held)
+    return held
+
+
+def require_own(run: RunFolder) -> None:
+    """Raise UsageError if other users can change the run."""
+    if (reason := run.foreign_reason()) is not None:
+        raise UsageError.one(str(run.path), f"this run {reason}", TRUST_OWNER_ADVICE)

@@ -1,10 +1,12 @@
 """Ownership of a run: the lock and the heartbeat in its folder, which prevent two processes from training the same run.
 
 `engine.launch.lifecycle` claims a run folder before the ranks start; `RunFolder.is_owned` checks lock and heartbeat.
+The owner holds the folder by a descriptor, so it never writes to another folder that takes its place.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -20,11 +22,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.runs.control import consume_requests
-from engine.runs.folder import MAX_OWNER_BYTES, OTHER_RUNS_FOLDER_ADVICE, RunFolder, _is_run_folder
+from engine.runs.folder import MAX_OWNER_BYTES, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder, require_own
 from engine.utils.errors import UsageError
-from engine.utils.files import read_json, write_json
+from engine.utils.files import read_json, shown_path, write_json
 from engine.utils.host import nearest_existing
 from engine.utils.process import user_name
+from engine.utils.trust import is_shared
 
 T = TypeVar("T")
 
@@ -34,14 +37,19 @@ OWNER_FORMAT = 1
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
+class RunFolderDeletedError(Exception):
+    """The folder of a run that trains was deleted. The message says so in a sentence."""
+
+
 class Ownership:
     """Exclusive ownership of a run folder: a file lock, which the kernel releases when the process ends, and a
-    heartbeat in `owner.json` for other hosts."""
+    heartbeat in `owner.json` for other hosts. `folder` is held, and closed by `release`."""
 
     def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
         """Acquire the folder. Raises UsageError if another process owns it."""
         self.folder, self._agents = folder, list(agents)
         self._last_heartbeat = 0.0
+        self._location = folder.path
         handle = _retry(partial(_try_lock, folder.lock))
         owner = read_json(folder.owner, MAX_OWNER_BYTES) or {}
         on_other_host = owner.get("host") not in (None, socket.gethostname())
@@ -54,12 +62,33 @@ class Ownership:
         self._lock_fd = handle
         self.renew_heartbeat()
 
-    def renew_heartbeat(self) -> None:
-        """Write the heartbeat if it is due. Errors are ignored, because a full disk must not end a run."""
+    def renew_heartbeat(self) -> str | None:
+        """Write the heartbeat if it is due, and return a warning if the folder was moved since the last one.
+
+        Errors are ignored, because a full disk must not end a run. Raises RunFolderDeletedError.
+        """
         if time.monotonic() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
-            return
+            return None
         self._last_heartbeat = time.monotonic()
+        if self._is_deleted():
+            raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
         self._write_owner(round(time.time(), 3))
+        return self._check_location()
+
+    def _is_deleted(self) -> bool:
+        try:
+            return self.folder.fd is not None and os.fstat(self.folder.fd).st_nlink == 0
+        except OSError as error:
+            # NFS: another host deleted it. Other errors may pass.
+            return error.errno == errno.ESTALE
+
+    def _check_location(self) -> str | None:
+        """Return a warning if the path of the folder leads elsewhere since the last call."""
+        location = shown_path(self.folder.root)
+        if location == self._location or is_same_folder(self.folder, self._location):
+            return None
+        previous, self._location = self._location, location
+        return f"the run folder {previous} was moved to {location}; the run continues there"
 
     def _write_owner(self, heartbeat: float | None) -> None:
         values = {
@@ -75,9 +104,18 @@ class Ownership:
 
     def release(self) -> None:
         """Release the lock; a heartbeat of null marks the run as unowned for other hosts."""
-        if self.folder.path.exists():
-            self._write_owner(None)
+        self._write_owner(None)
         os.close(self._lock_fd)
+        if self.folder.fd is not None:
+            os.close(self.folder.fd)
+
+
+def is_same_folder(held: RunFolder, path: Path) -> bool:
+    """Whether a path leads to a held folder."""
+    try:
+        return held.fd is None or os.path.samestat(os.fstat(held.fd), path.lstat())
+    except OSError:
+        return False
 
 
 def _retry(attempt: Callable[[], T | None]) -> T | None:
@@ -123,7 +161,7 @@ class ClaimedRun:
 
     def discard(self) -> None:
         """Delete a new run folder and the parents created with it; keep the folder of a resumed run."""
-        if not self.is_new:
+        if not self.is_new or not is_same_folder(self.folder, self.folder.path):
             return
         shutil.rmtree(self.folder.path, ignore_errors=True)
         for parent in self.created_parents:
@@ -133,12 +171,14 @@ class ClaimedRun:
                 return
 
 
-def check_claim(root: Path, name: str | None, *, resume: bool) -> RunFolder | None:
+def check_claim(root: Path, name: str | None, *, resume: bool, trust_owner: bool = False) -> RunFolder | None:
     """Check that `claim_run` can succeed, without leaving anything behind. Return the folder of the run to resume.
 
     Raises UsageError as `claim_run` does."""
-    if name is not None and resume and _is_run_folder(root / name):
+    if name is not None and resume and is_run_folder(root / name):
         folder = RunFolder(root / name)
+        if not trust_owner:
+            require_own(folder)
         if _retry(lambda: None if folder.is_owned() else folder) is None:
             raise _owned_by_another(folder)
         return folder
@@ -151,30 +191,53 @@ def check_claim(root: Path, name: str | None, *, resume: bool) -> RunFolder | No
         raise _not_writable(root, error) from error
 
 
-def claim_run(root: Path, name: str | None, stem: str, *, resume: bool, agents: Sequence[str] = ()) -> ClaimedRun:
+def claim_run(
+    root: Path,
+    name: str | None,
+    stem: str,
+    *,
+    resume: bool,
+    agents: Sequence[str] = (),
+    trust_owner: bool = False,
+) -> ClaimedRun:
     """Create and own the folder of a new run, or own the existing one if `resume` is set.
 
-    Without a name the run is called `stem-N`. `agents` identify the run's torchrun agents. Raises UsageError if the
-    name is in use or the folder cannot be written to.
+    Without a name the run is called `stem-N`. `agents` identify the run's torchrun agents. `trust_owner` accepts a
+    folder that other users can change. Raises UsageError if the name is in use or the folder cannot be written to.
     """
     try:
         new_parents = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
-        if name is not None and resume and _is_run_folder(root / name):
-            folder = RunFolder(root / name)
-            claimed = ClaimedRun(folder, Ownership(folder, agents), is_new=False)
-            claimed.remove_leftovers()
-            return claimed
-        folder = RunFolder(_create_run_folder(root, name, stem))
+        is_new = name is None or not resume or not is_run_folder(root / name)
+        path = _create_run_folder(root, name, stem) if is_new else root / str(name)
+        folder = RunFolder(path).hold()
     except OSError as error:
         raise _not_writable(root, error) from error
-    return ClaimedRun(folder, Ownership(folder, agents), is_new=True, created_parents=new_parents)
+    claimed = None
+    try:
+        if not trust_owner:
+            require_own(folder)
+        folder.restrict_umask()
+        claimed = ClaimedRun(folder, Ownership(folder, agents), is_new, new_parents)
+    except OSError as error:
+        raise _not_writable(root, error) from error
+    finally:
+        if claimed is None:
+            os.close(folder.held_fd)
+            with suppress(OSError):
+                # Only an empty folder, which was created here.
+                folder.path.rmdir()
+    if not is_new:
+        claimed.remove_leftovers()
+    return claimed
 
 
 def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
+    """Create a folder in which only this user can write, and in a shared runs folder also read. Raises OSError."""
+    mode = 0o700 if is_shared(root.stat()) else 0o755
     for candidate in [name] if name is not None else (f"{stem}-{number}" for number in count(1)):
         try:
-            (root / candidate).mkdir()
+            (root / candidate).mkdir(mode)
         except FileExistsError:
             continue
         return root / candidate
@@ -191,7 +254,7 @@ def _owned_by_another(folder: RunFolder) -> UsageError:
 def _name_in_use(root: Path, name: str) -> UsageError:
     if (root / name).is_symlink():
         return UsageError.one("run.name", f"{name} is a symbolic link in {root}", "use a new name with --name")
-    if not _is_run_folder(root / name):
+    if not is_run_folder(root / name):
         # Resuming cannot work here.
         reason = f"{name} already exists in {root} and is not a run"
         return UsageError.one("run.name", reason, "use a new name with --name")

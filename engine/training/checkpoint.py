@@ -46,7 +46,7 @@ from engine.runs.checkpoint_files import (
     verify_checksum,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import fsync_folder, link_file, replace_file
+from engine.utils.files import fsync_folder, link_file, replace_file, shown_path
 
 
 class _HashingWriter:
@@ -135,7 +135,8 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     damaged += [f"{path.name} is damaged" for path in folder.glob("*.damaged") if not damaged]
     if damaged:
         raise UsageError.one(
-            str(folder), f"no checkpoint is intact: {'; '.join(damaged)}; use a new name with --name to start a new run"
+            str(shown_path(folder)),
+            f"no checkpoint is intact: {'; '.join(damaged)}; use a new name with --name to start a new run",
         )
     return None, {}, damaged
 
@@ -160,7 +161,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except (OSError, MemoryError) as error:
         # A fault of the host, not of the file, which may be readable later.
-        raise UsageError.one(str(path), f"cannot be read now: {error or 'out of memory'}") from error
+        raise UsageError.one(str(shown_path(path)), f"cannot be read now: {error or 'out of memory'}") from error
     except Exception as error:
         # A file with a valid checksum need not be a checkpoint. For other content, the unpickler raises exceptions of
         # any type.
@@ -168,7 +169,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
     if version != CHECKPOINT_FORMAT:
         raise UsageError.one(
-            str(path),
+            str(shown_path(path)),
             f"has checkpoint format {version}, but this gputrain reads format {CHECKPOINT_FORMAT}",
             "use the version of gputrain that wrote it",
         )

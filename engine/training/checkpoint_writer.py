@@ -117,7 +117,7 @@ class CheckpointWriter:
             self._warn_unsaved(reason, always=requested)
             return reason
         self._last_save_warning = None
-        relative = str(path.relative_to(self._folder.path))
+        relative = str(path.relative_to(self._folder.root))
         state.channel.send(
             CheckpointSaved(path=relative, step=position.step, epoch=position.epoch, best=best, asked=requested)
         )

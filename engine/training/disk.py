@@ -9,6 +9,7 @@ from engine.config.optimizer_options import state_copies
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
+from engine.utils.files import shown_path
 from engine.utils.host import Shortage, format_bytes, free_bytes
 from engine.utils.text import pluralize
 
@@ -22,8 +23,8 @@ def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_coun
     if needed_bytes <= available_bytes:
         return None
     return Shortage(
-        f"{folder} has {format_bytes(available_bytes)} free, and the checkpoints can take {format_bytes(needed_bytes)} "
-        f"({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})",
+        f"{shown_path(folder)} has {format_bytes(available_bytes)} free, and the checkpoints can take "
+        f"{format_bytes(needed_bytes)} ({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})",
         f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}",
     )
 

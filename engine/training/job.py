@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -41,6 +41,10 @@ class Job:
     resumed: bool
     source: ImageSource | None
     start_method: StartMethod | None = None
+
+    def with_folder_fd(self, fd: int | None) -> Job:
+        """Return the job with its run folder held by `fd`, a descriptor of this process."""
+        return self if self.folder is None else replace(self, folder=replace(self.folder, fd=fd))
 
 
 @dataclass(frozen=True)

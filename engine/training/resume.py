@@ -24,6 +24,7 @@ from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.utils.errors import Problem, UsageError, collect_problems, problems_from_json, problems_to_json
+from engine.utils.files import shown_path
 
 PART_NOUNS: dict[Part, str] = {"train": "training", "val": "validation"}
 MAX_LISTED_CLASSES = 5
@@ -81,7 +82,7 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
     try:
         return load_checkpoint(path)
     except DamagedCheckpointError as error:
-        raise UsageError.one(str(path), f"{error}, but not on rank 0's host") from error
+        raise UsageError.one(str(shown_path(path)), f"{error}, but not on rank 0's host") from error
 
 
 def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:

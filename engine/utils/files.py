@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_path_reason
 
+_DESCRIPTORS = "/proc/self/fd/"
 # Python objects take up to 30 times the memory of their JSON text.
 MAX_JSON_BYTES = 1 << 24
 
@@ -136,6 +137,21 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def open_folder(path: Path) -> int:
+    """Return a file descriptor of a folder, for `path_of_descriptor`. Raises OSError for anything else, also a link."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def path_of_descriptor(fd: int) -> Path:
+    """Return a path that leads to an open folder or file of this process, wherever it was moved (proc_pid_fd(5))."""
+    return Path(f"{_DESCRIPTORS}{fd}")
+
+
+def shown_path(path: Path) -> Path:
+    """Return where a path of `path_of_descriptor`, or a file below it, is in the file system; other paths unchanged."""
+    return Path(os.path.realpath(path)) if str(path).startswith(_DESCRIPTORS) else path
 
 
 def link_file(source: Path, target: Path) -> None:

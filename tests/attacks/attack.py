@@ -53,6 +53,13 @@ class Stage:
             cwd=self.home, env=self.environment, text=True, capture_output=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
+    def start_gputrain(self, *arguments: str | Path) -> subprocess.Popen[bytes]:
+        """Start a gputrain command as the victim."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", "from tui import main; main()", *map(str, arguments)],
+            cwd=self.home, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
     def gained(self, condition: bool, what: str) -> None:
         """Record what the attacker gained if the condition holds."""
         self.gains += [what] if condition else []

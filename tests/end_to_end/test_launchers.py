@@ -103,7 +103,7 @@ def test_torchrun_restarts_from_checkpoint_after_killed_worker_and_agent(gputrai
 def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, state: str) -> None:
     gputrain.inject_fault(kind, 1, 12)
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
-    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "run.watchdog=4", "device.timeout=4"])
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "run.watchdog=4", "device.timeout=60"])
     gputrain.wait_for_event("a", "run_finished")
     for process in gputrain.processes():
         # torchrun waits for half a minute until a stopped process handles SIGTERM.

@@ -3,6 +3,11 @@ training result does not change."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
+import pytest
+
 from engine.runs.control import RequestCounters, send_request
 from engine.runs.folder import RunFolder, RunState
 from gputrain_command import Gputrain, read_events, wait_for, without_timings
@@ -36,6 +41,38 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
         "immediately"
     ]
     assert without_timings(events) == without_timings(read_events(gputrain.runs / "plain"))
+
+
+def test_run_whose_folder_is_moved_continues_in_it_and_leaves_the_next_run_alone(gputrain: Gputrain) -> None:
+    run = gputrain.start(*RUN, "--name", "a", "--epochs", "100000")
+    gputrain.wait_for_event("a", "epoch")
+    (gputrain.runs / "a").rename(gputrain.runs / "moved")
+    next_run = gputrain(*RUN, "--name", "a", "--epochs", "1")
+    assert next_run.returncode == 0, next_run.stderr
+    names = {path.relative_to(gputrain.runs) for path in (gputrain.runs / "a").rglob("*")}
+    summary = (gputrain.runs / "a" / "summary.json").read_bytes()
+    gputrain.wait_for_event("moved", "warning")
+    assert gputrain("stop", "moved").returncode == 0
+    assert run.wait(60) == 3
+    assert {path.relative_to(gputrain.runs) for path in (gputrain.runs / "a").rglob("*")} == names
+    assert (gputrain.runs / "a" / "summary.json").read_bytes() == summary
+    assert read_events(gputrain.runs / "moved")[-1]["state"] == "stopped"
+    assert (gputrain.runs / "moved" / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_run_whose_folder_is_deleted_ends_with_one_sentence(gputrain: Gputrain, start_method: str) -> None:
+    options = ("--epochs", "100000", f"device.start_method={start_method}")
+    run = gputrain.start(*RUN, "--name", "a", *options, stderr=subprocess.PIPE)
+    gputrain.wait_for_event("a", "epoch")
+    # As `rm -r` would, which the run may hinder by writing another file.
+    while (gputrain.runs / "a").exists():
+        shutil.rmtree(gputrain.runs / "a", ignore_errors=True)
+    assert run.wait(60) == 1
+    assert run.stderr is not None
+    reports = [line for line in run.stderr.read().splitlines() if "deleted" in line]
+    assert reports == [f"failed: the run folder {gputrain.runs / 'a'} was deleted, so the run cannot save anything"]
+    assert not (gputrain.runs / "a").exists()
 
 
 def test_request_counters_answer_repeated_and_unknown_requests() -> None:

@@ -83,4 +83,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; implies --headless.")]
 HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
+TrustOwnerOption = Annotated[
+    bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tui.cli.arguments import LowBandwidthOption, RunsDirOption, exit_on_usage_error
+from tui.cli.arguments import LowBandwidthOption, RunsDirOption, TrustOwnerOption, exit_on_usage_error
 from tui.cli.bench import app as bench_app
 from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_epilog
 from tui.cli.machine import app as machine_app
@@ -75,6 +75,7 @@ def open_tui(
     ] = None,
     runs_dir: RunsDirOption = None,
     low_bandwidth: LowBandwidthOption = False,
+    trust_owner: TrustOwnerOption = False,
     demo: Annotated[
         bool, typer.Option("--demo", help="Explore a simulated server with eight GPUs and two runs.")
     ] = False,
@@ -89,4 +90,4 @@ def open_tui(
         if demo:
             open_demo(low_bandwidth)
         else:
-            open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
+            open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth, trust_owner=trust_owner)

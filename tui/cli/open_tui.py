@@ -21,12 +21,13 @@ def open_screen(
     run: str | RunFolder | None = None,
     low_bandwidth: bool = False,
     launched_run: LaunchedRun | None = None,
+    trust_owner: bool = False,
 ) -> None:
     """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run."""
     require_terminal()
     root = launched_run.runs_dir if launched_run else runs_root(runs_dir)
     if isinstance(run, str):
-        run = find_run(root, run)
+        run = find_run(root, run, trust_owner=trust_owner)
     folder = run.path if run is not None else None
     app = GputrainApp(
         folder.parent if folder else root,

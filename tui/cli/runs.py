@@ -16,6 +16,7 @@ from tui.cli.arguments import (
     LowBandwidthOption,
     RunArgument,
     RunsDirOption,
+    TrustOwnerOption,
     exit_on_usage_error,
 )
 from tui.cli.help import RUNS, HelpCommand, make_epilog
@@ -55,6 +56,7 @@ def attach(
     run: Annotated[str, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} [default: last]")] = "last",
     runs_dir: RunsDirOption = None,
     low_bandwidth: LowBandwidthOption = False,
+    trust_owner: TrustOwnerOption = False,
 ) -> None:
     """Open the screen of a live or finished run.
 
@@ -63,7 +65,7 @@ def attach(
     from tui.cli.open_tui import open_screen
 
     with exit_on_usage_error():
-        open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth)
+        open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth, trust_owner=trust_owner)
 
 
 @app.command(
@@ -77,6 +79,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines until the run ends or Ctrl-C.")
     ] = False,
+    trust_owner: TrustOwnerOption = False,
 ) -> None:
     """Print the log of a run.
 
@@ -88,17 +91,18 @@ def logs(
     from engine.runs.log import LogReader
     from engine.runs.watcher import RunWatcher
     from engine.utils.errors import UsageError
+    from engine.utils.files import shown_path
     from engine.utils.text import printable
 
     with exit_on_usage_error():
-        folder = find_run(runs_root(runs_dir), run)
+        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
         try:
             log = LogReader(folder.log)
         except FileNotFoundError:
             typer.echo(f"{printable(folder.name)} has no log yet.", err=True)
             return
         except OSError as error:
-            raise UsageError.one(str(folder.log), f"cannot be read: {error.strerror}") from error
+            raise UsageError.one(str(shown_path(folder.log)), f"cannot be read: {error.strerror}") from error
     watch = RunWatcher(folder)
     while True:
         live = follow and folder.state(watch.poll()).live
@@ -119,6 +123,7 @@ def stop(
     run: RunArgument,
     runs_dir: RunsDirOption = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the run to stop.")] = False,
+    trust_owner: TrustOwnerOption = False,
 ) -> None:
     """Stop a run at its next step and save a checkpoint.
 
@@ -131,7 +136,7 @@ def stop(
     from engine.runs.watcher import RunWatcher
 
     with exit_on_usage_error():
-        folder = find_run(runs_root(runs_dir), run)
+        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
     watch = RunWatcher(folder)
     state = folder.state(watch.poll())
     if not state.live:
@@ -158,6 +163,7 @@ def resume(
     headless: HeadlessOption = False,
     runs_dir: RunsDirOption = None,
     as_json: EventsJsonOption = False,
+    trust_owner: TrustOwnerOption = False,
 ) -> None:
     """Resume a run from its last checkpoint.
 
@@ -168,7 +174,7 @@ def resume(
     from engine.utils.errors import UsageError
 
     with exit_on_usage_error():
-        folder = find_run(runs_root(runs_dir), run)
+        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
         if not folder.config.exists():
             raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run")
         if any("=" not in change for change in changes or []):
@@ -178,7 +184,9 @@ def resume(
             "run.name": ("gputrain resume", folder.name),
         }
         root = str(folder.path.parent)
-        request = build_request(lambda: resolve_config(str(folder.config), changes or [], flags), None, root)
+        request = build_request(
+            lambda: resolve_config(str(folder.config), changes or [], flags), None, root, trust_owner=trust_owner
+        )
         if should_open_screen(headless=headless or as_json):
             raise_problems(request)
             run_with_screen(sys.argv[1:], root)

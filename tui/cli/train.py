@@ -17,6 +17,7 @@ from tui.cli.arguments import (
     HeadlessOption,
     JsonOption,
     RunsDirOption,
+    TrustOwnerOption,
     exit_on_usage_error,
     flag_overrides,
     resolve_arguments,
@@ -76,6 +77,7 @@ def run(
     launcher: Annotated[str | None, typer.Option("--launcher")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     runs_dir: RunsDirOption = None,
+    trust_owner: TrustOwnerOption = False,
     as_json: EventsJsonOption = False,
     dry_run: Annotated[
         bool,
@@ -107,7 +109,9 @@ def run(
             flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", selection)
         file, _ = split_arguments(arguments)
         stem = Path(file).stem if file else None
-        request = build_request(lambda: resolve_arguments(arguments, flags), stem, runs_dir, dry_run=dry_run)
+        request = build_request(
+            lambda: resolve_arguments(arguments, flags), stem, runs_dir, dry_run=dry_run, trust_owner=trust_owner
+        )
         if should_open_screen(headless=headless or as_json or dry_run):
             raise_problems(request)
             run_with_screen(sys.argv[1:], runs_dir)
@@ -135,7 +139,12 @@ def run_with_screen(arguments: list[str], runs_dir: str | None) -> None:
 
 
 def build_request(
-    resolve: Callable[[], ResolvedConfig], stem: str | None, runs_dir: str | None, *, dry_run: bool = False
+    resolve: Callable[[], ResolvedConfig],
+    stem: str | None,
+    runs_dir: str | None,
+    *,
+    dry_run: bool = False,
+    trust_owner: bool = False,
 ) -> RunRequest:
     """Return the request to run a config; `stem` names its run unless the config does.
 
@@ -152,7 +161,7 @@ def build_request(
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
     name = sanitize_run_name(stem or f"{config.data.dataset}-{config.model.name}")
-    return RunRequest(config, runs_root(runs_dir), name, dry_run, problems=problems)
+    return RunRequest(config, runs_root(runs_dir), name, dry_run, problems=problems, trust_owner=trust_owner)
 
 
 def raise_problems(request: RunRequest) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tui.cli.arguments import JsonOption, RunArgument, RunsDirOption, exit_on_usage_error
+from tui.cli.arguments import JsonOption, RunArgument, RunsDirOption, TrustOwnerOption, exit_on_usage_error
 from tui.cli.help import RESULTS, HelpCommand, make_epilog
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def predict(
     device: DeviceOption = "auto",
     raw: RawOption = False,
     runs_dir: RunsDirOption = None,
+    trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images with a trained model.
@@ -70,7 +71,7 @@ def predict(
     failed: list[Prediction] = []
     with ExitStack() as reservation:
         with exit_on_usage_error():
-            folder = find_run(runs_root(runs_dir), run)
+            folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
             files = list(find_input_files([expand_user(image) for image in images]))
             reserved = reservation.enter_context(reserve_device(device, folder.name, print_warning))
             trained = load_trained_model(folder, checkpoint, device=reserved, raw=raw)
@@ -162,6 +163,7 @@ def evaluate(
     device: DeviceOption = "auto",
     raw: RawOption = False,
     runs_dir: RunsDirOption = None,
+    trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate a trained model on its validation set.
@@ -178,7 +180,7 @@ def evaluate(
     with exit_on_usage_error():
         if part not in ("val", "train", "all"):
             raise UsageError.one("--part", f"{part} is not allowed: must be one of val, train, all")
-        folder = find_run(runs_root(runs_dir), run)
+        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
         trained = read_trained_checkpoint(folder, checkpoint, raw=raw)
         with reserve_device(device, folder.name, print_warning) as reserved:
             result = evaluate_checkpoint(trained, changes or [], part, reserved)  # type: ignore[arg-type]
@@ -260,6 +262,7 @@ def export(
     checkpoint: CheckpointOption = "best",
     raw: RawOption = False,
     runs_dir: RunsDirOption = None,
+    trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Export a trained model as safetensors and JSON.
@@ -272,7 +275,7 @@ def export(
     from engine.utils.files import expand_user
 
     with exit_on_usage_error():
-        folder = find_run(runs_root(runs_dir), run)
+        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
         target = folder.path / "export" if output is None else expand_user(output)
         paths = export_model(read_trained_checkpoint(folder, checkpoint, raw=raw), folder, target, force=force)
     if as_json:

@@ -153,6 +153,8 @@ class RunScreen(GputrainScreen):
             line.append(f" {printable(self._poller.unexpected_error)}", BAD)
         elif snapshot.folder_missing:
             line.append(" The run folder was deleted; this is the last known state", BAD)
+        elif snapshot.row.foreign:
+            line.append(f" {printable(f'This run {snapshot.row.foreign}')}", WARNING)
         elif snapshot.row.message:
             style = BAD if snapshot.row.state in (RunState.FAILED, RunState.CRASHED) else MUTED
             line.append(f" {printable(snapshot.row.message)}", style)

@@ -41,7 +41,7 @@ def run_line(row: RunRow, name_width: int) -> Text:
     sign, style = state_symbol(row.state)
     line = Text(no_wrap=True, end="")
     line.append(f"{sign} ", style)
-    line.append(fit_cells(printable(row.name), name_width))
+    line.append(fit_cells(printable(row.name), name_width), MUTED if row.foreign else "")
     how_far = f"epoch {row.epoch}/{row.epochs or '?'}" if row.state == RunState.RUNNING else row.state
     line.append(f"  {how_far:<11}  acc {format_accuracy(row.best_val_accuracy):<6}  ")
     if row.live:
@@ -63,7 +63,7 @@ def table_header(name_width: int, width: int) -> Text:
 
 
 def table_line(row: RunRow, name_width: int, width: int) -> Text:
-    """Return a row for `table_header`; the final message of the run is added only if it fits."""
+    """Return a row for `table_header`; why the run is foreign and its final message are added only if they fit."""
     sign, style = state_symbol(row.state)
     loss = UNKNOWN if row.val_loss is None else f"{row.val_loss:.4f}"
     rate = UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}"
@@ -72,12 +72,13 @@ def table_line(row: RunRow, name_width: int, width: int) -> Text:
         when = "" if row.eta_seconds is None else f"in {format_duration(row.eta_seconds)}"
     line = Text(no_wrap=True, end="")
     line.append(f"{sign} ", style)
-    line.append(fit_cells(printable(row.name), name_width))
+    line.append(fit_cells(printable(row.name), name_width), MUTED if row.foreign else "")
     epoch = f"{row.epoch}/{row.epochs or '?'}"
     line.append(f"  {row.state:<8}  {epoch:<9}  ")
     line.append(f"{format_accuracy(row.best_val_accuracy):>8}  {loss:>8}  {rate:>8}  {when:<11}  ")
     if width - line.cell_len >= MIN_MESSAGE_COLUMNS:
-        line.append(printable(row.message), MUTED)
+        note = "; ".join(part for part in (row.foreign, row.message) if part)
+        line.append(printable(note), WARNING if row.foreign else MUTED)
     return line
 
 

@@ -18,6 +18,7 @@ from tui.text.tables import UNKNOWN
 # The readings of one GPU take 400 bytes.
 MAX_SUMMARY_BYTES = 1 << 22
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
+FOREIGN_HEADER = "FOREIGN"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class RunRow:
     `age_seconds` counts from the last journal event or start. `eta_seconds` is the remaining time at the latest
     throughput. `step` of `steps` is the global step. `bottleneck` is the bottleneck message, `data_wait` the share of
     the training time spent waiting for data, `mfu` the model FLOPs utilization. `message` says why the run ended, or
-    why its files are `unreadable`.
+    why its files are `unreadable`. `foreign` is why other users can change the run, None if they cannot.
     """
 
     name: str
@@ -48,6 +49,7 @@ class RunRow:
     mfu: float | None = None
     bottleneck: str | None = None
     unreadable: bool = False
+    foreign: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         values = asdict(self)
@@ -99,6 +101,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         mfu=history.mfu,
         bottleneck=bottleneck.message if bottleneck else None,
         unreadable=problem is not None,
+        foreign=folder.owner_problem(),
     )
 
 
@@ -114,6 +117,7 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
         folder=str(folder.path),
         message=message,
         unreadable=True,
+        foreign=folder.owner_problem(),
     )
 
 
@@ -146,9 +150,12 @@ def format_accuracy(accuracy: float | None) -> str:
 
 
 def format_runs_table(rows: Sequence[RunRow]) -> str:
-    """Return the table of `gputrain runs`."""
+    """Return the table of `gputrain runs`; its last column exists only if other users can change one of the runs."""
     lines = [HEADER, *(row_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    if any(row.foreign for row in rows):
+        notes = [FOREIGN_HEADER, *(row.foreign or "" for row in rows)]
+        lines = [(*line, printable(note)) for line, note in zip(lines, notes, strict=True)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 

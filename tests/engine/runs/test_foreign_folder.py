@@ -1,0 +1,167 @@
+"""Run folders that other users own or can change, and folders that are moved or deleted while their run trains."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config.schema import Config
+from engine.launch.handshake import find_run_of_agents
+from engine.runs import ownership as ownership_module
+from engine.runs.folder import RunFolder, find_run
+from engine.runs.ownership import Ownership, RunFolderDeletedError, check_claim, claim_run
+from engine.runs.recorder import Recorder
+from engine.runs.watcher import RunWatcher
+from engine.utils.errors import UsageError
+from engine.utils.files import write_json
+from factories import make_epoch, make_run_folder, make_run_started
+from tui.text.run_lines import table_line
+from tui.text.runs import format_runs_table, make_run_row
+
+
+@pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Restore the umask, which a claim restricts."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def make_foreign(folder: RunFolder) -> RunFolder:
+    folder.path.chmod(0o777)
+    return folder
+
+
+def test_find_run_skips_foreign_run_for_last_and_prefix(tmp_path: Path) -> None:
+    mine, foreign = make_run_folder(tmp_path, "run-1"), make_foreign(make_run_folder(tmp_path, "run-2"))
+    mine.config.touch()
+    foreign.config.touch()
+    os.utime(mine.config, (1, 1))
+    assert [find_run(tmp_path, reference).name for reference in ("last", "run", "run-1")] == ["run-1"] * 3
+    assert find_run(tmp_path, "last", trust_owner=True).name == "run-2"
+
+
+@pytest.mark.parametrize("reference", ["a", "{folder}", "last"])
+def test_find_run_requires_trust_owner_for_foreign_run(tmp_path: Path, reference: str) -> None:
+    folder = make_foreign(make_run_folder(tmp_path, "a"))
+    reference = reference.format(folder=folder.path)
+    with pytest.raises(UsageError, match=r"use it all the same with --trust-owner|other users can change"):
+        find_run(tmp_path, reference)
+    assert find_run(tmp_path, reference, trust_owner=True).path == folder.path
+
+
+def test_foreign_reason_names_planted_entry(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.checkpoints.mkdir()
+    assert folder.foreign_reason() is None
+    (folder.checkpoints / "last.pt").touch()
+    (folder.checkpoints / "last.pt").chmod(0o666)
+    assert folder.foreign_reason() == "contains checkpoints/last.pt, which is writable by all users"
+    folder.log.symlink_to(tmp_path / "victim")
+    assert folder.foreign_reason() == "contains the link log.txt"
+
+
+def test_earlier_run_folder_with_readable_modes_is_own(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.path.chmod(0o755)
+    folder.journal.chmod(0o644)
+    assert folder.foreign_reason() is None
+
+
+def test_claim_run_refuses_to_resume_foreign_folder(tmp_path: Path) -> None:
+    folder = make_foreign(make_run_folder(tmp_path, "a", make_run_started()))
+    before = sorted(folder.path.iterdir())
+    for claim in (check_claim, claim_run):
+        arguments = (tmp_path, "a") if claim is check_claim else (tmp_path, "a", "x")
+        with pytest.raises(UsageError, match="this run is writable by all users; use it all the same"):
+            claim(*arguments, resume=True)
+    assert sorted(folder.path.iterdir()) == before
+    claim_run(tmp_path, "a", "x", resume=True, trust_owner=True).ownership.release()
+
+
+@pytest.mark.parametrize(("root_mode", "folder_mode", "file_mode"), [(0o755, 0o755, 0o644), (0o1777, 0o700, 0o600)])
+def test_claimed_folder_is_private_in_shared_runs_folder(
+    tmp_path: Path, root_mode: int, folder_mode: int, file_mode: int
+) -> None:
+    root = tmp_path / "runs"
+    root.mkdir()
+    root.chmod(root_mode)
+    claimed = claim_run(root, "a", "x", resume=False)
+    recorder = Recorder(claimed.folder, Config(), lambda _: None)
+    recorder.close()
+    claimed.ownership.release()
+    assert (root / "a").stat().st_mode & 0o777 == folder_mode
+    files = [path for path in (root / "a").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {file_mode}
+    assert len(files) >= 5
+
+
+def test_umask_never_makes_files_writable_by_group(tmp_path: Path) -> None:
+    os.umask(0o002)
+    claimed = claim_run(tmp_path / "runs", "a", "x", resume=False)
+    write_json(claimed.folder.summary, {})
+    claimed.ownership.release()
+    folder = RunFolder(tmp_path / "runs" / "a")
+    assert [path.stat().st_mode & 0o777 for path in (folder.path, folder.summary)] == [0o755, 0o644]
+
+
+@pytest.fixture
+def claimed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ownership]:
+    monkeypatch.setattr(ownership_module, "HEARTBEAT_INTERVAL_SECONDS", 0.0)
+    ownership = claim_run(tmp_path, "a", "x", resume=False).ownership
+    yield ownership
+    ownership.release()
+
+
+def test_owner_of_moved_folder_warns_once_and_writes_only_to_it(tmp_path: Path, claimed_folder: Ownership) -> None:
+    (tmp_path / "a").rename(tmp_path / "moved")
+    other = claim_run(tmp_path, "a", "x", resume=False)
+    before = {path: path.read_bytes() for path in other.folder.path.iterdir() if path.is_file()}
+    warning = f"the run folder {tmp_path / 'a'} was moved to {tmp_path / 'moved'}; the run continues there"
+    assert [claimed_folder.renew_heartbeat() for _ in range(2)] == [warning, None]
+    write_json(claimed_folder.folder.summary, {"state": "finished"})
+    assert (tmp_path / "moved" / "summary.json").exists()
+    assert {path: path.read_bytes() for path in other.folder.path.iterdir() if path.is_file()} == before
+    other.ownership.release()
+
+
+def test_owner_of_deleted_folder_raises_and_leaves_its_successor_alone(
+    tmp_path: Path, claimed_folder: Ownership
+) -> None:
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RunFolderDeletedError, match=f"the run folder {tmp_path / 'a'} was deleted"):
+        claimed_folder.renew_heartbeat()
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:
+    claimed = claim_run(tmp_path, "a", "x", resume=False)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "a").mkdir()
+    claimed.discard()
+    claimed.ownership.release()
+    assert (tmp_path / "a").is_dir()
+
+
+def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    write_json(folder.owner, {"host": "here", "agents": ["agent-1"]})
+    assert find_run_of_agents(tmp_path, ["agent-1"]) == folder
+    make_foreign(folder)
+    assert find_run_of_agents(tmp_path, ["agent-1"]) is None
+
+
+def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "mine", make_run_started(), make_epoch(1))
+    rows = [make_run_row(RunWatcher(RunFolder(tmp_path / "mine")))]
+    assert "FOREIGN" not in format_runs_table(rows)
+    foreign = make_foreign(make_run_folder(tmp_path, "theirs", make_run_started(), make_epoch(1)))
+    rows.append(make_run_row(RunWatcher(foreign)))
+    lines = format_runs_table(rows).splitlines()
+    assert [line.endswith("is writable by all users") for line in lines] == [False, False, True]
+    assert "is writable by all users" in table_line(rows[1], 10, 160).plain
