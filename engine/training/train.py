@@ -57,7 +57,6 @@ from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.errors import Problem, UsageError, collect_problems
-from engine.utils.files import shown_path
 
 NCCL_HEARTBEAT_TIMEOUT_SECONDS = 480  # torch's default
 

@@ -35,6 +35,7 @@ class Stage:
             "GPUTRAIN_RESERVATIONS": str(self.shared),
         }
         self.gains: list[str] = []
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def as_attacker(self, program: str, *arguments: str | Path) -> str:
         """Run Python code as the attacker in `shared`, and return its output. It cannot import gputrain."""
@@ -54,11 +55,19 @@ class Stage:
         )  # fmt: skip
 
     def start_gputrain(self, *arguments: str | Path) -> subprocess.Popen[bytes]:
-        """Start a gputrain command as the victim."""
-        return subprocess.Popen(
+        """Start a gputrain command as the victim; `perform` kills it at the latest."""
+        process = subprocess.Popen(
             [sys.executable, "-P", "-c", "from tui import main; main()", *map(str, arguments)],
             cwd=self.home, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def kill_started(self) -> None:
+        """Kill what `start_gputrain` started; the kernel kills the ranks with it."""
+        for process in self._started:
+            process.kill()
+            process.wait()
 
     def gained(self, condition: bool, what: str) -> None:
         """Record what the attacker gained if the condition holds."""
@@ -75,6 +84,9 @@ def perform(attack: Callable[[Stage], None]) -> None:
         # The attacker must reach the shared folder.
         root.chmod(0o711)
         stage = Stage(root)
-        attack(stage)
+        try:
+            attack(stage)
+        finally:
+            stage.kill_started()
     print(f"the attacker gained: {'; '.join(stage.gains) or 'nothing'}")
     sys.exit(1 if stage.gains else 0)
