@@ -74,7 +74,7 @@ def verify_checksum(path: Path) -> None:
 def read_saved_config(folder: Path) -> Mapping[str, Any] | None:
     """Return the config in the newest checkpoint of a folder that can be read; None if there is none.
 
-    This takes milliseconds, because neither tensors nor checksum are read.
+    Fast also for a large file, because neither tensors nor checksum are read.
     """
     for path in list_checkpoints(folder):
         # Damaged or foreign content can make the unpickler raise any error.
@@ -98,8 +98,11 @@ class _Skipped(dict[Any, Any]):
         pass
 
 
-class _ValuesUnpickler(pickle.Unpickler):
-    """Reads plain values, and neither imports nor calls what the file names."""
+class _ValuesUnpickler(pickle._Unpickler):
+    """Reads plain values, and neither imports nor calls what the file names.
+
+    Written in Python: the one in C allocates as many memo entries as the file asks for, up to 64 GiB.
+    """
 
     def find_class(self, _module: str, _name: str) -> type:
         return _Skipped

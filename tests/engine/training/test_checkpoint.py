@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -211,6 +213,16 @@ def test_read_saved_config_does_not_execute_pickled_code(tmp_path: Path) -> None
     save(tmp_path, 1, config={"run": {"seed": 1}}, classes=[Attack(), print, torch.Size([3])])
     assert read_saved_config(tmp_path) == {"run": {"seed": 1}}
     assert not (tmp_path / "attacked").exists()
+
+
+def test_read_saved_config_ignores_pickle_that_asks_for_much_memory(tmp_path: Path) -> None:
+    save(tmp_path, 1, config={"run": {"seed": 1}})
+    with ZipFile(tmp_path / "step-00000002.pt", "w") as archive:
+        # An empty dict, stored as memo entry 2**27 - 1.
+        archive.writestr("a/data.pkl", b"\x80\x02}r\xff\xff\xff\x07X\x06\x00\x00\x00formatK\x03s.")
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert read_saved_config(tmp_path) == {"run": {"seed": 1}}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < used + (1 << 30)
 
 
 @bounded
