@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import UnidentifiedImageError
 
 from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
 from engine.data.sources.folder import walk_files
 from engine.data.sources.image import read_image
+from engine.data.sources.image_file import UnusableImageError
 from engine.inference.trained_model import TrainedModel
 from engine.utils.files import is_file
 
@@ -75,8 +75,8 @@ def _read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:
         return read_image(path, image_format)
     except UnreadableImageError as error:
         cause = error.__cause__
-        if isinstance(cause, UnidentifiedImageError):
-            return "is not an image"
+        if isinstance(cause, UnusableImageError):
+            return f"is {cause}"
         return f"cannot be read: {getattr(cause, 'strerror', None) or cause}"
 
 

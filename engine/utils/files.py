@@ -96,9 +96,9 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def read_user_json(root: Path, name: str) -> dict[str, Any] | None:
+def read_user_json(root: Path, name: str, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
     """Return the JSON object in a file of a user folder; None as for `read_json`, or if other users can change it."""
-    return read_json(root / name) if user_path_problem(root, name) is None else None
+    return read_json(root / name, max_bytes) if user_path_problem(root, name) is None else None
 
 
 def write_user_json(root: Path, name: str, values: Mapping[str, Any]) -> None:

@@ -13,17 +13,19 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
 from engine.data.sampler import Indices, Part, stratified_split
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
-from engine.data.sources.image import read_image
+from engine.data.sources.image import read_image, rotate_upright
+from engine.data.sources.image_file import UnusableImageError, decoding, open_image
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 
 DEFAULT_IMAGE_SIZE = 224
+# The record of readable images takes about 150 bytes per image.
+MAX_RECORD_BYTES = 1 << 30
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
 IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
@@ -175,7 +177,7 @@ def _readable_images(folder: Path) -> tuple[dict[Path, int], list[tuple[Path, st
     """
     files = sorted(walk_files(folder))
     cache = f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
-    recorded = read_user_json(cache_folder(), cache) or {}
+    recorded = read_user_json(cache_folder(), cache, MAX_RECORD_BYTES) or {}
     stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
     unchecked = [path for path in files if path not in stamps or recorded.get(str(path)) != stamps[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
@@ -213,13 +215,14 @@ def _unreadable_reason(path: Path) -> str | None:
     try:
         if not path.is_file():
             return "not a file"
-        with Image.open(path) as image:
+        with path.open("rb") as file, open_image(file) as image:
             if image.mode == "F":
                 return "floating-point pixels (Pillow mode F) are not supported"
             image.draft("L", (32, 32))
-            ImageOps.exif_transpose(image).load()
-    except UnidentifiedImageError:
-        return "not an image"
+            with decoding(image):
+                rotate_upright(image).load()
+    except UnusableImageError as error:
+        return str(error)
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
         return f"broken: {error}"

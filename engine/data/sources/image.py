@@ -16,6 +16,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from engine.data.sampler import Indices
 from engine.data.sources.base import Box, CropSpec, ImageFormat, Images, UnreadableImageError
+from engine.data.sources.image_file import UnusableImageError, decoding, open_image
 
 # EXIF orientations that swap height and width.
 _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
@@ -33,6 +34,8 @@ def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | Non
     try:
         with path.open("rb") as file:
             return _decode(file, image_format, get_box or center_box)
+    except UnusableImageError as error:
+        raise UnreadableImageError(f"the image {path} cannot be read: it is {error}") from error
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
         raise UnreadableImageError(f"the image {path} cannot be read: {error}") from error
@@ -40,7 +43,7 @@ def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | Non
 
 def _decode(file: BinaryIO, image_format: ImageFormat, get_box: BoxFunction) -> Images:
     size, mode = image_format.size, _pil_mode(image_format)
-    with Image.open(file) as image:
+    with open_image(file) as image:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         swaps_axes = orientation in _TRANSPOSED_ORIENTATIONS
         width, height = image.size[::-1] if swaps_axes else image.size
@@ -50,16 +53,23 @@ def _decode(file: BinaryIO, image_format: ImageFormat, get_box: BoxFunction) -> 
         # Pillow's draft mode decodes a JPEG directly at 1/2, 1/4 or 1/8 scale if that is large enough; torchvision
         # cannot. At full scale torchvision's decoder and torch's resize take two thirds of Pillow's time.
         image.draft(mode, min_size[::-1] if swaps_axes else min_size)
-        if image.format == "JPEG" and image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
-            from engine.data.sources import jpeg
+        with decoding(image):
+            if image.format == "JPEG" and image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
+                from engine.data.sources import jpeg
 
-            file.seek(0)
-            if (pixels := jpeg.decode(file.read(), mode)) is not None:
-                return jpeg.resized_crop(pixels, size, (left, top, right, bottom))
-        upright = convert_mode(image if orientation == 1 else ImageOps.exif_transpose(image), mode)
-        scale_x, scale_y = upright.width / width, upright.height / height
-        box = (round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y))
-        return _resized_crop(upright, size, box)
+                file.seek(0)
+                if (pixels := jpeg.decode(file.read(), mode)) is not None:
+                    return jpeg.resized_crop(pixels, size, (left, top, right, bottom))
+            upright = convert_mode(rotate_upright(image), mode)
+            scale_x, scale_y = upright.width / width, upright.height / height
+            box = (round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y))
+            return _resized_crop(upright, size, box)
+
+
+def rotate_upright(image: Image.Image) -> Image.Image:
+    """Rotate an image according to EXIF; the image itself, not a copy, if it is upright."""
+    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    return image if is_upright else ImageOps.exif_transpose(image)
 
 
 def pil_to_format(image: Image.Image, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:

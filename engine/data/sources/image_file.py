@@ -1,0 +1,94 @@
+"""Open image files of any origin: which formats and sizes are accepted, and how many are decoded at the same time.
+
+`engine.data.sources.image` decodes what this module opens, `engine.data.sources.folder` checks the files of a dataset.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import BinaryIO
+
+from PIL import Image, UnidentifiedImageError
+
+# Pillow tries them in this order. Its other formats are obsolete or run programs: it decodes EPS with Ghostscript.
+IMAGE_FORMATS = (
+    *("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "TGA"),
+    # Not in Pillow before 11.3, which raises KeyError for an unknown format.
+    *(("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()),
+)
+# Decoded at the same time in one process. Pillow takes up to 4 bytes per pixel, twice that to convert an image.
+MAX_PIXELS_IN_FLIGHT = 1 << 28
+
+# Pillow warns of images of half the size that it refuses.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class UnusableImageError(Exception):
+    """A file is not an image that gputrain decodes. The message is a noun phrase that says what it is instead."""
+
+
+class PixelBudget:
+    """Bounds the sum of pixels that threads decode at the same time. A larger image is decoded alone."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self._max_pixels = self._free = max_pixels
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reserve(self, pixels: int) -> Iterator[None]:
+        """Wait until this many pixels are free, and hold them."""
+        held = min(pixels, self._max_pixels)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= held)
+            self._free -= held
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += held
+                self._changed.notify_all()
+
+
+_PIXEL_BUDGET = PixelBudget(MAX_PIXELS_IN_FLIGHT)
+
+
+@contextmanager
+def open_image(file: BinaryIO) -> Iterator[Image.Image]:
+    """Identify an image by its header, without decoding it. Raises UnusableImageError."""
+    try:
+        image = Image.open(file, formats=IMAGE_FORMATS)
+    except UnidentifiedImageError as error:
+        file.seek(0)
+        raise UnusableImageError(_describe_other_file(file.read(16))) from error
+    except Image.DecompressionBombError as error:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise UnusableImageError(f"an image of more than {limit:,} pixels; reduce its size") from error
+    with image:
+        yield image
+
+
+@contextmanager
+def decoding(image: Image.Image) -> Iterator[None]:
+    """Decode an open image in this context. Waits while other threads decode too many pixels. Closes the image."""
+    # The image is closed first, because its pixels are in memory as long as the object is open.
+    with _PIXEL_BUDGET.reserve(image.width * image.height):
+        try:
+            yield
+        finally:
+            image.close()
+
+
+def _describe_other_file(beginning: bytes) -> str:
+    """Return what a file is. Only Pillow's tests of the first 16 bytes run, no other code of a format."""
+    Image.init()
+    for name, (_, accepts) in Image.OPEN.items():
+        # A test may fail for a short file.
+        with suppress(IndexError, struct.error):
+            if name not in IMAGE_FORMATS and accepts is not None and accepts(beginning):
+                return f"an image in the format {name}, which is not supported; convert it to PNG"
+    return "not an image"

@@ -1,0 +1,108 @@
+"""Which image files are opened, and how many pixels are decoded at the same time."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.data.sources.base import ImageFormat, UnreadableImageError
+from engine.data.sources.folder import _unreadable_reason
+from engine.data.sources.image import read_image
+from engine.data.sources.image_file import IMAGE_FORMATS, PixelBudget
+
+RGB_16 = ImageFormat(16, 3, (), ())
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\n"
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Return the beginning of a grayscale PNG without pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n\0\0\0\x0d" + header + struct.pack(">I", zlib.crc32(header)) + b"\0\0\1\0IDAT"
+
+
+@pytest.mark.parametrize("image_format", sorted(set(IMAGE_FORMATS)))
+def test_read_image_reads_supported_format(tmp_path: Path, image_format: str) -> None:
+    path = tmp_path / "image"
+    try:
+        Image.new("RGB", (20, 20), (220, 40, 30)).save(path, image_format)
+    except OSError as error:
+        pytest.skip(f"Pillow was built without {image_format}: {error}")
+    assert np.abs(read_image(path, RGB_16)[:, 8, 8].astype(int) - (220, 40, 30)).max() <= 6
+    assert _unreadable_reason(path) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (EPS, "an image in the format EPS, which is not supported; convert it to PNG"),
+        (b"SIMPLE  =                    T", "an image in the format FITS, which is not supported; convert it to PNG"),
+        (b"%PDF-1.7", "not an image"),
+        (b"", "not an image"),
+        (png_header(15_000, 15_000), "an image of more than 178,956,970 pixels; reduce its size"),
+    ],
+    ids=["eps", "fits", "pdf", "empty", "too large"],
+)
+def test_unusable_image_is_named_without_opening_it(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "image.png"
+    path.write_bytes(content)
+    assert _unreadable_reason(path) == problem
+    with pytest.raises(UnreadableImageError) as error:
+        read_image(path, RGB_16)
+    assert str(error.value) == f"the image {path} cannot be read: it is {problem}"
+
+
+def test_large_image_causes_no_warning(tmp_path: Path) -> None:
+    path = tmp_path / "large.png"
+    path.write_bytes(png_header(13_000, 13_000))
+    program = "import sys, pathlib; from engine.data.sources.folder import _unreadable_reason as reason; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}print(reason(pathlib.Path(sys.argv[1])))", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("broken: ")
+    assert done.stderr == ""
+
+
+def test_pixel_budget_admits_what_fits_and_larger_image_alone() -> None:
+    budget = PixelBudget(10)
+    in_flight, most, order = [0], [0], threading.Lock()
+
+    def decode(pixels: int) -> None:
+        with budget.reserve(pixels):
+            with order:
+                in_flight[0] += pixels
+                most[0] = max(most[0], in_flight[0])
+            with order:
+                in_flight[0] -= pixels
+
+    threads = [threading.Thread(target=decode, args=(pixels,)) for pixels in (4, 4, 4, 25, 4, 25, 4) * 20]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert in_flight == [0]
+    assert most[0] <= 25
+
+
+def test_pixel_budget_is_released_after_error() -> None:
+    budget = PixelBudget(10)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broken"), budget.reserve(10):
+            raise ValueError("broken")
+    with budget.reserve(10):
+        entered = threading.Event()
+        waiting = threading.Thread(target=lambda: budget.reserve(1).__enter__() or entered.set(), daemon=True)
+        waiting.start()
+        assert not entered.wait(0.05)
+    waiting.join(20)
+    assert entered.is_set()
