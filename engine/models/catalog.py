@@ -121,7 +121,12 @@ def _parse_models(stored: dict[str, Any] | None) -> list[CatalogModel]:
     """Raises KeyError, TypeError or ValueError if `stored` is not a list of models."""
     if stored is None:
         raise ValueError("no cached list")
-    return [CatalogModel(**{**model, "weights": tuple(map(str, model["weights"]))}) for model in stored["known"]]
+    models = [CatalogModel(**{**model, "weights": tuple(map(str, model["weights"]))}) for model in stored["known"]]
+    for model in models:
+        numbers = type(model.parameters) in (int, type(None)) and type(model.top1) in (int, float, type(None))
+        if not (numbers and isinstance(model.source, str) and isinstance(model.name, str)):
+            raise ValueError("not a model")
+    return models
 
 
 def builtin_models() -> list[CatalogModel]:

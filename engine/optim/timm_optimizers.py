@@ -82,7 +82,7 @@ def _catalog() -> dict[str, Any]:
         raise UsageError.one("optim.name", not_installed("timm")) from error
     name = f"optimizers-timm-{installed}.json"
     cached = read_user_json(cache_folder(), name)
-    if cached is not None and isinstance(cached.get("optimizers"), dict):
+    if cached is not None and _is_catalog(cached.get("optimizers")):
         return dict(cached["optimizers"])
     try:
         catalog: dict[str, Any] = ask_helper("engine.optim.timm_optimizers")
@@ -94,6 +94,21 @@ def _catalog() -> dict[str, Any]:
         # Without a cache, the next call starts the helper process again.
         return catalog
     return catalog
+
+
+def _is_catalog(value: object) -> bool:
+    """Whether a value has the structure that `describe_optimizers` returns."""
+    return isinstance(value, dict) and all(
+        isinstance(entry, dict)
+        and (isinstance(entry.get("refused"), str) if "refused" in entry else _are_options(entry.get("options")))
+        for entry in value.values()
+    )
+
+
+def _are_options(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(option, dict) and option.keys() == {"default", "optional"} for option in value.values()
+    )
 
 
 def main(parent: ParentPipe) -> None:

@@ -33,6 +33,13 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "list": (list,),
     "dict": (dict,),
 }
+# JSON types that are accepted for the elements of lists and the values of dicts.
+_ELEMENT_TYPES: dict[str, set[type]] = {
+    "list[str]": {str},
+    "list[float]": {int, float, type(None)},
+    "dict[str, str]": {str},
+    "list[list[str]]": {list},
+}
 
 
 # Fields that are lists of JSON objects, and the functions that convert these to records.
@@ -46,6 +53,10 @@ OBJECT_LIST_FIELDS: Mapping[str, Callable[[list[dict[str, Any]]], list[Any]]] = 
 
 _FIELD_TYPES = {
     name: {part.name: _JSON_TYPES[str(part.type).partition("[")[0]] for part in fields(kind)} | {"time": (int, float)}
+    for name, kind in EVENT_TYPES.items()
+}
+_FIELD_ELEMENT_TYPES = {
+    name: {part.name: types for part in fields(kind) if (types := _ELEMENT_TYPES.get(str(part.type))) is not None}
     for name, kind in EVENT_TYPES.items()
 }
 
@@ -81,6 +92,10 @@ def from_line(line: str) -> Event | None:
             isinstance(value, field_types[key]) and _in_range(value) for key, value in event_values.items()
         ):
             return None
+        for field, element_types in _FIELD_ELEMENT_TYPES[name].items():
+            elements = event_values.get(field, ())
+            if not element_types.issuperset(map(type, elements.values() if isinstance(elements, dict) else elements)):
+                return None
         for field in OBJECT_LIST_FIELDS.keys() & event_values.keys():
             if not all(isinstance(item, dict) for item in event_values[field]):
                 return None

@@ -154,8 +154,12 @@ def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
             pool.shutdown(cancel_futures=True)
 
     def is_valid(metadata: Mapping[str, Any]) -> bool:
+        unread = metadata.get("unread")
+        if not isinstance(unread, dict) or not all(isinstance(reason, str) for reason in unread.values()):
+            return False
         # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
-        return all(isinstance(load(refs[int(row)]), str) for row in metadata["unread"])
+        by_row = {str(row): ref for row, ref in enumerate(refs)} if unread else {}
+        return all(row in by_row and isinstance(load(by_row[row]), str) for row in unread)
 
     try:
         key = _folder_cache_key(source, image_format)

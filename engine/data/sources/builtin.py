@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +99,7 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
     key = compute_cache_key(
         {"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root
     )
-    decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data))
+    decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data), _is_labeled)
     metadata, num_train = decoded.metadata, len(decoded.metadata["labels"]["train"])
     return ArraySource(
         image_set.format,
@@ -108,6 +108,17 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
         {part: np.array(metadata["labels"][part], np.int64) for part in PARTS},
         "" if decoded.warning else key,
         decoded.warning,
+    )
+
+
+def _is_labeled(metadata: Mapping[str, Any]) -> bool:
+    """Whether cached metadata has the class names, and a label for each image of both parts."""
+    classes, labels = metadata.get("classes"), metadata.get("labels")
+    if not isinstance(classes, list) or not isinstance(labels, dict) or labels.keys() != set(PARTS):
+        return False
+    indices = set(range(len(classes)))
+    return all(isinstance(labels[part], list) and {*map(type, labels[part])} == {int} for part in PARTS) and all(
+        indices.issuperset(labels[part]) for part in PARTS
     )
 
 

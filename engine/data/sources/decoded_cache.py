@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -26,6 +27,7 @@ from engine.data.sources.base import Images
 from engine.utils.files import (
     cache_folder,
     make_user_folder,
+    open_regular_file,
     read_user_json,
     replace_file,
     user_path_problem,
@@ -169,21 +171,32 @@ def _exclusive_lock(key: str) -> Iterator[None]:
 
 
 def _read_cached(key: str) -> DecodedImages | None:
-    """Return the entry of a key; None if it is missing, if other users can change it, or if its size or modification
-    time differs from what was written."""
+    """Return the entry of a key; None if it is missing, if other users can change it, or if its size, header or
+    modification time differs from what was written."""
     path, metadata = _images_path(key), read_user_json(cache_folder(), f"{DECODED_FOLDER}/{key}.json")
     if metadata is None or user_path_problem(cache_folder(), f"{DECODED_FOLDER}/{key}.npy") is not None:
         return None
     try:
-        status = path.stat()
-        if [status.st_size, status.st_mtime_ns] != metadata["file"]:
-            return None
-        images = np.load(path, mmap_mode="r", allow_pickle=False)
-        if images.dtype != np.uint8 or list(images.shape) != metadata["shape"]:
-            return None
-        return DecodedImages(np.asarray(images), metadata["about"])
-    except (OSError, ValueError, KeyError, EOFError, SyntaxError):
+        shape, about = tuple(metadata["shape"]), metadata["about"]
+        # Compared instead of parsed: numpy's parser raises many exception types for a damaged header.
+        header = _array_header(shape)
+        with open_regular_file(path) as file:
+            status = os.fstat(file.fileno())
+            if [status.st_size, status.st_mtime_ns] != metadata["file"] or not isinstance(about, dict):
+                return None
+            if file.read(len(header)) != header or status.st_size != len(header) + math.prod(shape):
+                return None
+            images = np.memmap(file, np.uint8, "r", len(header), shape)
+        return DecodedImages(np.asarray(images), about)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+def _array_header(shape: tuple[int, ...]) -> bytes:
+    """Return the header of a .npy file with an array of uint8."""
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return header.getvalue()
 
 
 def _write_cached(key: str, decoded: DecodedChunks) -> None:
@@ -191,8 +204,7 @@ def _write_cached(key: str, decoded: DecodedChunks) -> None:
     path = _images_path(key)
 
     def write(file: Any) -> None:
-        header = {"descr": "|u1", "fortran_order": False, "shape": decoded.shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        file.write(_array_header(decoded.shape))
         # Fail on a full disk before anything is decoded.
         os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(decoded.shape))
         for chunk in decoded.chunks:

@@ -81,7 +81,9 @@ def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "gputrain" / f"models-torchvision-{catalog.library_version('torchvision')}.json"
     path.parent.mkdir()
-    for damaged in ('{"known": [{"name": "resnet18"}]}', '{"known": 3}', "{"):
+    model: dict[str, object] = {"source": "torchvision", "name": "resnet18", "weights": []}
+    models = [{"name": "resnet18"}, model | {"name": 5}, model | {"top1": "69"}, model | {"parameters": [5]}]
+    for damaged in (*(json.dumps({"known": [value]}) for value in models), '{"known": 3}', "{"):
         path.write_text(damaged)
         with monkeypatch.context() as patched:
             run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'known': []})")

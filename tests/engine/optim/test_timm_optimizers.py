@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,20 @@ def test_timm_options_are_unaffected_by_output_of_timm(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(UsageError, match="timm:stub cannot be used: it needs second derivatives"):
         timm_options("timm:stub")
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"lamb": None}, {"lamb": {}}, {"lamb": {"options": {"eps": 1}}}, ["lamb"]], ids=str
+)
+def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "gputrain" / f"optimizers-timm-{timm_optimizers.version('timm')}.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"optimizers": damaged}))
+    described = {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}}}
+    monkeypatch.setattr(timm_optimizers, "ask_helper", lambda _: described)
+    assert timm_options("timm:lamb")["eps"].default == 1e-6
+    assert json.loads(path.read_text()) == {"optimizers": described}
 
 
 def test_timm_optimizer_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,21 @@ def test_from_line_ignores_event_with_records_of_wrong_type(field: str) -> None:
     assert from_line(json.dumps(json.loads(to_line(event)) | {field: [5]})) is None
 
 
+@pytest.mark.parametrize(
+    ("event", "change"),
+    [
+        (make_run_started(), {"devices": [["cpu"]]}),
+        (make_run_started(), {"versions": {"torch": 2}}),
+        (make_step(1), {"losses": ["0.5"]}),
+    ],
+    ids=["devices", "versions", "losses"],
+)
+def test_from_line_ignores_event_with_elements_of_wrong_type(event: Event, change: dict[str, object]) -> None:
+    values = json.loads(to_line(event))
+    assert from_line(json.dumps(values)) is not None
+    assert from_line(json.dumps(values | change)) is None
+
+
 def test_journal_line_round_trips_every_event() -> None:
     events: list[Event] = [
         *(

@@ -84,7 +84,28 @@ def _damage_metadata(file: Path) -> None:
     file.with_suffix(".json").write_text('{"file": 3}')
 
 
-@pytest.mark.parametrize("damage", [_truncate, _overwrite, _replace_with_other_shape, _delete, _damage_metadata])
+def _damage_header(file: Path) -> None:
+    """Change a byte of the header, but neither size nor modification time."""
+    status = file.stat()
+    with file.open("r+b") as array:
+        array.seek(8)
+        array.write(b"\1")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _damage_unread(file: Path) -> None:
+    metadata = json.loads(file.with_suffix(".json").read_text())
+    metadata["about"]["unread"] = {"99999999": "why"}
+    file.with_suffix(".json").write_text(json.dumps(metadata))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(_truncate, _overwrite, _replace_with_other_shape, _delete, _damage_metadata),
+        *(_damage_header, _damage_unread),
+    ],
+)
 def test_decoded_cache_is_rebuilt_when_damaged(damage: object, photos: Path, cache: Path) -> None:
     assert callable(damage)
     expected = batches("memory", *open_photo_folder(photos))
@@ -318,6 +339,22 @@ def test_mnist_from_cache_does_not_import_torchvision(tmp_path: Path) -> None:
         for overrides in (["data.image_size=32", "data.channels=3"],)
     ]
     assert outputs == ["memory (64, 3, 32, 32) False\n"]
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"classes": 3}, {"labels": None}, {"labels": {"train": ["0"], "val": [0]}}], ids=str
+)
+def test_mnist_cache_is_rebuilt_when_labels_are_damaged(
+    damaged: dict[str, object], tmp_path: Path, cache: Path
+) -> None:
+    write_mnist(tmp_path)
+    config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config
+    expected = open_source(config).get_labels("val")
+    (metadata_file,) = cache.glob("*.json")
+    metadata = json.loads(metadata_file.read_text())
+    metadata["about"] |= damaged
+    metadata_file.write_text(json.dumps(metadata))
+    assert np.array_equal(open_source(config).get_labels("val"), expected)
 
 
 def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:

@@ -1,0 +1,86 @@
+"""Read changed and damaged files with every reader of foreign files, in 1 GB of address space.
+
+`PYTHONPATH=.:tests python tests/fuzz/fuzz_readers.py 20000 [READER ...]` prints a line for each reader, and fails with
+the traceback and the input if a reader raises an undocumented exception or takes too much memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.configuration import set_hypothesis_home_dir
+from readers import READERS, Reader
+
+from engine.utils.errors import UsageError
+
+MAX_BYTES = 1_000_000_000
+# Hypothesis remembers the examples of a batch.
+BATCH = 2000
+SPARSE_BYTES = 1 << 36
+# Large files take minutes.
+MIN_EXAMPLES_FOR_LARGE_FILES = 10_000
+
+
+def main(examples: int, names: list[str]) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    failed = False
+    for reader in READERS:
+        if names and reader.name not in names:
+            continue
+        started = time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                fuzz(reader, Path(folder), examples)
+        except Exception:
+            failed = True
+            print(f"{reader.name}: FAILED\n{traceback.format_exc(limit=-6)}", flush=True)
+            continue
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{reader.name}: {examples:,} inputs in {time.monotonic() - started:.0f} s, {peak:.0f} MiB", flush=True)
+    return int(failed)
+
+
+def fuzz(reader: Reader, root: Path, examples: int) -> None:
+    path = reader.prepare(root)
+    for first in range(0, examples, BATCH):
+
+        @seed(first)
+        @settings(
+            max_examples=min(BATCH, examples - first),
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(reader.inputs)
+        def check(content: bytes) -> None:
+            path.write_bytes(content)
+            read(reader, root)
+
+        check()
+    if examples < MIN_EXAMPLES_FOR_LARGE_FILES:
+        return
+    for content in reader.large():
+        path.write_bytes(content)
+        read(reader, root)
+    with path.open("wb") as file:
+        file.truncate(SPARSE_BYTES)
+    read(reader, root)
+
+
+def read(reader: Reader, root: Path) -> None:
+    try:
+        reader.read(root)
+    except reader.documented as error:
+        assert not isinstance(error, UsageError) or error.problems
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as hypothesis_home:
+        set_hypothesis_home_dir(hypothesis_home)
+        sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
