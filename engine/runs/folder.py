@@ -18,6 +18,7 @@ from pathlib import Path
 
 from engine.runs.history import History, history_from_events
 from engine.runs.journal import JournalReader
+from engine.runs.records import number
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import expand_user, is_file, is_locked, open_folder, path_of_descriptor, read_json
 from engine.utils.trust import foreign_reason
@@ -228,8 +229,8 @@ class RunFolder:
         if owner is not None and owner.get("host") != socket.gethostname():
             # Not every network file system shares locks between hosts, so the heartbeat decides.
             # It is null after the run was released.
-            heartbeat = owner.get("heartbeat")
-            return isinstance(heartbeat, int | float) and time.time() - heartbeat < HEARTBEAT_TIMEOUT_SECONDS
+            heartbeat = number(owner.get("heartbeat"))
+            return heartbeat is not None and time.time() - heartbeat < HEARTBEAT_TIMEOUT_SECONDS
         try:
             return is_locked(self.lock)
         except OSError:

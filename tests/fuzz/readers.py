@@ -110,7 +110,7 @@ def read_owner(root: Path) -> None:
     run.is_owned()
     run.state(run.history())
     list_runs(root)
-    find_run(root, "a")
+    os.close(find_run(root, "a").held_fd)
     assert str(_owned_by_another(run))
     with contextlib.suppress(UsageError):
         check_claim(root, "a", resume=True)

@@ -58,6 +58,13 @@ def test_run_state_on_other_host_follows_heartbeat(tmp_path: Path) -> None:
     assert state_of(folder) == RunState.CRASHED
 
 
+@pytest.mark.parametrize("heartbeat", [10**400, -(10**400), "1", [1]], ids=lambda value: str(value)[:4])
+def test_run_state_on_other_host_ignores_invalid_heartbeat(tmp_path: Path, heartbeat: object) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.owner.write_text(json.dumps({"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": heartbeat}))
+    assert state_of(folder) == RunState.CRASHED
+
+
 def test_run_state_on_other_host_without_heartbeat_follows_journal(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished"))
     Ownership(folder).release()
