@@ -23,14 +23,14 @@ from engine.gpus.allocation import (
     UNMONITORED_WARNING,
     GpuAllocation,
     first_snapshot,
-    has_driver_library,
+    gpus_unknown_to_nvml,
     preview_allocation,
 )
 from engine.gpus.monitor import open_monitor, recording_path
-from engine.gpus.reservation import read_reservations
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.gpus.unmonitored import unmonitored_gpus
+from engine.gpus.unmonitored import has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.errors import UsageError, problems_from_json
@@ -70,20 +70,24 @@ class _Examination:
     def gpus(self) -> list[Check]:
         """Check the NVIDIA driver and every GPU. Raises UsageError if $GPUTRAIN_NVML is invalid."""
         recorded = recording_path() is not None
-        if not recorded and not has_driver_library():
-            self._devices = unmonitored_gpus(os.environ)
-            if self._devices:
-                return [Check("GPUs", "driver", "warning", UNMONITORED_WARNING)]
-            return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards())]
-        monitor = open_monitor(SamplerOptions(activity=False))
-        try:
-            self._snapshot = first_snapshot(monitor, DRIVER_TIMEOUT_SECONDS)
-        finally:
-            monitor.close()
-        checks = [driver_check(self._snapshot)]
+        has_driver = recorded or has_driver_library()
+        if has_driver:
+            monitor = open_monitor(SamplerOptions(activity=False))
+            try:
+                self._snapshot = first_snapshot(monitor, DRIVER_TIMEOUT_SECONDS)
+            finally:
+                monitor.close()
+        ignored: list[str] = []
+        reservations = read_reservations(report=ignored.append)
+        checks = [Check("GPUs", "reservations", "warning", sentence) for sentence in ignored]
+        if not recorded and (unmonitored := gpus_unknown_to_nvml(self._snapshot)):
+            self._devices = mark_reserved(unmonitored, reservations)
+            return [Check("GPUs", "driver", "warning", UNMONITORED_WARNING), *checks]
+        if not has_driver:
+            return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards()), *checks]
+        checks = [driver_check(self._snapshot), *checks]
         if self._snapshot is None:
             return checks
-        reservations = read_reservations()
         checks += gpu_checks(self._snapshot.gpus, reservations)
         devices = cuda_devices(self._snapshot, reservations)
         try:

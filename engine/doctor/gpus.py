@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from engine.doctor.check import Check
-from engine.gpus.reservation import ReservationInfo
+from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.selection import find_current_use
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
+from engine.gpus.unmonitored import gpu_device_files
 from engine.utils.process import user_name
 from engine.utils.text import pluralize
 
@@ -21,6 +23,10 @@ NO_ANSWER_ADVICE = (
     "`sudo nvidia-smi --gpu-reset` or a reboot"
 )
 INSTALL_ADVICE = "make `nvidia-smi` work: install the NVIDIA driver, or start the container with `--gpus all`"
+UNSEEN_GPU_ADVICE = (
+    "install the torch build for this GPU, ROCm or CUDA, and allow this user to open its device files: for /dev/kfd, "
+    "groups video and render"
+)
 MAX_COMMAND_CHARS = 60
 OTHER_GPUS_ADVICE = "select other GPUs with --gpus, or wait for it with --wait"
 # By throttle reason, as `engine.gpus.nvml` names them. An idle GPU needs none.
@@ -54,7 +60,13 @@ def driver_check(snapshot: Snapshot | None) -> Check:
 
 
 def no_driver_check(found: str, cards: int) -> Check:
-    """Return the check of a host without NVIDIA driver: a problem if it has NVIDIA cards, otherwise ok."""
+    """Return the check of a host whose NVIDIA driver is not available, and on which torch sees no GPU.
+
+    A problem if the host has NVIDIA cards, a warning if it has other signs of a GPU, otherwise ok.
+    """
+    if cards == 0 and (files := gpu_device_files()):
+        found = f"{found} and torch sees no GPU, but {files[0]} exists: training uses the CPU"
+        return Check("GPUs", "driver", "warning", found, UNSEEN_GPU_ADVICE)
     if cards == 0:
         return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): training uses the CPU")
     found = f"{found}, but this host has {pluralize(cards, 'NVIDIA card')}"
@@ -105,7 +117,7 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
     runs = [reservation for reservation in reservations if uuids & set(reservation.gpus)]
     for run in runs:
         found = f"reserved by run {run.run} (user {run.user})"
-        if run.user == own_user:
+        if run.uid == os.getuid():
             yield Check("GPUs", name, "ok", found)
         else:
             yield Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE)

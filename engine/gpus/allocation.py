@@ -1,38 +1,34 @@
 """Allocation of GPUs to a run: resolves `device.gpus`, waits in the queue if requested, and reserves the devices.
 
-Called by `engine.launch` and `engine.bench`. Uses `monitor`, `visible_devices`, `selection` and `reservation`.
+Called by `engine.launch` and `engine.bench`. Uses `monitor`, `visible_devices`, `selection`, `run_queue`, `reservation`
+and `reservation_reader`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
+from engine.gpus.cpu_fallback import TRAINING_ON_CPU, describe_cpu_fallback, describe_driver_failure
 from engine.gpus.monitor import DriverMonitor, GpuMonitor, recording_path
-from engine.gpus.reservation import Reservation, ReservationInfo, allocation_lock, read_reservations
-from engine.gpus.selection import (
-    CudaDevice,
-    NotFreeError,
-    Obstacle,
-    Unavailable,
-    cuda_devices,
-    select,
-    select_named,
-    why_not_free,
-)
+from engine.gpus.reservation import Reservation, allocation_lock
+from engine.gpus.reservation_reader import ReservationInfo, read_reservations
+from engine.gpus.run_queue import RunQueue
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.gpus.unmonitored import has_library, mark_reserved, unmonitored_gpus
+from engine.gpus.unmonitored import has_driver_library, mark_reserved, unmonitored_gpus
 from engine.gpus.visible_devices import visible_devices
 from engine.utils.errors import UsageError
 
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
 ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
 WAIT_POLL_SECONDS = 1.0
+MAX_CONFLICTS = 5  # with runs that reserve the same GPUs at the same time
 UNMONITORED_WARNING = "NVML reports no GPU, but torch does: their readings and other users' processes are unknown"
+RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
 
 # The devices of this host, marked as unavailable if one of the reservations holds them.
 DeviceLister = Callable[[Sequence[ReservationInfo]], list[CudaDevice]]
@@ -42,12 +38,27 @@ DeviceLister = Callable[[Sequence[ReservationInfo]], list[CudaDevice]]
 class GpuAllocation:
     """The devices of a run, none for the CPU, and warnings for the user.
 
-    The caller releases the `reservation` when the run ends.
+    One of the warnings is `cpu_fallback`, if the run trains on the CPU although this host has GPUs. The caller releases
+    the `reservation` when the run ends.
     """
 
     devices: list[CudaDevice] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     reservation: Reservation = field(default_factory=Reservation)
+    cpu_fallback: str | None = None
+    reservation_problems: list[str] = field(default_factory=list)
+    """What other users did to the shared folder of reservations; these are warnings, too."""
+
+    def choose(
+        self, chosen: Sequence[CudaDevice], devices: Sequence[CudaDevice], snapshot: Snapshot | None, selection: str
+    ) -> None:
+        """Set the devices of the run and add the warnings that follow. `devices` are those that are visible."""
+        self.devices = list(chosen)
+        if not chosen and selection != "cpu":
+            self.cpu_fallback = describe_cpu_fallback(snapshot, devices, os.environ)
+            self.warnings += [] if self.cpu_fallback is None else [self.cpu_fallback]
+        if shared := why_not_free(chosen):
+            self.warnings.append(f"sharing GPUs that are not free: {shared}")
 
 
 def allocate_devices(
@@ -63,12 +74,12 @@ def allocate_devices(
     if selection == "cpu" or recording_path() is not None:
         return _fall_back_to_cpu(selection, None)
     if not has_driver_library():
-        gpus = _unmonitored(None)
+        gpus = gpus_unknown_to_nvml(None)
         return allocator.allocate_unmonitored(gpus, on_wait) if gpus else _fall_back_to_cpu(selection, None)
     monitor = DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))
     try:
         snapshot = first_snapshot(monitor)
-        if gpus := _unmonitored(snapshot):
+        if gpus := gpus_unknown_to_nvml(snapshot):
             return allocator.allocate_unmonitored(gpus, on_wait)
         if snapshot is None or snapshot.error is not None:
             return _fall_back_to_cpu(selection, snapshot)
@@ -84,27 +95,24 @@ def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool)
     the run would `wait` for devices."""
     if selection == "cpu" or recording_path() is not None:
         return _fall_back_to_cpu(selection, snapshot)
-    if unmonitored := _unmonitored(snapshot):
-        devices, warnings = mark_reserved(unmonitored, read_reservations()), [UNMONITORED_WARNING]
+    allocation, reservations = GpuAllocation(), read_reservations()
+    if unmonitored := gpus_unknown_to_nvml(snapshot):
+        devices = mark_reserved(unmonitored, reservations)
     elif snapshot is None or snapshot.error is not None:
         return _fall_back_to_cpu(selection, snapshot)
     else:
-        devices, warnings = visible_devices(cuda_devices(snapshot, read_reservations()), os.environ), []
-    chosen = select(selection, devices, only_free=wait)
-    return GpuAllocation(chosen, _warnings(devices, chosen) + (warnings if chosen else []))
+        devices = visible_devices(cuda_devices(snapshot, reservations), os.environ)
+    allocation.choose(select(selection, devices, only_free=wait), devices, snapshot, selection)
+    allocation.warnings += [UNMONITORED_WARNING] if unmonitored and allocation.devices else []
+    return allocation
 
 
-def _unmonitored(snapshot: Snapshot | None) -> list[CudaDevice]:
+def gpus_unknown_to_nvml(snapshot: Snapshot | None) -> list[CudaDevice]:
     """Return the GPUs that torch sees although NVML sees none."""
     if snapshot is None:
         # A driver that does not answer NVML would not answer torch either.
         return [] if has_driver_library() else unmonitored_gpus(os.environ)
     return [] if snapshot.gpus or snapshot.pending else unmonitored_gpus(os.environ)
-
-
-def has_driver_library() -> bool:
-    """Whether the NVML library is installed. Starting a sampler only to find out would take 0.25 s."""
-    return has_library("libnvidia-ml.so.1")
 
 
 def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOUT_SECONDS) -> Snapshot | None:
@@ -123,19 +131,15 @@ def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOU
 
 def _fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
     """Train on the CPU if `selection` allows it, because no GPU can be chosen from the snapshot. Raises UsageError."""
-    if selection == "cpu":
-        return GpuAllocation()
-    reason, expected = "the NVIDIA driver is not available (libnvidia-ml.so.1 not found)", True
-    if recording_path() is not None:
-        reason = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
-        expected = False
-    elif has_driver_library():
-        error = "no answer" if snapshot is None else snapshot.error
-        reason = f"the NVIDIA driver is not available ({error})"
-        expected = snapshot is not None and not snapshot.pending
-    if selection == "auto":
-        return GpuAllocation(warnings=[] if expected else [f"{reason}; training uses the CPU"])
-    raise UsageError.one("device.gpus", f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu")
+    allocation, is_recorded = GpuAllocation(), recording_path() is not None
+    if selection not in ("auto", "cpu"):
+        reason = RECORDING_REASON if is_recorded else describe_driver_failure(snapshot)
+        raise UsageError.one("device.gpus", f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu")
+    if is_recorded and selection == "auto":
+        allocation.warnings.append(f"{RECORDING_REASON}; {TRAINING_ON_CPU}")
+    else:
+        allocation.choose([], [], snapshot, selection)
+    return allocation
 
 
 @dataclass
@@ -146,6 +150,11 @@ class _Allocator:
     run: str
     wait: bool
     ranks: int | None
+    _queue: RunQueue = field(default_factory=RunQueue, init=False)
+    _conflicts: int = field(default=0, init=False)
+    _lock_timeout_s: float | None = field(default=None, init=False)
+    _problems: dict[str, None] = field(default_factory=dict, init=False)
+    """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
 
     def allocate(self, snapshot: Snapshot, monitor: DriverMonitor, on_wait: Callable[[str], None]) -> GpuAllocation:
         allocation = GpuAllocation()
@@ -153,7 +162,8 @@ class _Allocator:
         try:
             # The driver may become unavailable and return while the run waits.
             while (
-                reason := snapshot.error or self._try_allocate(allocation, partial(cuda_devices, snapshot), visible_ids)
+                reason := snapshot.error
+                or self._try_allocate(allocation, partial(cuda_devices, snapshot), visible_ids, snapshot)
             ) is not None:
                 on_wait(reason)
                 snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
@@ -176,60 +186,76 @@ class _Allocator:
             raise
 
     def _try_allocate(
-        self, allocation: GpuAllocation, list_devices: DeviceLister, visible_ids: Sequence[str]
+        self,
+        allocation: GpuAllocation,
+        list_devices: DeviceLister,
+        visible_ids: Sequence[str],
+        snapshot: Snapshot | None = None,
     ) -> str | None:
         """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
         reservation = allocation.reservation
-        with allocation_lock():
-            devices = _current_devices(list_devices, visible_ids, reservation)
+        with allocation_lock(self._lock_timeout_s) as lock_problem:
+            if lock_problem is not None and self._lock_timeout_s is None:
+                self._warn(f"GPUs are selected without the lock of this host: {lock_problem}")
+                self._lock_timeout_s = 0.0
+            devices = self._current_devices(list_devices, visible_ids, reservation)
+            is_claimed_soon = self._queue.is_moving and any(device.is_queued for device in devices)
             if self.wait and visible_ids and not devices:
                 return "the driver currently reports no GPU"
             try:
                 chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks)
             except NotFreeError as error:
-                if not self.wait:
+                if self.wait:
+                    reservation.enqueue(self.selection, visible_ids, self.run)
+                elif not is_claimed_soon:
                     raise
-                reservation.enqueue(self.selection, visible_ids, self.run)
                 return error.problems[0].reason
+            if not chosen and is_claimed_soon:
+                return f"no GPU is free: {why_not_free(devices)}"
             if chosen:
-                reservation.enqueue(self.selection, visible_ids, self.run)
-                reservation.reserve([device.reservation_id for device in chosen])
+                reservation.reserve([device.reservation_id for device in chosen], self.selection, visible_ids, self.run)
+                if self._has_conflict(chosen, reservation):
+                    reservation.enqueue(self.selection, visible_ids, self.run)
+                    return "another run has reserved the same GPUs at the same time"
             else:
                 reservation.release()
-        allocation.devices, allocation.warnings = chosen, _warnings(devices, chosen)
+        allocation.choose(chosen, devices, snapshot, self.selection)
+        allocation.reservation_problems = list(self._problems)
+        allocation.warnings += allocation.reservation_problems
         return None
 
+    def _current_devices(
+        self, list_devices: DeviceLister, visible_ids: Sequence[str], own: Reservation
+    ) -> list[CudaDevice]:
+        """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not
+        free."""
+        reservations = self._read_others(own)
+        by_id = {device.reservation_id: device for device in list_devices(reservations)}
+        waiters = [reservation for reservation in reservations if reservation.is_waiting]
+        if own.key is not None:
+            place = (own.since, own.key)
+            waiters = [waiter for waiter in waiters if (waiter.since, waiter.key) < place]
+        self._queue.mark_claimed(waiters, by_id)
+        return [by_id[name] for name in visible_ids if name in by_id]
 
-def _current_devices(
-    list_devices: DeviceLister, visible_ids: Sequence[str], own_reservation: Reservation
-) -> list[CudaDevice]:
-    """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not free."""
-    reservations = [
-        reservation for reservation in read_reservations(remove_stale=True) if reservation.key != own_reservation.key
-    ]
-    by_id = {device.reservation_id: device for device in list_devices(reservations)}
-    for reservation in reservations:
-        if reservation.is_waiting and (own_reservation.key is None or reservation.since < own_reservation.since):
-            _mark_claimed_by_waiter(reservation, by_id)
-    return [by_id[name] for name in visible_ids if name in by_id]
+    def _has_conflict(self, chosen: Sequence[CudaDevice], own: Reservation) -> bool:
+        """Whether another run has reserved a device that was free when it was chosen.
 
+        Without the lock, two runs may choose the same device. Each reads the reservations after it has written its own,
+        so at least one of them notices. It returns to the queue, where the earlier run comes first. A user who provokes
+        conflicts cannot prevent the run: after MAX_CONFLICTS it shares the device.
+        """
+        free = {device.reservation_id for device in chosen if device.is_free}
+        taken = {name for other in self._read_others(own) for name in other.gpus} & free
+        self._conflicts += bool(taken)
+        if self._conflicts > MAX_CONFLICTS:
+            self._warn("sharing GPUs that another run reserves again and again")
+            return False
+        return bool(taken)
 
-def _mark_claimed_by_waiter(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> None:
-    """Mark the free devices that a run earlier in the queue would use as not free for this run."""
-    free = [by_id[name] for name in waiter.visible if name in by_id and by_id[name].is_free]
-    if match := re.fullmatch(r"free:(\d+)", waiter.selection):
-        free = sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])]
-    elif waiter.selection not in ("auto", "all"):
-        try:
-            free = select_named(waiter.selection, free)
-        except UsageError:
-            free = [device for device in free if str(device.index) in waiter.selection.split(",")]
-    queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
-    by_id |= {device.reservation_id: replace(device, unavailable=queued) for device in free}
+    def _read_others(self, own: Reservation) -> list[ReservationInfo]:
+        reservations = read_reservations(remove_stale=True, report=self._warn)
+        return [reservation for reservation in reservations if reservation.key != own.key]
 
-
-def _warnings(devices: Sequence[CudaDevice], chosen: Sequence[CudaDevice]) -> list[str]:
-    if not chosen and devices:
-        return [f"no GPU is free ({why_not_free(devices)}); training uses the CPU; wait for a GPU with --wait"]
-    shared = why_not_free(chosen)
-    return [f"sharing GPUs that are not free: {shared}"] if shared else []
+    def _warn(self, message: str) -> None:
+        self._problems[message] = None

@@ -1,6 +1,6 @@
 """Processes on a GPU: user, command and host metrics of each NVML PID, and the run and rank it belongs to.
 
-Called by `sampler`; the ranks come from `reservation`.
+Called by `sampler`; the ranks come from `reservation_reader`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from engine.gpus.nvml import NvmlProcess
-from engine.gpus.reservation import ReservationInfo, ReservedRank
+from engine.gpus.reservation_reader import ReservationInfo, ReservedRank
 from engine.gpus.snapshot import GpuProcess, Missing, Reading
 
 UNKNOWN_PID_REASON = "no such process here; it may be in another container"

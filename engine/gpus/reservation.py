@@ -1,29 +1,34 @@
-"""Reservations of GPUs by the runs of a host, and the queue of runs that wait for GPUs.
+"""The reservation of this process: GPUs of a run, or its place in the queue of runs that wait for GPUs.
 
 Every run that trains on GPUs keeps a JSON file and a lock file in `BASE/gputrain-UID/`. BASE is $GPUTRAIN_RESERVATIONS
-or /tmp; containers that share GPUs should share it. The run holds an flock on the lock file for its lifetime, so the
-kernel releases the reservation however the process ends. `BASE/gputrain.lock` is held while GPUs are selected, so that
-two runs never reserve the same GPU.
+or /tmp; containers that share GPUs should share it. If several users can write to it, it must be sticky, like /tmp. If
+another user has taken the name of the folder, the files are in `BASE/gputrain-UID-SUFFIX/`, which only this version of
+gputrain reads. The run holds locks on the lock file for its lifetime, so the kernel releases the reservation however
+the process ends.
 
-`allocation` writes reservations. `sampler`, `engine.doctor` and the form read them.
+`BASE/gputrain.lock` is held while GPUs are selected. Any user can make it unusable, so two runs may still reserve the
+same GPU at the same time: `allocation` reads the reservations again after it has written its own.
+
+`allocation` writes reservations, `reservation_reader` reads them.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine.gpus.reservation_reader import ReservedRank, remove_entry, reservations_root, take_write_lock
 from engine.utils.errors import UsageError
-from engine.utils.files import is_locked, read_json, replace_file
+from engine.utils.files import open_regular_file, replace_file
 from engine.utils.process import user_name
 
 RESERVATION_FORMAT = 1
@@ -32,51 +37,8 @@ LOCK_TIMEOUT_SECONDS = 20.0
 TOUCH_INTERVAL_SECONDS = 3600.0
 
 
-@dataclass(frozen=True)
-class ReservedRank:
-    """A rank of a run: its PID, and the UUID of its CUDA device."""
-
-    run: str
-    rank: int
-    pid: int
-    uuid: str
-
-
-@dataclass(frozen=True)
-class ReservationInfo:
-    """The reservation of a live run.
-
-    `gpus` contains the `CudaDevice.reservation_id` of each of its devices, and is empty while it waits. `visible`
-    contains that of each device that is visible to it. `selection` is its `device.gpus`. `since` is the Unix time at
-    which it joined the queue.
-    """
-
-    run: str
-    user: str
-    pid: int
-    since: float
-    selection: str
-    visible: tuple[str, ...]
-    gpus: tuple[str, ...]
-    ranks: tuple[ReservedRank, ...]
-
-    @property
-    def is_waiting(self) -> bool:
-        return not self.gpus
-
-    @property
-    def key(self) -> tuple[int, float]:
-        """Unique key of the reservation: PID, and time of joining the queue."""
-        return self.pid, self.since
-
-
-def reservations_root() -> Path:
-    """Return the folder in which all users of the host reserve GPUs: $GPUTRAIN_RESERVATIONS, or /tmp."""
-    return Path(os.environ.get("GPUTRAIN_RESERVATIONS") or "/tmp")  # noqa: S108 (known to all users of the host)
-
-
 class Reservation:
-    """Reservation of this process, visible to other processes from `enqueue` to `release`."""
+    """Reservation of this process, visible to other processes from `enqueue` or `reserve` to `release`."""
 
     def __init__(self) -> None:
         self._lock_path: Path | None = None
@@ -85,19 +47,28 @@ class Reservation:
         self._touched_at = 0.0
 
     def enqueue(self, selection: str, visible: Sequence[str], run: str) -> None:
-        """Join the queue for GPUs. The caller holds `allocation_lock`.
+        """Join the queue for GPUs, or return to the same place in it. Raises UsageError if it cannot be written."""
+        self.reserve((), selection, visible, run)
 
-        Does nothing if already queued. Raises UsageError if the reservation cannot be written.
-        """
-        if self._lock_path is not None:
+    def reserve(self, gpus: Sequence[str], selection: str, visible: Sequence[str], run: str) -> None:
+        """Reserve devices by `reservation_id`. Raises UsageError if it cannot be written."""
+        if self._lock_path is None:
+            self._create(selection, visible, run)
+        elif self._values["gpus"] == list(gpus):
             return
+        self._values["gpus"] = list(gpus)
+        self._write()
+
+    def _create(self, selection: str, visible: Sequence[str], run: str) -> None:
         try:
-            lock = self._create_lock()
-            os.fchmod(self._lock_fd, 0o644)
+            lock_path = self._create_lock()
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            has_write_lock = take_write_lock(self._lock_fd)
+            # Other users cannot open, and so not lock, the file before.
+            os.fchmod(self._lock_fd, 0o644)
         except OSError as error:
             raise _unusable(reservations_root(), error) from error
-        self._lock_path = lock
+        self._lock_path = lock_path
         self._values = {
             "format": RESERVATION_FORMAT,
             "run": run,
@@ -108,15 +79,15 @@ class Reservation:
             "visible": list(visible),
             "gpus": [],
             "ranks": [],
+            "write_lock": has_write_lock,
         }
-        self._write()
 
     def _create_lock(self) -> Path:
         """Create and open a lock file of a unique name. Raises OSError or UsageError."""
         for is_last_attempt in (False, False, True):
             try:
                 lock = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
-                self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 return lock
             except FileNotFoundError:
                 # Another run of this user ended and removed the empty folder in the meantime.
@@ -125,21 +96,13 @@ class Reservation:
         raise FileNotFoundError
 
     @property
-    def key(self) -> tuple[int, float] | None:
-        """Same as `ReservationInfo.key`; None before `enqueue`."""
-        return None if self._lock_path is None else (self._values["pid"], self._values["since"])
+    def key(self) -> tuple[int, str] | None:
+        """Same as `ReservationInfo.key`; None before `enqueue` and `reserve`."""
+        return None if self._lock_path is None else (os.getuid(), self._lock_path.name)
 
     @property
     def since(self) -> float:
         return float(self._values["since"])
-
-    def reserve(self, gpus: Sequence[str]) -> None:
-        """Reserve devices by `reservation_id`. The caller holds `allocation_lock`.
-
-        Raises UsageError if it cannot be written.
-        """
-        self._values["gpus"] = list(gpus)
-        self._write()
 
     def set_run_name(self, run: str) -> None:
         """Update the run name that other processes see."""
@@ -164,7 +127,7 @@ class Reservation:
         if self._lock_path is None:
             return
         lock, self._lock_path = self._lock_path, None
-        _remove(lock)
+        remove_entry(lock.parent, lock.name)
         os.close(self._lock_fd)
 
     def _write_best_effort(self) -> None:
@@ -194,33 +157,26 @@ def _write_world_readable(file: BinaryIO, data: bytes) -> None:
     file.write(data)
 
 
-def _remove(lock: Path) -> None:
-    with suppress(OSError):
-        lock.with_suffix(".json").unlink(missing_ok=True)
-        lock.unlink(missing_ok=True)
-        # Fails unless this was the last reservation of the user.
-        lock.parent.rmdir()
-
-
 def _user_folder() -> Path:
-    """Create and return this user's folder. Raises UsageError if other users own it or can write to it."""
-    folder = reservations_root() / f"gputrain-{os.getuid()}"
+    """Return a folder that belongs to this user, and that only this user can write to. Raises OSError or UsageError."""
+    root, name = reservations_root(), f"gputrain-{os.getuid()}"
     try:
-        folder.mkdir(mode=0o755, exist_ok=True)
-        status = folder.lstat()
-        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
-            raise UsageError.one(
-                "device.gpus",
-                f"the GPU reservation folder {folder} must be owned by you and not be writable by others; remove it, "
-                "or set GPUTRAIN_RESERVATIONS to another folder",
-            )
+        with suppress(FileExistsError):
+            (root / name).mkdir(mode=0o755)
+        # Where another user has taken the first name, the first folder that this user owns, or a new one.
+        for folder in (root / name, *sorted(root.glob(f"{name}-*"))):
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                folder.chmod(0o755)
+                return folder
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
         folder.chmod(0o755)
-    except FileNotFoundError:
-        if reservations_root().is_dir():
+    except FileNotFoundError as error:
+        if root.is_dir():
             raise
-        raise _unusable(folder, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
+        raise _unusable(root, error) from error
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise _unusable(root / name, error) from error
     return folder
 
 
@@ -233,94 +189,54 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 
 
 @contextmanager
-def allocation_lock() -> Iterator[None]:
-    """Hold the host-wide lock for the selection of GPUs. Raises UsageError after LOCK_TIMEOUT_SECONDS."""
-    path = reservations_root() / "gputrain.lock"
-    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
-    while (lock_fd := _lock_shared_file(path)) is None:
-        if time.monotonic() > deadline:
-            raise UsageError.one(
-                "device.gpus",
-                f"another process has locked {path} for {LOCK_TIMEOUT_SECONDS:.0f} s; find it with `fuser {path}`",
-            )
-        time.sleep(0.05)
-    try:
-        yield
-    finally:
-        # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file. In /tmp,
-        # which is sticky, only the owner of the file can unlink it.
-        with suppress(OSError):
-            path.unlink()
-        os.close(lock_fd)
+def allocation_lock(timeout_s: float | None = None) -> Iterator[str | None]:
+    """Hold the host-wide lock for the selection of GPUs. Yield why it is not held, None if it is.
 
-
-def _lock_shared_file(path: Path) -> int | None:
-    """Lock a file that any user may have created. Return its descriptor, None if another process holds the lock.
-
-    Raises UsageError if the file cannot be created or opened.
+    `timeout_s` is LOCK_TIMEOUT_SECONDS by default.
     """
+    path = reservations_root() / "gputrain.lock"
+    timeout_s = LOCK_TIMEOUT_SECONDS if timeout_s is None else timeout_s
+    deadline = time.monotonic() + timeout_s
+    lock, problem = None, None
     try:
-        # Creating and opening are separate: with fs.protected_regular, open() with O_CREAT fails for files of other
-        # users in sticky folders such as /tmp.
-        with suppress(FileExistsError):
-            created_fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            os.fchmod(created_fd, 0o644)
-            os.close(created_fd)
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # The process that held the lock has unlinked the file.
-            return None
+        while (lock := _lock_shared_file(path)) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if lock is None:
+            problem = f"another process has locked {path} for {timeout_s:.0f} s; find it with `fuser {path}`"
     except OSError as error:
-        raise _unusable(path, error) from error
+        problem = f"{path} cannot be locked ({error.strerror}); it must be a regular file that all users can read"
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino == path.stat().st_ino:
-            return fd
+        yield problem
+    finally:
+        if lock is not None:
+            # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file. In
+            # /tmp, which is sticky, only the owner of the file can unlink it.
+            with suppress(OSError):
+                path.unlink()
+            lock.close()
+
+
+def _lock_shared_file(path: Path) -> BinaryIO | None:
+    """Lock and return a file that any user may have created, None if another process holds the lock.
+
+    Raises OSError if it cannot be created or opened, or is not a regular file.
+    """
+    # Creating and opening are separate: with fs.protected_regular, open() with O_CREAT fails for files of other users
+    # in sticky folders such as /tmp.
+    with suppress(FileExistsError):
+        created_fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.fchmod(created_fd, 0o644)
+        os.close(created_fd)
+    try:
+        file = open_regular_file(path)
+    except FileNotFoundError:
+        # The process that held the lock has unlinked the file.
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+            return file
     except (BlockingIOError, FileNotFoundError):
         pass
-    os.close(fd)
+    file.close()
     return None
-
-
-def read_reservations(*, remove_stale: bool = False) -> list[ReservationInfo]:
-    """Return the reservations of the live runs of all users, in queue order.
-
-    With `remove_stale`, also delete files that dead runs of this user left. The caller then holds `allocation_lock`.
-    """
-    reservations = []
-    for folder in reservations_root().glob("gputrain-*"):
-        # Ignores folders whose owner is not the UID in their name: another user could have forged them.
-        with suppress(OSError, ValueError):
-            if folder.is_symlink() or folder.stat().st_uid != int(folder.name.removeprefix("gputrain-")):
-                continue
-            for lock in folder.glob("*.lock"):
-                # A reservation that is released in the meantime must not hide the others.
-                with suppress(OSError):
-                    if is_locked(lock):
-                        reservation = _parse(read_json(lock.with_suffix(".json")) or {})
-                        reservations += [reservation] if reservation is not None else []
-                    elif remove_stale and folder.stat().st_uid == os.getuid():
-                        _remove(lock)
-    return sorted(reservations, key=lambda reservation: reservation.since)
-
-
-def _parse(values: dict[str, Any]) -> ReservationInfo | None:
-    """Return the parsed reservation, None if it is malformed."""
-    try:
-        run = str(values["run"])
-        ranks = tuple(
-            ReservedRank(run, int(rank["rank"]), int(rank["pid"]), str(rank["uuid"])) for rank in values["ranks"]
-        )
-        return ReservationInfo(
-            run=run,
-            user=str(values["user"]),
-            pid=int(values["pid"]),
-            since=float(values["since"]),
-            selection=str(values["wants"]),
-            visible=tuple(map(str, values["visible"])),
-            gpus=tuple(map(str, values["gpus"])),
-            ranks=ranks,
-        )
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.gpus import nvml
-from engine.gpus.reservation import ReservationInfo, read_reservations
+from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.snapshot import (
     STATIC_READINGS,
     UNITS,

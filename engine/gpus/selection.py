@@ -1,6 +1,6 @@
 """Resolution of `device.gpus` to devices: which GPUs and MIG instances a run gets, and why others are not free.
 
-Works on a `snapshot` and the `reservation` entries. Called by `allocation`, `engine.doctor` and the form.
+Works on a `snapshot` and the entries of `reservation_reader`. Called by `allocation`, `engine.doctor` and the form.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine.gpus.reservation import ReservationInfo
+from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize
@@ -83,6 +83,11 @@ class CudaDevice:
     @property
     def is_free(self) -> bool:
         return self.unavailable is None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a run that is earlier in the queue claims the device."""
+        return self.unavailable is not None and self.unavailable.obstacle is Obstacle.QUEUED
 
     def usable(self, *, wait: bool) -> bool:
         """Whether a run can use the device, even if others use it too. With `wait`, a stale device is usable."""

@@ -1,4 +1,4 @@
-"""GPUs that torch sees on a host where NVML sees none: AMD's with ROCm, or NVIDIA's without the NVML library.
+"""GPUs that torch sees on a host where NVML sees none: AMD's with ROCm, or NVIDIA's without a working NVML library.
 
 `allocation` chooses from them. Their readings and processes are unknown, so only reservations show that one is in use.
 """
@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.reservation import ReservationInfo
+from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.selection import CudaDevice, reserved_by
 from engine.utils.helper_process import HelperError, ask_helper
 
 QUERY_TIMEOUT_SECONDS = 60.0
 ROCM_DRIVER = Path("/dev/kfd")
+DEVICE_FILES = Path("/dev")
 # https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
 VISIBILITY_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -51,8 +52,16 @@ def unmonitored_gpus(environ: Mapping[str, str]) -> list[CudaDevice]:
 
 @cache
 def torch_may_see_gpus() -> bool:
-    """Whether this host has a driver for GPUs that NVML does not report: AMD's, or CUDA's without the NVML library."""
-    return ROCM_DRIVER.exists() or (has_library("libcuda.so.1") and not has_library("libnvidia-ml.so.1"))
+    """Whether torch may see GPUs that NVML does not report: AMD's, or NVIDIA's without a working NVML library."""
+    return ROCM_DRIVER.exists() or (
+        has_library("libcuda.so.1") and (not has_driver_library() or bool(gpu_device_files()))
+    )
+
+
+def gpu_device_files() -> list[Path]:
+    """Return the files in /dev that exist on a host with NVIDIA or AMD GPUs, whether their driver works or not."""
+    files = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
+    return [*files, ROCM_DRIVER] if ROCM_DRIVER.exists() else files
 
 
 def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[CudaDevice]:
@@ -77,6 +86,11 @@ def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[st
 def mark_reserved(devices: Sequence[CudaDevice], reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
     """Return the devices, marked as unavailable if they are reserved."""
     return [replace(device, unavailable=reserved_by(device.reservation_id, reservations)) for device in devices]
+
+
+def has_driver_library() -> bool:
+    """Whether the NVML library is installed. Starting a sampler only to find out would take 0.25 s."""
+    return has_library("libnvidia-ml.so.1")
 
 
 def has_library(name: str) -> bool:

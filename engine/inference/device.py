@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.reservation import ReservedRank
+from engine.gpus.reservation_reader import ReservedRank
 from engine.gpus.visible_devices import show_devices
 from engine.utils.errors import UsageError
 
@@ -41,6 +41,8 @@ def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterat
 
 def _use(allocation: GpuAllocation, name: str, run: str, notify: Callable[[str], None]) -> str:
     """Show only the allocated GPU to CUDA, if it is used; return the name of the device."""
+    for problem in allocation.reservation_problems:
+        notify(problem)
     if not allocation.devices:
         return name
     [gpu] = allocation.devices

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from engine.gpus.allocation import has_driver_library
 from engine.gpus.monitor import DriverMonitor
-from engine.gpus.reservation import ReservedRank
+from engine.gpus.reservation_reader import ReservedRank
 from engine.gpus.snapshot import Gpu, SamplerOptions
+from engine.gpus.unmonitored import has_driver_library
 from engine.runs.events import Event, GpuEvent, RunStarted, WaitingForGpus
 from engine.runs.records import GpuSample
 

@@ -185,12 +185,13 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     replace_file(path, lambda file: file.write(text.encode()))
 
 
-def open_regular_file(path: Path, max_bytes: int | None = None) -> BinaryIO:
+def open_regular_file(path: Path | str, max_bytes: int | None = None, *, dir_fd: int | None = None) -> BinaryIO:
     """Open a regular file of at most `max_bytes` for reading, without following a link.
 
-    Raises OSError for anything else. A named pipe would block, a sparse file would fill the memory.
+    A relative path is relative to the open folder `dir_fd`. Raises OSError for anything else. A named pipe would block,
+    a sparse file would fill the memory.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     status = os.fstat(handle)
     if stat.S_ISREG(status.st_mode) and (max_bytes is None or status.st_size <= max_bytes):
         return os.fdopen(handle, "rb")
@@ -222,13 +223,18 @@ def append_to_file(path: Path) -> int:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing, unreadable, too large or not a JSON object.
-
-    NaN and Infinity, which are not JSON, make a file unreadable.
-    """
+    """Return the JSON object in a file; None if it is missing, unreadable, too large or not a JSON object."""
     try:
-        values = json.loads(read_bytes(path, max_bytes), parse_constant=_refuse_constant)
-    except (OSError, ValueError, RecursionError):
+        return parse_json(read_bytes(path, max_bytes))
+    except OSError:
+        return None
+
+
+def parse_json(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that `data` encodes; None if it is none. NaN and Infinity are not JSON."""
+    try:
+        values = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
 

@@ -51,6 +51,14 @@ def describe_user(uid: int) -> str:
         return f"uid {uid}"
 
 
+def name_of_user(uid: int) -> str:
+    """Return a user's name, or the ID of a user without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
 def _group_name(gid: int) -> str:
     try:
         return grp.getgrgid(gid).gr_name

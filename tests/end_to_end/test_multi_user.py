@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.gpus.reservation import Reservation, allocation_lock, read_reservations
+from engine.gpus.reservation import Reservation, allocation_lock
+from engine.gpus.reservation_reader import read_reservations
 from engine.launch.handshake import find_run_of_agents
 from engine.runs.control import (
     MAX_REQUEST_BYTES,

@@ -24,17 +24,17 @@ from engine.doctor.machine import environment_checks, memory_check, runs_folder_
 from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, device_check, preflight_checks
 from engine.doctor.software import arch_checks, cuda_check, supports_capability, torch_checks
 from engine.gpus.allocation import GpuAllocation
-from engine.gpus.reservation import ReservationInfo
+from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.selection import CudaDevice, Obstacle, Unavailable, select
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.preflight import RunRequest, run_preflight
-from engine.utils.process import user_name
+from engine.utils.trust import name_of_user
 from fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, load_fake_driver
 from gputrain_command import ROOT, Gputrain, wait_for
 from tui.text.doctor import merge_gpus
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
-NOBODY = 65534
+NOBODY, SOMEONE = 65534, 12345
 OUTCOME = {"right": True, "seconds": 0.001, "bytes": 64 << 20}
 TWO = [
     CudaDevice(0, gpu_uuid(0), "Fake H100", 0),
@@ -57,8 +57,8 @@ def idle() -> Gpu:
     return replace(gpu, readings=dict(gpu.readings) | nothing, processes=replace(gpu.processes, value=()), runs=())
 
 
-def held_by(user: str, uuid: str | None) -> ReservationInfo:
-    return ReservationInfo("big", user, 1, 0.0, "all", (), (uuid or "",), ())
+def held_by(uid: int, uuid: str | None) -> ReservationInfo:
+    return ReservationInfo("big", uid, "1-2.lock", 0.0, "all", (), (uuid or "",), ())
 
 
 def stub(folder: Path, package: str, program: str) -> str:
@@ -221,10 +221,10 @@ def test_gpu_check_reports_silent_gpu_and_free_gpu() -> None:
 
 def test_gpu_check_warns_only_about_runs_of_other_users() -> None:
     gpu = idle()
-    [check] = gpu_checks([gpu], [held_by(user_name(), gpu.uuid)])
-    assert (check.state, check.found) == ("ok", f"reserved by run big (user {user_name()})")
-    [check] = gpu_checks([gpu], [held_by("alice", gpu.uuid)])
-    assert (check.state, check.found) == ("warning", "reserved by run big (user alice)")
+    [check] = gpu_checks([gpu], [held_by(os.getuid(), gpu.uuid)])
+    assert (check.state, check.found) == ("ok", f"reserved by run big (user {name_of_user(os.getuid())})")
+    [check] = gpu_checks([gpu], [held_by(SOMEONE, gpu.uuid)])
+    assert (check.state, check.found) == ("warning", f"reserved by run big (user uid {SOMEONE})")
 
 
 def test_visible_devices_check_reports_hidden_gpus() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,10 @@ from gputrain_command import Gputrain
 HOLDER = """
 import json, sys
 from engine.gpus.allocation import allocate_devices
-from engine.gpus.reservation import ReservedRank
+from engine.gpus.reservation_reader import ReservedRank
 from engine.utils.errors import UsageError
-selection, run, wait, ranks = json.loads(sys.argv[1])
+selection, run, wait, ranks, setup = json.loads(sys.argv[1])
+exec(setup)
 emit = lambda **values: print(json.dumps(values), flush=True)
 try:
     choice = allocate_devices(selection, run, wait=wait, on_wait=lambda reason: emit(waits=reason))
@@ -40,7 +44,8 @@ class Holder:
     """A process that requests GPUs."""
 
     def __init__(self, gputrain: Gputrain, host: FakeGpuHost, selection: str, run: str = "run", **options: Any) -> None:
-        arguments = json.dumps([selection, run, options.get("wait", False), options.get("ranks", [])])
+        values = [selection, run, options.get("wait", False), options.get("ranks", []), options.get("setup", "")]
+        arguments = json.dumps(values)
         environment = gputrain.environment | host.environment
         environment["CUDA_VISIBLE_DEVICES"] = options.get("visible", "0,1,2,3")
         self.process = gputrain.start(sys.executable, "-c", HOLDER, arguments, env=environment, stdin=subprocess.PIPE)
@@ -50,16 +55,36 @@ class Holder:
         message: dict[str, Any] = json.loads(self.process.stdout.readline())
         return message
 
-    def wait_for_gpus(self) -> list[int]:
-        """Return the indices of the reserved GPUs, after any wait."""
+    def read_until_taken(self) -> dict[str, Any]:
+        """Return the message with the reserved GPUs, after any wait."""
         while "took" not in (message := self.read_message()):
             assert "waits" in message, message
-        indices: list[int] = message["took"]
+        return message
+
+    def wait_for_gpus(self) -> list[int]:
+        """Return the indices of the reserved GPUs, after any wait."""
+        indices: list[int] = self.read_until_taken()["took"]
         return indices
 
     def release(self) -> None:
         self.process.communicate(timeout=20)
         assert self.process.returncode == 0
+
+
+# Reserves what was free before other processes reserve the same.
+SELECT_AT_THE_SAME_TIME = """
+from engine.gpus import allocation, reservation
+reservation.LOCK_TIMEOUT_SECONDS = 0.1
+original_select, calls = allocation.select, []
+def select(*arguments, **options):
+    chosen = original_select(*arguments, **options)
+    if not calls:
+        calls.append(1)
+        emit(selected=len(chosen))
+        sys.stdin.readline()
+    return chosen
+allocation.select = select
+"""
 
 
 @pytest.fixture
@@ -166,19 +191,79 @@ def test_reservation_wait_respects_cuda_visible_devices(gputrain: Gputrain, four
     assert other_gpus.wait_for_gpus() == [0, 1, 2]
 
 
-def test_reservation_rejects_world_writable_folder(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+def test_reservation_closes_world_writable_folder(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    folder = Path(four_gpus.environment["GPUTRAIN_RESERVATIONS"]) / f"gputrain-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
     holder = Holder(gputrain, four_gpus, "0")
-    holder.wait_for_gpus()
-    [folder] = [path for path in reservation_files(four_gpus) if path.is_dir()]
+    assert holder.wait_for_gpus() == [0]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     holder.release()
-    folder.mkdir()
-    folder.chmod(0o777)
-    assert (
-        "must be owned by you and not be writable by others"
-        in Holder(gputrain, four_gpus, "0").read_message()["refused"]
+
+
+@contextmanager
+def unusable_lock(path: Path, kind: str) -> Iterator[None]:
+    """Make the lock of the host unusable, as any user who comes first can."""
+    if kind == "locked":
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+            return
+    create = {"pipe": os.mkfifo, "folder": Path.mkdir, "link": lambda link: link.symlink_to("/nowhere")}[kind]
+    create(path)
+    yield
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "locked"])
+def test_reservation_without_host_lock_gives_each_gpu_to_one_run(
+    gputrain: Gputrain, four_gpus: FakeGpuHost, kind: str
+) -> None:
+    with unusable_lock(Path(four_gpus.environment["GPUTRAIN_RESERVATIONS"]) / "gputrain.lock", kind):
+        racers = [Holder(gputrain, four_gpus, "free:2", name, setup=SELECT_AT_THE_SAME_TIME) for name in ("a", "b")]
+        assert [racer.read_message() for racer in racers] == [{"selected": 2}] * 2
+        for racer in racers:
+            assert racer.process.stdin is not None
+            racer.process.stdin.write("\n")
+            racer.process.stdin.flush()
+        messages = [racer.read_until_taken() for racer in racers]
+    assert sorted(index for message in messages for index in message["took"]) == [0, 1, 2, 3]
+    assert all(
+        message["warnings"][0].startswith("GPUs are selected without the lock of this host: ") for message in messages
     )
+    for racer in racers:
+        racer.release()
+
+
+WAITER = """
+import fcntl, json, os, sys
+from pathlib import Path
+folder = Path(sys.argv[1]) / f"gputrain-{os.getuid()}"
+folder.mkdir(exist_ok=True)
+values = {"run": "idle", "since": 1.0, "wants": sys.argv[2], "visible": json.loads(sys.argv[3])}
+values |= {"gpus": [], "ranks": []}
+(folder / "1-1.json").write_text(json.dumps(values))
+lock = (folder / "1-1.lock").open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("waiting", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("wanted", ["all", "free:100"])
+def test_waiting_run_that_never_reserves_its_gpus_is_passed_over(
+    gputrain: Gputrain, four_gpus: FakeGpuHost, wanted: str, wait: bool
+) -> None:
+    base, visible = four_gpus.environment["GPUTRAIN_RESERVATIONS"], json.dumps([gpu_uuid(index) for index in range(4)])
+    waiter = gputrain.start(sys.executable, "-c", WAITER, base, wanted, visible, stdin=subprocess.PIPE)
+    assert waiter.stdout is not None
+    assert waiter.stdout.readline() == "waiting\n"
+    setup = "from engine.gpus import run_queue; run_queue.CLAIM_TIMEOUT_SECONDS = 0.1"
+    holder = Holder(gputrain, four_gpus, "auto", "mine", wait=wait, setup=setup)
+    assert holder.wait_for_gpus() == [0, 1, 2, 3]
+    holder.release()
+    waiter.communicate()
 
 
 def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:

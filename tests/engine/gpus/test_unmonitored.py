@@ -12,7 +12,7 @@ from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node, prepare_environment
 from engine.distributed.torch_gpus_process import physical_id
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.reservation import read_reservations
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.unmonitored import devices_from_answer, mark_reserved, torch_may_see_gpus, unmonitored_gpus
 
@@ -46,7 +46,7 @@ def test_nvidia_gpus_keep_their_uuid() -> None:
 def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     gpus = devices_from_answer([AMD, AMD], {})
-    monkeypatch.setattr("engine.gpus.allocation.has_library", lambda _: False)
+    monkeypatch.setattr("engine.gpus.allocation.has_driver_library", lambda: False)
     monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: gpus)
     first = allocate_devices("free:1", "first", wait=False, on_wait=print)
     try:
@@ -61,7 +61,7 @@ def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: o
 
 def test_amd_gpus_with_same_index_are_reserved_by_physical_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
-    monkeypatch.setattr("engine.gpus.allocation.has_library", lambda _: False)
+    monkeypatch.setattr("engine.gpus.allocation.has_driver_library", lambda: False)
 
     def allocate(*physical_ids: str) -> GpuAllocation:
         gpus = devices_from_answer([AMD | {"physical_id": name} for name in physical_ids], {})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpus.reservation import read_reservations
+from engine.gpus.reservation_reader import read_reservations
 from engine.inference.device import reserve_device
 from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
 
@@ -53,9 +53,7 @@ def test_reserve_device_without_reservation_folder(name: str, tmp_path: Path, mo
     with reserve_device(name, "digits", notes.append) as device:
         assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == (name, "0,1")
     [note] = notes
-    assert note.startswith(
-        f"no GPU is reserved: GPUs cannot be reserved in {tmp_path / 'missing' / 'gputrain.lock'}: No"
-    )
+    assert note.startswith(f"no GPU is reserved: GPUs cannot be reserved in {tmp_path / 'missing'}: No such file")
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -67,7 +65,9 @@ def test_reserve_device_while_reservations_are_locked(tmp_path: Path, monkeypatc
         fcntl.flock(lock, fcntl.LOCK_EX)
         with reserve_device("auto", "digits", notes.append) as device:
             assert device == "auto"
-    assert notes[0].startswith(f"no GPU is reserved: another process has locked {tmp_path / 'gputrain.lock'} for ")
+            assert [reservation.gpus for reservation in read_reservations()] == [(gpu_uuid(1),)]
+    [note] = notes
+    assert note.startswith(f"GPUs are selected without the lock of this host: another process has locked {tmp_path}/")
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -14,7 +14,7 @@ from engine.config.schema import Config
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
-from engine.gpus.reservation import read_reservations
+from engine.gpus.reservation_reader import read_reservations
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.lifecycle import OwnedRun
 from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage

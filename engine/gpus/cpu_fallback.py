@@ -1,0 +1,50 @@
+"""Why a run with `device.gpus=auto` trains on the CPU of a host that has GPUs. Called by `allocation`.
+
+NVML may fail or be absent while the host has GPUs: after an update of the driver, in a container, or with AMD's GPUs.
+The files in /dev show that they exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.gpus.selection import CudaDevice, why_not_free
+from engine.gpus.snapshot import Snapshot
+from engine.gpus.unmonitored import gpu_device_files, has_driver_library
+from engine.utils.text import pluralize
+
+TRAINING_ON_CPU = "training uses the CPU"
+DOCTOR_ADVICE = "see `gputrain doctor`"
+
+
+def describe_cpu_fallback(
+    snapshot: Snapshot | None, devices: Sequence[CudaDevice], environ: Mapping[str, str]
+) -> str | None:
+    """Return why no GPU is used, None if this host has none.
+
+    `snapshot` is None without the NVML library, or if the driver does not answer. `devices` are the visible ones, none
+    of which is usable.
+    """
+    if devices:
+        advice = "wait for a GPU with --wait, or share GPUs by their indices with --gpus"
+        return f"no GPU is free ({why_not_free(devices)}); {TRAINING_ON_CPU}; {advice}"
+    if snapshot is not None and snapshot.gpus:
+        gpus, variable = pluralize(len(snapshot.gpus), "GPU"), environ.get("CUDA_VISIBLE_DEVICES")
+        if variable is None:
+            return f"the driver reports no UUID of {gpus}; {TRAINING_ON_CPU}; {DOCTOR_ADVICE}"
+        return f"CUDA_VISIBLE_DEVICES={variable!r} hides {gpus} of this host; {TRAINING_ON_CPU}; unset it to use them"
+    failure, files = describe_driver_failure(snapshot), gpu_device_files()
+    if has_driver_library() and (snapshot is None or snapshot.pending):
+        return f"{failure}; {TRAINING_ON_CPU}; {DOCTOR_ADVICE}"
+    if not files:
+        return None
+    return f"{failure} and torch sees no GPU, but {files[0]} exists; {TRAINING_ON_CPU}; {DOCTOR_ADVICE}"
+
+
+def describe_driver_failure(snapshot: Snapshot | None) -> str:
+    """Return why NVML reports no GPU; `snapshot` is that of a host without GPUs according to NVML, see above."""
+    if not has_driver_library():
+        return "the NVIDIA driver is not available (libnvidia-ml.so.1 not found)"
+    if snapshot is not None and snapshot.error is None:
+        return "the NVIDIA driver reports no GPU"
+    return f"the NVIDIA driver is not available ({'no answer' if snapshot is None else snapshot.error})"

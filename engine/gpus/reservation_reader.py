@@ -1,0 +1,335 @@
+"""Reservations of all users of the host, as other processes see them.
+
+Any user can create files in BASE, see `reservation`. Therefore nothing here blocks, follows a link or trusts what a
+file claims about its user:
+
+- An entry is a regular file that belongs to the user in the name of its folder. So does the folder.
+- Its size, the number of entries of a user and the types of its values are limited.
+- A run is live if the process that created its lock file holds a write lock on it. Other users cannot: the file is
+  writable only by its owner. Entries of an earlier version hold only an flock, which any reader of the file can take.
+- A run joined the queue when its lock file was created, or later.
+- A rank belongs to the run only if its process belongs to the same user.
+
+What is not valid is reported and ignored. So a malicious user of this host can only make GPUs look reserved by
+themselves, or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` with indices or UUIDs shares
+such GPUs.
+
+`reservation` writes the entries. `allocation`, `sampler`, `engine.doctor` and the form read them here.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from engine.utils.files import open_regular_file, parse_json
+from engine.utils.text import pluralize, printable
+from engine.utils.trust import describe_user, name_of_user
+
+MAX_ENTRY_BYTES = 1 << 16  # eight GPUs with seven MIG instances each need 16 KiB
+MAX_FILES_PER_FOLDER = 512  # two per run
+MAX_FOLDERS_PER_USER = 4
+MAX_DEVICES = 1024
+MAX_RANKS = 256
+MAX_STRING_CHARS = 1024
+MAX_SHOWN_CHARS = 100
+MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
+MAX_RANK = 1 << 20
+MAX_TIME = 1e11  # in Unix seconds
+UNPUBLISHED_SECONDS = 60.0
+FOLDER_NAME = re.compile(r"gputrain-([0-9]{1,10})(-.*)?", re.DOTALL)
+# struct flock of fcntl(2): l_type, l_whence, l_start, l_len, l_pid.
+_FLOCK = struct.Struct("hhqqi")
+
+
+@dataclass(frozen=True)
+class ReservedRank:
+    """A rank of a run: its PID, and the UUID of its CUDA device."""
+
+    run: str
+    rank: int
+    pid: int
+    uuid: str
+
+
+@dataclass(frozen=True)
+class ReservationInfo:
+    """The reservation of a live run.
+
+    `uid` is the user who owns its files, `lock_name` the name of its lock file. `since` is the Unix time at which it
+    joined the queue, `selection` its `device.gpus`. `gpus` contains the `CudaDevice.reservation_id` of each of its
+    devices, and is empty while it waits. `visible` contains that of each device that is visible to it.
+    """
+
+    run: str
+    uid: int
+    lock_name: str
+    since: float
+    selection: str
+    visible: tuple[str, ...]
+    gpus: tuple[str, ...]
+    ranks: tuple[ReservedRank, ...]
+
+    @property
+    def user(self) -> str:
+        return name_of_user(self.uid)
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self.gpus
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Unique key of the reservation, which no other user can imitate."""
+        return self.uid, self.lock_name
+
+
+def reservations_root() -> Path:
+    """Return the folder in which all users of the host reserve GPUs: $GPUTRAIN_RESERVATIONS, or /tmp."""
+    return Path(os.environ.get("GPUTRAIN_RESERVATIONS") or "/tmp")  # noqa: S108 (known to all users of the host)
+
+
+def take_write_lock(lock_fd: int) -> bool:
+    """Take the write lock on a file, which only its owner can open for writing. False if there are no such locks."""
+    try:
+        fcntl.fcntl(lock_fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return False
+    return True
+
+
+def has_write_lock(lock_fd: int) -> bool:
+    """Whether a process holds the write lock on a file. Raises OSError."""
+    answer = fcntl.fcntl(lock_fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(_FLOCK.unpack_from(answer)[0] != fcntl.F_UNLCK)
+
+
+def remove_entry(folder: Path, lock_name: str) -> None:
+    """Remove the files of a reservation of this user, and the folder if it was the last one."""
+    for name in (_json_name(lock_name), lock_name):
+        with suppress(OSError):
+            (folder / name).unlink()
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def read_reservations(
+    *, remove_stale: bool = False, report: Callable[[str], object] = lambda _: None
+) -> list[ReservationInfo]:
+    """Return the reservations of the live runs of all users, in queue order. Never raises.
+
+    With `remove_stale`, also delete files that dead runs of this user left. `report` receives a sentence for each user
+    whose entries are not valid.
+    """
+    reader = _Reader(reservations_root(), remove_stale)
+    with suppress(OSError):
+        reader.read()
+    for sentence in reader.describe_ignored():
+        report(sentence)
+    return sorted(reader.reservations, key=lambda reservation: (reservation.since, reservation.key))
+
+
+class _Reader:
+    """One pass over all folders."""
+
+    def __init__(self, root: Path, remove_stale: bool) -> None:
+        self.reservations: list[ReservationInfo] = []
+        self._root, self._remove_stale = root, remove_stale
+        self._num_folders: dict[int, int] = {}
+        self._ignored: dict[int, list[str]] = {}
+        """By user: why the first of their entries is ignored, once for each ignored entry."""
+
+    def read(self) -> None:
+        """Raises OSError if the root cannot be listed."""
+        root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with os.scandir(root_fd) as listing:
+                for entry in listing:
+                    if match := FOLDER_NAME.fullmatch(entry.name):
+                        self._read_folder(root_fd, entry.name, int(match[1]))
+        finally:
+            os.close(root_fd)
+
+    def describe_ignored(self) -> list[str]:
+        return [
+            f"ignored {pluralize(len(reasons), 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}, "
+            f"which only that user can remove: {reasons[0]}"
+            for uid, reasons in self._ignored.items()
+        ]
+
+    def _ignore(self, uid: int, name: str, reason: str) -> None:
+        """Note that an entry of a user is ignored."""
+        shown = printable(name) if len(name) <= MAX_SHOWN_CHARS else f"{printable(name[:MAX_SHOWN_CHARS])}…"
+        self._ignored.setdefault(uid, []).append(f"{shown} {reason}")
+
+    def _read_folder(self, root_fd: int, name: str, uid: int) -> None:
+        owner = uid
+        try:
+            # A link, or a named pipe, is not opened at all.
+            status = os.stat(name, dir_fd=root_fd, follow_symlinks=False)
+            owner = status.st_uid
+            if (reason := self._why_not_folder_of(uid, status)) is not None:
+                return self._ignore(owner, name, reason)
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root_fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return self._ignore(owner, name, f"cannot be opened ({error.strerror})")
+        try:
+            # Between the two calls, its owner may have replaced it.
+            if os.fstat(folder).st_uid == uid:
+                self._read_entries(folder, name, uid)
+        except OSError as error:
+            self._ignore(uid, name, f"cannot be listed ({error.strerror})")
+        finally:
+            os.close(folder)
+
+    def _why_not_folder_of(self, uid: int, status: os.stat_result) -> str | None:
+        """Return why a folder is not read, as a clause that follows its name; None if it is read."""
+        if not stat.S_ISDIR(status.st_mode):
+            return "is not a folder"
+        if status.st_uid != uid:
+            return f"does not belong to {describe_user(uid)}"
+        self._num_folders[uid] = self._num_folders.get(uid, 0) + 1
+        if self._num_folders[uid] > MAX_FOLDERS_PER_USER:
+            return f"is one of more than {pluralize(MAX_FOLDERS_PER_USER, 'folder')}"
+        return None
+
+    def _read_entries(self, folder: int, name: str, uid: int) -> None:
+        with os.scandir(folder) as listing:
+            names = [entry.name for entry in islice(listing, MAX_FILES_PER_FOLDER + 1)]
+        if len(names) > MAX_FILES_PER_FOLDER:
+            self._ignore(uid, name, f"has more than {MAX_FILES_PER_FOLDER} files")
+        for lock_name in names[:MAX_FILES_PER_FOLDER]:
+            if not lock_name.endswith(".lock"):
+                continue
+            try:
+                reservation = self._read_entry(folder, lock_name, uid, self._root / name)
+            except (FileNotFoundError, PermissionError):
+                # Released in the meantime, or not published yet.
+                continue
+            except OSError as error:
+                self._ignore(uid, f"{name}/{lock_name}", error.strerror or "cannot be read")
+            except ValueError as error:
+                self._ignore(uid, f"{name}/{_json_name(lock_name)}", str(error))
+            else:
+                self.reservations += [reservation] if reservation is not None else []
+
+    def _read_entry(self, folder: int, lock_name: str, uid: int, path: Path) -> ReservationInfo | None:
+        """Return the reservation of a lock file; None if no process holds it.
+
+        Raises OSError if its files cannot be read, and ValueError if they are invalid.
+        """
+        with open_regular_file(lock_name, dir_fd=folder) as lock:
+            status = os.fstat(lock.fileno())
+            if status.st_uid != uid:
+                raise OSError(errno.EINVAL, f"belongs to {describe_user(status.st_uid)}")
+            is_live = _is_locked(lock.fileno())
+            values = _read_values(folder, _json_name(lock_name), uid) if is_live else {}
+            # Another user may hold the flock of a dead run.
+            if values.get("write_lock") is True:
+                is_live = has_write_lock(lock.fileno())
+        if is_live:
+            return _parse(values, uid, lock_name, status.st_ctime)
+        is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
+        if self._remove_stale and uid == os.getuid() and is_published:
+            remove_entry(path, lock_name)
+        return None
+
+
+def _json_name(lock_name: str) -> str:
+    return f"{lock_name.removesuffix('.lock')}.json"
+
+
+def _is_locked(lock_fd: int) -> bool:
+    """Whether another open file holds an exclusive flock."""
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _read_values(folder: int, name: str, uid: int) -> dict[str, Any]:
+    """Return the JSON object in a file of a user. Raises OSError and ValueError."""
+    try:
+        with open_regular_file(name, MAX_ENTRY_BYTES, dir_fd=folder) as file:
+            if os.fstat(file.fileno()).st_uid != uid:
+                raise ValueError("belongs to another user")
+            values = parse_json(file.read(MAX_ENTRY_BYTES))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(error.strerror or "cannot be read") from error
+    if values is None:
+        raise ValueError("is not a JSON object")
+    return values
+
+
+def _parse(values: dict[str, Any], uid: int, lock_name: str, created_at: float) -> ReservationInfo:
+    """Return the parsed reservation. Raises ValueError if it is malformed."""
+    # All names that gputrain gives to runs are unchanged by this.
+    run = re.sub(r"[^\w.+-]", "_", _string(values, "run"))[:MAX_SHOWN_CHARS]
+    since = values.get("since")
+    # NaN and infinity are out of range, too.
+    if isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since <= MAX_TIME:
+        raise ValueError("has no valid since")
+    ranks = [
+        ReservedRank(run, _integer(rank, "rank", MAX_RANK), _integer(rank, "pid", MAX_PID), _string(rank, "uuid"))
+        for rank in _list(values, "ranks", dict, MAX_RANKS)
+    ]
+    return ReservationInfo(
+        run=run,
+        uid=uid,
+        lock_name=lock_name,
+        since=max(since, created_at),
+        selection=_string(values, "wants"),
+        visible=tuple(_list(values, "visible", str, MAX_DEVICES)),
+        gpus=tuple(_list(values, "gpus", str, MAX_DEVICES)),
+        ranks=tuple(rank for rank in ranks if _may_be_process_of(rank.pid, uid)),
+    )
+
+
+def _string(values: dict[str, Any], key: str) -> str:
+    value = values.get(key)
+    if not isinstance(value, str) or len(value) > MAX_STRING_CHARS:
+        raise ValueError(f"has no valid {key}")
+    return value
+
+
+def _integer(values: dict[str, Any], key: str, maximum: int) -> int:
+    value = values.get(key)
+    # bool is a subclass of int.
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+        raise ValueError(f"has no valid {key}")
+    return value
+
+
+def _list(values: dict[str, Any], key: str, element_type: type, max_length: int) -> list[Any]:
+    value = values.get(key)
+    if (
+        not isinstance(value, list)
+        or len(value) > max_length
+        or not all(isinstance(element, element_type) for element in value)
+    ):
+        raise ValueError(f"has no valid {key}")
+    return value
+
+
+def _may_be_process_of(pid: int, uid: int) -> bool:
+    """Whether a process belongs to a user, or does not exist here: it may be in another container."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == uid
+    except OSError:
+        return True

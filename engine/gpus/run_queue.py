@@ -1,0 +1,70 @@
+"""The queue of runs that wait for GPUs: which free devices the runs ahead of this one claim.
+
+Called by `allocation`. The order is that of `ReservationInfo.since`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.selection import CudaDevice, NotFreeError, Obstacle, Unavailable, select, select_named
+from engine.utils.errors import UsageError
+
+# A waiting run polls once per second. One that does not reserve the devices that it waits for, within this time after
+# they became free, is suspended or does not intend to.
+CLAIM_TIMEOUT_SECONDS = 15.0
+
+
+class RunQueue:
+    """The runs ahead of this one, observed by polling."""
+
+    def __init__(self) -> None:
+        self._servable_since: dict[tuple[int, str], float] = {}
+        """For each run whose devices are all free: the monotonic time since when they are."""
+        self.is_moving = False
+        """Whether a run ahead is about to reserve its devices."""
+
+    def mark_claimed(self, waiters: Sequence[ReservationInfo], by_id: dict[str, CudaDevice]) -> None:
+        """Mark the free devices that waiting runs claim as not free.
+
+        `waiters` are the runs ahead in queue order, `by_id` contains the devices by `reservation_id`. A run that could
+        have reserved its devices CLAIM_TIMEOUT_SECONDS ago claims nothing.
+        """
+        now, servable_since, self.is_moving = time.monotonic(), dict[tuple[int, str], float](), False
+        for waiter in waiters:
+            claimed, is_servable = _claimed_devices(waiter, by_id)
+            if is_servable:
+                servable_since[waiter.key] = self._servable_since.get(waiter.key, now)
+                if now - servable_since[waiter.key] > CLAIM_TIMEOUT_SECONDS:
+                    continue
+                self.is_moving = True
+            queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
+            by_id |= {device.reservation_id: replace(device, unavailable=queued) for device in claimed}
+        self._servable_since = servable_since
+
+
+def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> tuple[list[CudaDevice], bool]:
+    """Return the free devices that a waiting run claims, and whether they are all that it waits for."""
+    visible = [by_id[name] for name in waiter.visible if name in by_id]
+    try:
+        chosen = select(waiter.selection, visible, only_free=True)
+        return chosen, bool(chosen)
+    except NotFreeError:
+        pass
+    except UsageError:
+        # Unless this process does not see all of them, the run can never get its devices.
+        if len(visible) == len(waiter.visible):
+            return [], False
+    free = [device for device in visible if device.is_free]
+    if match := re.fullmatch(r"free:(\d+)", waiter.selection):
+        return sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])], False
+    if waiter.selection in ("auto", "all"):
+        return free, False
+    try:
+        return select_named(waiter.selection, free), False
+    except UsageError:
+        return [device for device in free if str(device.index) in waiter.selection.split(",")], False

@@ -1,0 +1,243 @@
+"""Reservations that another user planted: read strictly, without blocking, and judged by the owner of their files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.gpus import reservation_reader
+from engine.gpus.reservation import Reservation
+from engine.gpus.reservation_reader import ReservationInfo, ReservedRank, read_reservations
+from engine.utils.trust import name_of_user
+
+SOMEONE = 12345
+ENTRY = {
+    "format": 1, "run": "planted", "user": "root", "pid": 1, "since": 1.0, "wants": "all", "visible": ["GPU-1"],
+    "gpus": ["GPU-1"], "ranks": [],
+}  # fmt: skip
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def folder(base: Path) -> Path:
+    path = base / f"gputrain-{os.getuid()}"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def reservation(base: Path) -> Iterator[Reservation]:
+    """An honest reservation beside the planted ones."""
+    own = Reservation()
+    own.reserve(["GPU-7"], "auto", ["GPU-7"], "honest")
+    yield own
+    own.release()
+
+
+_locks: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def close_locks() -> Iterator[None]:
+    yield
+    while _locks:
+        os.close(_locks.pop())
+
+
+def plant(folder: Path, values: Any, name: str = "1-2") -> None:
+    """Write an entry, and lock it as a version without write locks does."""
+    (folder / f"{name}.json").write_text(values if isinstance(values, str) else json.dumps(values))
+    lock_fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    _locks.append(lock_fd)
+
+
+def read() -> tuple[list[ReservationInfo], list[str]]:
+    ignored: list[str] = []
+    return read_reservations(report=ignored.append), ignored
+
+
+def test_entry_of_version_without_write_lock_is_read(folder: Path) -> None:
+    plant(folder, ENTRY)
+    [found], ignored = read()
+    assert (found.run, found.user, found.gpus, ignored) == ("planted", name_of_user(os.getuid()), ("GPU-1",), [])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"since": math.inf}, "is not a JSON object"),
+        ({"pid": math.inf}, "is not a JSON object"),
+        ({"since": True}, "has no valid since"),
+        ({"since": 10**400}, "has no valid since"),
+        ({"since": -1}, "has no valid since"),
+        ({"gpus": "GPU-1"}, "has no valid gpus"),
+        ({"gpus": [1]}, "has no valid gpus"),
+        ({"visible": ["GPU-1"] * 2000}, "has no valid visible"),
+        ({"run": "a" * 2000}, "has no valid run"),
+        ({"wants": None}, "has no valid wants"),
+        ({"ranks": [{"rank": 0, "pid": True, "uuid": "GPU-1"}]}, "has no valid pid"),
+        ({"ranks": [{"rank": 0, "pid": 1 << 40, "uuid": "GPU-1"}]}, "has no valid pid"),
+        ({"ranks": [[]]}, "has no valid ranks"),
+    ],
+)  # fmt: skip
+def test_entry_with_invalid_value_is_reported_and_ignored(
+    folder: Path, reservation: Reservation, change: dict[str, Any], reason: str
+) -> None:
+    plant(folder, ENTRY | change)
+    [found], [ignored] = read()
+    assert found.run == "honest"
+    assert ignored.startswith("ignored 1 invalid GPU reservation of ")
+    assert ignored.endswith(f": {folder.name}/1-2.json {reason}")
+
+
+def make_sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(30 << 30)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".lock"])
+@pytest.mark.parametrize("create", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/etc/hostname"), make_sparse])
+def test_entry_that_is_no_small_regular_file_does_not_block_or_raise(
+    folder: Path, reservation: Reservation, create: Callable[[Path], None], suffix: str
+) -> None:
+    plant(folder, ENTRY)
+    (folder / f"1-2{suffix}").unlink()
+    create(folder / f"1-2{suffix}")
+    began = time.monotonic()
+    found, ignored = read()
+    assert [each.run for each in found] == ["honest"]
+    # A lock file of any size that nobody holds is a stale entry.
+    assert len(ignored) == (0 if create is make_sparse and suffix == ".lock" else 1)
+    assert time.monotonic() - began < 5
+
+
+def test_number_of_entries_is_limited_and_reports_are_combined(
+    base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservation_reader, "MAX_FILES_PER_FOLDER", 5)
+    for number in range(10):
+        plant(folder, "{", str(number))
+        (base / f"gputrain-{os.getuid()}-{number}").mkdir()
+    found, [ignored] = read()
+    assert found == []
+    assert ignored.startswith("ignored ")
+
+
+def test_run_name_cannot_control_the_terminal_or_imitate_a_message(folder: Path) -> None:
+    plant(folder, ENTRY | {"run": "\x1b[2J; GPU 1: lost (user root)"})
+    [found], _ = read()
+    assert found.run == "__2J__GPU_1__lost__user_root_"
+
+
+def test_rank_of_process_of_another_user_is_ignored(folder: Path) -> None:
+    own, no_such_pid = os.getpid(), 1 << 22
+    pids = [own, no_such_pid]
+    sleeper = subprocess.Popen(["sleep", "100"], **({"user": SOMEONE} if os.geteuid() == 0 else {}))
+    try:
+        foreign = sleeper.pid if os.geteuid() == 0 else 1
+        ranks = [{"rank": number, "pid": pid, "uuid": "GPU-1"} for number, pid in enumerate([*pids, foreign])]
+        plant(folder, ENTRY | {"ranks": ranks})
+        [found], _ = read()
+        assert found.ranks == tuple(ReservedRank("planted", number, pid, "GPU-1") for number, pid in enumerate(pids))
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_place_in_queue_is_not_before_creation_of_lock_file(folder: Path, base: Path) -> None:
+    waiting = Reservation()
+    waiting.enqueue("free:1", ["GPU-1"], "honest")
+    plant(folder, ENTRY | {"gpus": [], "since": 1.0})
+    found, _ = read()
+    assert [each.run for each in found] == ["honest", "planted"]
+    assert found[0].since == waiting.since
+    waiting.release()
+
+
+RUN = """
+import os, sys
+from engine.gpus.reservation import Reservation
+own = Reservation()
+own.reserve(["GPU-1"], "all", ["GPU-1"], "dead")
+print(own._lock_path, flush=True)
+sys.stdin.read()
+os._exit(1)
+"""
+LOCKER = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+print("opened", flush=True)
+fcntl.flock(fd, fcntl.LOCK_EX)
+fcntl.fcntl(fd, fcntl.F_OFD_SETLK, __import__("struct").pack("hhqqi", fcntl.F_RDLCK, 0, 0, 0, 0))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_other_user_cannot_keep_reservation_of_dead_run_alive(base: Path) -> None:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    run = subprocess.Popen([sys.executable, "-c", RUN], **pipes)
+    assert run.stdout is not None
+    lock = run.stdout.readline().strip()
+    assert [each.run for each in read_reservations()] == ["dead"]
+    # Read-only, as another user can open it.
+    locker = subprocess.Popen([sys.executable, "-c", LOCKER, lock], **pipes)
+    assert locker.stdout is not None
+    assert locker.stdout.readline() == "opened\n"
+    run.communicate()
+    assert locker.stdout.readline() == "locked\n"
+    assert read_reservations(remove_stale=True) == []
+    locker.communicate()
+    assert list(base.iterdir()) == []
+
+
+@as_root
+def test_entry_is_judged_by_owner_of_its_files(folder: Path, base: Path, reservation: Reservation) -> None:
+    foreign = base / f"gputrain-{SOMEONE}"
+    foreign.mkdir()
+    plant(foreign, ENTRY)
+    os.chown(foreign, SOMEONE, -1)
+    found, [ignored] = read()
+    assert [each.run for each in found] == ["honest"]
+    assert "gputrain-12345/1-2.lock belongs to root" in ignored
+    for path in foreign.iterdir():
+        os.chown(path, SOMEONE, -1)
+    found, ignored_now = read()
+    assert [(each.run, each.user) for each in found] == [("honest", "root"), ("planted", f"uid {SOMEONE}")]
+    assert ignored_now == []
+
+
+@as_root
+@pytest.mark.parametrize("create", [Path.mkdir, os.mkfifo, Path.touch])
+def test_reservation_when_another_user_has_taken_the_folder_name(base: Path, create: Callable[[Path], None]) -> None:
+    taken = base / f"gputrain-{os.getuid()}"
+    create(taken)
+    os.chown(taken, SOMEONE, -1)
+    own, second = Reservation(), Reservation()
+    own.reserve(["GPU-1"], "all", ["GPU-1"], "mine")
+    second.reserve(["GPU-2"], "all", ["GPU-2"], "second")
+    found, [ignored] = read()
+    assert [each.run for each in found] == ["mine", "second"]
+    assert f"ignored 1 invalid GPU reservation of uid {SOMEONE} in {base}, which only that user can remove" in ignored
+    [folder] = base.glob(f"{taken.name}-*")
+    assert folder.stat().st_mode & 0o777 == 0o755
+    own.release()
+    second.release()
+    assert list(base.iterdir()) == [taken]
