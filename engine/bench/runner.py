@@ -62,6 +62,8 @@ class BenchPlan:
     on_gpu: bool
     named_gpus: tuple[str, ...] = ()
     limit: bool = False
+    cpu_fallback: str | None = None
+    """Why it measures the CPU although this host has GPUs."""
 
 
 def plan_bench(
@@ -108,6 +110,7 @@ def plan_bench(
         on_gpu=bool(free),
         named_gpus=named,
         limit=limit,
+        cpu_fallback=allocation.cpu_fallback,
     )
     for count in chosen:
         batch_size_for(bench, count)

@@ -26,6 +26,7 @@ from engine.gpus.allocation import (
     gpus_unknown_to_nvml,
     preview_allocation,
 )
+from engine.gpus.cpu_fallback import describe_driver_failure
 from engine.gpus.monitor import open_monitor, recording_path
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
@@ -82,7 +83,8 @@ class _Examination:
         checks = [Check("GPUs", "reservations", "warning", sentence) for sentence in ignored]
         if not recorded and (unmonitored := gpus_unknown_to_nvml(self._snapshot)):
             self._devices = mark_reserved(unmonitored, reservations)
-            return [Check("GPUs", "driver", "warning", UNMONITORED_WARNING), *checks]
+            found = f"{UNMONITORED_WARNING} ({describe_driver_failure(self._snapshot)})"
+            return [Check("GPUs", "driver", "warning", found), *checks]
         if not has_driver:
             return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards()), *checks]
         checks = [driver_check(self._snapshot), *checks]

@@ -62,7 +62,9 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
         indices = ", ".join(str(device.index) for device in allocation.devices)
         found = f"{config.device.gpus} resolves to GPU {indices}"
     if allocation.warnings:
-        return Check("run", "devices", "warning", "; ".join([found, *allocation.warnings]), BUSY_GPUS_ADVICE)
+        # The reason for the CPU contains its advice.
+        advice = "" if allocation.cpu_fallback else BUSY_GPUS_ADVICE
+        return Check("run", "devices", "warning", "; ".join([found, *allocation.warnings]), advice)
     return Check("run", "devices", "ok", found)
 
 

@@ -54,7 +54,7 @@ from engine.launch.node import (
 from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
-from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
+from engine.runs.events import ControlEvent, Event, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import RunFolderDeletedError
 from engine.runs.recorder import Listener, Recorder
@@ -228,8 +228,7 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
         on_wait = waiting_emitter(run.listener)
         run.allocation = allocate_node_gpus(run.request, rank_info, store, stop_flag, on_wait, wait=wait)
         if rank_info.local_rank == 0:
-            for warning in run.allocation.warnings:
-                run.listener(WarningEvent(message=warning))
+            run.show_gpu_warnings()
         return run.allocation.devices
 
     def share(problems: Sequence[Problem], *, stopped: bool = False, failure: str = "") -> None:

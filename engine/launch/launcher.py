@@ -84,8 +84,7 @@ def _allocate_gpus(run: OwnedRun, *, wait: bool) -> Sequence[CudaDevice]:
     """Reserve the GPUs of the run. Raises UsageError."""
     gpus, name = run.request.config.device.gpus, run.request.config.run.name or run.request.default_name
     run.allocation = allocate_devices(gpus, name, wait=wait, on_wait=waiting_emitter(run.listener))
-    for warning in run.allocation.warnings:
-        run.listener(WarningEvent(message=warning))
+    run.show_gpu_warnings()
     return run.allocation.devices
 
 

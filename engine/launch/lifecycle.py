@@ -38,7 +38,17 @@ class OwnedRun:
     recorder: Recorder | None = None
     requests: RequestCounters = field(default_factory=RequestCounters)
     _started: bool = field(default=False, init=False)
+    _gpu_warnings: list[WarningEvent] = field(default_factory=list, init=False)
     _early_usage: GpuEvent | None = field(default=None, init=False)
+
+    def show_gpu_warnings(self) -> None:
+        """Show the warnings of the allocation before there is a journal, which will contain them, too."""
+        fallback = self.allocation.cpu_fallback
+        self._gpu_warnings = [
+            WarningEvent(message=message, cpu_fallback=message == fallback) for message in self.allocation.warnings
+        ]
+        for warning in self._gpu_warnings:
+            self.listener(warning)
 
     def prepare(
         self, preflight: Preflight, world_size: int | None = None, check_stop: Callable[[], None] = lambda: None
@@ -92,6 +102,8 @@ class OwnedRun:
         if job.folder is None:
             return
         self.recorder = open_recorder(job.folder, job.config, self.listener)
+        for warning in self._gpu_warnings:
+            self.recorder.record(warning, notify=False)
         if job.config.run.requeue and slurm_job_id() is None:
             self.listener(WarningEvent(message="run.requeue has no effect: this is not a Slurm job"))
         self.listener(RunStarting(name=job.folder.name, folder=str(job.folder.path)))

@@ -44,11 +44,15 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         Config.model_validate(values["config"]), Path(values["runs_dir"]), "form", dry_run=True, problems=problems
     )
 
+    cpu_fallback = ""
+
     def choose_gpus(wait: bool) -> list[CudaDevice]:
+        nonlocal cpu_fallback
         device = request.config.device
         snapshot = Snapshot.from_line(values["snapshot"]) if values["snapshot"] else None
         try:
-            gpus = preview_allocation(device.gpus, snapshot, wait=device.wait).devices
+            allocation = preview_allocation(device.gpus, snapshot, wait=device.wait)
+            gpus, cpu_fallback = allocation.devices, allocation.cpu_fallback or ""
         except UsageError:
             if snapshot is not None and not snapshot.pending:
                 raise
@@ -68,6 +72,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
     return {
         "problems": problems_to_json(preflight.problems),
         "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
+        "cpu_fallback": cpu_fallback,
         "on_gpu": None if plan is None else plan.on_gpu,
         "images": None if counts is None else [counts.train, counts.val],
     }

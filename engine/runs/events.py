@@ -197,6 +197,8 @@ class WarningEvent(Event):
     type: ClassVar[str] = "warning"
     message: str
     """The warning, as text."""
+    cpu_fallback: bool = False
+    """Whether it says why the run trains on the CPU although the host has GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from engine.runs.events import (
     RunResumed,
     RunStarted,
     StepEvent,
+    WarningEvent,
 )
 from engine.runs.records import GpuSample, number
 
@@ -67,6 +68,8 @@ class RunSummary:
     """Model FLOPs utilization of the latest epoch, 0 to 1."""
     gpus: list[dict[str, object]] = field(default_factory=list)
     """Statistics of each GPU, see `GpuStats.to_dict`."""
+    cpu_fallback: str = ""
+    """Why the run trained on the CPU although the host has GPUs; "" if it did not."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the summary as JSON values."""
@@ -90,6 +93,7 @@ class RunSummary:
             bottleneck=Bottleneck.from_dict(values.get("verdict")),
             data_wait=number(values.get("data_wait")),
             mfu=number(values.get("mfu")),
+            cpu_fallback=str(values.get("cpu_fallback", "")),
         )
 
 
@@ -151,6 +155,8 @@ class History:
     seconds: float = 0.0
     gpus: dict[str, GpuStats] = field(default_factory=dict)
     latest_gpus: GpuEvent | None = None
+    cpu_fallback: str = ""
+    """Same as `RunSummary.cpu_fallback`."""
     _session_start: float | None = None
     _latest_time: float = 0.0
 
@@ -162,6 +168,8 @@ class History:
                 self._end_session()
                 self._session_start = event.time
                 self.started, self.finished = event, None
+                if set(event.devices) != {"cpu"}:
+                    self.cpu_fallback = ""
                 self.stopping = self.paused = False
                 self.failures.clear()
                 for stats in self.gpus.values():
@@ -178,6 +186,8 @@ class History:
                 self.latest_gpus = event
                 for sample in event.gpus:
                     self.gpus.setdefault(str(sample.uuid), GpuStats(sample.host)).add(sample, event.time)
+            case WarningEvent(cpu_fallback=True):
+                self.cpu_fallback = event.message
             case ControlEvent():
                 self.stopping = self.stopping or event.request == "stop"
             case RunPaused():
@@ -280,6 +290,7 @@ class History:
             data_wait=self.data_wait,
             mfu=self.mfu,
             gpus=[stats.to_dict(uuid) for uuid, stats in self.gpus.items()],
+            cpu_fallback=self.cpu_fallback,
         )
 
 

@@ -47,13 +47,16 @@ class Recorder:
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
-    def record(self, event: Event) -> None:
-        """Record one event; ignored after `close`. Safe to call from any thread."""
+    def record(self, event: Event, *, notify: bool = True) -> None:
+        """Record one event; ignored after `close`. Safe to call from any thread.
+
+        Without `notify`, the event is not passed to the listener, which has received it before.
+        """
         with self._lock:
             if not self.closed.is_set():
-                self._record(event)
+                self._record(event, self._listener if notify else lambda _: None)
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: Event, listener: Listener) -> None:
         if isinstance(event, FlushJournal):
             with suppress(OSError):
                 self._journal.sync()
@@ -82,7 +85,7 @@ class Recorder:
                     "log will be incomplete"
                 )
                 self._listener(WarningEvent(message=message))
-        self._listener(event)
+        listener(event)
 
     def _write_config(self) -> None:
         text = to_yaml(as_dict(self._config))

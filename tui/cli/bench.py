@@ -73,6 +73,7 @@ def bench(
     """
     from engine.bench.report import BenchRun, scaling_results
     from engine.bench.runner import plan_bench, run_bench
+    from engine.utils.text import printable
     from tui.launcher import gputrain_command
     from tui.text.bench import bench_lines, describe_bench_plan, describe_bench_run, print_chart
 
@@ -88,6 +89,8 @@ def bench(
         epochs = resolved.config.run.epochs if "run.epochs" in resolved.typed else DEFAULT_EPOCHS
         plan = plan_bench(resolved.config, parse_rank_counts(counts), epochs, repeats, strong=strong, limit=limit)
     typer.echo(describe_bench_plan(plan), err=True)
+    if plan.cpu_fallback is not None:
+        typer.echo(f"warning: {printable(plan.cpu_fallback)}", err=True)
     runs: list[BenchRun] = []
     total = len(plan.rank_counts) * plan.repeats * (2 if plan.limit else 1)
     interrupted = False

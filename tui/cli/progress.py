@@ -15,6 +15,7 @@ from engine.runs.event_lines import describe_parameters, event_line, event_lines
 from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, RunStarting, StepEvent, WarningEvent
 from engine.runs.history import History
 from engine.runs.journal import to_line
+from engine.utils.text import printable
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
@@ -133,12 +134,16 @@ class DryRunPrinter:
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stdout)
+        self._history = History()
 
     def __call__(self, event: Event) -> None:
+        self._history.add(event)
         if isinstance(event, RunStarted):
+            fallback = self._history.cpu_fallback
             rows = {
                 "ranks": event.world_size,
                 "devices": ", ".join(event.devices),
+                **({"reason for CPU": printable(fallback)} if fallback else {}),
                 "start method": event.start_method,
                 "backend": event.backend,
                 "DataLoader workers": f"{event.workers} per rank",

@@ -35,6 +35,8 @@ class FormCheckResult:
     """None if the run waits for GPUs, or the driver has not answered yet."""
     sampler: DistributedBatchSampler | None = None
     problems: list[Problem] = field(default_factory=list)
+    cpu_fallback: str = ""
+    """Why the run would train on the CPU although this host has GPUs."""
 
 
 class FormChecker:
@@ -77,7 +79,7 @@ class FormChecker:
             train, val = answer["images"]
             sampler = build_sampler_from_counts(config, train, val, total_ranks)
         host_problems = problems_from_json(answer["problems"])
-        return FormCheckResult(total_ranks, answer["on_gpu"], sampler, host_problems)
+        return FormCheckResult(total_ranks, answer["on_gpu"], sampler, host_problems, answer["cpu_fallback"])
 
     def check_model(self, canceled: threading.Event, config: Config, *, on_gpu: bool) -> list[Problem]:
         """Build the model of a config that has no other problems, unless a newer check begins within a second."""

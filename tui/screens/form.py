@@ -43,7 +43,7 @@ from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
 from tui.text.gpus import gpu_lines
-from tui.text.palette import BAD, MUTED
+from tui.text.palette import BAD, MUTED, WARNING
 from tui.text.tables import UNKNOWN
 from tui.widgets.chart import Chart
 from tui.widgets.field import Chooser, Field
@@ -392,4 +392,9 @@ def plan_text(config: Config, result: FormCheckResult | None) -> Text:
         lines.append(f"{sampler.train_images:,} train, {sampler.val_images:,} val images")
     elif not result.problems:
         lines.append("Counting images …")
-    return Text("\n".join(lines), BAD if result.problems else "")
+    style = BAD if result.problems else ""
+    plan = Text(lines[0], style)
+    if result.cpu_fallback:
+        # Before the rest, which does not fit into a narrow panel.
+        plan.append(f"\n{printable(result.cpu_fallback)}", WARNING)
+    return plan.append("".join(f"\n{line}" for line in lines[1:]), style)

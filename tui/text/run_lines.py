@@ -77,7 +77,7 @@ def table_line(row: RunRow, name_width: int, width: int) -> Text:
     line.append(f"  {row.state:<8}  {epoch:<9}  ")
     line.append(f"{format_accuracy(row.best_val_accuracy):>8}  {loss:>8}  {rate:>8}  {when:<11}  ")
     if width - line.cell_len >= MIN_MESSAGE_COLUMNS:
-        note = "; ".join(part for part in (row.foreign, row.message) if part)
+        note = "; ".join(part for part in (row.foreign, row.message, row.cpu_fallback) if part)
         line.append(printable(note), WARNING if row.foreign else MUTED)
     return line
 

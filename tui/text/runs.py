@@ -29,6 +29,7 @@ class RunRow:
     throughput. `step` of `steps` is the global step. `bottleneck` is the bottleneck message, `data_wait` the share of
     the training time spent waiting for data, `mfu` the model FLOPs utilization. `message` says why the run ended, or
     why its files are `unreadable`. `foreign` is why other users can change the run, None if they cannot.
+    `cpu_fallback` is why it trains on the CPU although the host has GPUs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class RunRow:
     bottleneck: str | None = None
     unreadable: bool = False
     foreign: str | None = None
+    cpu_fallback: str = ""
 
     def to_dict(self) -> dict[str, object]:
         values = asdict(self)
@@ -102,6 +104,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         bottleneck=bottleneck.message if bottleneck else None,
         unreadable=problem is not None,
         foreign=folder.owner_problem(),
+        cpu_fallback=history.cpu_fallback or stored.cpu_fallback,
     )
 
 

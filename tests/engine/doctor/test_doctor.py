@@ -219,6 +219,30 @@ def test_gpu_check_reports_silent_gpu_and_free_gpu() -> None:
     assert (check.state, check.found) == ("ok", "NVIDIA H100 80GB HBM3, free")
 
 
+def test_no_driver_check_reports_device_file_of_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_gpus, "gpu_device_files", lambda: [Path("/dev/kfd")])
+    check = no_driver_check("driver not loaded", 0)
+    assert check.state == "warning"
+    assert check.found == "driver not loaded and torch sees no GPU, but /dev/kfd exists: training uses the CPU"
+
+
+def test_doctor_reports_gpus_that_only_torch_sees(
+    loaded_gpu_host: FakeGpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded_gpu_host.set_scene("fault * nvmlInitWithFlags 9")
+    gpu = CudaDevice(0, "0", "AMD Instinct MI300X", None)
+    monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: [gpu])
+    (tmp_path / "reservations" / f"gputrain-{os.getuid()}").write_text("")
+    areas = examining.examine(RunRequest(config(), tmp_path, "digits"))
+    next(areas)
+    driver, reservations = next(areas)
+    areas.close()
+    assert driver.state == "warning"
+    assert driver.found.startswith("NVML reports no GPU, but torch does: ")
+    assert driver.found.endswith("(the NVIDIA driver is not available (driver not loaded))")
+    assert "is not a folder" in reservations.found
+
+
 def test_gpu_check_warns_only_about_runs_of_other_users() -> None:
     gpu = idle()
     [check] = gpu_checks([gpu], [held_by(os.getuid(), gpu.uuid)])

@@ -18,7 +18,7 @@ from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
 from engine.utils.errors import UsageError
 from fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
-from gputrain_command import Gputrain
+from gputrain_command import Gputrain, read_events
 
 FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 MIG = ["MIG-11aa", "MIG-22bb"]
@@ -223,13 +223,31 @@ def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host
     assert not gputrain.runs.exists()
 
 
-def test_run_without_free_gpu_warns_and_trains_on_cpu(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+def test_dry_run_without_free_gpu_shows_reason_in_plan(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
     done = gputrain("run", "digits", "--dry-run", "--ranks", "1", "--model", "linear", **environment)
     assert done.returncode == 0
-    assert f"warning: no GPU is free (GPU 0: in use by process {os.getpid()} (" in done.stderr
+    reason = f"no GPU is free (GPU 0: in use by process {os.getpid()} ("
+    assert f"warning: {reason}" in done.stderr
+    assert f"\nreason for CPU     {reason}" in done.stdout
     assert list((gpu_host.folder / "reservations").iterdir()) == []
+
+
+def test_run_without_free_gpu_records_reason(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
+    environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    arguments = ["--headless", "--ranks", "1", "--model", "linear", "--epochs", "1", "--name", "a"]
+    done = gputrain("run", "digits", *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    run, reason = gputrain.runs / "a", f"no GPU is free (GPU 0: in use by process {os.getpid()} ("
+    assert done.stderr.count(reason) == 1
+    [warning] = [event for event in read_events(run) if event["type"] == "warning"]
+    assert warning["message"].startswith(reason)
+    assert f"warning: {warning['message']}" in (run / "log.txt").read_text()
+    assert json.loads((run / "summary.json").read_text())["cpu_fallback"] == warning["message"]
+    [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
+    assert row["cpu_fallback"] == warning["message"]
 
 
 def test_run_rejects_gpu_that_torch_cannot_use_and_releases_it(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

@@ -1,0 +1,120 @@
+"""`device.gpus=auto` on a host with GPUs that cannot be used: the run trains on the CPU and says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config.schema import Config
+from engine.gpus import allocation, cpu_fallback, unmonitored
+from engine.gpus.allocation import allocate_devices, preview_allocation
+from engine.gpus.cpu_fallback import describe_cpu_fallback
+from engine.gpus.selection import CudaDevice, Obstacle, Unavailable
+from engine.gpus.snapshot import Snapshot
+from engine.runs.events import WarningEvent
+from engine.runs.history import RunSummary, history_from_events
+from engine.utils.errors import UsageError
+from factories import make_gpu_run_started, make_run_started
+from fake_gpu_host import FakeGpuHost, gpu_line
+from gputrain_command import ROOT
+from tui.form.checks import FormCheckResult
+from tui.screens.form import plan_text
+
+EIGHT_GPUS = Snapshot.from_line((ROOT / "tests" / "recordings" / "eight-gpus.jsonl").read_text().splitlines()[0])
+NO_GPUS = replace(EIGHT_GPUS, gpus=())
+BROKEN = replace(NO_GPUS, error="driver/library version mismatch")
+RESERVED = CudaDevice(0, "GPU-1", "H100", 0, unavailable=Unavailable(Obstacle.RESERVED, "reserved by run a (user b)"))
+
+
+@pytest.fixture
+def device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder /dev, with an NVIDIA GPU."""
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(unmonitored, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(unmonitored, "ROCM_DRIVER", tmp_path / "kfd")
+    monkeypatch.setattr(unmonitored, "unmonitored_gpus", lambda _: [])
+    monkeypatch.setattr(allocation, "unmonitored_gpus", lambda _: [])
+    return tmp_path
+
+
+def set_driver_library(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> None:
+    for module in (allocation, cpu_fallback):
+        monkeypatch.setattr(module, "has_driver_library", lambda: installed)
+
+
+@pytest.mark.parametrize(
+    ("installed", "snapshot", "reason"),
+    [
+        (False, None, "the NVIDIA driver is not available (libnvidia-ml.so.1 not found) and torch sees no GPU, but "),
+        (True, None, "the NVIDIA driver is not available (no answer); training uses the CPU"),
+        (True, BROKEN, "the NVIDIA driver is not available (driver/library version mismatch) and torch sees no GPU"),
+        (True, replace(BROKEN, pending=True), "the NVIDIA driver is not available (driver/library version mismatch); "),
+        (True, NO_GPUS, "the NVIDIA driver reports no GPU and torch sees no GPU, but "),
+        (True, EIGHT_GPUS, "CUDA_VISIBLE_DEVICES='' hides 8 GPUs of this host; training uses the CPU; unset it to use"),
+    ],
+)
+def test_auto_on_host_with_gpus_says_why_it_uses_cpu(
+    device_files: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, snapshot: Snapshot | None, reason: str
+) -> None:
+    set_driver_library(monkeypatch, installed=installed)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = preview_allocation("auto", snapshot, wait=False)
+    assert (found.devices, found.warnings) == ([], [found.cpu_fallback])
+    assert found.warnings[0].startswith(reason)
+    assert preview_allocation("cpu", snapshot, wait=False).warnings == []
+
+
+@pytest.mark.parametrize("snapshot", [None, BROKEN, NO_GPUS])
+def test_auto_on_host_without_gpus_uses_cpu_without_warning(
+    device_files: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot | None
+) -> None:
+    (device_files / "nvidia0").unlink()
+    set_driver_library(monkeypatch, installed=snapshot is not None)
+    assert preview_allocation("auto", snapshot, wait=False).warnings == []
+
+
+def test_auto_names_amd_driver_without_gpu_that_torch_sees(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (device_files / "nvidia0").unlink()
+    (device_files / "kfd").touch()
+    set_driver_library(monkeypatch, installed=False)
+    assert f"but {device_files}/kfd exists; " in preview_allocation("auto", None, wait=False).warnings[0]
+
+
+def test_named_gpu_on_host_with_broken_driver_is_refused(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_driver_library(monkeypatch, installed=True)
+    with pytest.raises(UsageError, match=r"0 cannot be used: the NVIDIA driver is not available \(driver/library"):
+        preview_allocation("0", BROKEN, wait=False)
+
+
+def test_allocation_says_that_variable_hides_gpus(
+    loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0), gpu_line(1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    found = allocate_devices("auto", "run", wait=False, on_wait=print)
+    assert found.warnings == [found.cpu_fallback]
+    assert found.warnings[0].startswith("CUDA_VISIBLE_DEVICES='7' hides 2 GPUs of this host; training uses the CPU")
+
+
+def test_reserved_gpus_are_named_with_their_user() -> None:
+    assert describe_cpu_fallback(EIGHT_GPUS, [RESERVED], {}) == (
+        "no GPU is free (GPU 0: reserved by run a (user b)); training uses the CPU; wait for a GPU with --wait, or "
+        "share GPUs by their indices with --gpus"
+    )
+
+
+def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
+    events = [WarningEvent(message="no GPU is free", cpu_fallback=True), make_run_started(), WarningEvent(message="b")]
+    summary = history_from_events(events).summary()
+    assert summary.cpu_fallback == "no GPU is free"
+    assert RunSummary.from_dict(summary.to_dict()).cpu_fallback == "no GPU is free"
+    assert history_from_events([*events, make_gpu_run_started()]).cpu_fallback == ""
+
+
+def test_form_shows_reason_in_plan() -> None:
+    lines = plan_text(Config(), FormCheckResult(on_gpus=False, cpu_fallback="no GPU is free \x1b")).plain.splitlines()
+    assert lines[0].startswith("1 CPU rank, ")
+    assert lines[1] == "no GPU is free \\x1b"
