@@ -26,6 +26,7 @@ from engine.utils.errors import UsageError
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
 ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
 WAIT_POLL_SECONDS = 1.0
+MAX_PROBLEMS = 10
 MAX_CONFLICTS = 5  # with runs that reserve the same GPUs at the same time
 UNMONITORED_WARNING = "NVML reports no GPU, but torch does: their readings and other users' processes are unknown"
 RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
@@ -258,4 +259,6 @@ class _Allocator:
         return [reservation for reservation in reservations if reservation.key != own.key]
 
     def _warn(self, message: str) -> None:
-        self._problems[message] = None
+        # Another user can change the entries while the run waits.
+        if len(self._problems) < MAX_PROBLEMS:
+            self._problems[message] = None

@@ -28,7 +28,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ MAX_ENTRY_BYTES = 1 << 16  # eight GPUs with seven MIG instances each need 16 Ki
 MAX_FILES_PER_FOLDER = 512  # two per run
 MAX_FOLDERS_PER_USER = 4
 MAX_DEVICES = 1024
-MAX_RANKS = 256
+MAX_RANKS_PER_USER = 1024
 MAX_STRING_CHARS = 1024
 MAX_SHOWN_CHARS = 100
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
@@ -146,9 +146,11 @@ class _Reader:
     def __init__(self, root: Path, remove_stale: bool) -> None:
         self.reservations: list[ReservationInfo] = []
         self._root, self._remove_stale = root, remove_stale
+        # By user.
         self._num_folders: dict[int, int] = {}
+        self._num_ranks: dict[int, int] = {}
         self._ignored: dict[int, list[str]] = {}
-        """By user: why the first of their entries is ignored, once for each ignored entry."""
+        """Why each of their ignored entries is ignored."""
 
     def read(self) -> None:
         """Raises OSError if the root cannot be listed."""
@@ -241,7 +243,12 @@ class _Reader:
             if values.get("write_lock") is True:
                 is_live = has_write_lock(lock.fileno())
         if is_live:
-            return _parse(values, uid, lock_name, status.st_ctime)
+            reservation = _parse(values, uid, lock_name, status.st_ctime)
+            self._num_ranks[uid] = self._num_ranks.get(uid, 0) + len(reservation.ranks)
+            if self._num_ranks[uid] > MAX_RANKS_PER_USER:
+                raise ValueError(f"exceeds {MAX_RANKS_PER_USER} ranks")
+            ranks = tuple(rank for rank in reservation.ranks if _may_be_process_of(rank.pid, uid))
+            return replace(reservation, ranks=ranks)
         is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
         if self._remove_stale and uid == os.getuid() and is_published:
             remove_entry(path, lock_name)
@@ -287,7 +294,7 @@ def _parse(values: dict[str, Any], uid: int, lock_name: str, created_at: float) 
         raise ValueError("has no valid since")
     ranks = [
         ReservedRank(run, _integer(rank, "rank", MAX_RANK), _integer(rank, "pid", MAX_PID), _string(rank, "uuid"))
-        for rank in _list(values, "ranks", dict, MAX_RANKS)
+        for rank in _list(values, "ranks", dict, MAX_RANKS_PER_USER)
     ]
     return ReservationInfo(
         run=run,
@@ -297,7 +304,7 @@ def _parse(values: dict[str, Any], uid: int, lock_name: str, created_at: float) 
         selection=_string(values, "wants"),
         visible=tuple(_list(values, "visible", str, MAX_DEVICES)),
         gpus=tuple(_list(values, "gpus", str, MAX_DEVICES)),
-        ranks=tuple(rank for rank in ranks if _may_be_process_of(rank.pid, uid)),
+        ranks=tuple(ranks),
     )
 
 

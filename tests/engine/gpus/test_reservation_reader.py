@@ -140,6 +140,16 @@ def test_number_of_entries_is_limited_and_reports_are_combined(
     assert ignored.startswith("ignored ")
 
 
+def test_number_of_ranks_of_a_user_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservation_reader, "MAX_RANKS_PER_USER", 3)
+    ranks = [{"rank": number, "pid": os.getpid(), "uuid": "GPU-1"} for number in range(2)]
+    for name in ("1-1", "1-2"):
+        plant(folder, ENTRY | {"ranks": ranks}, name)
+    [found], [ignored] = read()
+    assert len(found.ranks) == 2
+    assert ignored.endswith("json exceeds 3 ranks")
+
+
 def test_run_name_cannot_control_the_terminal_or_imitate_a_message(folder: Path) -> None:
     plant(folder, ENTRY | {"run": "\x1b[2J; GPU 1: lost (user root)"})
     [found], _ = read()
