@@ -111,7 +111,8 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
         path = expand_user(which)
         if not is_file(path):
             raise UsageError.one("--checkpoint", f"{which} is not a file; use best, last or a file")
-        return path
+        # A link that the user names is followed, one in a run folder is not.
+        return path.resolve()
     for name in names[which]:
         if is_file(folder.checkpoints / name):
             return folder.checkpoints / name

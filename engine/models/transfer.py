@@ -20,7 +20,7 @@ from engine.config.training_sections import ModelConfig
 from engine.models.factory import first_convolution, resolve_model_source, timm_img_size_kwargs
 from engine.models.freeze import classifier_paths
 from engine.models.weights_file import weights_file_problem
-from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, verify_checksum
+from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, check_expansion, verify_checksum
 from engine.utils.errors import UsageError, did_you_mean
 
 StateDict = dict[str, Tensor]
@@ -148,9 +148,11 @@ def read_weights_file(path: Path) -> WeightsFile:
             is_safetensors = file.read(9)[8:] == b"{"
         if is_safetensors or path.suffix == ".safetensors":
             return _read_safetensors(path)
-        stored: Any = torch.load(path, map_location="cpu", weights_only=True)
-        if isinstance(stored, Mapping) and stored.keys() >= CHECKPOINT_KEYS:
-            verify_checksum(path)
+        with path.open("rb") as file:
+            check_expansion(file)
+            stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+            if isinstance(stored, Mapping) and stored.keys() >= CHECKPOINT_KEYS:
+                verify_checksum(file)
     except DamagedCheckpointError as error:
         raise UsageError.one("model.weights", f"{path} {error}") from error
     except pickle.UnpicklingError as error:

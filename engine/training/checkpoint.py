@@ -41,12 +41,20 @@ from engine.runs.checkpoint_files import (
     CHECKSUM_PREFIX,
     COMMENT_BYTES,
     DamagedCheckpointError,
+    check_expansion,
     checkpoints_by_step,
     list_checkpoints,
     verify_checksum,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import fsync_folder, link_file, replace_file, shown_path
+from engine.utils.files import (
+    fsync_folder,
+    link_file,
+    open_regular_file,
+    path_of_descriptor,
+    replace_file,
+    shown_path,
+)
 
 
 class _HashingWriter:
@@ -154,8 +162,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises DamagedCheckpointError, or UsageError if the file has another format or cannot be read now.
     """
     try:
-        verify_checksum(path)
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        # The file is opened once, so that what is loaded is what was verified.
+        with open_regular_file(path) as file:
+            verify_checksum(file)
+            check_expansion(file)
+            opened = path_of_descriptor(file.fileno())
+            state: dict[str, Any] = torch.load(opened, map_location="cpu", weights_only=True)
         version = state["format"]
     except DamagedCheckpointError:
         raise

@@ -37,7 +37,7 @@ def name_columns(rows: list[RunRow], width: int) -> int:
 
 
 def run_line(row: RunRow, name_width: int) -> Text:
-    """Return a line with state symbol, name, progress, best validation accuracy, and ETA or age."""
+    """Return a line with state symbol, name, progress, best validation accuracy, ETA or age, and why it is foreign."""
     sign, style = state_symbol(row.state)
     line = Text(no_wrap=True, end="")
     line.append(f"{sign} ", style)
@@ -48,6 +48,8 @@ def run_line(row: RunRow, name_width: int) -> Text:
         line.append("" if row.eta_seconds is None else f"ETA {format_duration(row.eta_seconds)}")
     else:
         line.append(f"{format_age(row.age_seconds)} ago", MUTED)
+    if row.foreign:
+        line.append(f"  {printable(row.foreign)}", WARNING)
     return line
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import resource
 import shutil
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -17,7 +19,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, read_saved_config
+from engine.runs.checkpoint_files import (
+    CHECKPOINT_KEYS,
+    CHECKSUM_PREFIX,
+    COMMENT_BYTES,
+    DamagedCheckpointError,
+    read_saved_config,
+)
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
 from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import UsageError
@@ -114,6 +122,35 @@ def test_load_checkpoint_rejects_valid_checksum_with_wrong_content(tmp_path: Pat
         assert load_checkpoint(path).keys() >= CHECKPOINT_KEYS
 
 
+def write_compressed_copy(source: Path, target: Path) -> None:
+    """Copy a checkpoint with compressed records and a valid checksum."""
+    with ZipFile(source) as archive, ZipFile(target, "w", ZIP_DEFLATED) as copy:
+        for name in archive.namelist():
+            copy.writestr(name, archive.read(name))
+    content = bytearray(target.read_bytes())
+    content[-2:] = struct.pack("<H", COMMENT_BYTES)
+    target.write_bytes(content + CHECKSUM_PREFIX + hashlib.sha256(content).hexdigest().encode())
+
+
+def test_load_checkpoint_rejects_compressed_records(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, model={"w": torch.zeros(1 << 20)})
+    write_compressed_copy(path, tmp_path / "small.pt")
+    assert (tmp_path / "small.pt").stat().st_size < 100_000
+    with pytest.raises(DamagedCheckpointError, match="contains compressed or overlapping data"):
+        load_checkpoint(tmp_path / "small.pt")
+
+
+def test_load_checkpoint_does_not_read_through_link_or_large_sparse_file(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (tmp_path / "link.pt").symlink_to(path)
+    with pytest.raises(UsageError, match="cannot be read now"):
+        load_checkpoint(tmp_path / "link.pt")
+    with (tmp_path / "sparse.pt").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DamagedCheckpointError, match="not a gputrain checkpoint"):
+        load_checkpoint(tmp_path / "sparse.pt")
+
+
 def test_load_newest_renames_and_skips_damaged_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
@@ -146,7 +183,7 @@ def test_load_newest_does_not_treat_io_error_as_damage(tmp_path: Path, monkeypat
         raise OSError(116, "Stale file handle")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", stale)
+        patched.setattr("engine.training.checkpoint.open_regular_file", stale)
         with pytest.raises(UsageError, match=r"cannot be read now: .* Stale file handle"):
             load_newest(tmp_path)
     assert names(tmp_path) == before
