@@ -24,7 +24,7 @@ from typing import Any
 
 from engine.bench.report import MIN_EPOCHS, BenchRun, bench_run_from_history
 from engine.config.data_sections import DataConfig
-from engine.config.schema import Config, as_dict
+from engine.config.schema import Config, as_stored
 from engine.config.training_sections import ScheduleConfig
 from engine.config.yaml_io import to_yaml
 from engine.gpus.allocation import allocate_devices
@@ -166,22 +166,25 @@ def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = F
     return config.model_copy(update=sections | {"schedule": ScheduleConfig()})
 
 
-def run_bench(bench: BenchPlan, command: Sequence[str]) -> Iterator[BenchRun]:
+def run_bench(bench: BenchPlan, command: Sequence[str], flags: Sequence[str] = ()) -> Iterator[BenchRun]:
     """Run the benchmark and yield the measurements of each run.
 
     Repeats are interleaved (1, 2, 4, 1, 2, 4 ranks), so that slow changes in the speed of the host affect all rank
-    counts alike. `command` is the gputrain command line. Run folders are removed after each run, and the current run is
-    ended if the generator is closed.
+    counts alike. `command` is the gputrain command line, `flags` are flags of its `run`. Run folders are removed after
+    each run, and the current run is ended if the generator is closed.
     """
+    # No file can set the packages.
+    packages = f"run.code_packages=[{','.join(bench.config.run.code_packages)}]"
+    runs = [*command, "run", "--headless", *flags, packages]
     with (
         _signals_as_keyboard_interrupt(),
         tempfile.TemporaryDirectory(prefix=TEMP_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
     ):
         for repeat in range(1, bench.repeats + 1):
             for ranks in bench.rank_counts:
-                yield _run_once(bench, ranks, repeat, Path(folder), command)
+                yield _run_once(bench, ranks, repeat, Path(folder), runs)
                 if bench.limit:
-                    yield replace(_run_once(bench, ranks, repeat, Path(folder), command, limit=True), limit=True)
+                    yield replace(_run_once(bench, ranks, repeat, Path(folder), runs, limit=True), limit=True)
 
 
 def _run_once(
@@ -189,7 +192,7 @@ def _run_once(
 ) -> BenchRun:
     name = f"{'limit' if limit else 'ranks'}-{ranks}-{repeat}"
     config_file = folder / f"{name}.yaml"
-    text = to_yaml(as_dict(bench_run_config(bench, ranks, name, limit=limit)))
+    text = to_yaml(as_stored(bench_run_config(bench, ranks, name, limit=limit)))
     replace_file(config_file, lambda file: file.write(text.encode()))
     run_folder, parent_pid, cores = RunFolder(folder / name), os.getpid(), cpu_affinity_for(bench, ranks)
     launched_at = time.time()
@@ -200,7 +203,7 @@ def _run_once(
 
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(  # noqa: S603 (our own command)
-            [*command, "run", "--headless", str(config_file), "--runs-dir", str(folder)],
+            [*command, str(config_file), "--runs-dir", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

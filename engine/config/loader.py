@@ -6,30 +6,33 @@ Later layers take precedence: defaults, each file in `base:`, the file itself, t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from pydantic import ValidationError
 
 from engine.config.messages import problem_from_pydantic
 from engine.config.rules import config_conflicts
-from engine.config.schema import Config, as_dict, fields, is_text_field, sections
-from engine.config.user_code import is_user_code
+from engine.config.schema import UNSTORED_KEYS, Config, as_dict, fields, is_text_field, sections
+from engine.config.settings import read_code_packages, settings_file
+from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.files import (
     config_folder,
     expand_user,
     is_file,
+    open_regular_file,
     own_folder_advice,
-    read_bytes,
     shown_path,
     user_path_problem,
 )
+from engine.utils.trust import foreign_reason
 
 ConfigLayer = dict[str, dict[str, Any]]
 
@@ -39,11 +42,21 @@ class ResolvedConfig:
     """A validated config.
 
     `sources` maps each `section.key` to the layer that set it; `typed` has the keys set by a flag or `key=value`.
+    `foreign_code` maps the keys of user code that somebody else's file set to the reason, see `CodeTrust.foreign`.
     """
 
     config: Config
     sources: dict[str, str]
     typed: frozenset[str]
+    foreign_code: Mapping[str, str]
+
+
+class _Layer(NamedTuple):
+    """The values that one source sets. `foreign` is why other users can change that file, None if they cannot."""
+
+    source: str
+    values: ConfigLayer
+    foreign: str | None = None
 
 
 class ConfigError(UsageError):
@@ -99,12 +112,15 @@ def find_config(name: str) -> Path:
     raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}")
 
 
-def _read_config_file(path: Path) -> dict[str, Any]:
+def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return the content of a config file, and why other users can change it."""
     shown = str(shown_path(path))
     try:
         # A config may be a link, unless it is that of a held run folder.
         target = path.resolve() if shown == str(path) else path
-        content = parse_yaml(read_bytes(target, MAX_CONFIG_BYTES).decode())
+        with open_regular_file(target, MAX_CONFIG_BYTES) as file:
+            foreign = foreign_reason(os.fstat(file.fileno()))
+            content = parse_yaml(file.read(MAX_CONFIG_BYTES).decode())
     except OSError as error:
         raise UsageError.one(shown, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -116,25 +132,25 @@ def _read_config_file(path: Path) -> dict[str, Any]:
             f"{shown}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}"
         ) from error
     if content is None:
-        return {}
+        return {}, foreign
     if not isinstance(content, dict):
         raise UsageError.one(shown, f"must contain sections ({', '.join(sections())}), each with its keys")
-    return content
+    return content, foreign
 
 
-def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, ConfigLayer]]:
+def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[_Layer]:
     """Return the layers of a file, starting with those of its `base:` files."""
     resolved = path.resolve()
     if resolved in chain:
         cycle = " -> ".join(str(part) for part in (*chain[chain.index(resolved) :], resolved))
         raise UsageError.one("base", f"circular base files: {cycle}; remove one of the `base:` lines")
-    content = _read_config_file(path)
+    content, foreign = _read_config_file(path)
     bases = content.pop("base", [])
     if isinstance(bases, str):
         bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise UsageError.one(str(path), "base: must be a file name or a list of file names")
-    layers: list[tuple[str, ConfigLayer]] = []
+    layers: list[_Layer] = []
     for base in bases:
         base_path = resolved.parent / expand_user(base)
         if not is_file(base_path):
@@ -145,9 +161,16 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[tuple[str, Co
         for section, keys in content.items()
         if keys is not None and not isinstance(keys, dict) and section in sections()
     ]
+    values = {section: keys or {} for section, keys in content.items()}
+    for key in UNSTORED_KEYS:
+        section, _, name = key.partition(".")
+        # `gputrain config --json` prints the empty default, too.
+        if isinstance(keys := values.get(section), dict) and keys.pop(name, None):
+            reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
+            problems.append(Problem(key, reason, source=str(shown_path(path))))
     if problems:
         raise UsageError(problems)
-    return [*layers, (str(shown_path(path)), {section: keys or {} for section, keys in content.items()})]
+    return [*layers, _Layer(str(shown_path(path)), values, foreign)]
 
 
 def _parse_override(text: str) -> tuple[str, Any]:
@@ -179,13 +202,19 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def resolve_config(
-    file: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, str | bool]] | None = None
+    file: str | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, tuple[str, str | bool]] | None = None,
+    *,
+    trust_code: bool = False,
 ) -> ResolvedConfig:
     """Merge all layers and validate the result. `flags` maps `section.key` to (flag as typed, its value).
 
-    Raises ConfigError with all problems, and UsageError if a file cannot be read.
+    Without `trust_code`, user code that somebody else's file names is a problem. Raises ConfigError with all problems,
+    whose `valid_part` names no such code, and UsageError if a file cannot be read.
     """
-    layers = _file_layers(find_config(file)) if file is not None else []
+    layers = _settings_layers()
+    layers += _file_layers(find_config(file)) if file is not None else []
     typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
     for key, (flag, flag_value) in (flags or {}).items():
@@ -205,25 +234,56 @@ def resolve_config(
     # The optimizer first: a change of it drops the optimizer keys of earlier layers, but not of this command line.
     for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
         section, _, name = key.partition(".")
-        layers.append((source, {section: {name: value}}))
+        layers.append(_Layer(source, {section: {name: value}}))
 
     merged: ConfigLayer = {}
     sources: dict[str, str] = {}
-    for source, layer in layers:
+    foreign: dict[str, str] = {}
+    for source, layer, reason in layers:
         for section, keys in layer.items():
             if not isinstance(keys, dict):
                 keys = {}
             if section == "optim":
                 _drop_optimizer_keys(merged.get("optim", {}), keys)
             merged.setdefault(section, {}).update(keys)
-            sources.update({f"{section}.{key}": source for key in keys})
+            for name in keys:
+                key = f"{section}.{name}"
+                sources[key] = source
+                foreign.pop(key, None)
+                if reason is not None:
+                    foreign[key] = f"{source}, which sets {key}, {reason}"
     try:
         config = validate_config(merged, {key: source for key, source in sources.items() if key not in typed})
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems], error.valid_part) from error
+        config, problems = error.valid_part, [*problems, *error.problems]
+    names = user_code_names(config)
+    foreign_code = {key: reason for key, reason in foreign.items() if names and key in (*names, "run.code")}
+    if not trust_code:
+        refused = {key: names[key] for key in foreign_code if key in names} or dict.fromkeys(
+            foreign_code, config.run.code
+        )
+        problems += [
+            Problem(key, f"{name} is not imported: {foreign_code[key]}", TRUST_ADVICE) for key, name in refused.items()
+        ]
     if problems:
-        raise ConfigError(problems, config)
-    return ResolvedConfig(config, {key: sources.get(key, "default") for key, _ in fields()}, frozenset(typed))
+        raise ConfigError(problems, _with_defaults(config, foreign_code))
+    sources = {key: sources.get(key, "default") for key, _ in fields()}
+    return ResolvedConfig(config, sources, frozenset(typed), foreign_code)
+
+
+def _settings_layers() -> list[_Layer]:
+    packages = read_code_packages()
+    return [_Layer(str(settings_file()), {"run": {"code_packages": packages}})] if packages else []
+
+
+def _with_defaults(config: Config, keys: Iterable[str]) -> Config:
+    """Return the config with the defaults of these keys."""
+    update: dict[str, Any] = {}
+    for key in keys:
+        section, _, name = key.partition(".")
+        part = update.get(section, getattr(config, section))
+        update[section] = part.model_copy(update={name: type(part).model_fields[name].default})
+    return config.model_copy(update=update)
 
 
 def _drop_optimizer_keys(merged: dict[str, Any], layer: dict[str, Any]) -> None:
@@ -286,8 +346,7 @@ def with_absolute_paths(config: Config) -> Config:
         update["data"] = config.data.model_copy(update={"path": absolute(config.data.path)})
     if config.model.weights not in (None, "pretrained"):
         update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
-    names = (config.data.dataset, config.model.name, config.loss.name, config.augment.transform)
-    if config.run.code is not None or any(map(is_user_code, names)):
+    if config.run.code is not None or user_code_names(config):
         update["run"] = config.run.model_copy(update={"code": absolute(config.run.code or ".")})
     return config.model_copy(update=update)
 

@@ -18,8 +18,9 @@ _value_repr = reprlib.Repr()
 _value_repr.maxlevel = 2
 _value_repr.maxstring = _value_repr.maxlong = _value_repr.maxother = 200
 
-# Keys of a union type: pydantic reports one error per member.
-_UNION_KEY_MESSAGES = {
+# Keys of a union type, for which pydantic reports one error per member, and lists, for which it reports an item.
+_KEY_MESSAGES = {
+    "run.code_packages": "must be names of top-level packages, such as [torchvision]",
     "data.workers": "must be an integer of at least 0, or auto",
     "data.batch_size": "must be an integer of at least 1, or auto",
     "optim.betas": "must be two numbers, such as [0.9, 0.999]",
@@ -56,8 +57,8 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         return Problem(key, f"unknown key{hint}", source=source)
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
-    if key in _UNION_KEY_MESSAGES:
-        allowed = _UNION_KEY_MESSAGES[key]
+    if key in _KEY_MESSAGES:
+        allowed = _KEY_MESSAGES[key]
     elif detail["type"] == "literal_error":
         choices = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
         extra = f", or {_EXTRA_ALLOWED_FORMS[key]}" if key in _EXTRA_ALLOWED_FORMS else ""

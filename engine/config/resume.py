@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from engine.config.schema import Config, as_dict
+from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.utils.errors import Problem
 
 # Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
@@ -20,7 +20,7 @@ IMMUTABLE_KEYS = {
     *("data.image_size", "data.channels", "data.mean", "data.std", "data.fake_train", "data.fake_val"),
 }
 # `device.ranks` has no effect on GPUs, and `engine.training.state_dict` reports another number of ranks.
-UNREPORTED_KEYS = {"run.name", "run.resume", "device.ranks"}
+UNREPORTED_KEYS = {"run.name", "run.resume", "device.ranks", *UNSTORED_KEYS}
 PATH_KEYS = {"run.code", "data.path", "model.weights"}
 
 # A key and its values before and after.

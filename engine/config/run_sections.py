@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import RUN_NAME_PATTERN, GpuSelection, Section, Text
+from engine.config.section import RUN_NAME_PATTERN, GpuSelection, PackageNames, Section, Text
 
 
 class RunConfig(Section):
@@ -20,7 +20,13 @@ class RunConfig(Section):
     resume: bool = Field(False, description="Resume run.name from its last checkpoint; start it if it does not exist.")
     code: Text | None = Field(
         None,
-        description="Folder to import user code (module:name) from. Default: the working directory.",
+        description="Folder to import user code (module:name) from: .py files that only you can change. Default: the "
+        "working directory.",
+    )
+    code_packages: PackageNames = Field(
+        (),
+        description="Installed packages that user code (module:name) may name, such as [torchvision]. Only the command "
+        "line and the user's settings.yaml can set it.",
     )
     log_every: int = Field(10, ge=1, description="Log loss, learning rate and throughput every this many steps.")
     watchdog: float = Field(

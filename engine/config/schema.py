@@ -5,7 +5,7 @@ A config is frozen and does not record where its values came from; `engine.confi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -64,6 +64,10 @@ def describe_key(key: str) -> str:
     return f"{field.description} [default: {default}]"
 
 
+# Keys that no config file may set, and none holds: a setting of the user, not of a run.
+UNSTORED_KEYS = ("run.code_packages",)
+
+
 def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
     """Return plain values by section, for YAML and JSON. `only_changed` omits the defaults."""
     values: dict[str, dict[str, Any]] = config.model_dump(mode="json")
@@ -75,3 +79,17 @@ def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str
         for section, keys in values.items()
     }
     return {section: keys for section, keys in changed.items() if keys}
+
+
+def as_stored(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
+    """Return the values that a config file or a checkpoint holds: those of `as_dict` without the `UNSTORED_KEYS`."""
+    return without_unstored(as_dict(config, only_changed=only_changed))
+
+
+def without_unstored(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return values by section without the `UNSTORED_KEYS`, and without the sections that this empties."""
+    kept = {
+        section: {key: value for key, value in keys.items() if f"{section}.{key}" not in UNSTORED_KEYS}
+        for section, keys in values.items()
+    }
+    return {section: keys for section, keys in kept.items() if keys}

@@ -28,6 +28,13 @@ def _empty_if_none(value: object) -> object:
     return {} if value is None else value
 
 
+def _as_list(value: object) -> object:
+    """Parse `torchvision,timm` and None to a list."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
+    return () if value is None else value
+
+
 def _as_name_prefixes(value: object) -> object:
     """Parse `layer1,layer2` and `[layer1, layer2]` to a tuple of parameter name prefixes."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -47,6 +54,9 @@ Factors = Annotated[dict[str, float], BeforeValidator(_empty_if_none)]
 # User code: a module and a callable in it.
 USER_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 UserCodePath = Annotated[str, Field(pattern=USER_CODE_PATTERN)]
+PackageNames = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], BeforeValidator(_as_list), Strict(False)
+]
 RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 

@@ -1,16 +1,24 @@
 """User code, named by an import path: `mycode.nets:build` is `build` in the module `mycode.nets`.
 
 `engine.launch.preflight` checks it before a run; models, datasets, losses and transforms load it in the ranks.
+`engine.config.code_trust` judges beforehand who named the code and whose file it is.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import os
 import re
 import sys
 import time
 import traceback
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from engine.config.schema import Config
@@ -21,6 +29,22 @@ from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, P
 
 _IMPORT_TIMEOUT_SECONDS = 120.0
 RUN_USER_CODE_ADVICE = "run the code on its own to see why"
+TRUST_ADVICE = "read the code, then repeat the command with --trust-code"
+_STANDARD_LIBRARY = Path(os.__file__).resolve().parent
+_INSTALLED_PACKAGES = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class UserModule:
+    """Where the module of a user code name lies.
+
+    `root` is the folder that it is imported from, None for a module of an installed package in `run.code_packages`.
+    `files` are the `__init__.py` files of its packages and its own `.py` file, in the order of import, links resolved.
+    """
+
+    name: str
+    root: Path | None
+    files: tuple[Path, ...] = ()
 
 
 def is_user_code(name: str | None) -> bool:
@@ -39,43 +63,143 @@ def user_code_names(config: Config) -> dict[str, str]:
     return {key: name for key, name in names.items() if name is not None and is_user_code(name)}
 
 
-def load_user_code(key: str, name: str, folder: str | None) -> Any:
-    """Import the callable `name` from `folder`, or from the working directory.
+def code_root(folder: str | None) -> Path:
+    """Return the folder that user code is imported from: `run.code`, else the working folder."""
+    return Path(folder or Path.cwd()).absolute()
 
-    Raises UsageError for `key` if the import fails or the object is not callable.
+
+def find_user_module(key: str, name: str, folder: str | None, packages: Collection[str] = ()) -> UserModule:
+    """Find the module of a user code name, without running any of it.
+
+    It is a `.py` file below the folder, else a module of an installed package that `packages` lists. Raises UsageError
+    for `key` if it is neither, or belongs to the standard library.
     """
-    root = Path(folder or Path.cwd())
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
+    root, module = code_root(folder), name.partition(":")[0]
+    package = module.partition(".")[0]
+    if package in sys.stdlib_module_names:
+        raise UsageError.one(
+            key,
+            f"{name} names a module of Python's standard library; user code is a .py file of your own",
+            "rename the file if it is yours",
+        )
+    if (files := _find_files(key, name, root)) is not None:
+        return UserModule(module, root, files)
+    if package in packages:
+        return UserModule(module, None)
+    if not root.is_dir():
+        raise UsageError.one(key, f"{name}: the folder {root} does not exist (run.code)")
+    raise UsageError.one(key, f"{name}: {_describe_missing(module, root)}")
+
+
+def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
+    """Return the files that an import of the module runs; None if the folder does not contain it.
+
+    Raises UsageError for files that are not Python source below the folder.
+    """
+    module, files, folder = name.partition(":")[0], list[Path](), root
+    importlib.invalidate_caches()
+    real_root = Path(os.path.realpath(root))
+    parts = module.split(".")
+    for count, part in enumerate(parts, 1):
+        # Not sys.path, and not import_module, which runs the packages on the way.
+        spec = PathFinder.find_spec(".".join(parts[:count]), [str(folder)])
+        if spec is None:
+            return None
+        folder = folder / part
+        if _is_namespace(spec) and count < len(parts):
+            continue
+        file = Path(os.path.realpath(spec.origin or folder))
+        if file.suffix != ".py":
+            raise UsageError.one(key, f"{name}: {file} is not a .py file; user code is Python source")
+        if not file.is_relative_to(real_root):
+            raise UsageError.one(
+                key, f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder"
+            )
+        if file.is_relative_to(_STANDARD_LIBRARY) and not set(_INSTALLED_PACKAGES) & set(file.parts):
+            raise UsageError.one(key, f"{name}: {file} belongs to Python's standard library, which is not user code")
+        files.append(file)
+    return tuple(files)
+
+
+def _is_namespace(spec: ModuleSpec) -> bool:
+    """Whether a module is a folder without `__init__.py`, which runs nothing."""
+    return spec.origin is None and spec.submodule_search_locations is not None
+
+
+def _describe_missing(module: str, root: Path) -> str:
+    """Describe which part of a module the folder lacks, with the names that it contains."""
+    parent_folder, parts = root, module.split(".")
+    while len(parts) > 1 and (parent_folder / parts[0]).is_dir():
+        parent_folder /= parts.pop(0)
+    missing = ".".join([*parent_folder.relative_to(root).parts, parts[0]])
+    names = sorted(
+        path.stem for path in parent_folder.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file()
+    )
+    hint = did_you_mean(parts[0], names) or (f"; it contains {', '.join(names[:10])}" if names else "")
+    package = module.partition(".")[0]
+    if parent_folder == root and PathFinder.find_spec(package) is not None:
+        hint = f"; allow the installed package {package} with run.code_packages={package}, also when you resume"
+    return f"no module {missing} in {root}{hint} (run.code sets the folder)"
+
+
+def load_user_code(key: str, name: str, folder: str | None, packages: Collection[str] = ()) -> Any:
+    """Import the callable `name` from `folder`, from the working folder, or from an installed package in `packages`.
+
+    Raises UsageError for `key` if the module is not user code, the import fails or the object is not a callable of the
+    user's own.
+    """
+    location = find_user_module(key, name, folder, packages)
     module, _, attribute = name.partition(":")
+    if location.root is not None and str(location.root) not in sys.path:
+        sys.path.insert(0, str(location.root))
+    # Before the import: a loaded module of the same name, such as `engine`, would serve its own submodules.
+    _check_loaded(key, name, location)
     try:
         target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # Importing user code runs it: any exception is possible, and sys.exit().
-        raise UsageError.one(key, f"{name}: {_import_failure(error, module, root)}") from error
+        reason = f"{name}: {module} cannot be imported: {describe_exception(error, code_root(folder))}"
+        raise UsageError.one(key, reason) from error
+    if location.files and not getattr(target, "__file__", None):
+        raise UsageError.one(key, f"{name}: {module} is not the module in {location.files[-1]}; rename that file")
+    _check_loaded(key, name, location)
     for attribute_name in attribute.split("."):
         if not hasattr(target, attribute_name):
             public = [candidate for candidate in dir(target) if not candidate.startswith("_")]
             raise UsageError.one(key, f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}")
         target = getattr(target, attribute_name)
+        if isinstance(target, ModuleType):
+            reason = f"{name}: {attribute_name} is the module {target.__name__}, not a function or a class of {module}"
+            raise UsageError.one(key, reason)
     if not callable(target):
         raise UsageError.one(key, f"{name} must be a function or a class, not {type(target).__name__}")
+    if (library := _standard_library_module(target)) is not None:
+        reason = f"{name} is defined in Python's module {library}; name a function or class of your own"
+        raise UsageError.one(key, reason)
     return target
 
 
-def _import_failure(error: BaseException, module: str, folder: Path) -> str:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is None or not f"{module}.".startswith(f"{missing}."):
-        return f"{module} cannot be imported: {describe_exception(error, folder)}"
-    if not folder.is_dir():
-        return f"the folder {folder} does not exist (run.code)"
-    parent, _, module_name = missing.rpartition(".")
-    parent_folder = folder.joinpath(*parent.split(".")) if parent else folder
-    names = sorted(
-        path.stem for path in parent_folder.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file()
-    )
-    hint = did_you_mean(module_name, names) or (f"; it contains {', '.join(names[:10])}" if names else "")
-    return f"no module {missing} in {folder}{hint} (run.code sets the folder)"
+def _check_loaded(key: str, name: str, location: UserModule) -> None:
+    """Raise UsageError if a module that the import runs is loaded from another file."""
+    parts = location.name.split(".")
+    loaded = [sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1)]
+    for file in (getattr(module, "__file__", None) for module in loaded):
+        if file is not None and location.files and Path(os.path.realpath(file)) not in location.files:
+            raise UsageError.one(
+                key, f"{name}: a module of this name is already loaded from {file}; rename {location.files[-1]}"
+            )
+
+
+def _standard_library_module(target: Any) -> str | None:
+    """Return the module of the standard library that defines a function, method or class; None if another does.
+
+    Instances are the user's own, such as a `functools.partial`.
+    """
+    if isinstance(target, functools.partial) or not (isinstance(target, type) or inspect.isroutine(target)):
+        return None
+    # Methods of built-in types have no module.
+    module = str(getattr(target, "__module__", None) or "builtins")
+    return module if module.partition(".")[0] in sys.stdlib_module_names else None
 
 
 def describe_exception(error: BaseException, folder: Path | str | None = None) -> str:
@@ -116,7 +240,7 @@ def check_user_code(config: Config) -> list[Problem]:
     deadline = time.monotonic() + _IMPORT_TIMEOUT_SECONDS
     problems: list[Problem] = []
     with start_helper("engine.config.user_code", keep_stderr=False) as helper:
-        helper.send({"names": names, "folder": config.run.code})
+        helper.send({"names": names, "folder": config.run.code, "packages": config.run.code_packages})
         for key, name in names.items():
             try:
                 problems += [Problem(key, message) for message in helper.receive(deadline - time.monotonic())]
@@ -137,7 +261,7 @@ def main(parent: ParentPipe) -> None:
     for key, name in request["names"].items():
         messages: list[str] = []
         try:
-            load_user_code(key, name, request["folder"])
+            load_user_code(key, name, request["folder"], request["packages"])
         except UsageError as error:
             messages = [problem.message for problem in error.problems]
         parent.send(messages)

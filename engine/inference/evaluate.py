@@ -6,7 +6,7 @@ Uses `trained_model` for the model, and the data sources, loader, loss and metri
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -51,9 +51,13 @@ def evaluate_checkpoint(
     """Evaluate a checkpoint once on every image of a split, without augmentation.
 
     `overrides` are `data.key=value`. Raises UsageError for invalid overrides, for data that cannot be read or does not
-    match the model's classes, and if the device runs out of memory.
+    match the model's classes, for code of somebody else, and if the device runs out of memory.
     """
     config = evaluation_config(checkpoint, overrides)
+    typed = {override.partition("=")[0].strip() for override in overrides}
+    foreign = {key: reason for key, reason in checkpoint.code_trust.foreign.items() if key not in typed}
+    trust = replace(checkpoint.code_trust, foreign=foreign)
+    trust.check(config, ("data.dataset", "model.name", "loss.name"))
     source = open_source(config)
     class_map = class_indices(source.classes, checkpoint.classes)
     labels = {name: class_map[source.get_labels(name)] for name in expand_parts("all")}

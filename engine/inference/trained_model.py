@@ -6,17 +6,19 @@ Called by `predict`, `evaluate`, `export` and their commands.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engine.config.code_trust import CodeTrust
 from engine.config.loader import validate_config
-from engine.config.schema import Config, sections
+from engine.config.schema import Config, sections, without_unstored
 from engine.data.augment.batch_ops import convert_to_format, normalize
 from engine.data.sources.base import ImageFormat
+from engine.inference.checkpoint_code import limit_to_run
 from engine.models.factory import build_model
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
@@ -27,7 +29,10 @@ from engine.utils.files import expand_user, is_file, shown_path
 
 @dataclass(frozen=True)
 class TrainedCheckpoint:
-    """The parts of a checkpoint that inference needs. `weights` are the EMA weights if `ema` is True."""
+    """The parts of a checkpoint that inference needs. `weights` are the EMA weights if `ema` is True.
+
+    `code_trust` says which user code of the config may run.
+    """
 
     path: Path
     config: Config
@@ -36,6 +41,7 @@ class TrainedCheckpoint:
     weights: dict[str, Tensor]
     ema: bool
     step: int
+    code_trust: CodeTrust = field(default_factory=CodeTrust)
 
 
 @dataclass(frozen=True)
@@ -69,21 +75,28 @@ class TrainedModel:
 
 
 def load_trained_model(
-    folder: RunFolder, which: str = "best", *, device: str = "auto", raw: bool = False
+    folder: RunFolder,
+    which: str = "best",
+    *,
+    device: str = "auto",
+    raw: bool = False,
+    code_trust: CodeTrust | None = None,
 ) -> TrainedModel:
     """Load a model from a run folder. See `read_trained_checkpoint` and `resolve_device` for the arguments.
 
     Raises UsageError.
     """
-    return build_trained_model(read_trained_checkpoint(folder, which, raw=raw), device)
+    return build_trained_model(read_trained_checkpoint(folder, which, raw=raw, code_trust=code_trust), device)
 
 
-def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool = False) -> TrainedCheckpoint:
+def read_trained_checkpoint(
+    folder: RunFolder, which: str = "best", *, raw: bool = False, code_trust: CodeTrust | None = None
+) -> TrainedCheckpoint:
     """Read a checkpoint of a run.
 
     `which` is "best" (or the last one before the first evaluation), "last", or a file. `raw` selects the model weights
-    even if there are EMA weights. Starts no thread and does not initialize CUDA, so the caller can still fork. Raises
-    UsageError if the checkpoint is missing or damaged.
+    even if there are EMA weights. `code_trust` is what the user grants. Starts no thread and does not initialize CUDA,
+    so the caller can still fork. Raises UsageError if the checkpoint is missing or damaged.
     """
     path = find_checkpoint(folder, which)
     try:
@@ -92,15 +105,17 @@ def read_trained_checkpoint(folder: RunFolder, which: str = "best", *, raw: bool
         raise UsageError.one(
             str(shown_path(path)), f"{error}; select another with --checkpoint last, or --checkpoint FILE"
         ) from error
+    config, foreign = limit_to_run(config_from_checkpoint(state["config"]), path, folder)
     images, ema = state["image_format"], state["ema"] is not None and not raw
     return TrainedCheckpoint(
         path=shown_path(path),
-        config=config_from_checkpoint(state["config"]),
+        config=config,
         classes=tuple(state["classes"]),
         image_format=ImageFormat(images["size"], images["channels"], tuple(images["mean"]), tuple(images["std"])),
         weights=state["ema"] if ema else state["model"],
         ema=ema,
         step=state["step"],
+        code_trust=replace(code_trust or CodeTrust(), foreign=foreign),
     )
 
 
@@ -127,7 +142,7 @@ def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
         for section, keys in values.items()
         if section in known_sections
     }
-    return validate_config(known_values)
+    return validate_config(without_unstored(known_values))
 
 
 def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> TrainedModel:
@@ -147,7 +162,10 @@ def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> 
 
 
 def build_architecture(checkpoint: TrainedCheckpoint) -> nn.Module:
-    """Build the architecture of a checkpoint without its weights. Pretrained weights are not downloaded again."""
+    """Build the architecture of a checkpoint without its weights. Pretrained weights are not downloaded again.
+
+    Raises UsageError if its config names code of somebody else."""
+    checkpoint.code_trust.check(checkpoint.config, ("model.name",))
     config = checkpoint.config.model_copy(
         update={"model": checkpoint.config.model.model_copy(update={"weights": None})}
     )

@@ -64,7 +64,8 @@ def previous_batch_size(folder: RunFolder) -> int | None:
     """Return the batch size of a run that is resumed; None if it ended before one was found."""
     if not folder.config.exists():
         return None
-    size = resolve_config(str(folder.config)).config.data.batch_size
+    # Only read: no code that it names runs.
+    size = resolve_config(str(folder.config), trust_code=True).config.data.batch_size
     return None if size == "auto" else size
 
 

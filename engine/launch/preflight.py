@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import sync_bn_problems
@@ -48,7 +49,7 @@ class RunRequest:
     `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
     `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
     started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder. `trust_owner` resumes a run
-    that other users can change."""
+    that other users can change; `code_trust` says whose code the config may name."""
 
     config: Config
     runs_dir: Path
@@ -57,6 +58,7 @@ class RunRequest:
     agents: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     trust_owner: bool = False
+    code_trust: CodeTrust = field(default_factory=CodeTrust)
 
 
 @dataclass
@@ -134,7 +136,10 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
     config = request.config
     with collect_problems(problems):
         check_model_name(config.model)
-    problems += check_user_code(config)
+    with collect_problems(problems):
+        # First, because the second imports the code.
+        request.code_trust.check(config)
+        problems += check_user_code(config)
     if not config.run.resume:
         problems += weights_problems(config)
     problems += timm_optimizer_problems(config.optim)
@@ -162,7 +167,8 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
     the ranks with the checkpoint that they load, whose checksum is verified."""
     saved = read_saved_config(folder.checkpoints)
     if saved is None and folder.config.exists():
-        saved = as_dict(resolve_config(str(folder.config)).config)
+        # Only compared: no code that it names runs.
+        saved = as_dict(resolve_config(str(folder.config), trust_code=True).config)
     if saved is None:
         return
     if problems := immutable_key_problems(find_changes(saved, config)):

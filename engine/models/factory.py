@@ -90,7 +90,7 @@ def torchvision_model_names() -> list[str]:
 def build_user_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
     """Call the user's builder with the sizes that its signature names and with `model.options`. Raises UsageError."""
     name, folder = config.model.name, config.run.code
-    builder = load_user_code("model.name", name, folder)
+    builder = load_user_code("model.name", name, folder, config.run.code_packages)
     if isinstance(builder, nn.Module):
         raise UsageError.one("model.name", f"{name} is a model instance; use a function or class that builds one")
     try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from engine.config.schema import Config, as_dict
+from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.event_lines import event_lines
 from engine.runs.events import EpochEvent, Event, FlushJournal, RankFailed, RunFinished, RunStarted, WarningEvent
@@ -88,7 +88,7 @@ class Recorder:
         listener(event)
 
     def _write_config(self) -> None:
-        text = to_yaml(as_dict(self._config))
+        text = to_yaml(as_stored(self._config))
         replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
 
     def close(self) -> None:

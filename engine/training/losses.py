@@ -74,7 +74,7 @@ def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor
 
 def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criterion:
     """Load the user's function, or instantiate the user's class, and call it once. Raises UsageError."""
-    user_loss: Any = load_user_code("loss.name", config.loss.name, config.run.code)
+    user_loss: Any = load_user_code("loss.name", config.loss.name, config.run.code, config.run.code_packages)
 
     def criterion(logits: Tensor, targets: Tensor) -> Tensor:
         value: Tensor = user_loss(logits.float(), targets)

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.config.schema import as_dict
+from engine.config.schema import as_stored
 from engine.models.memory_format import contiguous_state_dict
 from engine.models.precision import full_precision_state_dict
 from engine.optim.optimizers import restore_optimizer
@@ -39,7 +39,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
     if state.ema is not None:
         state.ema.copy_buffers(state.model)
     return {
-        "config": as_dict(state.config),
+        "config": as_stored(state.config),
         "classes": list(classes),
         "image_format": asdict(state.image_format),
         "model": contiguous_state_dict(to_cpu(full_precision_state_dict(state.model, state.master))),

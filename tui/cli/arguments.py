@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +13,7 @@ import typer
 from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
+    from engine.config.code_trust import CodeTrust
     from engine.config.loader import ResolvedConfig
 
 
@@ -27,6 +30,13 @@ def exit_on_usage_error() -> Iterator[None]:
         for problem in error.problems:
             typer.echo(f"error: {printable(str(problem))}", err=True)
         raise typer.Exit(2) from error
+
+
+def print_warning(message: str) -> None:
+    """Print a warning on stderr, escaped: it may contain the names of other users' runs and files."""
+    from engine.utils.text import printable
+
+    typer.echo(f"warning: {printable(message)}", err=True)
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
@@ -63,13 +73,28 @@ def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, str | 
 
 
 def resolve_arguments(
-    arguments: list[str] | None, flags: dict[str, tuple[str, str | bool]] | None = None
+    arguments: list[str] | None,
+    flags: dict[str, tuple[str, str | bool]] | None = None,
+    *,
+    trust_code: bool = False,
 ) -> ResolvedConfig:
     """Resolve CONFIG, overrides and flags to a config. Raises UsageError with every problem found."""
     from engine.config.loader import resolve_config
 
     file, overrides = split_arguments(arguments)
-    return resolve_config(file, overrides, flags)
+    return resolve_config(file, overrides, flags, trust_code=trust_code)
+
+
+def code_trust(resolved: ResolvedConfig, *, granted: bool) -> CodeTrust:
+    """Return whose code a resolved config may name; what runs only because of --trust-code is printed on stderr."""
+    return replace(trust_option(granted=granted), foreign=resolved.foreign_code)
+
+
+def trust_option(*, granted: bool) -> CodeTrust:
+    """Return what --trust-code grants. Each of its messages is printed once, although several steps check the code."""
+    from engine.config.code_trust import CodeTrust
+
+    return CodeTrust(granted, notify=functools.cache(print_warning))
 
 
 # `tui.cli.help` prints one line for each word of the metavar.
@@ -78,6 +103,10 @@ RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
 ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP)]
 RunsDirOption = Annotated[
     str | None, typer.Option("--runs-dir", metavar="DIR", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")
+]
+TrustCodeOption = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run user code (module:name) that another user names or can change."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; implies --headless.")]

@@ -10,6 +10,8 @@ import typer
 from tui.cli.arguments import (
     ConfigArguments,
     JsonOption,
+    TrustCodeOption,
+    code_trust,
     exit_on_usage_error,
     flag_overrides,
     resolve_arguments,
@@ -63,6 +65,7 @@ def bench(
     dataset: Annotated[str | None, typer.Option("--dataset")] = None,
     data_path: Annotated[str | None, typer.Option("--data-path")] = None,
     as_json: JsonOption = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Measure how training scales with the number of GPUs or CPU ranks.
 
@@ -84,7 +87,8 @@ def bench(
     with exit_on_usage_error():
         flags = flag_overrides(flag_values)
         file, overrides = split_arguments(arguments)
-        resolved = resolve_arguments([file or "digits", *overrides], flags)
+        resolved = resolve_arguments([file or "digits", *overrides], flags, trust_code=trust_code)
+        code_trust(resolved, granted=trust_code).check(resolved.config)
         # A config trains for more epochs than a measurement needs.
         epochs = resolved.config.run.epochs if "run.epochs" in resolved.typed else DEFAULT_EPOCHS
         plan = plan_bench(resolved.config, parse_rank_counts(counts), epochs, repeats, strong=strong, limit=limit)
@@ -95,7 +99,7 @@ def bench(
     total = len(plan.rank_counts) * plan.repeats * (2 if plan.limit else 1)
     interrupted = False
     try:
-        for run in run_bench(plan, gputrain_command()):
+        for run in run_bench(plan, gputrain_command(), ["--trust-code"] if trust_code else []):
             runs.append(run)
             typer.echo(f"{len(runs)}/{total}  {describe_bench_run(run)}", err=True)
     except KeyboardInterrupt:

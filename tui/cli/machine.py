@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from engine.gpus.snapshot import MIN_PERIOD_SECONDS
-from tui.cli.arguments import ConfigArguments, JsonOption, RunsDirOption, exit_on_usage_error, resolve_arguments
+from tui.cli.arguments import (
+    ConfigArguments,
+    JsonOption,
+    RunsDirOption,
+    TrustCodeOption,
+    exit_on_usage_error,
+    resolve_arguments,
+)
 from tui.cli.help import MACHINE, ConfigCommand, HelpCommand, make_epilog
 from tui.cli.train import build_request, raise_problems
 from tui.flags import FLAG_TO_KEY
@@ -78,6 +85,7 @@ def doctor(
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Check this host for problems that affect training.
 
@@ -90,6 +98,12 @@ def doctor(
         flags: dict[str, tuple[str, str | bool]] = (
             {} if gpus is None else {FLAG_TO_KEY["gpus"]: (f"--gpus {gpus}", gpus)}
         )
-        request = build_request(lambda: resolve_arguments(arguments, flags), None, runs_dir, dry_run=True)
+        request = build_request(
+            lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
+            None,
+            runs_dir,
+            dry_run=True,
+            trust_code=trust_code,
+        )
         raise_problems(request)
         raise typer.Exit(show_checks(examine(request), as_json=as_json))

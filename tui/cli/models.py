@@ -10,6 +10,8 @@ import typer
 from tui.cli.arguments import (
     ConfigArguments,
     JsonOption,
+    TrustCodeOption,
+    code_trust,
     exit_on_usage_error,
     flag_overrides,
     resolve_arguments,
@@ -85,6 +87,7 @@ def summary(
         bool, typer.Option("--features", help="Print the last feature map of each resolution instead.")
     ] = False,
     as_json: JsonOption = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Print the layers of a model: shapes, parameters, multiply-adds.
 
@@ -96,10 +99,12 @@ def summary(
 
     flag_values = {"model": model, "dataset": dataset, "data_path": data_path}
     with exit_on_usage_error():
-        config = resolve_arguments(arguments, flag_overrides(flag_values)).config
+        resolved = resolve_arguments(arguments, flag_overrides(flag_values), trust_code=trust_code)
+        config = resolved.config
         from engine.models.catalog import check_model_name
 
         check_model_name(config.model)
+        code_trust(resolved, granted=trust_code).check(config, ("model.name", "data.dataset"))
         # Imports torch, so only after the checks that need none.
         from engine.models.summary import summarize_model
 

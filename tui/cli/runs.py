@@ -16,11 +16,12 @@ from tui.cli.arguments import (
     LowBandwidthOption,
     RunArgument,
     RunsDirOption,
+    TrustCodeOption,
     TrustOwnerOption,
     exit_on_usage_error,
 )
 from tui.cli.help import RUNS, HelpCommand, make_epilog
-from tui.cli.train import build_request, raise_problems, run_headless, run_with_screen, should_open_screen
+from tui.cli.train import build_request, run_headless, run_with_screen, should_open_screen
 
 app = typer.Typer()
 
@@ -164,6 +165,7 @@ def resume(
     runs_dir: RunsDirOption = None,
     as_json: EventsJsonOption = False,
     trust_owner: TrustOwnerOption = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Resume a run from its last checkpoint.
 
@@ -185,10 +187,13 @@ def resume(
         }
         root = str(folder.path.parent)
         request = build_request(
-            lambda: resolve_config(str(folder.config), changes or [], flags), None, root, trust_owner=trust_owner
+            lambda: resolve_config(str(folder.config), changes or [], flags, trust_code=trust_code),
+            None,
+            root,
+            trust_owner=trust_owner,
+            trust_code=trust_code,
         )
         if should_open_screen(headless=headless or as_json):
-            raise_problems(request)
-            run_with_screen(sys.argv[1:], root)
+            run_with_screen(request, sys.argv[1:], root)
         else:
             run_headless(request, as_json=as_json)

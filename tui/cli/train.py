@@ -17,11 +17,14 @@ from tui.cli.arguments import (
     HeadlessOption,
     JsonOption,
     RunsDirOption,
+    TrustCodeOption,
     TrustOwnerOption,
+    code_trust,
     exit_on_usage_error,
     flag_overrides,
     resolve_arguments,
     split_arguments,
+    trust_option,
 )
 from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
 from tui.flags import FLAG_TO_KEY
@@ -83,6 +86,7 @@ def run(
         bool,
         typer.Option("--dry-run", help="Print the plan and train one batch per rank; keep no files."),
     ] = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Train a model.
 
@@ -110,11 +114,15 @@ def run(
         file, _ = split_arguments(arguments)
         stem = Path(file).stem if file else None
         request = build_request(
-            lambda: resolve_arguments(arguments, flags), stem, runs_dir, dry_run=dry_run, trust_owner=trust_owner
+            lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
+            stem,
+            runs_dir,
+            dry_run=dry_run,
+            trust_owner=trust_owner,
+            trust_code=trust_code,
         )
         if should_open_screen(headless=headless or as_json or dry_run):
-            raise_problems(request)
-            run_with_screen(sys.argv[1:], runs_dir)
+            run_with_screen(request, sys.argv[1:], runs_dir)
         else:
             run_headless(request, as_json=as_json)
 
@@ -128,8 +136,13 @@ def should_open_screen(*, headless: bool) -> bool:
     )
 
 
-def run_with_screen(arguments: list[str], runs_dir: str | None) -> None:
-    """Start the same command headless in its own session, then open the screen on it. Raises UsageError."""
+def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | None) -> None:
+    """Start the same command headless in its own session, then open the screen on it.
+
+    Raises UsageError if the request is refused."""
+    raise_problems(request)
+    # The preflight of the started command checks it too, but the screen would hide what --trust-code reports.
+    request.code_trust.check(request.config)
     from engine.runs.folder import runs_root
     from tui.cli.open_tui import open_screen
     from tui.launcher import launch_run
@@ -145,6 +158,7 @@ def build_request(
     *,
     dry_run: bool = False,
     trust_owner: bool = False,
+    trust_code: bool = False,
 ) -> RunRequest:
     """Return the request to run a config; `stem` names its run unless the config does.
 
@@ -156,12 +170,22 @@ def build_request(
     from engine.runs.folder import runs_root, sanitize_run_name
 
     problems: tuple[Problem, ...] = ()
+    trust = trust_option(granted=trust_code)
     try:
-        config = resolve().config
+        resolved = resolve()
+        config, trust = resolved.config, code_trust(resolved, granted=trust_code)
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
     name = sanitize_run_name(stem or f"{config.data.dataset}-{config.model.name}")
-    return RunRequest(config, runs_root(runs_dir), name, dry_run, problems=problems, trust_owner=trust_owner)
+    return RunRequest(
+        config,
+        runs_root(runs_dir),
+        name,
+        dry_run,
+        problems=problems,
+        trust_owner=trust_owner,
+        code_trust=trust,
+    )
 
 
 def raise_problems(request: RunRequest) -> None:
@@ -212,14 +236,16 @@ def config(
     if described:
         print_config_keys(as_json=as_json)
         return
-    from engine.config.schema import as_dict
+    from engine.config.schema import as_dict, without_unstored
     from engine.config.yaml_io import to_yaml
 
     with exit_on_usage_error():
-        resolved = resolve_arguments(arguments)
+        # Only printed: no code that it names runs.
+        resolved = resolve_arguments(arguments, trust_code=True)
     values = as_dict(resolved.config, only_changed=diff)
     if not sources:
-        typer.echo(json.dumps(values, indent=2) if as_json else to_yaml(values).rstrip())
+        # The YAML may become a config file.
+        typer.echo(json.dumps(values, indent=2) if as_json else to_yaml(without_unstored(values)).rstrip())
         return
     rows = {
         f"{section}.{key}": {"value": value, "source": resolved.sources[f"{section}.{key}"]}

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tui.cli.arguments import JsonOption, RunArgument, RunsDirOption, TrustOwnerOption, exit_on_usage_error
+from tui.cli.arguments import (
+    JsonOption,
+    RunArgument,
+    RunsDirOption,
+    TrustCodeOption,
+    TrustOwnerOption,
+    exit_on_usage_error,
+    print_warning,
+    trust_option,
+)
 from tui.cli.help import RESULTS, HelpCommand, make_epilog
 
 if TYPE_CHECKING:
@@ -55,6 +64,7 @@ def predict(
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Classify images with a trained model.
 
@@ -74,7 +84,8 @@ def predict(
             folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
             files = list(find_input_files([expand_user(image) for image in images]))
             reserved = reservation.enter_context(reserve_device(device, folder.name, print_warning))
-            trained = load_trained_model(folder, checkpoint, device=reserved, raw=raw)
+            trust = trust_option(granted=trust_code)
+            trained = load_trained_model(folder, checkpoint, device=reserved, raw=raw, code_trust=trust)
         predictions = skip_unreadable(predict_images(trained, files, top), failed)
         if as_json:
             print_predictions_json(predictions, folder, trained.checkpoint)
@@ -86,13 +97,6 @@ def predict(
     if not files:
         typer.echo("error: the folders contain no files", err=True)
     raise typer.Exit(1 if not files or any(prediction.file.explicit for prediction in failed) else 0)
-
-
-def print_warning(message: str) -> None:
-    """Print a warning on stderr, escaped: it may contain the names of other users' runs."""
-    from engine.utils.text import printable
-
-    typer.echo(f"warning: {printable(message)}", err=True)
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
@@ -165,6 +169,7 @@ def evaluate(
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Evaluate a trained model on its validation set.
 
@@ -181,7 +186,8 @@ def evaluate(
         if part not in ("val", "train", "all"):
             raise UsageError.one("--part", f"{part} is not allowed: must be one of val, train, all")
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
-        trained = read_trained_checkpoint(folder, checkpoint, raw=raw)
+        trust = trust_option(granted=trust_code)
+        trained = read_trained_checkpoint(folder, checkpoint, raw=raw, code_trust=trust)
         with reserve_device(device, folder.name, print_warning) as reserved:
             result = evaluate_checkpoint(trained, changes or [], part, reserved)  # type: ignore[arg-type]
     if result.unread:
@@ -264,6 +270,7 @@ def export(
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
+    trust_code: TrustCodeOption = False,
 ) -> None:
     """Export a trained model as safetensors and JSON.
 
@@ -277,7 +284,9 @@ def export(
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
         target = folder.path / "export" if output is None else expand_user(output)
-        paths = export_model(read_trained_checkpoint(folder, checkpoint, raw=raw), folder, target, force=force)
+        trust = trust_option(granted=trust_code)
+        trained = read_trained_checkpoint(folder, checkpoint, raw=raw, code_trust=trust)
+        paths = export_model(trained, folder, target, force=force)
     if as_json:
         typer.echo(json.dumps({"format": 1, "run": folder.name, "files": list(map(str, paths))}, indent=2))
     else:

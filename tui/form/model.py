@@ -19,7 +19,7 @@ from engine.config.loader import (
 )
 from engine.config.optimizer_options import default_options
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
-from engine.config.schema import Config, as_dict, fields
+from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored, fields
 from engine.config.user_code import is_user_code
 from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
@@ -51,6 +51,8 @@ MAIN_KEYS = (
 )
 # Keys without effect on a new run.
 EXCLUDED_KEYS = {"run.resume"}
+# Keys that the next form does not repeat: the name must be unique, and no file may set the others.
+TYPED_ONCE_KEYS = {"run.name", *UNSTORED_KEYS}
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Form:
         Raises UsageError if the config is invalid, or the file exists or cannot be written.
         """
         config = self.config()
-        changed = as_dict(
+        changed = as_stored(
             config.model_copy(update={"run": config.run.model_copy(update={"name": None})}), only_changed=True
         )
         is_path = "/" in name or name.endswith((".yaml", ".yml"))
@@ -214,7 +216,7 @@ def load_last_form() -> Form:
     typed = stored.get("typed")
     if stored.get("format") != FORM_FORMAT or not isinstance(typed, dict):
         return Form("digits")
-    known_keys = {info.key for info in form_fields()}
+    known_keys = {info.key for info in form_fields()} - TYPED_ONCE_KEYS
     base = stored.get("base")
     form = Form(
         base if isinstance(base, str) else None,
@@ -229,8 +231,8 @@ def load_last_form() -> Form:
 
 
 def save_last_form(form: Form) -> None:
-    """Store the form for the next new run, without the run name, which must be unique."""
-    typed = {key: text for key, text in form.overrides.items() if key != "run.name"}
+    """Store the form for the next new run, without the `TYPED_ONCE_KEYS`."""
+    typed = {key: text for key, text in form.overrides.items() if key not in TYPED_ONCE_KEYS}
     try:
         write_user_json(state_folder(), FORM_FILE, {"format": FORM_FORMAT, "base": form.base, "typed": typed})
     except OSError:

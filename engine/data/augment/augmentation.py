@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config.data_sections import AugmentConfig
+from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.user_code import describe_exception, describe_value, load_user_code
 from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop
@@ -203,7 +204,7 @@ def _image_transforms(config: Config, image_format: ImageFormat) -> Iterator[tup
 
         yield RandomStream.COLOR_JITTER, v2.ColorJitter(augment.brightness, augment.contrast, saturation, hue)
     if augment.transform is not None:
-        yield RandomStream.USER_TRANSFORM, _user_transform(augment.transform, config.run.code)
+        yield RandomStream.USER_TRANSFORM, _user_transform(augment.transform, config.run)
 
 
 def _policy_transform(augment: AugmentConfig) -> ImageTransform:
@@ -231,8 +232,8 @@ def _draw_crop_box(augment: AugmentConfig, seed: int, epoch: int, index: int, he
     )
 
 
-def _user_transform(name: str, code: str | None) -> ImageTransform:
-    transform = load_user_code("augment.transform", name, code)
+def _user_transform(name: str, run: RunConfig) -> ImageTransform:
+    transform = load_user_code("augment.transform", name, run.code, run.code_packages)
     if not callable(transform):
         raise UsageError.one(
             "augment.transform", f"{name} is {describe_value(transform)}; it must be a callable that takes an image"

@@ -28,7 +28,7 @@ def open_source(config: Config) -> ImageSource:
     if is_user_code(data.dataset):
         from engine.data.sources.user_dataset import open_user_dataset
 
-        return open_user_dataset(data, config.run.code, seed)
+        return open_user_dataset(data, config.run)
     return open_torchvision_dataset(data)
 
 

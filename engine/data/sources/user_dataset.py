@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from engine.config.data_sections import DataConfig
+from engine.config.run_sections import RunConfig
 from engine.config.user_code import describe_exception, describe_value, load_user_code
 from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.rng import fork_all_rngs
@@ -40,6 +41,7 @@ class UserDataset:
 
     name: str
     code: str | None
+    packages: tuple[str, ...]
     path: str | None
     seed: int
 
@@ -111,9 +113,9 @@ class UserDatasetSource:
         return images, labels
 
 
-def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserDatasetSource:
+def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
     """Open a user dataset and check its first items. Raises UsageError if the code fails or the data is unsupported."""
-    dataset = UserDataset(data.dataset, code, data.path, seed)
+    dataset = UserDataset(data.dataset, run.code, run.code_packages, data.path, run.seed)
     counts: dict[Part, int] = {part: _length(dataset, part) for part in PARTS}
     try:
         with fork_all_rngs():
@@ -145,7 +147,7 @@ def open_user_dataset(data: DataConfig, code: str | None, seed: int) -> UserData
 
 @cache
 def _build_dataset(dataset: UserDataset, part: Part) -> Any:
-    build = load_user_code(DATASET_KEY, dataset.name, dataset.code)
+    build = load_user_code(DATASET_KEY, dataset.name, dataset.code, dataset.packages)
     if not callable(build):
         raise UsageError.one(
             DATASET_KEY,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import py_compile
 import signal
 import sys
 from collections.abc import Iterator
@@ -34,6 +36,27 @@ def fails(classes):
 
 def gives_a_dict(classes):
     return {}
+"""
+
+BORROWS = """
+import functools
+import os
+import subprocess
+from os import system
+from subprocess import Popen, getoutput
+from torch.nn import Linear
+
+run_code = eval
+
+def own(): ...
+
+class Own:
+    def method(self): ...
+    def __call__(self): ...
+
+cached = functools.cache(own)
+bound = functools.partial(system, "true")
+instance = Own()
 """
 
 
@@ -172,3 +195,100 @@ def test_check_user_code_times_out_on_endless_import(user_code_folder: Path, mon
     monkeypatch.setattr("engine.config.user_code._IMPORT_TIMEOUT_SECONDS", 1.0)
     (problem,) = check_user_code(config(user_code_folder, "owncode.sleeps:build"))
     assert problem.message.startswith("owncode.sleeps:build is still being imported after 1 s")
+
+
+def load_refusal(folder: Path, name: str, packages: tuple[str, ...] = ()) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_user_code("model.name", name, str(folder), packages)
+    (problem,) = caught.value.problems
+    assert "\n" not in problem.message
+    return problem.message
+
+
+@pytest.mark.parametrize("name", ["os:system", "subprocess:getoutput", "builtins:eval", "importlib.util:find_spec"])
+def test_load_user_code_refuses_standard_library(tmp_path: Path, name: str) -> None:
+    assert f"{name} names a module of Python's standard library" in load_refusal(tmp_path, name)
+
+
+def test_load_user_code_refuses_folder_of_standard_library() -> None:
+    message = load_refusal(Path(json.__file__).parent, "decoder:JSONDecoder")
+    assert "json/decoder.py belongs to Python's standard library" in message
+
+
+@pytest.mark.parametrize("name", ["engine.utils.host:available_cores", "typer:Typer", "__main__:main"])
+def test_load_user_code_ignores_modules_outside_of_folder(tmp_path: Path, name: str) -> None:
+    assert f"no module {name.partition('.')[0].partition(':')[0]} in {tmp_path}" in load_refusal(tmp_path, name)
+
+
+def test_load_user_code_finds_module_of_allowed_package(tmp_path: Path) -> None:
+    assert "run.code_packages=typer, also when you resume" in load_refusal(tmp_path, "typer.models:Context")
+    assert load_user_code("model.name", "typer.models:Context", str(tmp_path), ("typer",)).__name__ == "Context"
+    assert str(tmp_path) not in sys.path
+
+
+def test_load_user_code_refuses_standard_library_as_allowed_package(tmp_path: Path) -> None:
+    assert "standard library" in load_refusal(tmp_path, "subprocess:getoutput", ("subprocess",))
+
+
+def test_load_user_code_refuses_link_out_of_folder(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "outside.py").write_text("def build(): ...\n")
+    (tmp_path / "code" / "linked_out.py").symlink_to(tmp_path / "outside.py")
+    message = load_refusal(tmp_path / "code", "linked_out:build")
+    assert f"links to {tmp_path}/outside.py, outside of {tmp_path}/code" in message
+
+
+def test_load_user_code_follows_link_of_whole_folder(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "in_linked_folder.py").write_text("def build(): ...\n")
+    (tmp_path / "link").symlink_to(tmp_path / "code")
+    assert load_user_code("model.name", "in_linked_folder:build", str(tmp_path / "link")).__name__ == "build"
+
+
+def test_load_user_code_refuses_module_without_source(tmp_path: Path) -> None:
+    (tmp_path / "sourceless.py").write_text("def build(): ...\n")
+    py_compile.compile(str(tmp_path / "sourceless.py"), cfile=str(tmp_path / "sourceless.pyc"))
+    (tmp_path / "sourceless.py").unlink()
+    assert "sourceless.pyc is not a .py file" in load_refusal(tmp_path, "sourceless:build")
+
+
+def test_load_user_code_refuses_name_of_loaded_module(tmp_path: Path) -> None:
+    package = tmp_path / "engine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "nets.py").write_text("def build(): ...\n")
+    message = load_refusal(tmp_path, "engine.nets:build")
+    assert f"engine/__init__.py; rename {package}/nets.py" in message
+
+
+def test_load_user_code_runs_no_package_of_missing_module(tmp_path: Path) -> None:
+    package = tmp_path / "never_imported"
+    package.mkdir()
+    (package / "__init__.py").write_text("open('ran', 'w')\n")
+    assert "no module never_imported.nets" in load_refusal(tmp_path, "never_imported.nets:build")
+    assert "never_imported" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("os.system", "os is the module os, not a function or a class"),
+        ("subprocess", "subprocess is the module subprocess"),
+        ("system", "is defined in Python's module posix"),
+        ("getoutput", "is defined in Python's module subprocess"),
+        ("run_code", "is defined in Python's module builtins"),
+        ("Popen", "is defined in Python's module subprocess"),
+        ("own.__globals__.get", "is defined in Python's module builtins"),
+    ],
+)
+def test_load_user_code_refuses_standard_library_through_user_module(
+    user_code_folder: Path, attribute: str, message: str
+) -> None:
+    (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
+    assert message in load_refusal(user_code_folder, f"owncode.borrows:{attribute}")
+
+
+@pytest.mark.parametrize("attribute", ["own", "Own.method", "cached", "bound", "instance", "Linear"])
+def test_load_user_code_accepts_callable_of_user_module(user_code_folder: Path, attribute: str) -> None:
+    (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
+    assert callable(load_user_code("model.name", f"owncode.borrows:{attribute}", str(user_code_folder)))

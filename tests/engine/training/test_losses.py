@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,8 @@ def broken(logits, labels):
 def user_loss_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "their_losses.py").write_text(USER_LOSSES)
+    # Each test has its own file.
+    monkeypatch.delitem(sys.modules, "their_losses", raising=False)
     return f"run.code={tmp_path}"
 
 

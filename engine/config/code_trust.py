@@ -1,0 +1,79 @@
+"""Whose user code a config names: the files that name it, and the files and folders that it is imported from.
+
+A config or a checkpoint of another user is data, and so is a folder that other users can write to: code from there runs
+only with `--trust-code`. `engine.config.loader` and `engine.inference.trained_model` find who named the code. The
+preflight, the inference and the commands that build a model call `CodeTrust.check` before anything is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config.schema import Config
+from engine.config.user_code import TRUST_ADVICE, UserModule, code_root, find_user_module, user_code_names
+from engine.utils.errors import Problem, UsageError
+from engine.utils.trust import foreign_reason
+
+
+@dataclass(frozen=True)
+class CodeTrust:
+    """Who named the user code of a config, and whether the user trusts it (`granted`, the flag `--trust-code`).
+
+    `foreign` maps each key that the user did not set, such as `model.name` or `run.code`, to the reason why. `notify`
+    receives one message for each name that runs only because trust is granted.
+    """
+
+    granted: bool = False
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    notify: Callable[[str], None] = lambda _: None
+
+    def check(self, config: Config, keys: Collection[str] | None = None) -> None:
+        """Check the code that these keys name, by default all, without importing it.
+
+        Raises UsageError if somebody else named it or can change it, and trust is not granted.
+        """
+        problems: list[Problem] = []
+        for key, name in user_code_names(config).items():
+            if keys is not None and key not in keys:
+                continue
+            module = _find(key, name, config)
+            reasons = [self.foreign[source] for source in (key, "run.code") if source in self.foreign]
+            reasons += list(_foreign_paths(module))[:1]
+            if not reasons:
+                continue
+            if not self.granted:
+                problems.append(Problem(key, f"{name} is not imported: {'; '.join(reasons)}", TRUST_ADVICE))
+                continue
+            file = module.files[-1] if module.files else f"the package {module.name}"
+            self.notify(f"--trust-code: {key} imports {name} from {file}, although {'; '.join(reasons)}")
+        if problems:
+            raise UsageError(problems)
+
+
+def _find(key: str, name: str, config: Config) -> UserModule:
+    try:
+        return find_user_module(key, name, config.run.code, config.run.code_packages)
+    except UsageError:
+        # Others could add the module to a folder that they can write to.
+        return UserModule(name, code_root(config.run.code))
+
+
+def _foreign_paths(module: UserModule) -> Iterator[str]:
+    """Yield why others can change what an import of the module runs: its folders, files and compiled files."""
+    if module.root is None:
+        return
+    root = Path(os.path.realpath(module.root))
+    folders = [folder for file in module.files for folder in file.parents if folder.is_relative_to(root)]
+    compiled = [Path(importlib.util.cache_from_source(str(file))) for file in module.files]
+    for path in dict.fromkeys([root, *folders, *module.files, *(file.parent for file in compiled), *compiled]):
+        try:
+            reason = foreign_reason(path.stat())
+        except OSError:
+            # Only who can write to its folder can create a missing file.
+            continue
+        if reason is not None:
+            yield f"{path} {reason}"

@@ -1,0 +1,127 @@
+"""Code trust: user code that other users name or can change runs only when the user trusts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.config.code_trust import CodeTrust
+from engine.config.loader import ConfigError, resolve_config
+from engine.config.schema import Config
+from engine.utils.errors import UsageError
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """Folder with the package `trusted`, its module `nets` and its compiled file, which only this user can change."""
+    folder = tmp_path / "code"
+    package = folder / "trusted"
+    (package / "__pycache__").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "nets.py").write_text("raise SystemExit('imported')\n")
+    (package / "__pycache__" / f"nets.{sys.implementation.cache_tag}.pyc").touch()
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return folder
+
+
+def config(code: Path) -> Config:
+    return Config.model_validate({"run": {"code": str(code)}, "model": {"name": "trusted.nets:build"}})
+
+
+@pytest.mark.parametrize(
+    "path", [".", "trusted", "trusted/__init__.py", "trusted/nets.py", "trusted/__pycache__", "trusted/__pycache__/*"]
+)
+def test_code_trust_refuses_what_others_can_write(code: Path, path: str) -> None:
+    CodeTrust().check(config(code))
+    (changed,) = code.glob(path) if path != "." else [code]
+    changed.chmod(changed.stat().st_mode | 0o002)
+    with pytest.raises(UsageError) as caught:
+        CodeTrust().check(config(code))
+    assert str(caught.value) == (
+        f"model.name: trusted.nets:build is not imported: {changed} is writable by all users; read the code, then "
+        "repeat the command with --trust-code"
+    )
+
+
+def test_code_trust_refuses_missing_module_in_shared_folder(code: Path) -> None:
+    (code / "trusted" / "nets.py").unlink()
+    CodeTrust().check(config(code))
+    code.chmod(0o777)
+    with pytest.raises(UsageError, match="is writable by all users"):
+        CodeTrust().check(config(code))
+
+
+def test_code_trust_reports_module_file_and_reason_when_granted(code: Path) -> None:
+    messages: list[str] = []
+    trust = CodeTrust(
+        True, {"model.name": "/shared/a.yaml, which sets model.name, belongs to uid 12345"}, messages.append
+    )
+    code.chmod(0o777)
+    trust.check(config(code))
+    assert messages == [
+        f"--trust-code: model.name imports trusted.nets:build from {code}/trusted/nets.py, although /shared/a.yaml, "
+        f"which sets model.name, belongs to uid 12345; {code} is writable by all users"
+    ]
+
+
+def test_code_trust_checks_only_given_keys(code: Path) -> None:
+    trust = CodeTrust(foreign={"model.name": "a stranger names it"})
+    trust.check(config(code), ("data.dataset",))
+    with pytest.raises(UsageError, match="a stranger names it"):
+        trust.check(config(code), ("model.name",))
+
+
+@pytest.fixture
+def shared_config(tmp_path: Path) -> Path:
+    """Config file that all users can write to, which names user code."""
+    path = tmp_path / "shared.yaml"
+    path.write_text("model: {name: 'theirs:build'}\nrun: {code: /theirs, epochs: 3}\n")
+    path.chmod(0o666)
+    return path
+
+
+def test_resolve_config_refuses_code_of_file_that_others_can_write(shared_config: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(str(shared_config))
+    assert str(caught.value) == (
+        f"model.name: theirs:build is not imported: {shared_config}, which sets model.name, is writable by all users; "
+        "read the code, then repeat the command with --trust-code"
+    )
+    assert (caught.value.valid_part.model.name, caught.value.valid_part.run.code) == ("cnn", None)
+    assert caught.value.valid_part.run.epochs == 3
+
+
+def test_resolve_config_refuses_code_of_foreign_base_file(shared_config: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("base: shared.yaml\n")
+    own.chmod(0o600)
+    with pytest.raises(ConfigError, match=rf"{shared_config}, which sets model.name"):
+        resolve_config(str(own))
+
+
+def test_resolve_config_refuses_foreign_folder_of_typed_code(shared_config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.code: /theirs is not imported"):
+        resolve_config(str(shared_config), ["model.name=mine:build"])
+
+
+def test_resolve_config_accepts_foreign_file_whose_code_is_overridden(shared_config: Path) -> None:
+    resolved = resolve_config(str(shared_config), ["model.name=linear"])
+    assert (resolved.config.model.name, dict(resolved.foreign_code)) == ("linear", {})
+    resolved = resolve_config(str(shared_config), ["model.name=mine:build", "run.code=/mine"])
+    assert dict(resolved.foreign_code) == {}
+
+
+def test_resolve_config_reports_foreign_code_when_trusted(shared_config: Path) -> None:
+    resolved = resolve_config(str(shared_config), trust_code=True)
+    assert resolved.config.model.name == "theirs:build"
+    assert resolved.foreign_code.keys() == {"model.name", "run.code"}
+
+
+def test_resolve_config_drops_trusted_code_of_refused_config(shared_config: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(str(shared_config), ["run.epochs=0"], trust_code=True)
+    assert [problem.location for problem in caught.value.problems] == ["run.epochs"]
+    assert caught.value.valid_part.model.name == "cnn"

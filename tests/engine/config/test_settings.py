@@ -1,0 +1,100 @@
+"""The user's settings file, and `run.code_packages`, which no other file can set."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.config.schema import as_stored
+from engine.config.settings import read_code_packages, settings_file
+from engine.utils.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    settings_file().parent.mkdir(parents=True)
+    return settings_file()
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def test_settings_allow_packages_in_all_runs(settings: Path) -> None:
+    assert read_code_packages() == ()
+    write(settings, "run: {code_packages: [torchvision, timm]}\n")
+    resolved = resolve_config("digits")
+    assert resolved.config.run.code_packages == ("torchvision", "timm")
+    assert resolved.sources["run.code_packages"] == str(settings)
+
+
+def test_command_line_overrides_packages_of_settings(settings: Path) -> None:
+    write(settings, "run: {code_packages: [torchvision]}\n")
+    assert resolve_config(None, ["run.code_packages=timm"]).config.run.code_packages == ("timm",)
+    assert resolve_config(None, ["run.code_packages=[]"]).config.run.code_packages == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {name: x}",
+        "run: {epochs: 3}",
+        "run: {code_packages: [a.b]}",
+        "run: 3",
+        "[1]",
+        "run: {code_packages: {}}",
+        "{",
+    ],
+)
+def test_settings_refuse_other_content(settings: Path, text: str) -> None:
+    write(settings, text)
+    with pytest.raises(UsageError, match=r"settings.yaml: is not valid: its only content is run: \{code_packages"):
+        read_code_packages()
+
+
+def test_settings_refuse_file_that_others_can_write(settings: Path) -> None:
+    write(settings, "run: {code_packages: [torchvision]}\n", 0o666)
+    with pytest.raises(UsageError, match=r"settings.yaml is writable by all users"):
+        resolve_config("digits")
+
+
+def test_settings_may_be_link_to_file_of_user(settings: Path, tmp_path: Path) -> None:
+    write(tmp_path / "dotfile.yaml", "run: {code_packages: [timm]}\n")
+    settings.symlink_to(tmp_path / "dotfile.yaml")
+    assert read_code_packages() == ("timm",)
+    (tmp_path / "dotfile.yaml").chmod(0o666)
+    with pytest.raises(UsageError, match=r"settings.yaml is writable by all users"):
+        read_code_packages()
+
+
+def test_settings_refuse_pipe(settings: Path) -> None:
+    os.mkfifo(settings)
+    with pytest.raises(UsageError, match=r"settings.yaml: cannot be read: is not a regular file"):
+        read_code_packages()
+
+
+def test_config_file_cannot_set_packages(tmp_path: Path, settings: Path) -> None:
+    base, file = tmp_path / "base.yaml", tmp_path / "file.yaml"
+    write(base, "run: {code_packages: [subprocess]}\n")
+    write(file, "base: base.yaml\n")
+    with pytest.raises(UsageError) as caught:
+        resolve_config(str(file))
+    assert str(caught.value) == (
+        f"run.code_packages (in {base}): cannot be set in a config file; set it on the command line or in {settings}"
+    )
+
+
+def test_stored_config_omits_packages() -> None:
+    config = resolve_config(None, ["run.code_packages=torchvision"]).config
+    assert "code_packages" not in as_stored(config)["run"]
+    assert as_stored(config, only_changed=True) == {}
+
+
+def test_code_packages_refuses_invalid_names() -> None:
+    with pytest.raises(UsageError, match="must be names of top-level packages, such as"):
+        resolve_config(None, ["run.code_packages=[torch.nn]"])
