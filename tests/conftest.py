@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,18 @@ import pytest
 from fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
 from fake_gpu_host import FakeGpuHost, build_fake_driver, load_fake_driver
 from gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
+
+
+@pytest.fixture(autouse=True)
+def forget_user_code() -> Iterator[None]:
+    """Forget the user code that a test imported: another test has another file of the same name."""
+    path = list(sys.path)
+    yield
+    if folders := tuple(f"{folder}/" for folder in sys.path if folder not in path):
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(folders):
+                del sys.modules[name]
+        sys.path[:] = path
 
 
 @pytest.fixture

@@ -29,9 +29,8 @@ def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[C
     run_names, foreign = user_code_names(run_config), dict[str, str]()
     for key, name in user_code_names(config).items():
         if run_names.get(key) != name:
-            foreign[key] = (
-                f"{shown_path(checkpoint)}, which {_owner(checkpoint)}, names it, but {shown_path(folder.config)} does not"
-            )
+            owner, config_file = _owner(checkpoint), shown_path(folder.config)
+            foreign[key] = f"{shown_path(checkpoint)}, which {owner}, names it, but {config_file} does not"
         elif (reason := foreign_folder or foreign_in_run.get(key) or foreign_in_run.get("run.code")) is not None:
             foreign[key] = reason
     run = config.run.model_copy(update={"code": run_config.run.code, "code_packages": read_code_packages()})

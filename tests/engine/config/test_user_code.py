@@ -6,7 +6,6 @@ import json
 import py_compile
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ instance = Own()
 
 
 @pytest.fixture(scope="module")
-def user_code_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def user_code_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with user code."""
     folder = tmp_path_factory.mktemp("code")
     (folder / "owncode").mkdir()
@@ -77,12 +76,7 @@ def user_code_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     }
     for name, text in files.items():
         (folder / name).write_text(text)
-    path, modules = list(sys.path), set(sys.modules)
-    yield folder
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.startswith("owncode"):
-            del sys.modules[name]
+    return folder
 
 
 def config(code: Path, name: str, **options: object) -> Config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -102,11 +101,8 @@ def broken(logits, labels):
 
 
 @pytest.fixture
-def user_loss_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.syspath_prepend(str(tmp_path))
+def user_loss_code(tmp_path: Path) -> str:
     (tmp_path / "their_losses.py").write_text(USER_LOSSES)
-    # Each test has its own file.
-    monkeypatch.delitem(sys.modules, "their_losses", raising=False)
     return f"run.code={tmp_path}"
 
 
