@@ -59,7 +59,7 @@ def single_rank_trainer(
         data = TrainingData(source, sampler, image_format, pipeline)
         trainer = build_trainer(job, rank_info, dist.HashStore(), channel, data, state)
         if state is not None:
-            trainer.restore(state, [])
+            trainer.restore(state)
         yield trainer
     finally:
         if dist.is_initialized():

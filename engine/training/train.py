@@ -90,12 +90,13 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
     # the first batches during the rest of the setup.
     pipeline_choice = _choose_pipeline_on_all_ranks(job, source, rank_info, store)
-    data, warnings = _start_pipeline(job, source, sampler, position, pipeline_choice)
+    data, pipeline_notes = _start_pipeline(job, source, sampler, position, pipeline_choice)
+    warnings = [*notes, *pipeline_notes]
     try:
         # 4. Build device, model, optimizer and process group, and restore their state.
         trainer = build_trainer(job, rank_info, store, channel, data, checkpoint)
         if checkpoint:
-            trainer.restore(checkpoint, notes)
+            trainer.restore(checkpoint)
             # Frees as much memory as model and optimizer take.
             checkpoint.clear()
         elif job.resumed:

@@ -214,10 +214,10 @@ class Trainer:
         """Warn that a resumed run has no checkpoint."""
         self.emit(WarningEvent(message="this run has no checkpoint yet: it starts from the beginning"))
 
-    def restore(self, checkpoint: dict[str, Any], notes: Sequence[str]) -> None:
-        """Restore everything but model and position from a checkpoint; emit `notes`, and what else now differs."""
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Restore everything but model and position from a checkpoint; warn of what cannot be restored."""
         self._checkpoint_writer.restore(checkpoint)
-        for warning in (*notes, *restore_state(self.state, checkpoint, self.rank_info.rank)):
+        for warning in restore_state(self.state, checkpoint, self.rank_info.rank):
             self.emit(WarningEvent(message=warning))
 
     def emit(self, event: Event) -> None:
