@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,12 +135,13 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
     classes: list[str] = []
     try:
         for part in PARTS:
-            stored = torchvision_class(str(root), train=part == "train", download=data.download)
+            with _unpickle_only_arrays():
+                stored = torchvision_class(str(root), train=part == "train", download=data.download)
             pixels = np.asarray(stored.data, dtype=np.uint8)
             images.append(pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2))
             labels[part] = np.asarray(stored.targets, dtype=np.int64).tolist()
             classes = list(stored.classes)
-    except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, AssertionError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())
         if data.download:
             advice = f"check the network, or copy {image_set.folder} there"
@@ -148,6 +151,42 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
         raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {reason}") from error
     shape = (sum(map(len, images)), *images[0].shape[1:])
     return DecodedChunks(shape, images, {"labels": labels, "classes": classes})
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickler of plain values and NumPy arrays, which is what the files of CIFAR contain."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _PICKLED_ARRAY_PARTS:
+            raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not part of CIFAR")
+        return super().find_class(module, name)
+
+
+# From all versions of NumPy.
+_PICKLED_ARRAY_PARTS = {
+    *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")),
+    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
+    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+}
+
+
+@contextmanager
+def _unpickle_only_arrays() -> Iterator[None]:
+    """Let torchvision read CIFAR without running what a file names.
+
+    torchvision verifies the MD5 sum of a file and then opens it again, so its owner can replace it in between.
+    """
+    from torchvision.datasets import cifar
+
+    def load(file: Any, encoding: str) -> Any:
+        return _ArrayUnpickler(file, encoding=encoding).load()
+
+    original: Any = cifar.pickle
+    setattr(cifar, "pickle", SimpleNamespace(load=load))  # noqa: B010 - the name is a module to mypy
+    try:
+        yield
+    finally:
+        setattr(cifar, "pickle", original)  # noqa: B010
 
 
 @contextmanager

@@ -115,6 +115,24 @@ def test_cifar10_source_reads_batches(tmp_path: Path, monkeypatch: pytest.Monkey
     assert labels.tolist() == [4]
 
 
+def test_cifar10_source_runs_no_code_of_replaced_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets
+
+    class Attack:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
+        (folder / name).write_bytes(pickle.dumps(Attack()))
+    # As if the files were replaced after torchvision has verified them.
+    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
+    with pytest.raises(UsageError, match=r"data\.path: cifar10 in .* cannot be read: it contains pathlib"):
+        open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_image_set_source_rejects_damaged_file(tmp_path: Path) -> None:
     for part in ("train", "t10k"):
         for kind in ("images-idx3", "labels-idx1"):
