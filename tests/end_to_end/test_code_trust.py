@@ -1,0 +1,77 @@
+"""User code of others and of installed packages, from the command line to the ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputrain_command import Gputrain
+from trained_run import call
+
+LOSS = "import torch\n\ndef loss(logits, labels):\n    return torch.nn.functional.cross_entropy(logits, labels)\n"
+SHORT = ("--headless", "--gpus", "cpu", "--epochs", "1", "--model", "linear", "run.log_every=50")
+
+
+@pytest.fixture
+def shared_config(tmp_path: Path) -> Path:
+    """Config that all users can write to, which names a loss of the working folder."""
+    path = tmp_path / "shared.yaml"
+    path.write_text("loss: {name: 'their_code:loss'}\nmodel: {name: linear}\n")
+    path.chmod(0o666)
+    return path
+
+
+def test_run_trusts_foreign_code_only_with_flag(gputrain: Gputrain, shared_config: Path) -> None:
+    (gputrain.folder / "their_code.py").write_text(LOSS)
+    refused = gputrain("run", str(shared_config), *SHORT, "--name", "foreign")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"error: loss.name: their_code:loss is not imported: {shared_config}, which sets loss.name, is writable by all "
+        "users; read the code, then repeat the command with --trust-code\n"
+    )
+    assert not gputrain.runs.exists()
+    trusted = gputrain("run", str(shared_config), *SHORT, "--name", "foreign", "--trust-code")
+    assert trusted.returncode == 0, trusted.stderr
+    message = (
+        f"warning: --trust-code: loss.name imports their_code:loss from {gputrain.folder}/their_code.py, although "
+        f"{shared_config}, which sets loss.name, is writable by all users\n"
+    )
+    assert trusted.stderr.count("--trust-code") == trusted.stderr.count(message) == 1
+
+
+def test_package_code_needs_packages_again_on_resume(gputrain: Gputrain) -> None:
+    code = ("loss.name=torch.nn.functional:cross_entropy",)
+    refused = gputrain("run", *SHORT, *code)
+    assert refused.returncode == 2
+    assert "allow the installed package torch with run.code_packages=torch, also when you resume" in refused.stderr
+    done = gputrain("run", *SHORT, *code, "run.code_packages=torch", "--name", "packaged")
+    assert done.returncode == 0, done.stderr
+    assert "code_packages" not in (gputrain.runs / "packaged" / "config.yaml").read_text()
+    refused = gputrain("resume", "packaged", "run.epochs=2", "--headless")
+    assert refused.returncode == 2
+    assert "run.code_packages=torch, also when you resume" in refused.stderr
+    resumed = gputrain("resume", "packaged", "run.epochs=2", "run.code_packages=torch", "--headless")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_summary_trusts_foreign_code_only_with_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "shared.yaml"
+    path.write_text("model: {name: 'their_nets:build'}\n")
+    path.chmod(0o666)
+    (tmp_path / "their_nets.py").write_text(
+        "from torch import nn\n\ndef build(classes):\n    open('ran', 'w').close()\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
+    )
+    refused = call("summary", path)
+    assert (refused.exit_code, (tmp_path / "ran").exists()) == (2, False)
+    assert "their_nets:build is not imported" in refused.stderr
+    trusted = call("summary", path, "--trust-code")
+    assert (tmp_path / "ran").exists()
+    assert trusted.stderr.count(f"imports their_nets:build from {tmp_path}/their_nets.py") == 1
+
+
+def test_config_prints_foreign_code_without_importing_it(shared_config: Path) -> None:
+    printed = call("config", shared_config, "--diff")
+    assert (printed.exit_code, "their_code:loss" in printed.stdout) == (0, True)
