@@ -1,10 +1,16 @@
 """Collectives over all ranks on tensors of the device. A single rank needs none, and its process group has no NCCL.
 
-`engine.training` calls them; tensors in host memory go through the Gloo group of `training.train`.
+`engine.training` calls them; tensors in host memory go through the Gloo group of `training.train`. Objects are gathered
+as bytes: torch's collectives of objects unpickle, and so may run, what comes over the network.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -29,3 +35,31 @@ def broadcast(tensor: Tensor) -> None:
     """Copy the tensor of rank 0 to all ranks, in place."""
     if dist.get_world_size() > 1:
         dist.broadcast(tensor, 0)
+
+
+def gather_bytes(data: bytes, cpu_group: dist.ProcessGroup) -> list[bytes]:
+    """Return the bytes of all ranks on rank 0, in the order of the ranks, nothing on other ranks. A collective."""
+    padded, sizes = _pad_to_longest(data, cpu_group)
+    gathered = [torch.empty_like(padded) for _ in sizes] if dist.get_rank(cpu_group) == 0 else None
+    dist.gather(padded, gathered, group=cpu_group)
+    return [] if gathered is None else _trim(gathered, sizes)
+
+
+def all_gather_json(value: Any, cpu_group: dist.ProcessGroup) -> list[Any]:
+    """Return the JSON values of all ranks, in the order of the ranks. A collective."""
+    padded, sizes = _pad_to_longest(json.dumps(value).encode(), cpu_group)
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded, group=cpu_group)
+    return [json.loads(text) for text in _trim(gathered, sizes)]
+
+
+def _pad_to_longest(data: bytes, cpu_group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
+    """Return the bytes as uint8, padded to the longest of all ranks, and the sizes of all ranks. A collective."""
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(cpu_group))]
+    dist.all_gather(sizes, torch.tensor([len(data)]), group=cpu_group)
+    size_list = [int(size) for size in sizes]
+    return torch.frombuffer(bytearray(data.ljust(max(size_list), b"\0")), dtype=torch.uint8), size_list
+
+
+def _trim(padded: Sequence[Tensor], sizes: Sequence[int]) -> list[bytes]:
+    return [tensor.numpy().tobytes()[:size] for tensor, size in zip(padded, sizes, strict=True)]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch.distributed as dist
 
+from engine.distributed.collectives import all_gather_json
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.rank_env import RankInfo
 from engine.runs.records import RankDevice
@@ -21,10 +23,9 @@ def gather_rank_devices(plan: NodePlan, rank_info: RankInfo, cpu_group: dist.Pro
     """Return one record for each device of each rank, ordered by rank. A collective on `cpu_group`."""
     host, pid = socket.gethostname(), os.getpid()
     devices = [plan.devices[index] for index in plan.device_indices(rank_info.local_rank)]
-    local_records = [RankDevice(rank=rank_info.rank, host=host, pid=pid, device=device) for device in devices]
-    ranks = [local_records] * rank_info.world_size
-    dist.all_gather_object(ranks, local_records, group=cpu_group)
-    return [record for records in ranks for record in records]
+    records = [RankDevice(rank=rank_info.rank, host=host, pid=pid, device=device) for device in devices]
+    ranks = all_gather_json([asdict(record) for record in records], cpu_group)
+    return [record for objects in ranks for record in RankDevice.from_objects(objects)]
 
 
 def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:

@@ -34,9 +34,11 @@ def gather_peak_memory(device: torch.device, rank: int, cpu_group: dist.ProcessG
     """Return the peak memory of all ranks on rank 0, nothing on other ranks or on the CPU. A collective on GPUs."""
     if device.type != "cuda":
         return []
-    ranks: list[RankPeakMemory | None] | None = [None] * dist.get_world_size(cpu_group) if rank == 0 else None
-    dist.gather_object(RankPeakMemory(rank, **peak_memory(device)), ranks, group=cpu_group)
-    return [peak for peak in ranks or [] if peak is not None]
+    peak = peak_memory(device)
+    local = torch.tensor([peak["allocated"], peak["reserved"]])
+    ranks = [torch.zeros_like(local) for _ in range(dist.get_world_size(cpu_group))] if rank == 0 else None
+    dist.gather(local, ranks, group=cpu_group)
+    return [RankPeakMemory(index, *values.tolist()) for index, values in enumerate(ranks or [])]
 
 
 def empty_cache(device: torch.device) -> None:

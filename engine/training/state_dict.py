@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from io import BytesIO
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from engine.config.schema import as_stored
+from engine.distributed.collectives import gather_bytes
 from engine.models.memory_format import contiguous_state_dict
 from engine.models.precision import full_precision_state_dict
 from engine.optim.optimizers import restore_optimizer
@@ -31,10 +34,10 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "counts": state.train_metrics.counts.cpu(),
         "untold": state.step_log.unreported(),
     }
-    is_rank0 = dist.get_rank() == 0
-    ranks: list[Any] | None = [None] * state.sampler.world_size if is_rank0 else None
-    dist.gather_object(local, ranks, group=cpu_group)
-    if not is_rank0:
+    buffer = BytesIO()
+    torch.save(local, buffer)
+    rank_files = gather_bytes(buffer.getvalue(), cpu_group)
+    if dist.get_rank() != 0:
         return None
     if state.ema is not None:
         state.ema.copy_buffers(state.model)
@@ -54,7 +57,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "skipped_in_row": state.step_log.skipped.consecutive,
         "global_batch": state.sampler.global_batch,
         "images": [state.sampler.train_images, state.sampler.val_images],
-        "ranks": ranks,
+        "ranks": [torch.load(BytesIO(file), weights_only=True) for file in rank_files],
     }
 
 
