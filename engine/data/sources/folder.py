@@ -25,7 +25,7 @@ from engine.utils.files import cache_folder, read_user_json, write_user_json
 
 DEFAULT_IMAGE_SIZE = 224
 # The record of readable images takes about 150 bytes per image.
-MAX_RECORD_BYTES = 1 << 30
+MAX_RECORD_BYTES = 1 << 28
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
 IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GRAY_STATS = ((0.449,), (0.226,))

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -99,11 +99,45 @@ def _damage_unread(file: Path) -> None:
     file.with_suffix(".json").write_text(json.dumps(metadata))
 
 
+def _change_bytes(file: Path, change: Callable[[np.ndarray], None]) -> None:
+    """Change bytes of an entry like a disk error does, without changing its size and modification time."""
+    status = file.stat()
+    mapped = np.load(file, mmap_mode="r+")
+    change(mapped.reshape(-1))
+    mapped.flush()
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _zero_page(file: Path) -> None:
+    _change_bytes(file, lambda images: images[4096:8192].fill(0))
+
+
+def _change_last_byte(file: Path) -> None:
+    def change(images: np.ndarray) -> None:
+        images[-1] ^= 1
+
+    _change_bytes(file, change)
+
+
+def _swap_pages(file: Path) -> None:
+    def change(images: np.ndarray) -> None:
+        images[:8192] = np.concatenate([images[4096:8192], images[:4096]])
+
+    _change_bytes(file, change)
+
+
+def _remove_checksum(file: Path) -> None:
+    metadata = json.loads(file.with_suffix(".json").read_text())
+    del metadata["checksum"]
+    file.with_suffix(".json").write_text(json.dumps(metadata))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         *(_truncate, _overwrite, _replace_with_other_shape, _delete, _damage_metadata),
         *(_damage_header, _damage_unread),
+        *(_zero_page, _change_last_byte, _swap_pages, _remove_checksum),
     ],
 )
 def test_decoded_cache_is_rebuilt_when_damaged(damage: object, photos: Path, cache: Path) -> None:
