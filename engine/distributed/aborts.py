@@ -6,6 +6,7 @@ Python can report an exception (pytorch#126544). `engine.launch.supervisor` then
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from engine.distributed.cuda_errors import describe_known_error, nccl_last_error, shorten
 from engine.runs.events import RankFailed
 from engine.utils.exits import exit_status
+from engine.utils.files import open_regular_file
 from engine.utils.text import printable
 
 # A kernel with a failed assertion prints a line per thread.
@@ -37,8 +39,8 @@ _LOST_PEER = re.compile(
 def read_log_tail(log: Path, start: int) -> str:
     """Return the end of the log, at most `MAX_LOG_BYTES`, without the first `start` bytes; "" if it cannot be read."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
+        with open_regular_file(log) as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
             return file.read(MAX_LOG_BYTES).decode(errors="replace")
     except OSError:
         return ""
