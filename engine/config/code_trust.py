@@ -48,8 +48,10 @@ class CodeTrust:
             if not self.granted:
                 problems.append(Problem(key, f"{name} is not imported: {'; '.join(reasons)}", TRUST_ADVICE))
                 continue
-            file = module.files[-1] if module.files else f"the package {module.name}"
-            self.notify(f"--trust-code: {key} imports {name} from {file}, although {'; '.join(reasons)}")
+            # What cannot be found is refused by its import.
+            if module.files or module.root is None:
+                file = module.files[-1] if module.files else f"the package {module.name}"
+                self.notify(f"--trust-code: {key} imports {name} from {file}, although {'; '.join(reasons)}")
         if problems:
             raise UsageError(problems)
 

@@ -85,6 +85,10 @@ def find_user_module(key: str, name: str, folder: str | None, packages: Collecti
     if (files := _find_files(key, name, root)) is not None:
         return UserModule(module, root, files)
     if package in packages:
+        spec = PathFinder.find_spec(package)
+        if spec is not None and spec.origin is not None and _is_standard_library(Path(os.path.realpath(spec.origin))):
+            # `sys.stdlib_module_names` lacks the package `test`.
+            raise UsageError.one(key, f"{name}: {package} belongs to Python's standard library, which is not user code")
         return UserModule(module, None)
     if not root.is_dir():
         raise UsageError.one(key, f"{name}: the folder {root} does not exist (run.code)")
@@ -115,10 +119,14 @@ def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
             raise UsageError.one(
                 key, f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder"
             )
-        if file.is_relative_to(_STANDARD_LIBRARY) and not set(_INSTALLED_PACKAGES) & set(file.parts):
+        if _is_standard_library(file):
             raise UsageError.one(key, f"{name}: {file} belongs to Python's standard library, which is not user code")
         files.append(file)
     return tuple(files)
+
+
+def _is_standard_library(file: Path) -> bool:
+    return file.is_relative_to(_STANDARD_LIBRARY) and not set(_INSTALLED_PACKAGES) & set(file.parts)
 
 
 def _is_namespace(spec: ModuleSpec) -> bool:

@@ -67,6 +67,13 @@ def test_code_trust_reports_module_file_and_reason_when_granted(code: Path) -> N
     ]
 
 
+def test_code_trust_reports_no_module_that_is_missing(code: Path) -> None:
+    messages: list[str] = []
+    (code / "trusted" / "nets.py").unlink()
+    CodeTrust(True, {"model.name": "a stranger names it"}, messages.append).check(config(code))
+    assert messages == []
+
+
 def test_code_trust_checks_only_given_keys(code: Path) -> None:
     trust = CodeTrust(foreign={"model.name": "a stranger names it"})
     trust.check(config(code), ("data.dataset",))
