@@ -211,7 +211,8 @@ class _Allocator:
                 elif not is_claimed_soon:
                     raise
                 return error.problems[0].reason
-            if not chosen and is_claimed_soon:
+            # With `ranks`, a device that is not free may be chosen.
+            if is_claimed_soon and (not chosen or (self.ranks and not all(device.is_free for device in chosen))):
                 return f"no GPU is free: {why_not_free(devices)}"
             if chosen:
                 reservation.reserve([device.reservation_id for device in chosen], self.selection, visible_ids, self.run)

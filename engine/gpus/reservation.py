@@ -32,7 +32,7 @@ from engine.utils.files import open_regular_file, replace_file
 from engine.utils.process import user_name
 
 RESERVATION_FORMAT = 1
-LOCK_TIMEOUT_SECONDS = 20.0
+LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
 # By default systemd-tmpfiles deletes files from /tmp that have not been touched for 10 days.
 TOUCH_INTERVAL_SECONDS = 3600.0
 

@@ -165,8 +165,8 @@ class _Reader:
 
     def describe_ignored(self) -> list[str]:
         return [
-            f"ignored {pluralize(len(reasons), 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}, "
-            f"which only that user can remove: {reasons[0]}"
+            f"ignored {pluralize(len(reasons), 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}: "
+            f"{'' if len(reasons) == 1 else 'for example, '}{reasons[0]}; only that user can remove them"
             for uid, reasons in self._ignored.items()
         ]
 

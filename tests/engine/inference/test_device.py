@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.inference.device import reserve_device
 from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
@@ -68,6 +69,16 @@ def test_reserve_device_while_reservations_are_locked(tmp_path: Path, monkeypatc
             assert [reservation.gpus for reservation in read_reservations()] == [(gpu_uuid(1),)]
     [note] = notes
     assert note.startswith(f"GPUs are selected without the lock of this host: another process has locked {tmp_path}/")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_reserve_device_passes_over_waiting_run_that_never_reserves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.gpus.run_queue.CLAIM_TIMEOUT_SECONDS", 0.1)
+    idle, notes = Reservation(), list[str]()
+    idle.enqueue("auto", [gpu_uuid(1)], "idle")
+    with reserve_device("auto", "digits", notes.append):
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], notes) == (gpu_uuid(1), [])
+    idle.release()
 
 
 @pytest.mark.usefixtures("two_gpus")
