@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from engine.config.schema import Config
 from engine.utils.errors import UsageError
+from engine.utils.files import make_user_folder
 
 
 def compile_in_place(model: nn.Module, config: Config) -> None:
     """Compile the model's forward on its first call. Parameter names stay the same, and a deep copy is not compiled.
     Under DDP the graph is split so that gradients are reduced during the backward pass (torch's DDPOptimizer)."""
     if config.model.compile:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_compile_cache_folder()))
         model.compile(mode=config.model.compile_mode, dynamic=False)
+
+
+def _compile_cache_folder() -> Path:
+    """Return a folder for compiled code that no other user can write to: torch's default one, or a new one.
+
+    torch runs the code that it finds in its default folder, which any user can create in /tmp.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    try:
+        return make_user_folder(Path(default_cache_dir()))
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="torchinductor_"))
 
 
 def eager_for_partial_batch(config: Config, num_images: int, full_batch_size: int) -> AbstractContextManager[object]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
+import os
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from engine.models.freeze import classifier_paths
 from engine.models.weights_file import weights_file_problem
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, check_expansion, verify_checksum
 from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.files import exclusive_lock
+from engine.utils.trust import foreign_path_reason
 
 StateDict = dict[str, Tensor]
 
@@ -228,8 +231,10 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
         )
     default: Any = offered["DEFAULT"]
     with download_lock(default.url):
-        # Built by torchvision itself, because it renames the entries of some files.
-        model = models.get_model(name, weights=default, progress=False)
+        _check_cached_weights(default.url)
+        with _weights_only():
+            # Built by torchvision itself, because it renames the entries of some files.
+            model = models.get_model(name, weights=default, progress=False)
     state = model.state_dict()
     if name.startswith("vit_"):
         state = interpolate_embeddings(image_size, model.patch_size, state)
@@ -251,15 +256,54 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
     return dict(model.state_dict())
 
 
+def _check_cached_weights(url: str) -> None:
+    """Raise UsageError if a file in torch.hub's folder can be changed by other users and is not the published one."""
+    path = _hub_path(url)
+    try:
+        reason = foreign_path_reason(path)
+        if reason is None:
+            return
+        # Names of published files contain the beginning of their SHA-256.
+        published = torch.hub.HASH_REGEX.search(path.name)
+        with path.open("rb") as file:
+            is_published = published and hashlib.file_digest(file, "sha256").hexdigest().startswith(published[1])
+    except FileNotFoundError:
+        return
+    if not is_published:
+        raise UsageError.one(
+            "model.weights",
+            f"the weights in {path} are not used: the file {reason} and is not the published one",
+            "delete it, or set TORCH_HOME to a folder of your own",
+        )
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Let torch.load run no pickled code in the block: torch.hub passes it weights_only=False."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    if "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in os.environ or name in os.environ:
+        # Set by the user; torch refuses both.
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _hub_path(url: str) -> Path:
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
+
+
 @contextmanager
 def download_lock(url: str | None) -> Iterator[None]:
     """Let one rank per node at a time download a missing torch.hub file. Hugging Face's hub, for which `url` is None,
     has its own lock."""
-    folder = Path(torch.hub.get_dir()) / "checkpoints"
-    if url is None or (folder / Path(urlparse(url).path).name).exists():
+    if url is None or _hub_path(url).exists():
         yield
         return
+    folder = _hub_path(url).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".gputrain.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with exclusive_lock(folder / ".gputrain.lock"):
         yield

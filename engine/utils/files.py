@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -167,6 +168,22 @@ def link_file(source: Path, target: Path) -> None:
     temporary.replace(target)
 
 
+@contextmanager
+def exclusive_lock(path: Path, *, private: bool = False) -> Iterator[None]:
+    """Hold an exclusive `flock` on a file, which is created if it does not exist. Raises OSError for a link.
+
+    Other users cannot open a `private` file: who can read a file can lock it for as long as they like.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600 if private else 0o666)
+    try:
+        if private:
+            os.fchmod(handle, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process holds an exclusive `flock` on the file. Raises OSError if the file cannot be opened."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -204,8 +221,8 @@ def open_regular_file(path: Path | str, max_bytes: int | None = None, *, dir_fd:
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `max_bytes`. Raises OSError, as `open_regular_file` does."""
     with open_regular_file(path, max_bytes) as file:
-        # The file may have grown since it was opened.
-        return file.read(max_bytes)
+        # Not all of `max_bytes`, which `read` would allocate. The file may grow meanwhile.
+        return file.read(min(os.fstat(file.fileno()).st_size, max_bytes))
 
 
 def append_to_file(path: Path) -> int:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -26,10 +25,11 @@ from engine.config.schema import as_dict
 from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.data.sources import decoded_cache, folder
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
+from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
 from engine.optim import timm_optimizers
-from engine.runs import watcher
+from engine.runs import ownership, watcher
 from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import CheckpointSaved, ControlEvent, GpuEvent, RankFailed, RunFinished, RunPaused, WarningEvent
@@ -106,6 +106,8 @@ def run_file(name: str) -> Callable[[Path], Path]:
 
 
 def read_owner(root: Path) -> None:
+    # Without the wait for an owner that is about to exit.
+    ownership._retry = lambda attempt: attempt()
     run = RunFolder(root / "a")
     run.is_owned()
     run.state(run.history())
@@ -177,23 +179,25 @@ def read_log(root: Path) -> None:
 
 RESERVATION = {
     "format": 1, "run": "a", "user": "u", "pid": 7, "since": 1.0, "wants": "all", "visible": ["GPU-1"],
-    "gpus": ["GPU-1"], "ranks": [{"run": "a", "rank": 0, "pid": 8, "uuid": "GPU-1"}],
+    "gpus": ["GPU-1"], "ranks": [{"run": "a", "rank": 0, "pid": 8, "uuid": "GPU-1"}], "write_lock": True,
 }  # fmt: skip
-_HELD_LOCKS: list[Any] = []
+_HELD: list[Reservation] = []
 
 
 def prepare_reservation(root: Path) -> Path:
     os.environ["GPUTRAIN_RESERVATIONS"] = str(root)
-    user_folder = root / f"gputrain-{os.getuid()}"
-    user_folder.mkdir()
-    lock = (user_folder / "7-1.lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    _HELD_LOCKS.append(lock)
-    return user_folder / "7-1.json"
+    reservation = Reservation()
+    reservation.enqueue("all", ["GPU-1"], "a")
+    _HELD.append(reservation)
+    return next(root.glob("gputrain-*/*.json"))
+
+
+def _check_printable(sentence: str) -> None:
+    assert sentence.isprintable()
 
 
 def read_all_reservations(_: Path) -> None:
-    for reservation in read_reservations():
+    for reservation in read_reservations(report=_check_printable):
         assert reservation.key is not None
         json.dumps(asdict(reservation))
 
@@ -328,7 +332,7 @@ def read_config(root: Path) -> None:
 
 
 INDEX = {"/images/a.png": [len(PNG), 1], "/images/b.png": [1, 2]}
-METADATA = {"file": [144, 1], "shape": [2, 1, 2, 2], "about": {"unread": {}}}
+METADATA = {"file": [144, 1], "shape": [2, 1, 2, 2], "checksum": "00", "about": {"unread": {}}}
 MODELS = {"known": [{"source": "torchvision", "name": "resnet18", "parameters": 5, "weights": ["V1"], "top1": 69.7}]}
 OPTIMIZERS = {
     "optimizers": {"adamp": {"options": {"eps": {"default": 1e-8, "optional": False}}}, "x": {"refused": "y"}}

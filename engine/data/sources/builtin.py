@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from engine.data.sources.array import ArraySource
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
 from engine.utils.errors import UsageError
-from engine.utils.files import is_file
+from engine.utils.files import exclusive_lock, is_file
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,7 @@ def _download_lock(folder: Path, root: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = root / ".download.lock"
     try:
-        with lock.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with exclusive_lock(lock):
             yield
     finally:
         lock.unlink(missing_ok=True)

@@ -16,9 +16,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from io import BytesIO
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from engine.data.sources.base import Images
 from engine.utils.files import (
     cache_folder,
+    exclusive_lock,
     make_user_folder,
     open_regular_file,
     read_user_json,
@@ -117,7 +118,7 @@ def load_or_decode(
     if (cached := read_valid()) is not None:
         return cached
     try:
-        with _exclusive_lock(key):
+        with exclusive_lock(_make_decoded_folder() / f"{key}.lock", private=True):
             if (cached := read_valid()) is not None:
                 return cached
             _remove_unused()
@@ -168,20 +169,6 @@ def _images_path(key: str) -> Path:
 def _metadata_path(key: str) -> Path:
     """Path of the metadata. Its modification time is the last use of the entry."""
     return _decoded_folder() / f"{key}.json"
-
-
-@contextmanager
-def _exclusive_lock(key: str) -> Iterator[None]:
-    """Hold an exclusive file lock on a key. Raises OSError."""
-    # Mode 0600: a user who can read a file can lock it for as long as they like.
-    path = _make_decoded_folder() / f"{key}.lock"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(lock, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _read_cached(key: str, *, verify: bool) -> DecodedImages | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from engine.config.loader import resolve_config
+from engine.models.compile import compile_in_place
 from engine.runs.events import Event, WarningEvent
 from engine.training.checkpoint import load_checkpoint
 from engine.training.train import run_training
@@ -19,6 +24,23 @@ from in_process import single_rank_trainer
 SMALL = ("model.name=linear", "data.dataset=fake", "data.fake_train=200", "data.fake_val=24", "data.batch_size=16")
 SMALL += ("data.image_size=4", "run.epochs=1", "data.drop_last=false")
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777], ids=oct)
+def test_compiled_code_is_cached_where_other_users_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    # Set first, so that it is removed after the test.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    default = Path(default_cache_dir())
+    default.mkdir()
+    default.chmod(mode)
+    compile_in_place(nn.Linear(1, 1), resolve_config(None, ["model.compile=true"]).config)
+    used = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert (used == default, used.parent) == (mode == 0o700, tmp_path)
+    assert used.stat().st_mode & 0o777 == 0o700
 
 
 @needs_a_compiler

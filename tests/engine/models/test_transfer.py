@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import pickle
 import threading
@@ -208,6 +210,48 @@ def test_pretrained_torchvision_weights_sum_stem_for_grayscale(torch_hub_cache: 
     gray = torch.rand(2, 1, 32, 32)
     with torch.no_grad():
         assert torch.allclose(model.eval()(gray), published.eval()(gray.expand(2, 3, 32, 32)), atol=1e-5)
+
+
+class PickledCode:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (os.environ["PLANTED"],)
+
+
+def test_pretrained_weights_run_no_pickled_code(
+    torch_hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED", str(tmp_path / "planted"))
+    torch.save({"conv1.weight": PickledCode()}, torch_hub_cache / "resnet18-f37072fd.pth")
+    with pytest.raises(UsageError, match="the pretrained weights of resnet18 cannot be loaded"):
+        load(build(3, name="resnet18", options={}), name="resnet18", options={}, weights="pretrained")
+    assert not (tmp_path / "planted").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_pretrained_weights_of_other_user_must_be_published_ones(
+    torch_hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = torch_hub_cache / "resnet18-f37072fd.pth"
+    torch.save(models.resnet18().state_dict(), stored)
+    stored.chmod(0o666)
+    model = build(3, name="resnet18", options={})
+    with pytest.raises(UsageError, match=f"the weights in {stored} are not used: the file is writable by all users"):
+        load(model, name="resnet18", options={}, weights="pretrained")
+    # The name contains the beginning of the checksum.
+    checksum = hashlib.sha256(stored.read_bytes()).hexdigest()[:8]
+    default = models.get_model_weights("resnet18")["DEFAULT"]
+    url = f"https://example.org/resnet18-{checksum}.pth"
+    monkeypatch.setattr(default, "_value_", dataclasses.replace(default.value, url=url))
+    stored.rename(torch_hub_cache / f"resnet18-{checksum}.pth")
+    assert load(model, name="resnet18", options={}, weights="pretrained").num_loaded == 120
+
+
+def test_download_lock_does_not_truncate_file_behind_link(torch_hub_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("kept")
+    (torch_hub_cache / ".gputrain.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError), download_lock("https://example.org/weights-0a1b.pth"):
+        pass
+    assert (tmp_path / "victim").read_text() == "kept"
 
 
 def test_pretrained_vit_weights_are_resized_to_image_size(torch_hub_cache: Path) -> None:
