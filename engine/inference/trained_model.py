@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import validate_config
 from engine.config.schema import Config, sections, without_unstored
+from engine.config.user_code import is_user_code
 from engine.data.augment.batch_ops import convert_to_format, normalize
 from engine.data.sources.base import ImageFormat
 from engine.inference.checkpoint_code import limit_to_run
 from engine.models.factory import build_model
+from engine.models.meta_device import build_on_meta
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
-from engine.training.checkpoint import load_checkpoint
+from engine.training.checkpoint import check_content, load_checkpoint
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user, is_file, shown_path
 
@@ -101,6 +103,7 @@ def read_trained_checkpoint(
     path = find_checkpoint(folder, which)
     try:
         state = load_checkpoint(path)
+        check_content(state)
     except DamagedCheckpointError as error:
         raise UsageError.one(
             str(shown_path(path)), f"{error}; select another with --checkpoint last, or --checkpoint FILE"
@@ -147,12 +150,14 @@ def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
 
 def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> TrainedModel:
     """Build the model of a checkpoint on `device`, with its weights. Raises UsageError if they do not match."""
-    target = resolve_device(device)
-    model = build_architecture(checkpoint)
+    target, name = resolve_device(device), checkpoint.config.model.name
     try:
+        if not is_user_code(name):
+            # First without memory: the config of somebody else's checkpoint can name a model of any size.
+            build_on_meta(lambda: build_architecture(checkpoint)).load_state_dict(checkpoint.weights, assign=True)
+        model = build_architecture(checkpoint)
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
-        name = checkpoint.config.model.name
         raise UsageError.one(
             str(checkpoint.path),
             f"the checkpoint does not match {name}: {error}",

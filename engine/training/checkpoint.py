@@ -31,9 +31,10 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
@@ -55,6 +56,8 @@ from engine.utils.files import (
     replace_file,
     shown_path,
 )
+
+MAX_IMAGE_SIZE = 1 << 14  # pixels; a larger input does not fit into memory
 
 
 class _HashingWriter:
@@ -154,6 +157,38 @@ def _link_best(path: Path, best: Path) -> None:
     with suppress(OSError):
         if not best.exists() or best.stat().st_mtime < path.stat().st_mtime:
             link_file(path, best)
+
+
+class _Format(BaseModel):
+    size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
+    channels: Literal[1, 3]
+    mean: list[float]
+    std: list[float]
+
+
+class _Content(BaseModel):
+    """Types of the values that identify a model; `load_state_dict` checks the tensors."""
+
+    config: dict[str, dict[str, Any]]
+    classes: list[str] = Field(min_length=1)
+    image_format: _Format
+    model: dict[str, Any]
+    ema: dict[str, Any] | None
+    step: int
+
+
+def check_content(state: Mapping[str, Any]) -> None:
+    """Raise DamagedCheckpointError unless config, classes, image format and weights of a checkpoint are well-formed.
+
+    The checksum only shows that a file is complete: anybody can write one.
+    """
+    try:
+        content = _Content.model_validate(state)
+    except ValidationError as error:
+        location = ".".join(map(str, error.errors()[0]["loc"]))
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {location} has no valid value") from error
+    if {len(content.image_format.mean), len(content.image_format.std)} != {content.image_format.channels}:
+        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.mean has no valid value")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

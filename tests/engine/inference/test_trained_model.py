@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -17,6 +20,7 @@ from engine.inference.trained_model import (
     resolve_device,
 )
 from engine.runs.folder import RunFolder
+from engine.training.checkpoint import load_checkpoint, save_checkpoint
 from engine.utils.errors import UsageError
 from trained_run import saved_run
 
@@ -50,6 +54,45 @@ def test_read_checkpoint_reports_damaged_file_in_one_sentence(run: RunFolder) ->
     best.write_bytes(content[:-100])
     with pytest.raises(UsageError, match=r"best\.pt: is truncated.*--checkpoint last"):
         read_trained_checkpoint(run)
+
+
+def save_changed(run: RunFolder, **changes: Any) -> Path:
+    """Save a copy of the best checkpoint with other content and a valid checksum; return its path."""
+    state = load_checkpoint(run.checkpoints / "best.pt") | changes
+    del state["format"]
+    return save_checkpoint(state, run.path / "changed", best=False, keep=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("classes", 5),
+        ("config", [1]),
+        ("config", {"model": 3}),
+        ("image_format", None),
+        ("image_format", {"size": 10**9, "channels": 1, "mean": [0.5], "std": [0.5]}),
+        ("image_format", {"size": 8, "channels": 3, "mean": [0.5], "std": [0.5]}),
+        ("model", [1]),
+    ],
+)
+def test_read_checkpoint_reports_malformed_content(run: RunFolder, key: str, value: Any) -> None:
+    changed = save_changed(run, **{key: value})
+    with pytest.raises(UsageError, match=rf"is not a gputrain checkpoint: {key}.* has no valid value"):
+        read_trained_checkpoint(run, str(changed))
+
+
+def test_load_trained_allocates_no_model_larger_than_its_weights(run: RunFolder) -> None:
+    config = load_checkpoint(run.checkpoints / "best.pt")["config"]
+    # 45 GB of weights.
+    config["model"] |= {"name": "resnet50", "source": "torchvision", "options": {"width_per_group": 10_000}}
+    changed, limits = save_changed(run, config=config), resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (1 << 30), limits[1]))
+    try:
+        with pytest.raises(UsageError, match="the checkpoint does not match resnet50"):
+            load_trained_model(run, str(changed), device="cpu")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_config_from_checkpoint_ignores_removed_keys() -> None:
