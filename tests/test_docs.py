@@ -15,7 +15,14 @@ from engine.runs.events import EVENT_TYPES
 from tui.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", ".github/CONTRIBUTING.md", "engine/README.md", "tui/README.md", "tests/README.md"]
+PAGES = [
+    "README.md",
+    ".github/CONTRIBUTING.md",
+    ".github/SECURITY.md",
+    "engine/README.md",
+    "tui/README.md",
+    "tests/README.md",
+]
 # Sent to the supervisor, which does not write them to the journal.
 UNWRITTEN_EVENTS = {"refused", "flush"}
 

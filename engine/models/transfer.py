@@ -251,7 +251,7 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
     if pretrained_cfg is None or not pretrained_cfg.has_weights:
         raise UsageError.one("model.weights", f"timm has no pretrained weights for {name}; set model.weights to a file")
     url = pretrained_cfg.url if isinstance(pretrained_cfg.url, str) and not pretrained_cfg.hf_hub_id else None
-    with download_lock(url):
+    with download_lock(url), _weights_only():
         model = timm.create_model(name, pretrained=True, **img_size_kwargs)
     return dict(model.state_dict())
 
@@ -279,7 +279,7 @@ def _check_cached_weights(url: str) -> None:
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Let torch.load run no pickled code in the block: torch.hub passes it weights_only=False."""
+    """Let torch.load run no pickled code in the block: torch.hub, and timm in old releases, pass weights_only=False."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     if "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in os.environ or name in os.environ:
         # Set by the user; torch refuses both.
