@@ -33,6 +33,7 @@ from engine.data.sources.open import open_source
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.parallel import batch_device, wrap_model
+from engine.distributed.ports import close_ports_afterwards
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import get_from_rank, wait_for_ranks
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
@@ -243,11 +244,12 @@ def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[di
     timeout = timedelta(seconds=timeout_s)
     # The watchdog ignores the setup, so `device.timeout` alone limits how long ranks wait for each other here.
     wait_for_ranks(store, rank_info, job.config.device.timeout)
-    dist.init_process_group(
-        job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
-    )
-    cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
-    rank_devices = gather_rank_devices(job.plan, rank_info, cpu_group)
+    with close_ports_afterwards():
+        dist.init_process_group(
+            job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
+        )
+        cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
+        rank_devices = gather_rank_devices(job.plan, rank_info, cpu_group)
     # Before the first use of NCCL, which would fail with a less helpful error of its own.
     check_devices_unique(rank_devices)
     return cpu_group, rank_devices
