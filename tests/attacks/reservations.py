@@ -1,6 +1,6 @@
-"""A second user plants entries in the shared folder of GPU reservations. The victim trains on the GPUs nevertheless.
+"""A second user plants entries in the shared folder of GPU reservations. The victim must get the GPUs nevertheless.
 
-Each entry once stopped the GPU training of all users of the host, or moved it to the CPU without a word.
+Only a claim of the attacker's own may make GPUs look busy. Then the victim must be told before it trains on the CPU.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ENTRIES = {
     "hundreds of entries": '[entry(name=f"1-{number}", text="{") for number in range(300)]',
     "thousands of folders": '[os.mkdir(f"{own}-{number}") for number in range(2000)]',
 }
-# Allocates as a run does. The limits are those of a host on which nobody has time.
+# Allocates as a run does, with shorter timeouts.
 VICTIM = """
 import json, sys
 from engine.gpus import allocation, reservation, run_queue

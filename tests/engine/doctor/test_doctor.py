@@ -201,6 +201,7 @@ def test_driver_check_reports_card_without_driver(tmp_path: Path, monkeypatch: p
         (tmp_path / name / "vendor").write_text(f"{vendor}\n")
         (tmp_path / name / "class").write_text(f"{kind}\n")
     monkeypatch.setattr(doctor_gpus, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(doctor_gpus, "gpu_device_files", list)
     assert count_nvidia_cards() == 1
     assert no_driver_check("no library", 0).state == "ok"
     check = no_driver_check("no library", 1)

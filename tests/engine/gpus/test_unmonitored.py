@@ -87,19 +87,24 @@ def test_physical_id_contains_pci_address_and_uuid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("libraries", "rocm", "expected"),
+    ("libraries", "device_file", "expected"),
     [
-        ([], False, False),
-        (["libnvidia-ml.so.1", "libcuda.so.1"], False, False),
-        (["libcuda.so.1"], False, True),
-        (["libnvidia-ml.so.1"], True, True),
+        ([], None, False),
+        ([], "nvidia0", False),
+        (["libnvidia-ml.so.1", "libcuda.so.1"], None, False),
+        (["libnvidia-ml.so.1", "libcuda.so.1"], "nvidia0", True),
+        (["libcuda.so.1"], None, True),
+        (["libnvidia-ml.so.1"], "kfd", True),
     ],
 )
 def test_torch_may_see_gpus_with_driver_unknown_to_nvml(
-    libraries: list[str], rocm: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    libraries: list[str], device_file: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if device_file is not None:
+        (tmp_path / device_file).touch()
+    monkeypatch.setattr("engine.gpus.unmonitored.DEVICE_FILES", tmp_path)
     monkeypatch.setattr("engine.gpus.unmonitored.has_library", libraries.__contains__)
-    monkeypatch.setattr("engine.gpus.unmonitored.ROCM_DRIVER", tmp_path if rocm else tmp_path / "kfd")
+    monkeypatch.setattr("engine.gpus.unmonitored.ROCM_DRIVER", tmp_path / "kfd")
     assert torch_may_see_gpus.__wrapped__() == expected
 
 
