@@ -221,7 +221,7 @@ def open_regular_file(path: Path | str, max_bytes: int | None = None, *, dir_fd:
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `max_bytes`. Raises OSError, as `open_regular_file` does."""
     with open_regular_file(path, max_bytes) as file:
-        # Not all of `max_bytes`, which `read` would allocate. The file may grow meanwhile.
+        # `read` allocates what it is asked for, and a file may grow after it was opened.
         return file.read(min(os.fstat(file.fileno()).st_size, max_bytes))
 
 
