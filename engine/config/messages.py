@@ -62,7 +62,8 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
     elif detail["type"] == "literal_error":
         choices = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
         extra = f", or {_EXTRA_ALLOWED_FORMS[key]}" if key in _EXTRA_ALLOWED_FORMS else ""
-        allowed = f"must be one of {choices}{extra}{did_you_mean(str(value), choices.split(', '))}"
+        hint = did_you_mean(value, choices.split(", ")) if isinstance(value, str) else ""
+        allowed = f"must be one of {choices}{extra}{hint}"
     elif detail["type"] == "string_pattern_mismatch":
         allowed = "must start with a letter or digit and contain only letters, digits, dots, dashes and underscores"
     elif detail["type"] in ("missing", "too_short", "too_long"):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic_core import PydanticCustomError
+
+MAX_OPTION_VALUES = 10_000
 
 
 def _as_text(value: object) -> object:
@@ -28,6 +31,19 @@ def _empty_if_none(value: object) -> object:
     return {} if value is None else value
 
 
+def _limit_values(options: dict[str, Any]) -> dict[str, Any]:
+    """Raise PydanticCustomError for too many values: a few lines of YAML aliases expand to any number."""
+    count, waiting = 0, list[Any]([options])
+    while waiting:
+        part = waiting.pop()
+        parts = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
+        count += len(parts)
+        if count > MAX_OPTION_VALUES:
+            raise PydanticCustomError("too_many_values", f"must have at most {MAX_OPTION_VALUES:,} values")
+        waiting += parts
+    return options
+
+
 def _as_list(value: object) -> object:
     """Parse `torchvision,timm` and None to a list."""
     if isinstance(value, str):
@@ -49,7 +65,7 @@ GpuSelection = Annotated[str, BeforeValidator(_as_gpu_selection)]
 Floats = Annotated[tuple[float, ...], Strict(False)]
 FloatPair = Annotated[tuple[float, float], Strict(False)]
 # An empty key in YAML or an empty field in the form means `{}`.
-Options = Annotated[dict[str, Any], BeforeValidator(_empty_if_none)]
+Options = Annotated[dict[str, Any], BeforeValidator(_empty_if_none), AfterValidator(_limit_values)]
 Factors = Annotated[dict[str, float], BeforeValidator(_empty_if_none)]
 # User code: a module and a callable in it.
 USER_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"

@@ -44,7 +44,7 @@ def changed(documents: Sequence[Any]) -> st.SearchStrategy[Any]:
 def _change(document: Any, draw: st.DrawFn) -> Any:
     places = list(_places(document))
     if not places:
-        return draw(VALUES)
+        return copy.deepcopy(draw(VALUES))
     parent, key = draw(st.sampled_from(places))
     action = draw(st.sampled_from(["replace", "replace", "replace", "delete", "wrap", "repeat", "add"]))
     if action == "delete":
@@ -126,6 +126,7 @@ def large_yaml_files() -> Iterator[bytes]:
     levels = [b"a0: &a0 [" + b"x," * 9 + b"x]"]
     levels += [b"a%d: &a%d [" % (n, n) + b",".join([b"*a%d" % (n - 1)] * 10) + b"]" for n in range(1, 9)]
     yield b"\n".join(levels)
-    yield b"\n".join([*levels, b"model: {options: {a: *a8}, name: *a8}", b"data: {mean: *a8}", b"run: *a8"])
+    yield b"\n".join([*levels, b"model: {options: {a: *a8}, name: *a8}", b"schedule: {name: *a8}", b"run: *a8"])
+    yield b"model:\n  options:\n    " + b"\n    ".join(levels)
     yield b"model: " + b"[" * 100_000
     yield b"run: {epochs: " + b"9" * 100_000 + b"}"

@@ -22,6 +22,7 @@ from inputs import damaged, json_files, json_line_files, large_json_files, large
 from engine.config.loader import resolve_config
 from engine.config.optimizer_options import option_problems
 from engine.config.schema import as_dict
+from engine.config.settings import read_code_packages
 from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.data.sources import decoded_cache, folder
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
@@ -384,6 +385,14 @@ READERS = [
     Reader("decoded images", damaged(decoded_array()), decoded_file("npy"), read_decoded_images, large=no_large_files),
     Reader("choices of the form", json_files([FORM]), user_file(state_folder, lambda: "form.json"), read_form),
     Reader(
+        "settings.yaml",
+        yaml_files([{"run": {"code_packages": ["timm", "torchvision"]}}]),
+        user_file(config_folder, lambda: "settings.yaml"),
+        lambda _: check_packages(),
+        (UsageError,),
+        large=large_yaml_files,
+    ),
+    Reader(
         "preset",
         yaml_files(CONFIGS),
         user_file(lambda: make_user_folder(config_folder(), "presets"), lambda: "mine.yaml"),
@@ -391,6 +400,10 @@ READERS = [
         large=large_yaml_files,
     ),
 ]
+
+
+def check_packages() -> None:
+    assert all(isinstance(package, str) for package in read_code_packages())
 
 
 def valid_config_of_preset() -> None:

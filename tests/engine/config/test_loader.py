@@ -271,6 +271,8 @@ UNREADABLE = {
     "aliases as number": (f"{BILLION_LAUGHS}\nrun: {{epochs: *a11}}", "must be an integer"),
     "aliases as GPUs": (f"{BILLION_LAUGHS}\ndevice: {{gpus: *a11}}", "must be text"),
     "aliases as pair": (f"{BILLION_LAUGHS}\noptim: {{betas: *a11}}", "is not allowed"),
+    "aliases as choice": (f"{BILLION_LAUGHS}\nschedule: {{name: *a11}}", "must be one of"),
+    "aliases as options": (f"{BILLION_LAUGHS}\nmodel: {{options: {{a: *a11}}}}", "must have at most 10,000 values"),
     "aliases as base": (f"{BILLION_LAUGHS}\nbase: *a11", "base: must be a file name"),
 }
 
