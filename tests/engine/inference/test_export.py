@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -89,6 +90,27 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
     assert [path.name for path in output.iterdir()] == ["model.json"]
     assert call("export", run.path, "--output", output, "--force").exit_code == 0
     assert json.loads((output / "model.json").read_text())["run"] == "short"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"gputrain": NaN, "run": "short"}',
+        b'{"gputrain": 1, "run": ["short"]}',
+        b"\0" * (1 << 25),
+    ],
+    ids=["list", "bytes", "nested", "nan", "other run", "large"],
+)
+def test_export_command_refuses_to_overwrite_invalid_description(
+    content: bytes, run: RunFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "model.json").write_bytes(content)
+    done = call("export", run.path, "--output", tmp_path)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "model.json: was not exported from short" in done.stderr
 
 
 def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path) -> None:
