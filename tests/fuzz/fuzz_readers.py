@@ -22,7 +22,7 @@ from engine.utils.errors import UsageError
 MAX_BYTES = 1_000_000_000
 # Hypothesis remembers the examples of a batch.
 BATCH = 2000
-SPARSE_BYTES = 1 << 36
+SPARSE_BYTES = 1 << 32
 # Large files take minutes.
 MIN_EXAMPLES_FOR_LARGE_FILES = 10_000
 
