@@ -19,7 +19,7 @@ from engine.inference.trained_model import TrainedCheckpoint, build_trained_mode
 from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
-from engine.utils.files import read_json, replace_file, write_json
+from engine.utils.files import read_json, replace_file, shown_path, write_json
 
 EXPORT_FORMAT = 1
 WEIGHTS_FILE, DESCRIPTION_FILE = "model.safetensors", "model.json"
@@ -36,7 +36,8 @@ def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *,
     previous = read_json(folder / DESCRIPTION_FILE) or {}
     if existing and not force and (previous.get("gputrain") is None or previous.get("run") != run.name):
         raise UsageError.one(
-            str(existing[0]), f"was not exported from {run.name}; set another --output, or overwrite with --force"
+            str(shown_path(existing[0])),
+            f"was not exported from {run.name}; set another --output, or overwrite with --force",
         )
     # Building the model checks that the weights match it before anything is written.
     weights = standalone_state_dict(build_trained_model(checkpoint, "cpu").model.state_dict())
@@ -48,8 +49,8 @@ def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *,
         replace_file(paths[0], lambda file: file.write(save(weights, metadata)), durable=True)
         write_json(paths[1], description)
     except OSError as error:
-        raise UsageError.one(str(folder), f"cannot be written to: {error.strerror or error}") from error
-    return paths
+        raise UsageError.one(str(shown_path(folder)), f"cannot be written to: {error.strerror or error}") from error
+    return list(map(shown_path, paths))
 
 
 def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:

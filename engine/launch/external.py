@@ -277,6 +277,9 @@ def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) 
     config, folder = with_batch_size(run.request.config, message["batch_size"]), None
     if message["folder"] is not None:
         folder = RunFolder(Path(message["folder"]))
+        with suppress(OSError):
+            # This host may not share the file system of rank 0.
+            folder = folder.hold()
         config = with_run_name(config, folder)
         run.allocation.reservation.set_run_name(folder.name)
     return Job(config, preflight.plan, folder, message["resumed"], preflight.source)

@@ -25,6 +25,7 @@ from engine.runs.recorder import Listener, Recorder
 from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import UsageError
+from engine.utils.files import shown_path
 
 
 @dataclass
@@ -221,7 +222,7 @@ def record_restart(result: RunResult, recorder: Recorder, restart: int, max_rest
 
 def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> ExitCode:
     """Record how the run ended, and return the exit code."""
-    name, resumable = recorder.folder.name, recorder.folder.resumable
+    name, resumable = shown_path(recorder.folder.root).name, recorder.folder.resumable
     hint = f"resume with `gputrain resume {name}`" if resumable else "there is no checkpoint to resume from"
     if result.failure is not None:
         recorder.record(result.failure)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from engine.utils.errors import UsageError
-from engine.utils.files import open_folder, path_of_descriptor, shown_path, write_json
+from engine.utils.files import open_folder, opened_folder, shown_path, write_json
 from engine.utils.process import user_name
 
 REQUEST_FORMAT = 1
@@ -100,11 +100,8 @@ def send_request(control_folder: Path, request: RequestName) -> None:
             raise UsageError.one(location, f"no permission to {request} this run: it belongs to uid {owner}")
         control_folder.mkdir(exist_ok=True)
         # A link could lead to a folder in which another program executes files.
-        handle = open_folder(control_folder)
-        try:
-            write_json(path_of_descriptor(handle) / name, values)
-        finally:
-            os.close(handle)
+        with opened_folder(control_folder) as folder:
+            write_json(folder / name, values)
     except OSError as error:
         raise UsageError.one(location, f"no permission to {request} this run: {error.strerror}") from error
 

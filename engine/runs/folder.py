@@ -12,6 +12,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -29,7 +30,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 30.0
 MAX_OWNER_BYTES = 1 << 20
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
-TRUST_OWNER_ADVICE = "use it all the same with --trust-owner"
+TRUST_OWNER_ADVICE = "use it anyway with --trust-owner"
 OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RUNS"
 
 
@@ -152,6 +153,11 @@ class RunFolder:
         return self.root / "evaluation.json"
 
     @property
+    def export(self) -> Path:
+        """Folder to which `gputrain export` writes by default."""
+        return self.root / "export"
+
+    @property
     def skipped_files(self) -> Path:
         """List of the dataset files that are not used; written only if the warning cannot name them all."""
         return self.root / "skipped_files.txt"
@@ -166,6 +172,11 @@ class RunFolder:
         """Whether the folder belongs to this user and nobody else can write to it."""
         return self.owner_problem() is None
 
+    @property
+    def is_of_this_user(self) -> bool:
+        """Whether the folder belongs to this user."""
+        return self._status().st_uid == os.geteuid()
+
     def owner_problem(self) -> str | None:
         """Return why other users can change the folder itself, as a clause that follows its name; None if they cannot.
 
@@ -177,23 +188,18 @@ class RunFolder:
             return f"cannot be examined: {error.strerror}"
 
     def foreign_reason(self) -> str | None:
-        """Return why other users can change the run, as a clause that follows its name; None if they cannot.
-
-        A link counts as foreign, because it leads out of the folder.
-        """
+        """Return why other users can change the run, as a clause that follows its name; None if they cannot."""
         if (problem := self.owner_problem()) is not None:
             return problem
-        for path in self._opened_paths():
-            try:
-                status = path.lstat()
-            except OSError:
-                continue
-            name = path.relative_to(self.root)
-            if stat.S_ISLNK(status.st_mode):
-                return f"contains the link {name}"
+        for name, status in self._opened_entries():
             if (reason := foreign_reason(status)) is not None:
                 return f"contains {name}, which {reason}"
         return None
+
+    def link_problem(self) -> str | None:
+        """Return which file or folder of the run is a link and leads out of it, as such a clause; None if none is."""
+        links = (name for name, status in self._opened_entries() if stat.S_ISLNK(status.st_mode))
+        return next((f"contains the link {name}" for name in links), None)
 
     def restrict_umask(self) -> None:
         """Let no file that this process creates from here on be more open than the folder."""
@@ -202,11 +208,14 @@ class RunFolder:
     def _status(self) -> os.stat_result:
         return self.path.lstat() if self.fd is None else os.fstat(self.fd)
 
-    def _opened_paths(self) -> Iterator[Path]:
-        """Yield the files and folders of a run that gputrain opens by name."""
-        yield from (self.config, self.journal, self.summary, self.log, self.checkpoints, self.tensorboard, self.control)
-        yield from (self.owner, self.lock, self.class_indices, self.evaluation, self.skipped_files)
-        yield from self.checkpoints.glob("*.pt")
+    def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
+        folders = (self.checkpoints, self.tensorboard, self.control, self.export)
+        files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
+        more_files = (self.evaluation, self.skipped_files, *self.checkpoints.glob("*.pt"))
+        for path in (*folders, *files, *more_files):
+            with suppress(OSError):
+                yield path.relative_to(self.root), path.lstat()
 
     def history(self) -> History:
         """Return the history of the run from its whole journal."""
@@ -274,6 +283,8 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
 
     Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several.
     """
+    if not reference:
+        raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last")
     runs = list_runs(root)
     usable = [run for run in runs if trust_owner or run.is_own]
     names = [run.name for run in runs]
@@ -300,17 +311,19 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
 
 
 def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:
-    """Return the folder, held. Raises UsageError if it is foreign and not trusted, or cannot be opened."""
+    """Return the folder, held. Raises UsageError as `require_own` does, and if it cannot be opened."""
     try:
         held = run.hold()
     except OSError as error:
         raise UsageError.one(str(run.path), f"cannot be opened: {error.strerror}") from error
-    if not trust_owner:
-        require_own(held)
+    require_own(held, trust_owner=trust_owner)
     return held
 
 
-def require_own(run: RunFolder) -> None:
-    """Raise UsageError if other users can change the run."""
-    if (reason := run.foreign_reason()) is not None:
-        raise UsageError.one(str(run.path), f"this run {reason}", TRUST_OWNER_ADVICE)
+def require_own(run: RunFolder, *, trust_owner: bool) -> None:
+    """Raise UsageError if the run contains a link, or if other users can change it and they are not trusted."""
+    if (problem := run.link_problem()) is not None:
+        raise UsageError.one(str(run.path), f"this run {problem}", "replace the link by what it leads to")
+    if not trust_owner and (problem := run.foreign_reason()) is not None:
+        advice = "remove write permission for others with `chmod -R go-w`, or " if run.is_of_this_user else ""
+        raise UsageError.one(str(run.path), f"this run {problem}", advice + TRUST_OWNER_ADVICE)

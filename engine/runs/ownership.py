@@ -49,7 +49,7 @@ class Ownership:
         """Acquire the folder. Raises UsageError if another process owns it."""
         self.folder, self._agents = folder, list(agents)
         self._last_heartbeat = 0.0
-        self._location = folder.path
+        self._location, self._owner_problem = folder.path, folder.owner_problem()
         handle = _retry(partial(_try_lock, folder.lock))
         owner = read_json(folder.owner, MAX_OWNER_BYTES) or {}
         on_other_host = owner.get("host") not in (None, socket.gethostname())
@@ -63,7 +63,7 @@ class Ownership:
         self.renew_heartbeat()
 
     def renew_heartbeat(self) -> str | None:
-        """Write the heartbeat if it is due, and return a warning if the folder was moved since the last one.
+        """Write the heartbeat if it is due, and return a warning if the folder was moved or opened to others since.
 
         Errors are ignored, because a full disk must not end a run. Raises RunFolderDeletedError.
         """
@@ -73,7 +73,7 @@ class Ownership:
         if self._is_deleted():
             raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
         self._write_owner(round(time.time(), 3))
-        return self._check_location()
+        return self._check_location() or self._check_owner()
 
     def _is_deleted(self) -> bool:
         try:
@@ -89,6 +89,13 @@ class Ownership:
             return None
         previous, self._location = self._location, location
         return f"the run folder {previous} was moved to {location}; the run continues there"
+
+    def _check_owner(self) -> str | None:
+        """Return a warning if other users can change the folder since the last call."""
+        previous, self._owner_problem = self._owner_problem, self.folder.owner_problem()
+        if self._owner_problem in (None, previous):
+            return None
+        return f"the run folder {self._location} {self._owner_problem}; remove that with `chmod -R go-w`"
 
     def _write_owner(self, heartbeat: float | None) -> None:
         values = {
@@ -161,9 +168,15 @@ class ClaimedRun:
 
     def discard(self) -> None:
         """Delete a new run folder and the parents created with it; keep the folder of a resumed run."""
-        if not self.is_new or not is_same_folder(self.folder, self.folder.path):
+        if not self.is_new:
             return
-        shutil.rmtree(self.folder.path, ignore_errors=True)
+        with suppress(OSError):
+            for path in self.folder.root.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+            shown_path(self.folder.root).rmdir()
         for parent in self.created_parents:
             try:
                 parent.rmdir()
@@ -177,8 +190,7 @@ def check_claim(root: Path, name: str | None, *, resume: bool, trust_owner: bool
     Raises UsageError as `claim_run` does."""
     if name is not None and resume and is_run_folder(root / name):
         folder = RunFolder(root / name)
-        if not trust_owner:
-            require_own(folder)
+        require_own(folder, trust_owner=trust_owner)
         if _retry(lambda: None if folder.is_owned() else folder) is None:
             raise _owned_by_another(folder)
         return folder
@@ -215,8 +227,10 @@ def claim_run(
         raise _not_writable(root, error) from error
     claimed = None
     try:
-        if not trust_owner:
-            require_own(folder)
+        require_own(folder, trust_owner=trust_owner)
+        if is_new and os.listdir(folder.held_fd):  # noqa: PTH208 (a descriptor)
+            # Another user put an existing run in the place of the new folder.
+            raise _name_in_use(root, folder.name)
         folder.restrict_umask()
         claimed = ClaimedRun(folder, Ownership(folder, agents), is_new, new_parents)
     except OSError as error:

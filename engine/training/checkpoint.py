@@ -52,6 +52,7 @@ from engine.utils.files import (
     fsync_folder,
     link_file,
     open_regular_file,
+    opened_folder,
     path_of_descriptor,
     replace_file,
     shown_path,
@@ -113,17 +114,18 @@ def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep:
             raise writer.error or error from None
         writer.close_with_checksum()
 
-    path = folder / f"step-{state['step']:08d}.pt"
+    name = f"step-{state['step']:08d}.pt"
     folder.mkdir(exist_ok=True)
-    replace_file(path, write, durable=True)
-    # Delete before linking: on a file system without hard links, links are copies and need the space.
-    for old in checkpoints_by_step(folder)[keep:]:
-        old.unlink(missing_ok=True)
-    link_file(path, folder / "last.pt")
-    if best:
-        link_file(path, folder / "best.pt")
-    fsync_folder(folder)
-    return path
+    with opened_folder(folder) as opened:
+        replace_file(opened / name, write, durable=True)
+        # Delete before linking: on a file system without hard links, links are copies and need the space.
+        for old in checkpoints_by_step(opened)[keep:]:
+            old.unlink(missing_ok=True)
+        link_file(opened / name, opened / "last.pt")
+        if best:
+            link_file(opened / name, opened / "best.pt")
+        fsync_folder(opened)
+    return folder / name
 
 
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:

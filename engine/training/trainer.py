@@ -37,7 +37,7 @@ from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import Stopwatch, data_wait_share, gather_timings
 from engine.training.warmup import WarmupResult
-from engine.utils.files import read_json, write_json
+from engine.utils.files import read_json, replace_file, write_json
 from engine.utils.text import pluralize
 
 MAX_LISTED_FILES = 10
@@ -270,7 +270,8 @@ class Trainer:
             if self.job.folder is not None:
                 names = "\n".join(skipped) + "\n"
                 with suppress(OSError):
-                    self.job.folder.skipped_files.write_text(names, encoding="utf-8", errors="backslashreplace")
+                    content = names.encode(errors="backslashreplace")
+                    replace_file(self.job.folder.skipped_files, lambda file: file.write(content))
                     more += f", all listed in {self.job.folder.skipped_files.name}"
         self.emit(
             WarningEvent(

@@ -141,8 +141,18 @@ def fsync_folder(folder: Path) -> None:
 
 
 def open_folder(path: Path) -> int:
-    """Return a file descriptor of a folder, for `path_of_descriptor`. Raises OSError for anything else, also a link."""
+    """Return a file descriptor of a folder. Raises OSError for anything else, such as a link."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[Path]:
+    """Yield a path that leads to a folder wherever it is moved. Raises OSError for anything else, such as a link."""
+    handle = open_folder(path)
+    try:
+        yield path_of_descriptor(handle)
+    finally:
+        os.close(handle)
 
 
 def path_of_descriptor(fd: int) -> Path:

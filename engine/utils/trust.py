@@ -68,14 +68,13 @@ def _group_name(gid: int) -> str:
 
 @cache
 def _has_other_member(gid: int, uid: int) -> bool:
-    """Whether a group has a member beside this user and root; an unknown group counts as one that has.
+    """Whether a group may have a member beside this user and root.
 
-    Distributions with user private groups set umask 002, so a group-writable folder is usual and private there.
+    Only a user private group has none: distributions that create them set umask 002, so that group-writable folders are
+    usual. Accounts are not enumerated, because LDAP and SSSD do not list theirs.
     """
     try:
-        listed = grp.getgrgid(gid).gr_mem
+        group, user = grp.getgrgid(gid), pwd.getpwuid(uid).pw_name
     except KeyError:
         return True
-    others = [account for account in pwd.getpwall() if account.pw_uid not in (uid, 0)]
-    known_names = {account.pw_name for account in pwd.getpwall() if account.pw_uid in (uid, 0)}
-    return any(account.pw_gid == gid for account in others) or not known_names.issuperset(listed)
+    return group.gr_name != user or not {user, "root"}.issuperset(group.gr_mem)

@@ -283,7 +283,7 @@ def export(
 
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
-        target = folder.path / "export" if output is None else expand_user(output)
+        target = folder.export if output is None else expand_user(output)
         trust = trust_option(granted=trust_code)
         trained = read_trained_checkpoint(folder, checkpoint, raw=raw, code_trust=trust)
         paths = export_model(trained, folder, target, force=force)

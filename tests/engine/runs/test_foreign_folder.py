@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from engine.runs.folder import RunFolder, find_run
 from engine.runs.ownership import Ownership, RunFolderDeletedError, check_claim, claim_run
 from engine.runs.recorder import Recorder
 from engine.runs.watcher import RunWatcher
+from engine.training.checkpoint import save_checkpoint
 from engine.utils.errors import UsageError
 from engine.utils.files import write_json
 from factories import make_epoch, make_run_folder, make_run_started
@@ -49,7 +51,7 @@ def test_find_run_skips_foreign_run_for_last_and_prefix(tmp_path: Path) -> None:
 def test_find_run_requires_trust_owner_for_foreign_run(tmp_path: Path, reference: str) -> None:
     folder = make_foreign(make_run_folder(tmp_path, "a"))
     reference = reference.format(folder=folder.path)
-    with pytest.raises(UsageError, match=r"use it all the same with --trust-owner|other users can change"):
+    with pytest.raises(UsageError, match=r"use it anyway with --trust-owner|other users can change"):
         find_run(tmp_path, reference)
     assert find_run(tmp_path, reference, trust_owner=True).path == folder.path
 
@@ -61,8 +63,27 @@ def test_foreign_reason_names_planted_entry(tmp_path: Path) -> None:
     (folder.checkpoints / "last.pt").touch()
     (folder.checkpoints / "last.pt").chmod(0o666)
     assert folder.foreign_reason() == "contains checkpoints/last.pt, which is writable by all users"
-    folder.log.symlink_to(tmp_path / "victim")
-    assert folder.foreign_reason() == "contains the link log.txt"
+
+
+@pytest.mark.parametrize("name", ["log.txt", "skipped_files.txt", "checkpoints", "tensorboard", "export"])
+def test_links_in_run_are_refused_even_if_its_owner_is_trusted(tmp_path: Path, name: str) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    (tmp_path / "victim").mkdir()
+    (folder.path / name).unlink(missing_ok=True)
+    (folder.path / name).symlink_to(tmp_path / "victim")
+    make_foreign(folder)
+    for use in (find_run, partial(claim_run, stem="x", resume=True)):
+        with pytest.raises(UsageError, match=f"this run contains the link {name}"):
+            use(tmp_path, "a", trust_owner=True)
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_save_checkpoint_does_not_write_through_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError):
+        save_checkpoint({"step": 1}, tmp_path / "checkpoints", best=True, keep=1)
+    assert list((tmp_path / "victim").iterdir()) == []
 
 
 def test_earlier_run_folder_with_readable_modes_is_own(tmp_path: Path) -> None:
@@ -77,7 +98,7 @@ def test_claim_run_refuses_to_resume_foreign_folder(tmp_path: Path) -> None:
     before = sorted(folder.path.iterdir())
     for claim in (check_claim, claim_run):
         arguments = (tmp_path, "a") if claim is check_claim else (tmp_path, "a", "x")
-        with pytest.raises(UsageError, match="this run is writable by all users; use it all the same"):
+        with pytest.raises(UsageError, match="this run is writable by all users; remove write permission"):
             claim(*arguments, resume=True)
     assert sorted(folder.path.iterdir()) == before
     claim_run(tmp_path, "a", "x", resume=True, trust_owner=True).ownership.release()
@@ -137,6 +158,29 @@ def test_owner_of_deleted_folder_raises_and_leaves_its_successor_alone(
     with pytest.raises(RunFolderDeletedError, match=f"the run folder {tmp_path / 'a'} was deleted"):
         claimed_folder.renew_heartbeat()
     assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_owner_warns_once_when_folder_is_opened_to_others(tmp_path: Path, claimed_folder: Ownership) -> None:
+    (tmp_path / "a").chmod(0o777)
+    warning = f"the run folder {tmp_path / 'a'} is writable by all users; remove that with `chmod -R go-w`"
+    assert [claimed_folder.renew_heartbeat() for _ in range(2)] == [warning, None]
+
+
+def test_claim_run_refuses_run_that_is_put_in_place_of_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make_run_folder(tmp_path, "old", make_run_started())
+    hold = RunFolder.hold
+
+    def hold_after_exchange(folder: RunFolder) -> RunFolder:
+        folder.path.rmdir()
+        old.path.rename(folder.path)
+        return hold(folder)
+
+    monkeypatch.setattr(RunFolder, "hold", hold_after_exchange)
+    with pytest.raises(UsageError, match="the run a already exists"):
+        claim_run(tmp_path, "a", "x", resume=False)
+    assert (tmp_path / "a" / "events.jsonl").exists()
 
 
 def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:

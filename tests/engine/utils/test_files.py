@@ -78,17 +78,22 @@ def test_foreign_reason_names_owner_and_writers(tmp_path: Path, monkeypatch: pyt
     assert foreign_reason(of_root, trust_root=False) == "belongs to root (uid 0)"
 
 
-@pytest.mark.parametrize(("member", "is_foreign"), [("me", False), ("other", True), ("root", False)])
-def test_foreign_reason_depends_on_members_of_writing_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: str, is_foreign: bool
+@pytest.mark.parametrize(
+    ("group", "members", "is_foreign"),
+    [("me", [], False), ("me", ["root"], False), ("me", ["other"], True), ("students", [], True), (None, [], True)],
+)
+def test_foreign_reason_depends_on_writing_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str | None, members: list[str], is_foreign: bool
 ) -> None:
-    accounts = [
-        pwd.struct_passwd((name, "x", uid, uid, "", "/", "/bin/sh"))
-        for name, uid in (("root", 0), ("me", os.geteuid()), ("other", OTHER_UID))
-    ]
-    monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("team", "x", gid, [member])))
+    def find_group(gid: int) -> grp.struct_group:
+        if group is None:
+            raise KeyError(gid)
+        return grp.struct_group((group, "x", gid, members))
+
+    account = pwd.struct_passwd(("me", "x", os.geteuid(), 777, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: account)
+    monkeypatch.setattr(grp, "getgrgid", find_group)
     trust._has_other_member.cache_clear()
     reason = foreign_reason(status_of(tmp_path, mode=0o40775, uid=os.geteuid(), gid=777))
     trust._has_other_member.cache_clear()
-    assert reason == ("is writable by the group team" if is_foreign else None)
+    assert reason == (f"is writable by the group {group or 'gid 777'}" if is_foreign else None)
