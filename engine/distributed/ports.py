@@ -1,7 +1,8 @@
 """Close the TCP ports on which Gloo listens, once the ranks are connected.
 
-Gloo accepts connections as long as a process group exists, from any user who can reach the port. It needs none after
-all ranks are connected. It keeps each open, and aborts the rank when there are as many as it can have open files.
+Gloo accepts connections as long as a process group exists, from any user who can reach the port. After the ranks are
+connected, it needs no further connection. It never closes an unknown one, and aborts the rank when too many files are
+open.
 `engine.training.train` closes the ports.
 """
 
@@ -26,10 +27,13 @@ _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 def close_ports_afterwards() -> Iterator[None]:
     """At the end of this context, drop new connections to TCP ports on which this process began to listen in it.
 
-    Connections that are already accepted remain.
+    Connections that are already accepted remain. With TORCH_GLOO_LAZY_INIT=1 the ports stay open, because Gloo then
+    connects two ranks only when they first communicate.
     """
     earlier = {status.st_ino for status, _ in _listening_sockets()}
     yield
+    if os.environ.get("TORCH_GLOO_LAZY_INIT") == "1":
+        return
     program = ctypes.create_string_buffer(_DROP_ALL)
     # struct sock_fprog
     attachment = struct.pack("HP", 1, ctypes.addressof(program))

@@ -30,3 +30,11 @@ def test_new_port_drops_connections_and_keeps_accepted_one() -> None:
     socket.create_connection(earlier.getsockname(), timeout=20).close()
     for opened in (earlier, new, peer, accepted):
         opened.close()
+
+
+def test_port_stays_open_for_lazy_connections_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    with close_ports_afterwards():
+        new = listen()
+    socket.create_connection(new.getsockname(), timeout=20).close()
+    new.close()
