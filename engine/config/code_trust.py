@@ -1,22 +1,23 @@
 """Whose user code a config names: the files that name it, and the files and folders that it is imported from.
 
-A config or a checkpoint of another user is data, and so is a folder that other users can write to: code from there runs
-only with `--trust-code`. `engine.config.loader` and `engine.inference.trained_model` find who named the code. The
-preflight, the inference and the commands that build a model call `CodeTrust.check` before anything is imported.
+A config or a checkpoint of another user is data, and so is code that other users can change or replace: it runs only
+with `--trust-code`. `engine.config.loader` and `engine.inference.trained_model` find who named the code. The preflight,
+the inference and the commands that build a model call `CodeTrust.check` before anything is imported. The ranks do not
+check again, because only this user or root can replace what has passed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config.schema import Config
 from engine.config.user_code import TRUST_ADVICE, UserModule, code_root, find_user_module, user_code_names
 from engine.utils.errors import Problem, UsageError
-from engine.utils.trust import foreign_reason
+from engine.utils.trust import foreign_lookup_reason
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class CodeTrust:
                 continue
             module = _find(key, name, config)
             reasons = [self.foreign[source] for source in (key, "run.code") if source in self.foreign]
-            reasons += list(_foreign_paths(module))[:1]
+            if (reason := _foreign_reason(module)) is not None:
+                reasons.append(reason)
             if not reasons:
                 continue
             if not self.granted:
@@ -61,21 +63,22 @@ def _find(key: str, name: str, config: Config) -> UserModule:
         return find_user_module(key, name, config.run.code, config.run.code_packages)
     except UsageError:
         # Others could add the module to a folder that they can write to.
-        return UserModule(name, code_root(config.run.code))
+        return UserModule(name.partition(":")[0], code_root(config.run.code))
 
 
-def _foreign_paths(module: UserModule) -> Iterator[str]:
-    """Yield why others can change what an import of the module runs: its folders, files and compiled files."""
+def _foreign_reason(module: UserModule) -> str | None:
+    """Return why others can change a module: its packages, its file, their compiled files or a folder above them.
+
+    The modules that it imports are not examined: in a folder that only this user can write to, this user added them.
+    """
     if module.root is None:
-        return
-    root = Path(os.path.realpath(module.root))
-    folders = [folder for file in module.files for folder in file.parents if folder.is_relative_to(root)]
-    compiled = [Path(importlib.util.cache_from_source(str(file))) for file in module.files]
-    for path in dict.fromkeys([root, *folders, *module.files, *(file.parent for file in compiled), *compiled]):
-        try:
-            reason = foreign_reason(path.stat())
-        except OSError:
-            # Only who can write to its folder can create a missing file.
-            continue
-        if reason is not None:
-            yield f"{path} {reason}"
+        return None
+    real_root = Path(os.path.realpath(module.root))
+    package = module.root
+    for part in module.name.split("."):
+        for source in (package / f"{part}.py", package / part / "__init__.py"):
+            for path in (source, Path(importlib.util.cache_from_source(str(source)))):
+                if (reason := foreign_lookup_reason(path, real_root)) is not None:
+                    return reason
+        package /= part
+    return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,58 @@ def test_code_trust_refuses_what_others_can_write(code: Path, path: str) -> None
         f"model.name: trusted.nets:build is not imported: {changed} is writable by all users; read the code, then "
         "repeat the command with --trust-code"
     )
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_code_trust_refuses_folder_that_others_can_rename(tmp_path: Path, code: Path, mode: int, refused: bool) -> None:
+    shared = tmp_path / "shared"
+    (shared / "own").mkdir(parents=True)
+    shared.chmod(mode)
+    code.rename(shared / "own" / "code")
+    with pytest.raises(UsageError, match=f"{shared} is writable by all") if refused else nullcontext():
+        CodeTrust().check(config(shared / "own" / "code"))
+
+
+@pytest.mark.parametrize("link", ["code", "code/trusted", "code/trusted/nets.py", "code/trusted/__pycache__"])
+def test_code_trust_refuses_link_that_others_can_replace(tmp_path: Path, code: Path, link: str) -> None:
+    """The link leads to a file of this user through a link in a shared folder."""
+    shared, hidden = code / "shared", code / "hidden"
+    if link == "code":
+        shared, hidden = tmp_path / "shared", tmp_path / "hidden"
+    shared.mkdir()
+    (tmp_path / link).rename(hidden)
+    (shared / "step").symlink_to(hidden)
+    (tmp_path / link).symlink_to(shared / "step")
+    CodeTrust().check(config(code))
+    shared.chmod(0o777)
+    with pytest.raises(UsageError, match=f"{shared} is writable by all"):
+        CodeTrust().check(config(code))
+
+
+def test_code_trust_refuses_missing_folder_in_sticky_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(UsageError, match=f"{tmp_path} is writable by all"):
+        CodeTrust().check(config(tmp_path / "missing"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("entry", ["above", "above/link"])
+def test_code_trust_refuses_folder_or_link_of_other_user(tmp_path: Path, code: Path, entry: str) -> None:
+    above = tmp_path / "above"
+    above.mkdir(mode=0o755)
+    (above / "link").symlink_to(code)
+    CodeTrust().check(config(above / "link"))
+    os.chown(tmp_path / entry, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(UsageError, match=f"{tmp_path / entry} .*belongs to uid 12345"):
+        CodeTrust().check(config(above / "link"))
+
+
+def test_code_trust_accepts_relative_links_and_ignores_link_cycles(tmp_path: Path, code: Path) -> None:
+    (tmp_path / "a").symlink_to("folder/../code")
+    (tmp_path / "folder").mkdir()
+    CodeTrust().check(config(tmp_path / "a"))
+    (tmp_path / "cycle").symlink_to("cycle")
+    CodeTrust().check(config(tmp_path / "cycle"))
 
 
 def test_code_trust_refuses_missing_module_in_shared_folder(code: Path) -> None:
