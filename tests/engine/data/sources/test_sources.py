@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import pickle
 import struct
@@ -96,18 +97,28 @@ def test_mnist_source_reads_idx_files(tmp_path: Path, name: str, folder: str) ->
     assert labels.tolist() == [5, 0]
 
 
+CIFAR10_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+
+
+def write_cifar10(root: Path, batch: object, meta: object) -> None:
+    (root / "cifar-10-batches-py").mkdir()
+    for name in CIFAR10_BATCHES:
+        (root / "cifar-10-batches-py" / name).write_bytes(pickle.dumps(batch))
+    (root / "cifar-10-batches-py" / "batches.meta").write_bytes(pickle.dumps(meta))
+
+
 def test_cifar10_source_reads_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision import datasets
 
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
     flat = np.random.default_rng(0).integers(0, 256, (2, 3072)).astype(np.uint8)
-    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        (folder / name).write_bytes(pickle.dumps({"data": flat, "labels": [3, 4]}))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{n}" for n in range(10)]}))
-    # torchvision checks the MD5 sums of the original files.
-    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
-    monkeypatch.setattr(datasets.cifar, "check_integrity", lambda *_: True)
+    batch, meta = {"data": flat, "labels": [3, 4]}, {"label_names": [f"c{number}" for number in range(10)]}
+    write_cifar10(tmp_path, batch, meta)
+    batch_md5, meta_md5 = (
+        hashlib.md5(pickle.dumps(content), usedforsecurity=False).hexdigest() for content in (batch, meta)
+    )
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", [[name, batch_md5] for name in CIFAR10_BATCHES[:-1]])
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [[CIFAR10_BATCHES[-1], batch_md5]])
+    monkeypatch.setattr(datasets.CIFAR10, "meta", {**datasets.CIFAR10.meta, "md5": meta_md5})
     source = open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
     assert (source.num_images("train"), source.num_images("val"), source.classes[3]) == (10, 2, "c3")
     pixels, labels = source.load("val", np.array([1]))
@@ -115,20 +126,29 @@ def test_cifar10_source_reads_batches(tmp_path: Path, monkeypatch: pytest.Monkey
     assert labels.tolist() == [4]
 
 
-def test_cifar10_source_runs_no_code_of_replaced_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class CallWhenUnpickled:
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "call",
+    [(Path.touch, Path("ran")), (np.ndarray, (1,), np.dtype("O"), b"A" * 8)],
+    ids=["function", "array of pointers"],
+)
+def test_cifar10_source_does_not_unpickle_replaced_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[object, ...]
+) -> None:
     from torchvision import datasets
 
-    class Attack:
-        def __reduce__(self) -> tuple[object, ...]:
-            return Path.touch, (tmp_path / "ran",)
-
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
-        (folder / name).write_bytes(pickle.dumps(Attack()))
+    monkeypatch.chdir(tmp_path)
+    write_cifar10(tmp_path, CallWhenUnpickled(*call), {})
     # As if the files were replaced after torchvision has verified them.
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
-    with pytest.raises(UsageError, match=r"data\.path: cifar10 in .* cannot be read: it contains pathlib"):
+    with pytest.raises(UsageError, match=r"cifar10 in .* cannot be read: .*/data_batch_1 changed while it was read"):
         open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
     assert not (tmp_path / "ran").exists()
 
