@@ -19,7 +19,13 @@ from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
 from engine.data.sampler import Indices, Part, stratified_split
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import read_image, rotate_upright
-from engine.data.sources.image_file import UnusableImageError, decoding, open_image
+from engine.data.sources.image_file import (
+    UnusableImageError,
+    decode_error_reason,
+    decoding,
+    open_image,
+    read_image_file,
+)
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 
@@ -215,7 +221,7 @@ def _unreadable_reason(path: Path) -> str | None:
     try:
         if not path.is_file():
             return "not a file"
-        with path.open("rb") as file, open_image(file) as image:
+        with open_image(read_image_file(path)) as image:
             if image.mode == "F":
                 return "floating-point pixels (Pillow mode F) are not supported"
             image.draft("L", (32, 32))
@@ -223,7 +229,9 @@ def _unreadable_reason(path: Path) -> str | None:
                 rotate_upright(image).load()
     except UnusableImageError as error:
         return str(error)
+    except MemoryError:
+        return "not enough memory to decode it"
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
-        return f"broken: {error}"
+        return f"broken: {decode_error_reason(error)}"
     return None

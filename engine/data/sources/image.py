@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 from math import ceil
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from engine.data.sampler import Indices
 from engine.data.sources.base import Box, CropSpec, ImageFormat, Images, UnreadableImageError
-from engine.data.sources.image_file import UnusableImageError, decoding, open_image
+from engine.data.sources.image_file import (
+    UnusableImageError,
+    decode_error_reason,
+    decoding,
+    open_image,
+    read_image_file,
+)
 
 # EXIF orientations that swap height and width.
 _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
@@ -32,16 +38,15 @@ def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | Non
     and resized. Raises UnreadableImageError.
     """
     try:
-        with path.open("rb") as file:
-            return _decode(file, image_format, get_box or center_box)
+        return _decode(read_image_file(path), image_format, get_box or center_box)
     except UnusableImageError as error:
         raise UnreadableImageError(f"the image {path} cannot be read: it is {error}") from error
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
-        raise UnreadableImageError(f"the image {path} cannot be read: {error}") from error
+        raise UnreadableImageError(f"the image {path} cannot be read: {decode_error_reason(error)}") from error
 
 
-def _decode(file: BinaryIO, image_format: ImageFormat, get_box: BoxFunction) -> Images:
+def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction) -> Images:
     size, mode = image_format.size, _pil_mode(image_format)
     with open_image(file) as image:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -57,8 +62,7 @@ def _decode(file: BinaryIO, image_format: ImageFormat, get_box: BoxFunction) -> 
             if image.format == "JPEG" and image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
                 from engine.data.sources import jpeg
 
-                file.seek(0)
-                if (pixels := jpeg.decode(file.read(), mode)) is not None:
+                if (pixels := jpeg.decode(file.getvalue(), mode)) is not None:
                     return jpeg.resized_crop(pixels, size, (left, top, right, bottom))
             upright = convert_mode(rotate_upright(image), mode)
             scale_x, scale_y = upright.width / width, upright.height / height

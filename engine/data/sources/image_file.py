@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import BinaryIO
+from io import BytesIO
+from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
@@ -23,6 +26,8 @@ IMAGE_FORMATS = (
 )
 # Decoded at the same time in one process. Pillow takes up to 4 bytes per pixel, twice that to convert an image.
 MAX_PIXELS_IN_FLIGHT = 1 << 28
+# An uncompressed color image of 89 million pixels. A sparse file takes no disk space, but would fill the memory.
+MAX_IMAGE_BYTES = 1 << 28
 
 # Pillow warns of images of half the size that it refuses.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -57,8 +62,28 @@ class PixelBudget:
 _PIXEL_BUDGET = PixelBudget(MAX_PIXELS_IN_FLIGHT)
 
 
+def read_image_file(path: Path) -> BytesIO:
+    """Return the content of a file. Raises UnusableImageError if no image has its size, and OSError.
+
+    The file is read at once, because its owner can extend or truncate it while it is decoded. Pillow reads a file of
+    some formats to its end, and libtiff maps it into memory.
+    """
+    with open(path, "rb", opener=_open_without_blocking) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableImageError("not a regular file")
+        if status.st_size > MAX_IMAGE_BYTES:
+            raise UnusableImageError(f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size")
+        return BytesIO(file.read(status.st_size))
+
+
+def _open_without_blocking(path: str, flags: int) -> int:
+    # Opening a named pipe would wait for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @contextmanager
-def open_image(file: BinaryIO) -> Iterator[Image.Image]:
+def open_image(file: BytesIO) -> Iterator[Image.Image]:
     """Identify an image by its header, without decoding it. Raises UnusableImageError."""
     try:
         image = Image.open(file, formats=IMAGE_FORMATS)
@@ -81,6 +106,13 @@ def decoding(image: Image.Image) -> Iterator[None]:
             yield
         finally:
             image.close()
+
+
+def decode_error_reason(error: Exception) -> str:
+    """Return why an image cannot be read or decoded, without its path."""
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def _describe_other_file(beginning: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -57,6 +58,56 @@ def test_unusable_image_is_named_without_opening_it(tmp_path: Path, content: byt
     with pytest.raises(UnreadableImageError) as error:
         read_image(path, RGB_16)
     assert str(error.value) == f"the image {path} cannot be read: it is {problem}"
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "WEBP"])
+def test_sparse_image_file_is_not_read(tmp_path: Path, image_format: str) -> None:
+    path = tmp_path / "image"
+    Image.new("RGB", (70, 70)).save(path, image_format)
+    os.truncate(path, 1 << 36)
+    assert _unreadable_reason(path) == "a file of more than 256 MiB; reduce its size"
+    with pytest.raises(UnreadableImageError, match=f"the image {path} cannot be read: it is a file of more than 256"):
+        read_image(path, RGB_16)
+
+
+def test_image_replaced_by_pipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "image.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "image.png")
+    for path in tmp_path.iterdir():
+        with pytest.raises(UnreadableImageError, match=f"the image {path} cannot be read: it is not a regular file"):
+            read_image(path, RGB_16)
+
+
+def test_image_is_read_through_link(tmp_path: Path) -> None:
+    Image.new("RGB", (20, 20)).save(tmp_path / "image.png")
+    (tmp_path / "link.png").symlink_to("image.png")
+    assert read_image(tmp_path / "link.png", RGB_16).shape == (3, 16, 16)
+
+
+def test_missing_memory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "large.png"
+    path.write_bytes(png_header(13_000, 13_000))
+    program = """
+import pathlib, resource, sys
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.folder import _unreadable_reason
+from engine.data.sources.image import UnreadableImageError, read_image
+path = pathlib.Path(sys.argv[1])
+pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 26), resource.RLIM_INFINITY))
+print(_unreadable_reason(path))
+try:
+    read_image(path, ImageFormat(16, 3, (), ()))
+except UnreadableImageError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == [
+        "not enough memory to decode it",
+        f"the image {path} cannot be read: not enough memory",
+    ]
 
 
 def test_large_image_causes_no_warning(tmp_path: Path) -> None:
