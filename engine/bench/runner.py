@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,15 +67,22 @@ class BenchPlan:
 
 
 def plan_bench(
-    config: Config, rank_counts: Sequence[int], epochs: int, repeats: int, *, strong: bool, limit: bool = False
+    config: Config,
+    rank_counts: Sequence[int],
+    epochs: int,
+    repeats: int,
+    *,
+    strong: bool,
+    limit: bool = False,
+    on_wait: Callable[[str], None],
 ) -> BenchPlan:
-    """Plan a benchmark on the free GPUs of `device.gpus`, or on the CPU.
+    """Plan a benchmark on the free GPUs of `device.gpus`, or on the CPU. `on_wait` is that of `allocate_devices`.
 
     `rank_counts` defaults to powers of two up to the number of GPUs or cores, and that number. Raises UsageError if no
     GPU is free, or if the config, rank counts or epochs cannot be measured.
     """
     selection = config.device.gpus
-    allocation = allocate_devices(selection, "bench", wait=config.device.wait, on_wait=lambda _: None)
+    allocation = allocate_devices(selection, "bench", wait=config.device.wait, on_wait=on_wait)
     # Each run of the benchmark reserves its own GPUs.
     allocation.reservation.release()
     named: tuple[str, ...] = ()

@@ -67,9 +67,12 @@ def allocate_devices(
 ) -> GpuAllocation:
     """Reserve the devices that `selection`, a value of `device.gpus`, selects within CUDA_VISIBLE_DEVICES.
 
-    `run` is the run name that other users see. With `wait`, block until the devices are free; `on_wait` receives the
-    reason once per second. `ranks` is the number of ranks that an external launcher started on this host: "auto" then
-    reserves that many devices, if necessary shared. Raises UsageError if the selection is invalid or not available.
+    `run` is the run name that other users see. With `wait`, block until the devices are free. Without, block for at
+    most `run_queue.CLAIM_TIMEOUT_SECONDS` while runs ahead in the queue are about to reserve them. `on_wait` receives
+    the reason once per second.
+
+    `ranks` is the number of ranks that an external launcher started on this host: "auto" then reserves that many
+    devices, if necessary shared. Raises UsageError if the selection is invalid or not available.
     """
     allocator = _Allocator(selection, run, wait, ranks)
     if selection == "cpu" or recording_path() is not None:
@@ -151,11 +154,14 @@ class _Allocator:
     run: str
     wait: bool
     ranks: int | None
-    _queue: RunQueue = field(default_factory=RunQueue, init=False)
+    _queue: RunQueue = field(init=False)
     _conflicts: int = field(default=0, init=False)
     _lock_timeout_s: float | None = field(default=None, init=False)
     _problems: dict[str, None] = field(default_factory=dict, init=False)
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
+
+    def __post_init__(self) -> None:
+        self._queue = RunQueue(wait=self.wait)
 
     def allocate(self, snapshot: Snapshot, monitor: DriverMonitor, on_wait: Callable[[str], None]) -> GpuAllocation:
         allocation = GpuAllocation()

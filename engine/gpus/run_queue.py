@@ -20,11 +20,17 @@ CLAIM_TIMEOUT_SECONDS = 15.0
 
 
 class RunQueue:
-    """The runs ahead of this one, observed by polling."""
+    """The runs ahead of this one, observed by polling.
 
-    def __init__(self) -> None:
-        self._servable_since: dict[tuple[int, str], float] = {}
-        """For each run whose devices are all free: the monotonic time since when they are."""
+    With `wait`, the timeout applies to each user, not to each run: a user may create new entries without end. Without,
+    it applies to all users together, and only once.
+    """
+
+    def __init__(self, *, wait: bool) -> None:
+        self._wait = wait
+        self._servable_since: dict[int | None, float] = {}
+        """For each user with a run whose devices are all free: the monotonic time since when there is such a run. The
+        key None stands for all users."""
         self.is_moving = False
         """Whether a run ahead is about to reserve its devices."""
 
@@ -32,19 +38,20 @@ class RunQueue:
         """Mark the free devices that waiting runs claim as not free.
 
         `waiters` are the runs ahead in queue order, `by_id` contains the devices by `reservation_id`. A run that could
-        have reserved its devices CLAIM_TIMEOUT_SECONDS ago claims nothing.
+        reserve its devices claims nothing after the timeout.
         """
-        now, servable_since, self.is_moving = time.monotonic(), dict[tuple[int, str], float](), False
+        now, servable_since, self.is_moving = time.monotonic(), dict[int | None, float](), False
         for waiter in waiters:
             claimed, is_servable = _claimed_devices(waiter, by_id)
             if is_servable:
-                servable_since[waiter.key] = self._servable_since.get(waiter.key, now)
-                if now - servable_since[waiter.key] > CLAIM_TIMEOUT_SECONDS:
+                user = waiter.uid if self._wait else None
+                servable_since[user] = self._servable_since.get(user, now)
+                if now - servable_since[user] > CLAIM_TIMEOUT_SECONDS:
                     continue
                 self.is_moving = True
             queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
             by_id |= {device.reservation_id: replace(device, unavailable=queued) for device in claimed}
-        self._servable_since = servable_since
+        self._servable_since = servable_since if self._wait else self._servable_since | servable_since
 
 
 def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> tuple[list[CudaDevice], bool]:

@@ -20,13 +20,21 @@ def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterat
 
     If no GPU is free, "auto" becomes "cpu", and "cuda" shares a GPU. The GPU becomes the only one that CUDA shows to
     this process, so call it before CUDA is initialized. If none can be reserved, torch chooses the device. `run` is the
-    run name that other users see. `notify` receives why no GPU is free or reserved.
+    run name that other users see. `notify` receives why no GPU is free or reserved, and why it waits.
     """
+    is_waiting = False
+
+    def notify_once(reason: str) -> None:
+        nonlocal is_waiting
+        if not is_waiting:
+            is_waiting = True
+            notify(f"waiting: {reason}")
+
     if name not in ("auto", "cuda") or not torch.backends.cuda.is_built():
         yield name
         return
     try:
-        allocation = allocate_devices("auto", run, wait=False, on_wait=lambda _: None, ranks=1)
+        allocation = allocate_devices("auto", run, wait=False, on_wait=notify_once, ranks=1)
     except UsageError as error:
         # Another user can make the shared folder of reservations unusable.
         notify(f"no GPU is reserved: {error.problems[0].reason}")

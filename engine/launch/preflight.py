@@ -120,11 +120,15 @@ def run_preflight(
 
 
 def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:
-    """Return all problems of a run request that cannot start, without holding its GPUs."""
+    """Return all problems of a run request that cannot start, without holding its GPUs or waiting for them."""
+
+    def stop_waiting(reason: str) -> None:
+        # A GPU that another run is about to reserve is not a fault of the request.
+        raise UsageError([])
 
     def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
         ranks = None if rank_info is None else rank_info.local_world_size
-        allocation = allocate_devices(request.config.device.gpus, "", wait=False, on_wait=lambda _: None, ranks=ranks)
+        allocation = allocate_devices(request.config.device.gpus, "", wait=False, on_wait=stop_waiting, ranks=ranks)
         allocation.reservation.release()
         return allocation.devices
 

@@ -26,7 +26,7 @@ PLANT = """
 import fcntl, json, os, signal, struct, sys, time
 from pathlib import Path
 victim, own, gpus = f"gputrain-{sys.argv[1]}", Path(f"gputrain-{os.getuid()}"), json.loads(sys.argv[2])
-locks = []
+locks, tick = [], lambda number: None
 def lock(path):
     locks.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644))
     fcntl.flock(locks[-1], fcntl.LOCK_EX)
@@ -42,9 +42,20 @@ if pid == 0:
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    time.sleep(300)
+    for number in range(3000):
+        tick(number)
+        time.sleep(0.1)
 else:
     print(pid)
+"""
+# One new entry replaces the one before, ten times per second.
+ROTATING_WAITER = """
+def tick(number):
+    entry(name=f"2-{number}")
+    if number:
+        (own / f"2-{number - 1}.lock").unlink()
+        (own / f"2-{number - 1}.json").unlink()
+        os.close(locks.pop(0))
 """
 ENTRIES = {
     "an infinite PID": 'entry(text=\'{"run": "a", "since": 1, "gpus": [], "ranks": [], "pid": Infinity}\')',
@@ -63,6 +74,8 @@ ENTRIES = {
     "a link to a folder as the victim's": 'os.mkdir("d"); os.symlink("d", victim)',
     "a reservation in the victim's name": "entry(folder=Path(victim), gpus=gpus)",
     "a run that waits for ever": "entry()",
+    "many runs that wait for ever": '[entry(name=f"1-{number}") for number in range(50)]',
+    "runs that wait for ever in turn": ROTATING_WAITER,
     "a run that waits for too many GPUs": 'entry(wants="free:1000")',
     "hundreds of entries": '[entry(name=f"1-{number}", text="{") for number in range(300)]',
     "thousands of folders": '[os.mkdir(f"{own}-{number}") for number in range(2000)]',

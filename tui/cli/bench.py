@@ -76,6 +76,8 @@ def bench(
     """
     from engine.bench.report import BenchRun, scaling_results
     from engine.bench.runner import plan_bench, run_bench
+    from engine.launch.gpu_usage import waiting_emitter
+    from engine.runs.event_lines import event_line
     from engine.utils.text import printable
     from tui.launcher import gputrain_command
     from tui.text.bench import bench_lines, describe_bench_plan, describe_bench_run, print_chart
@@ -91,7 +93,11 @@ def bench(
         code_trust(resolved, granted=trust_code).check(resolved.config)
         # A config trains for more epochs than a measurement needs.
         epochs = resolved.config.run.epochs if "run.epochs" in resolved.typed else DEFAULT_EPOCHS
-        plan = plan_bench(resolved.config, parse_rank_counts(counts), epochs, repeats, strong=strong, limit=limit)
+        rank_counts, on_wait = (
+            parse_rank_counts(counts),
+            waiting_emitter(lambda event: typer.echo(event_line(event), err=True)),
+        )
+        plan = plan_bench(resolved.config, rank_counts, epochs, repeats, strong=strong, limit=limit, on_wait=on_wait)
     typer.echo(describe_bench_plan(plan), err=True)
     if plan.cpu_fallback is not None:
         typer.echo(f"warning: {printable(plan.cpu_fallback)}", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,32 +253,45 @@ def test_batch_size_for_keeps_batch_size_per_rank_or_global_with_strong() -> Non
 def test_plan_bench_rejects_unmeasurable_counts(keys: dict[str, Any], message: str) -> None:
     config = Config(device=DeviceConfig(gpus="cpu"))
     with pytest.raises(UsageError, match=message):
-        plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False} | keys)
+        plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False, "on_wait": print} | keys)
     with pytest.raises(UsageError, match="auto cannot be combined with --strong"):
-        plan_bench(config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True)
+        plan_bench(
+            config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True, on_wait=print
+        )
 
 
 def test_plan_bench_on_cpu_counts_up_to_all_cores() -> None:
-    planned = plan_bench(Config(device=DeviceConfig(gpus="cpu")), [], 3, 1, strong=False)
+    planned = plan_bench(Config(device=DeviceConfig(gpus="cpu")), [], 3, 1, strong=False, on_wait=print)
     assert (planned.rank_counts, planned.on_gpu) == (default_rank_counts(available_cores()), False)
 
 
 def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     allocate_gpus(monkeypatch, make_gpu(0), make_gpu(1, in_use_by="someone computes on it"), make_gpu(2), make_gpu(3))
-    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, strong=False)
+    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, strong=False, on_wait=print)
     assert (planned.rank_counts, planned.on_gpu) == ((1, 2, 3), True)
     assert bench_run_config(planned, 2, "x").device.gpus == "free:2"
     with pytest.raises(UsageError, match="4 ranks cannot be measured: must be 1 to 3, one per free GPU"):
-        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, strong=False)
+        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, strong=False, on_wait=print)
+
+
+def test_plan_bench_passes_on_why_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(*_: Any, on_wait: Callable[[str], None], **__: Any) -> GpuAllocation:
+        on_wait("no GPU is free")
+        return GpuAllocation()
+
+    monkeypatch.setattr(runner, "allocate_devices", wait)
+    reasons: list[str] = []
+    plan_bench(Config(), [], 3, 1, strong=False, on_wait=reasons.append)
+    assert reasons == ["no GPU is free"]
 
 
 def test_plan_bench_keeps_order_of_named_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2))
-    planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
+    planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False, on_wait=print)
     assert [bench_run_config(planned, ranks, "x").device.gpus for ranks in planned.rank_counts] == ["5", "5,2"]
     allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2, in_use_by="someone computes on it"))
     with pytest.raises(UsageError, match="bench uses only free GPUs: GPU 2: someone computes on it"):
-        plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False)
+        plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False, on_wait=print)
 
 
 def test_bench_run_config_resets_settings_unrelated_to_workload() -> None:

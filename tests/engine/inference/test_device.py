@@ -77,7 +77,10 @@ def test_reserve_device_passes_over_waiting_run_that_never_reserves(monkeypatch:
     idle, notes = Reservation(), list[str]()
     idle.enqueue("auto", [gpu_uuid(1)], "idle")
     with reserve_device("auto", "digits", notes.append):
-        assert (os.environ["CUDA_VISIBLE_DEVICES"], notes) == (gpu_uuid(1), [])
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu_uuid(1)
+    [note] = notes
+    assert note.startswith("waiting: no GPU is free: ")
+    assert "run idle (user " in note
     idle.release()
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -165,6 +165,15 @@ def test_handshake_ends_without_other_ranks() -> None:
         handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), StopFlag())
     with pytest.raises(PeerFailedError, match="rank 0 stopped responding"):
         handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), StopFlag())
+
+
+def test_find_problems_does_not_wait_for_claimed_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(*_: object, on_wait: Callable[[str], None], **__: object) -> GpuAllocation:
+        on_wait("no GPU is free")
+        pytest.fail("waits")
+
+    monkeypatch.setattr(preflight, "allocate_devices", wait)
+    assert preflight.find_problems(RunRequest(Config(), tmp_path, "run")) == []
 
 
 def test_find_problems_allocates_for_ranks_of_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
