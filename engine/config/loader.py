@@ -80,7 +80,10 @@ def presets() -> dict[str, Path]:
     """
     package = Path(__file__).parent.parent
     folder = package / "presets" if (package / "presets").is_dir() else package.parent / "configs"
-    own = [path for path in sorted(user_presets_folder().glob("*.yaml")) if _preset_problem(path.name) is None]
+    own: list[Path] = []
+    # Nothing is saved in a folder to which this user has no access.
+    with suppress(OSError):
+        own = [path for path in sorted(user_presets_folder().glob("*.yaml")) if _preset_problem(path.name) is None]
     return {path.stem: path for path in (*sorted(folder.glob("*.yaml")), *own)}
 
 

@@ -25,11 +25,15 @@ def settings_file() -> Path:
 
 
 def read_code_packages() -> tuple[str, ...]:
-    """Return `run.code_packages` of the user's settings, empty if there is no file.
+    """Return `run.code_packages` of the user's settings, empty if there is no file, or no access to its folder.
 
     Raises UsageError if the file is invalid, or others can change it.
     """
     path = settings_file()
+    try:
+        path.lstat()
+    except OSError:
+        return ()
     try:
         # It may be a link, as programs that manage dotfiles make it.
         text = read_bytes(path.resolve(), MAX_CONFIG_BYTES).decode()
@@ -49,7 +53,10 @@ def read_code_packages() -> tuple[str, ...]:
 
 def _parse(content: Any) -> tuple[str, ...]:
     """Raises ValueError for anything but the one known key."""
-    run = {} if content is None else content.get("run", {}) if isinstance(content, dict) else None
-    if not isinstance(run, dict) or set(content or {}) - {"run"} or set(run) - {"code_packages"}:
+    content = content or {}
+    if not isinstance(content, dict) or set(content) - {"run"}:
+        raise ValueError("unknown content")
+    run = content.get("run") or {}
+    if not isinstance(run, dict) or set(run) - {"code_packages"}:
         raise ValueError("unknown content")
     return RunConfig.model_validate(run).code_packages

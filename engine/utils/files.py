@@ -20,6 +20,8 @@ from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_path_reason
 
 _DESCRIPTORS = "/proc/self/fd/"
+# Nobody, not even root, can create a folder in it.
+_MISSING_HOME = Path(os.devnull)
 # Python objects take up to 30 times the memory of their JSON text.
 MAX_JSON_BYTES = 1 << 24
 
@@ -40,19 +42,27 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def _home() -> Path:
+    """Return the user's home, or for a user without one, such as the UID of a container, a path that cannot exist."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return _MISSING_HOME
+
+
 def cache_folder() -> Path:
     """Return the folder for this user's cached data: $XDG_CACHE_HOME/gputrain."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gputrain"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "gputrain"
 
 
 def config_folder() -> Path:
     """Return the folder for this user's settings: $XDG_CONFIG_HOME/gputrain."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gputrain"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or _home() / ".config") / "gputrain"
 
 
 def state_folder() -> Path:
     """Return the folder for state that outlives a session, like the last choices: $XDG_STATE_HOME/gputrain."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gputrain"
+    return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "gputrain"
 
 
 def user_path_problem(root: Path, name: str = "") -> str | None:

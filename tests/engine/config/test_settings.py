@@ -57,6 +57,18 @@ def test_settings_refuse_other_content(settings: Path, text: str) -> None:
         read_code_packages()
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", "run:", "run: []", "run: {code_packages: }"])
+def test_settings_accept_file_that_sets_nothing(settings: Path, text: str) -> None:
+    write(settings, text)
+    assert read_code_packages() == ()
+
+
+def test_settings_refuse_link_to_inaccessible_file(settings: Path) -> None:
+    settings.symlink_to("/" + "a" * 300)
+    with pytest.raises(UsageError, match=r"settings.yaml: cannot be read: "):
+        read_code_packages()
+
+
 def test_settings_refuse_file_that_others_can_write(settings: Path) -> None:
     write(settings, "run: {code_packages: [torchvision]}\n", 0o666)
     with pytest.raises(UsageError, match=r"settings.yaml is writable by all users"):

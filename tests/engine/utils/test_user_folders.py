@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config.loader import find_config, presets
+from engine.config.loader import find_config, presets, resolve_config
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
 from engine.doctor.machine import user_folder_checks
 from engine.models.catalog import cached_parameter_counts, library_models, library_version
@@ -120,6 +120,33 @@ def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
     (cache_folder() / "decoded" / "k.json").unlink()
     load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert (cache_folder() / "decoded" / "k.lock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture(params=["missing", "inaccessible"])
+def no_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without HOME and account, or whose home cannot be accessed."""
+    for name in FOLDERS:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 12345)
+    if request.param == "inaccessible":
+        # Unlike a mode, a name that is too long (ENAMETOOLONG) also stops root.
+        monkeypatch.setenv("HOME", "/" + "a" * 300)
+
+
+@pytest.mark.usefixtures("no_home")
+def test_config_resolves_without_home() -> None:
+    assert resolve_config("digits").config.run.code_packages == ()
+    assert presets()["digits"] == find_config("digits")
+
+
+@pytest.mark.usefixtures("no_home")
+def test_caches_are_empty_without_home() -> None:
+    assert read_user_json(cache_folder(), "a.json") is None
+    assert "resnet18" in [model.name for model in library_models("torchvision")]
+    decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert int(decoded.images.sum()) == 4
+    assert load_last_form() == Form("digits")
 
 
 def test_foreign_presets_are_not_listed_and_are_refused_by_name() -> None:
