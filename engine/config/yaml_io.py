@@ -38,6 +38,13 @@ def _construct_int(loader: _Yaml12Loader, node: yaml.ScalarNode) -> int:
     return int(str(loader.construct_scalar(node)))
 
 
+def _construct_str(loader: _Yaml12Loader, node: yaml.ScalarNode) -> str:
+    text = str(loader.construct_scalar(node))
+    # The escapes of half a character, such as "\ud800", make text that cannot be printed or written.
+    text.encode()
+    return text
+
+
 def _construct_mapping(loader: _Yaml12Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key, _ in node.value:
@@ -50,6 +57,7 @@ def _construct_mapping(loader: _Yaml12Loader, node: yaml.MappingNode) -> dict[An
 
 
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:str", _construct_str)
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 

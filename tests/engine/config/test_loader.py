@@ -267,6 +267,7 @@ UNREADABLE = {
     "invalid date": ("run: {name: !!timestamp 2001-99-99}", "is not valid YAML: a value cannot be parsed"),
     "deep nesting": ("run: {epochs: " + "[" * 5000, "is not valid YAML: a value cannot be parsed (RecursionError"),
     "long integer": (f"run: {{epochs: {'9' * 5000}}}", "is not valid YAML: a value cannot be parsed (ValueError"),
+    "half a character": ('"\\ud800": 1', "is not valid YAML: a value cannot be parsed (UnicodeEncodeError"),
     "recursive alias": ("run: &run {epochs: *run}", "is not valid YAML: found unconstructable recursive node"),
     "aliases as number": (f"{BILLION_LAUGHS}\nrun: {{epochs: *a11}}", "must be an integer"),
     "aliases as GPUs": (f"{BILLION_LAUGHS}\ndevice: {{gpus: *a11}}", "must be text"),
