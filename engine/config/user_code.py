@@ -23,6 +23,7 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
+from engine.config.settings import settings_file
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
@@ -146,7 +147,12 @@ def _describe_missing(module: str, root: Path) -> str:
     hint = did_you_mean(parts[0], names) or (f"; it contains {', '.join(names[:10])}" if names else "")
     package = module.partition(".")[0]
     if parent_folder == root and PathFinder.find_spec(package) is not None:
-        hint = f"; allow the installed package {package} with run.code_packages={package}, also when you resume"
+        # Only commands that train take config keys.
+        hint = (
+            f"; allow the installed package {package} in all commands with the line "
+            f"`run: {{code_packages: [{package}]}}` in {settings_file()}, or with run.code_packages={package} each "
+            "time that you train or resume"
+        )
     return f"no module {missing} in {root}{hint} (run.code sets the folder)"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from engine.config.loader import validate_config
+from engine.config.schema import as_dict
+from engine.config.yaml_io import to_yaml
 from gputrain_command import Gputrain
-from trained_run import call
+from trained_run import call, saved_run
 
 LOSS = "import torch\n\ndef loss(logits, labels):\n    return torch.nn.functional.cross_entropy(logits, labels)\n"
 SHORT = ("--headless", "--gpus", "cpu", "--epochs", "1", "--model", "linear", "run.log_every=50")
@@ -47,9 +51,24 @@ def test_package_code_needs_packages_again_on_resume(gputrain: Gputrain) -> None
     assert "code_packages" not in (gputrain.runs / "packaged" / "config.yaml").read_text()
     refused = gputrain("resume", "packaged", "run.epochs=2", "--headless")
     assert refused.returncode == 2
-    assert "allow the installed package torch with run.code_packages=torch, also when you resume" in refused.stderr
+    assert "or with run.code_packages=torch each time that you train or resume" in refused.stderr
     resumed = gputrain("resume", "packaged", "run.epochs=2", "run.code_packages=torch", "--headless")
     assert resumed.returncode == 0, resumed.stderr
+
+
+def test_export_takes_code_packages_from_settings_that_its_advice_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    config = {"model": {"name": "torchvision.models:squeezenet1_0"}, "data": {"dataset": "fake"}}
+    run = saved_run(tmp_path / "packaged", {"config": as_dict(validate_config(config))})
+    run.config.write_text(to_yaml(config))
+    refused = call("export", run.path)
+    assert refused.exit_code == 2
+    line, file = re.findall(r"with the line `(.+)` in (\S+),", refused.stderr)[0]
+    Path(file).parent.mkdir(mode=0o700, parents=True)
+    Path(file).write_text(line)
+    assert "no module torchvision" not in call("export", run.path).stderr
 
 
 def test_summary_trusts_foreign_code_only_with_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

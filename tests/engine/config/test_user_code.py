@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from engine.config.schema import Config
+from engine.config.settings import settings_file
 from engine.config.user_code import check_user_code, load_user_code
 from engine.models.factory import build_model
 from engine.utils.errors import UsageError
@@ -215,7 +216,9 @@ def test_load_user_code_ignores_modules_outside_of_folder(tmp_path: Path, name: 
 
 
 def test_load_user_code_finds_module_of_allowed_package(tmp_path: Path) -> None:
-    assert "run.code_packages=typer, also when you resume" in load_refusal(tmp_path, "typer.models:Context")
+    # Commands like predict take no config keys, so the settings are named first.
+    advice = f"in all commands with the line `run: {{code_packages: [typer]}}` in {settings_file()}, or with"
+    assert f"{advice} run.code_packages=typer each time" in load_refusal(tmp_path, "typer.models:Context")
     assert load_user_code("model.name", "typer.models:Context", str(tmp_path), ("typer",)).__name__ == "Context"
     assert str(tmp_path) not in sys.path
 
