@@ -32,7 +32,7 @@ from engine.utils.files import (
     shown_path,
     user_path_problem,
 )
-from engine.utils.trust import foreign_reason
+from engine.utils.trust import foreign_path_reason, foreign_reason
 
 ConfigLayer = dict[str, dict[str, Any]]
 
@@ -98,11 +98,13 @@ def _preset_problem(file_name: str) -> str | None:
 
 
 def find_config(name: str) -> Path:
-    """Return the file for a path or a preset name. Raises UsageError if there is none."""
-    path = expand_user(name)
-    if is_file(path):
+    """Return the file for a path or a preset name. Raises UsageError if there is none.
+
+    A file in the working folder precedes the preset of its name, unless other users can change that file.
+    """
+    path, available = expand_user(name), presets()
+    if is_file(path) and (name not in available or _is_own(path)):
         return path
-    available = presets()
     if name in available:
         return available[name]
     saved = f"{name}.yaml"
@@ -113,6 +115,13 @@ def find_config(name: str) -> Path:
             raise UsageError.one(name, "is a folder; use a YAML file or a preset name")
     hint = did_you_mean(path.stem, available)
     raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}")
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return foreign_path_reason(path) is None
+    except OSError:
+        return False
 
 
 def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:

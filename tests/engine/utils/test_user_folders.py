@@ -122,6 +122,21 @@ def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
     assert (cache_folder() / "decoded" / "k.lock").stat().st_mode & 0o777 == 0o600
 
 
+def test_foreign_file_in_working_folder_does_not_replace_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "other"):
+        Path(name).write_text("run: {epochs: 7}")
+        Path(name).chmod(0o644)
+    assert find_config("digits") == Path("digits")
+    for name in ("digits", "other"):
+        make_foreign(Path(name))
+    assert find_config("digits") == presets()["digits"]
+    assert find_config("./digits") == Path("digits")
+    assert find_config("other") == Path("other")
+
+
 @pytest.fixture(params=["missing", "inaccessible"])
 def no_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without HOME and account, or whose home cannot be accessed."""
