@@ -124,25 +124,28 @@ def test_large_image_causes_no_warning(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_pixel_budget_admits_what_fits_and_larger_image_alone() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [((4, 4), True), ((5, 5), True), ((6, 5), False), ((4, 4, 4), False), ((25, 1), False), ((25, 25), False)],
+)
+def test_pixel_budget_admits_what_fits_and_larger_image_alone(sizes: tuple[int, ...], fits: bool) -> None:
     budget = PixelBudget(10)
-    in_flight, most, order = [0], [0], threading.Lock()
+    all_inside, finished = threading.Barrier(len(sizes)), []
 
     def decode(pixels: int) -> None:
         with budget.reserve(pixels):
-            with order:
-                in_flight[0] += pixels
-                most[0] = max(most[0], in_flight[0])
-            with order:
-                in_flight[0] -= pixels
+            try:
+                all_inside.wait(20 if fits else 0.2)
+                finished.append("together")
+            except threading.BrokenBarrierError:
+                finished.append("alone")
 
-    threads = [threading.Thread(target=decode, args=(pixels,)) for pixels in (4, 4, 4, 25, 4, 25, 4) * 20]
+    threads = [threading.Thread(target=decode, args=(pixels,)) for pixels in sizes]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
-    assert in_flight == [0]
-    assert most[0] <= 25
+        thread.join(60)
+    assert finished == ["together" if fits else "alone"] * len(sizes)
 
 
 def test_pixel_budget_is_released_after_error() -> None:
