@@ -7,7 +7,6 @@ choices that run code, decoded images, and an index that lists a broken image as
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import numpy as np
 from attack import Stage, perform
 
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
-from engine.data.sources.folder import _readable_images
+from engine.data.sources.folder import _readable_images, record_name
 from engine.models.catalog import library_version
 from tui.form.model import load_last_form
 
@@ -76,7 +75,7 @@ def small_files(stage: Stage, images: Path) -> dict[str, bytes]:
             "known": [{"source": "torchvision", "name": "planted", "parameters": 1, "weights": []}]
         },
         "form.json": {"format": 1, "base": "digits", "typed": {"model.name": "evil:Net"}},
-        f"images-{hashlib.sha256(os.fsencode(images)).hexdigest()[:16]}.json": index,
+        record_name(images): index,
     }
     encoded = {name: json.dumps(values).encode() for name, values in documents.items()}
     return encoded | {f"presets/{name}.yaml": preset for name in ("evil", "digits")}

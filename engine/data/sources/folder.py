@@ -20,6 +20,8 @@ from engine.data.sampler import Indices, Part, stratified_split
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import read_image, rotate_upright
 from engine.data.sources.image_file import (
+    IMAGE_FORMATS,
+    MAX_IMAGE_BYTES,
     UnusableImageError,
     decode_error_reason,
     decoding,
@@ -182,7 +184,7 @@ def _readable_images(folder: Path) -> tuple[dict[Path, int], list[tuple[Path, st
     change. Unreadable files are checked each time, because they may have been repaired.
     """
     files = sorted(walk_files(folder))
-    cache = f"images-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
+    cache = record_name(folder)
     recorded = read_user_json(cache_folder(), cache, MAX_RECORD_BYTES) or {}
     stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
     unchecked = [path for path in files if path not in stamps or recorded.get(str(path)) != stamps[path]]
@@ -198,6 +200,12 @@ def _readable_images(folder: Path) -> tuple[dict[Path, int], list[tuple[Path, st
             write_user_json(cache_folder(), cache, {str(path): stamps[path] for path in readable if path in stamps})
     sizes = {path: stamps[path][0] if path in stamps else 0 for path in readable}
     return sizes, [(path, reason) for path in files if (reason := reasons.get(path))]
+
+
+def record_name(folder: Path) -> str:
+    """Return the name of a folder's record of readable images. It changes with what gputrain accepts as an image."""
+    key = os.fsencode(f"{folder}\0{IMAGE_FORMATS}\0{MAX_IMAGE_BYTES}")
+    return f"images-{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 
 def walk_files(folder: Path) -> Iterator[Path]:

@@ -18,11 +18,14 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-# Pillow tries them in this order. Its other formats are obsolete or run programs: it decodes EPS with Ghostscript.
+# Pillow tries them in this order. Its other formats are rarely used, have no decoder, or run programs: it decodes EPS
+# with Ghostscript.
 IMAGE_FORMATS = (
-    *("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "TGA"),
+    *("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "DDS", "DIB", "ICO", "PCX", "SGI"),
     # Not in Pillow before 11.3, which raises KeyError for an unknown format.
     *(("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()),
+    # Last, because it has no signature: Pillow identifies some files of other formats as TGA.
+    "TGA",
 )
 # Decoded at the same time in one process. Pillow takes up to 4 bytes per pixel, twice that to convert an image.
 MAX_PIXELS_IN_FLIGHT = 1 << 28

@@ -16,6 +16,7 @@ from PIL import Image
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.batching import build_sampler, check_source
+from engine.data.sources import folder, image_file
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source, open_source_for_preflight
@@ -259,6 +260,17 @@ def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) ->
     assert open_folder(animal_folder).skipped == (), "read from the cache"
     path.write_bytes(b"no longer")
     assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
+
+
+def test_folder_source_rechecks_recorded_file_when_formats_change(
+    animal_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_image(animal_folder / "cat" / "old.pcx")
+    assert open_folder(animal_folder).skipped == ()
+    for module in (image_file, folder):
+        monkeypatch.setattr(module, "IMAGE_FORMATS", ("PNG",), raising=False)
+    reason = "an image in the format PCX, which is not supported; convert it to PNG"
+    assert open_folder(animal_folder).skipped == (f"cat/old.pcx ({reason})",)
 
 
 def test_folder_source_skips_named_pipe(animal_folder: Path) -> None:
