@@ -29,8 +29,8 @@ class RunQueue:
     def __init__(self, *, wait: bool) -> None:
         self._wait = wait
         self._servable_since: dict[int | None, float] = {}
-        """For each user with a run whose devices are all free: the monotonic time since when there is such a run. The
-        key None stands for all users."""
+        """For each user with a run whose devices may all be free: the monotonic time since when there is such a run.
+        The key None stands for all users."""
         self.is_moving = False
         """Whether a run ahead is about to reserve its devices."""
 
@@ -55,7 +55,7 @@ class RunQueue:
 
 
 def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> tuple[list[CudaDevice], bool]:
-    """Return the free devices that a waiting run claims, and whether they are all that it waits for."""
+    """Return the free devices that a waiting run claims, and whether they may be all that it waits for."""
     visible = [by_id[name] for name in waiter.visible if name in by_id]
     try:
         chosen = select(waiter.selection, visible, only_free=True)
@@ -66,12 +66,14 @@ def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> t
         # Unless this process does not see all of them, the run can never get its devices.
         if len(visible) == len(waiter.visible):
             return [], False
+    # A device that this process does not see may be free. A user can name devices that do not exist.
+    is_servable = len(visible) < len(waiter.visible)
     free = [device for device in visible if device.is_free]
     if match := re.fullmatch(r"free:(\d+)", waiter.selection):
-        return sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])], False
+        return sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])], is_servable
     if waiter.selection in ("auto", "all"):
-        return free, False
+        return free, is_servable
     try:
-        return select_named(waiter.selection, free), False
+        return select_named(waiter.selection, free), is_servable
     except UsageError:
-        return [device for device in free if str(device.index) in waiter.selection.split(",")], False
+        return [device for device in free if str(device.index) in waiter.selection.split(",")], is_servable

@@ -89,6 +89,11 @@ class CudaDevice:
         """Whether a run that is earlier in the queue claims the device."""
         return self.unavailable is not None and self.unavailable.obstacle is Obstacle.QUEUED
 
+    @property
+    def selector(self) -> str:
+        """Return the value of `device.gpus` that selects the device."""
+        return str(self.index) if self.mig_ids is None else self.uuid
+
     def usable(self, *, wait: bool) -> bool:
         """Whether a run can use the device, even if others use it too. With `wait`, a stale device is usable."""
         broken = (Obstacle.LOST,) if wait else (Obstacle.LOST, Obstacle.STALE)
@@ -232,7 +237,12 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
     free = [device for device in usable if device.is_free]
     if count > len(free):
         reason = f"{pluralize(count, 'free GPU')} requested, {len(free)} available: {why_not_free(devices)}"
-        raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE)
+        claimed = [device for device in usable if device.is_queued][: count - len(free)]
+        if len(free) + len(claimed) < count:
+            raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE)
+        # The run ahead may wait for long, or never reserve the GPUs.
+        shared = ",".join(device.selector for device in sorted([*free, *claimed], key=lambda device: device.index))
+        raise NotFreeError.one("device.gpus", reason, f"share GPUs with --gpus {shared}, {WAIT_ADVICE}")
     free.sort(key=lambda device: (device.mig_ids is not None, device.memory_used or 0, device.index))
     return sorted(free[:count], key=lambda device: device.index)
 

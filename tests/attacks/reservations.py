@@ -77,6 +77,7 @@ ENTRIES = {
     "many runs that wait for ever": '[entry(name=f"1-{number}") for number in range(50)]',
     "runs that wait for ever in turn": ROTATING_WAITER,
     "a run that waits for too many GPUs": 'entry(wants="free:1000")',
+    "a run that waits for a GPU that does not exist": 'entry(wants="free:3", visible=[*gpus, "GPU-x"])',
     "hundreds of entries": '[entry(name=f"1-{number}", text="{") for number in range(300)]',
     "thousands of folders": '[os.mkdir(f"{own}-{number}") for number in range(2000)]',
 }

@@ -106,6 +106,14 @@ def test_reserved_gpus_are_named_with_their_user() -> None:
     )
 
 
+def test_claimed_gpus_can_be_shared_by_index() -> None:
+    queued = replace(RESERVED, index=1, unavailable=Unavailable(Obstacle.QUEUED, "run c (user d) is ahead"))
+    assert describe_cpu_fallback(EIGHT_GPUS, [RESERVED, queued], {}) == (
+        "no GPU is free (GPU 0: reserved by run a (user b); GPU 1: run c (user d) is ahead); training uses the CPU; "
+        "share a GPU with --gpus 1, or wait for one with --wait"
+    )
+
+
 def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
     events = [WarningEvent(message="no GPU is free", cpu_fallback=True), make_run_started(), WarningEvent(message="b")]
     summary = history_from_events(events).summary()

@@ -90,6 +90,15 @@ def test_run_queue_delays_a_run_that_does_not_wait_for_one_timeout_only(clock: C
 
 
 @pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("selection", ["free:3", "free:100", "0,1,7", "GPU-"])
+def test_run_queue_passes_over_run_that_names_unknown_devices(clock: Clock, selection: str, wait: bool) -> None:
+    queue, waiter = RunQueue(wait=wait), make_waiter(selection=selection, visible=(*GPUS, "GPU-x"))
+    claimed(queue, waiter)
+    clock.seconds += CLAIM_TIMEOUT_SECONDS + 1
+    assert (claimed(queue, waiter), queue.is_moving) == ([], False)
+
+
+@pytest.mark.parametrize("wait", [False, True])
 def test_run_queue_keeps_claim_while_another_process_uses_a_device(clock: Clock, wait: bool) -> None:
     queue = RunQueue(wait=wait)
     for _ in range(3):

@@ -54,6 +54,20 @@ def test_select_resolves_selection(selection: str, uuids: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("selection", "advice"),
+    [
+        ("free:2", "share GPUs with --gpus 0,2, wait for them with --wait, or request fewer"),
+        ("free:3", "wait for them with --wait, or request fewer"),
+    ],
+)
+def test_select_advises_sharing_of_claimed_gpus(selection: str, advice: str) -> None:
+    claimed = replace(GPUS[2], unavailable=Unavailable(Obstacle.QUEUED, "run a (user b) is ahead in the queue"))
+    with pytest.raises(NotFreeError) as caught:
+        select(selection, [*GPUS[:2], claimed])
+    assert caught.value.problems[0].advice == advice
+
+
+@pytest.mark.parametrize(
     ("selection", "message"),
     [
         ("4", "there is no GPU '4'; visible GPUs: 0 (Fake H100"),
