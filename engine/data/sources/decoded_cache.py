@@ -35,6 +35,7 @@ from engine.utils.files import (
     exclusive_lock,
     make_user_folder,
     open_regular_file,
+    own_folder_advice,
     read_user_json,
     replace_file,
     user_path_problem,
@@ -45,9 +46,9 @@ from engine.utils.host import available_cores
 DECODED_FOLDER = "decoded"
 CACHE_FORMAT = 1
 PAGE_BYTES = 4096
-# Images that one thread sums up at a time, a multiple of PAGE_BYTES.
+# Bytes that one thread checks at a time, a multiple of PAGE_BYTES.
 CHECKED_BYTES = 64 << 20
-# More threads wait for the memory.
+# Memory bandwidth limits the checksum: more threads are not faster.
 MAX_CHECK_THREADS = 4
 # The metadata hold the label of each image, and the reason for each that is unreadable.
 MAX_METADATA_BYTES = 1 << 26
@@ -150,6 +151,8 @@ def cache_write_problem(size_bytes: int) -> str | None:
 
 
 def _not_cached(problem: str) -> str:
+    if (foreign := user_path_problem(cache_folder(), DECODED_FOLDER)) is not None:
+        return f"cannot be cached: {foreign}; {own_folder_advice('XDG_CACHE_HOME')}"
     return f"cannot be cached in {_decoded_folder()} ({problem})"
 
 

@@ -41,7 +41,7 @@ class UnusableImageError(Exception):
 
 
 class PixelBudget:
-    """Bounds the sum of pixels that threads decode at the same time. A larger image is decoded alone."""
+    """Bounds the sum of pixels that threads of one process decode at the same time. A larger image is decoded alone."""
 
     def __init__(self, max_pixels: int) -> None:
         self._max_pixels = self._free = max_pixels

@@ -18,6 +18,7 @@ from engine.utils.files import (
     cache_folder,
     config_folder,
     make_user_folder,
+    own_folder_advice,
     read_user_json,
     state_folder,
     user_path_problem,
@@ -110,7 +111,8 @@ def test_foreign_decoded_cache_is_neither_read_nor_written() -> None:
     decoded = load_or_decode("k", lambda: decode(2))
     assert int(decoded.images.sum()) == 8
     folder = cache_folder()
-    assert (decoded.warning or "").startswith(f"decoded images cannot be cached in {folder / 'decoded'} ({folder} ")
+    problem = user_path_problem(folder)
+    assert decoded.warning == f"decoded images cannot be cached: {problem}; {own_folder_advice('XDG_CACHE_HOME')}"
     assert sorted(cache_folder().rglob("*")) == before
 
 
