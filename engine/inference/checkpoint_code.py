@@ -1,6 +1,7 @@
-"""Which user code of a checkpoint's config may run: what the config of the user's own run names too.
+"""What of a checkpoint's config is used: its user code only if the config of the user's own run names it too.
 
-A checkpoint is data: anybody can write one that names any code. `trained_model` calls `limit_to_run`.
+A checkpoint is data: anybody can write one that names any code, or any number of DataLoader workers. `trained_model`
+calls `limit_to_run`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from engine.utils.errors import UsageError
 from engine.utils.files import shown_path
 from engine.utils.trust import describe_user, foreign_reason
 
+# Keys of data that a checkpoint could set to fill the memory or to start any number of processes.
+LOADING_KEYS = ("batch_size", "workers", "prefetch", "on_bad", "fake_train", "fake_val")
+
 
 def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[Config, dict[str, str]]:
     """Limit the config of a checkpoint to what the config of the run in `folder` allows.
 
-    The folder of user code and the arguments of code that the run names too come from the run, and nothing is
-    downloaded. Also returns why each other key names code that is not the user's, see `CodeTrust.foreign`. Raises
-    UsageError if the user's settings cannot be read.
+    The folder of user code, the arguments of code that the run names too, and how images are loaded come from the run.
+    Nothing is downloaded. Also returns why each other key names code that is not the user's, see `CodeTrust.foreign`.
+    Raises UsageError if the user's settings cannot be read.
     """
     run_config, foreign_in_run = _run_config(folder)
     foreign_folder = None if (problem := folder.owner_problem()) is None else f"{folder.path} {problem}"
@@ -34,7 +38,8 @@ def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[C
         elif (reason := foreign_folder or foreign_in_run.get(key) or foreign_in_run.get("run.code")) is not None:
             foreign[key] = reason
     run = config.run.model_copy(update={"code": run_config.run.code, "code_packages": read_code_packages()})
-    model, data = config.model, config.data.model_copy(update={"download": False})
+    loading = {key: getattr(run_config.data, key) for key in LOADING_KEYS}
+    model, data = config.model, config.data.model_copy(update={"download": False, **loading})
     if "model.name" in run_names.keys() - foreign.keys():
         model = model.model_copy(update={"options": run_config.model.options})
     if "data.dataset" in run_names.keys() - foreign.keys():

@@ -111,6 +111,9 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     data: dict[str, Any] = values["data"]
     # The only pipeline that yields each image exactly once.
     data |= {"pipeline": "stream"}
+    if data["num_classes"] is not None:
+        # The dataset fake generates as many, and somebody else's checkpoint can name any number.
+        data |= {"num_classes": len(checkpoint.classes)}
     if any(override.partition("=")[0].strip() in ("data.dataset", "data.path") for override in overrides):
         # The number of classes of the training data need not match the new data.
         data |= {"num_classes": None}
