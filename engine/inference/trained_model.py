@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import check_content, load_checkpoint
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user, is_file, shown_path
+
+# A difference can list the names of all parameters.
+MAX_DIFFERENCE_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -160,10 +164,17 @@ def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> 
     except RuntimeError as error:
         raise UsageError.one(
             str(checkpoint.path),
-            f"the checkpoint does not match {name}: {error}",
+            f"the checkpoint does not match {name}: {_first_difference(error)}",
             "use it in the folder of the run that wrote it",
         ) from error
     return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(target), target)
+
+
+def _first_difference(error: RuntimeError) -> str:
+    """Return the first line below the title in a message of `load_state_dict`, which has a line for each difference."""
+    title, _, differences = str(error).partition("\n")
+    line = differences.partition("\n")[0].strip() or title
+    return shorten(line, MAX_DIFFERENCE_CHARS, placeholder=" ...").rstrip(". ")
 
 
 def build_architecture(checkpoint: TrainedCheckpoint) -> nn.Module:

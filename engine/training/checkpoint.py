@@ -31,10 +31,10 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
@@ -164,8 +164,8 @@ def _link_best(path: Path, best: Path) -> None:
 class _Format(BaseModel):
     size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
     channels: Literal[1, 3]
-    mean: list[float]
-    std: list[float]
+    mean: list[FiniteFloat]
+    std: list[Annotated[FiniteFloat, Field(gt=0)]]
 
 
 class _Content(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,9 @@ def save_changed(run: RunFolder, **changes: Any) -> Path:
         ("image_format", None),
         ("image_format", {"size": 10**9, "channels": 1, "mean": [0.5], "std": [0.5]}),
         ("image_format", {"size": 8, "channels": 3, "mean": [0.5], "std": [0.5]}),
+        ("image_format", {"size": 8, "channels": 1, "mean": [math.nan], "std": [0.5]}),
+        ("image_format", {"size": 8, "channels": 1, "mean": [0.5], "std": [math.inf]}),
+        ("image_format", {"size": 8, "channels": 1, "mean": [0.5], "std": [0.0]}),
         ("model", [1]),
     ],
 )
@@ -130,8 +134,12 @@ def test_load_trained_converts_half_weights_and_freezes_model(tmp_path: Path) ->
 
 def test_load_trained_rejects_weights_of_another_model(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "a", {"model": {"weight": torch.zeros(1)}})
-    with pytest.raises(UsageError, match="the checkpoint does not match linear"):
+    with pytest.raises(UsageError) as caught:
         load_trained_model(run)
+    assert str(caught.value).endswith(
+        'best.pt: the checkpoint does not match linear: Missing key(s) in state_dict: "1.weight", "1.bias"; '
+        "use it in the folder of the run that wrote it"
+    )
 
 
 def test_read_checkpoint_restores_image_format(tmp_path: Path) -> None:
