@@ -174,6 +174,9 @@ class _Allocator:
             ) is not None:
                 on_wait(reason)
                 snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
+                if snapshot.error is not None and not self.wait:
+                    allocation.reservation.release()
+                    return _fall_back_to_cpu(self.selection, snapshot)
             return allocation
         except BaseException:
             allocation.reservation.release()

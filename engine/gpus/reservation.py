@@ -62,12 +62,17 @@ class Reservation:
     def _create(self, selection: str, visible: Sequence[str], run: str) -> None:
         try:
             lock_path = self._create_lock()
+        except OSError as error:
+            raise _unusable(reservations_root(), error) from error
+        try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             has_write_lock = take_write_lock(self._lock_fd)
             # Other users cannot open, and so not lock, the file before.
             os.fchmod(self._lock_fd, 0o644)
         except OSError as error:
-            raise _unusable(reservations_root(), error) from error
+            remove_entry(lock_path.parent, lock_path.name)
+            os.close(self._lock_fd)
+            raise _unusable(lock_path, error) from error
         self._lock_path = lock_path
         self._values = {
             "format": RESERVATION_FORMAT,

@@ -10,7 +10,7 @@ file claims about its user:
 - A run joined the queue when its lock file was created, or later.
 - A rank belongs to the run only if its process belongs to the same user.
 
-What is not valid is reported and ignored. So a malicious user of this host can only make GPUs look reserved by
+Invalid entries are reported and ignored. A malicious user of this host can therefore only make GPUs look reserved by
 themselves, or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` with indices or UUIDs shares
 such GPUs.
 
@@ -149,8 +149,8 @@ class _Reader:
         # By user.
         self._num_folders: dict[int, int] = {}
         self._num_ranks: dict[int, int] = {}
-        self._ignored: dict[int, list[str]] = {}
-        """Why each of their ignored entries is ignored."""
+        self._ignored: dict[int, tuple[int, str]] = {}
+        """The number of their ignored entries, and why the first one is ignored."""
 
     def read(self) -> None:
         """Raises OSError if the root cannot be listed."""
@@ -165,15 +165,16 @@ class _Reader:
 
     def describe_ignored(self) -> list[str]:
         return [
-            f"ignored {pluralize(len(reasons), 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}: "
-            f"{'' if len(reasons) == 1 else 'for example, '}{reasons[0]}; only that user can remove them"
-            for uid, reasons in self._ignored.items()
+            f"ignored {pluralize(count, 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}: "
+            f"{'' if count == 1 else 'for example, '}{reason}; only that user can remove them"
+            for uid, (count, reason) in self._ignored.items()
         ]
 
     def _ignore(self, uid: int, name: str, reason: str) -> None:
         """Note that an entry of a user is ignored."""
         shown = printable(name) if len(name) <= MAX_SHOWN_CHARS else f"{printable(name[:MAX_SHOWN_CHARS])}…"
-        self._ignored.setdefault(uid, []).append(f"{shown} {reason}")
+        count, first_reason = self._ignored.get(uid, (0, f"{shown} {reason}"))
+        self._ignored[uid] = count + 1, first_reason
 
     def _read_folder(self, root_fd: int, name: str, uid: int) -> None:
         owner = uid
@@ -218,11 +219,12 @@ class _Reader:
                 continue
             try:
                 reservation = self._read_entry(folder, lock_name, uid, self._root / name)
-            except (FileNotFoundError, PermissionError):
-                # Released in the meantime, or not published yet.
+            except FileNotFoundError:
+                # Released in the meantime.
                 continue
             except OSError as error:
-                self._ignore(uid, f"{name}/{lock_name}", error.strerror or "cannot be read")
+                if not isinstance(error, PermissionError) or not _is_recent(folder, lock_name):
+                    self._ignore(uid, f"{name}/{lock_name}", f"cannot be used ({error.strerror})")
             except ValueError as error:
                 self._ignore(uid, f"{name}/{_json_name(lock_name)}", str(error))
             else:
@@ -259,6 +261,14 @@ def _json_name(lock_name: str) -> str:
     return f"{lock_name.removesuffix('.lock')}.json"
 
 
+def _is_recent(folder: int, lock_name: str) -> bool:
+    """Whether a lock file may not be published yet, or was removed in the meantime."""
+    try:
+        return time.time() - os.stat(lock_name, dir_fd=folder).st_ctime < UNPUBLISHED_SECONDS
+    except OSError:
+        return True
+
+
 def _is_locked(lock_fd: int) -> bool:
     """Whether another open file holds an exclusive flock."""
     try:
@@ -278,7 +288,7 @@ def _read_values(folder: int, name: str, uid: int) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(error.strerror or "cannot be read") from error
+        raise ValueError(f"cannot be used ({error.strerror})") from error
     if values is None:
         raise ValueError("is not a JSON object")
     return values

@@ -19,6 +19,8 @@ from engine.utils.helper_process import HelperError, ask_helper
 QUERY_TIMEOUT_SECONDS = 60.0
 ROCM_DRIVER = Path("/dev/kfd")
 DEVICE_FILES = Path("/dev")
+# The GPUs of WSL 2 and of Jetson have no /dev/nvidia0. /dev/dxg exists without an NVIDIA GPU, too.
+OTHER_DEVICE_FILES = ("dxg", "nvhost-gpu")
 # https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
 VISIBILITY_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -53,9 +55,10 @@ def unmonitored_gpus(environ: Mapping[str, str]) -> list[CudaDevice]:
 @cache
 def torch_may_see_gpus() -> bool:
     """Whether torch may see GPUs that NVML does not report: AMD's, or NVIDIA's without a working NVML library."""
-    return ROCM_DRIVER.exists() or (
-        has_library("libcuda.so.1") and (not has_driver_library() or bool(gpu_device_files()))
-    )
+    if ROCM_DRIVER.exists():
+        return True
+    has_device_file = bool(gpu_device_files()) or any((DEVICE_FILES / name).exists() for name in OTHER_DEVICE_FILES)
+    return has_library("libcuda.so.1") and (has_device_file or not has_driver_library())
 
 
 def gpu_device_files() -> list[Path]:

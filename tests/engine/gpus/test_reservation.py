@@ -266,6 +266,23 @@ def test_waiting_run_that_never_reserves_its_gpus_is_passed_over(
     waiter.communicate()
 
 
+def test_run_without_wait_ends_its_wait_when_the_driver_fails(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    base, visible = four_gpus.environment["GPUTRAIN_RESERVATIONS"], json.dumps([gpu_uuid(index) for index in range(4)])
+    waiter = gputrain.start(sys.executable, "-c", WAITER, base, "all", visible, stdin=subprocess.PIPE)
+    assert waiter.stdout is not None
+    assert waiter.stdout.readline() == "waiting\n"
+    setup = "from engine.gpus import run_queue; run_queue.CLAIM_TIMEOUT_SECONDS = 1e9"
+    holder = Holder(gputrain, four_gpus, "auto", "mine", setup=setup)
+    assert "run idle (user " in holder.read_message()["waits"]
+    healthy = [gpu_line(index) for index in range(4)]
+    four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
+    while "took" not in (message := holder.read_message()):
+        assert message["waits"] != "uninitialized"
+    assert message["took"] == []
+    holder.release()
+    waiter.communicate()
+
+
 def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     holder = Holder(gputrain, four_gpus, "all")
     holder.wait_for_gpus()

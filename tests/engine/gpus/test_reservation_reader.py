@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import pytest
 
 from engine.gpus import reservation_reader
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank, read_reservations
+from engine.utils.errors import UsageError
 from engine.utils.trust import name_of_user
 
 SOMEONE = 12345
@@ -120,12 +124,46 @@ def test_entry_that_is_no_small_regular_file_does_not_block_or_raise(
     plant(folder, ENTRY)
     (folder / f"1-2{suffix}").unlink()
     create(folder / f"1-2{suffix}")
-    began = time.monotonic()
     found, ignored = read()
     assert [each.run for each in found] == ["honest"]
     # A lock file of any size that nobody holds is a stale entry.
     assert len(ignored) == (0 if create is make_sparse and suffix == ".lock" else 1)
-    assert time.monotonic() - began < 5
+
+
+def test_socket_as_lock_is_reported(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unused:
+        unused.bind(str(folder / "1-2.lock"))
+    found, [ignored] = read()
+    assert found == []
+    assert f": {folder.name}/1-2.lock cannot be used (" in ignored
+
+
+@pytest.mark.parametrize(("age_s", "is_reported"), [(0.0, False), (3600.0, True)])
+def test_lock_without_permission_is_reported_if_it_is_old(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, is_reported: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> BinaryIO:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    plant(folder, ENTRY)
+    monkeypatch.setattr(reservation_reader, "open_regular_file", refuse)
+    now = time.time()
+    monkeypatch.setattr(reservation_reader, "time", SimpleNamespace(time=lambda: now + age_s))
+    found, ignored = read()
+    assert (found, ["1-2.lock cannot be used (Permission denied)" in each for each in ignored]) == (
+        [], [True] * is_reported
+    )  # fmt: skip
+
+
+def test_reservation_that_cannot_be_locked_leaves_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int, mode: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    num_fds = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match="Input/output error"):
+        patched.setattr(os, "fchmod", fail)
+        Reservation().reserve(["GPU-1"], "all", ["GPU-1"], "mine")
+    assert (list(base.iterdir()), len(list(Path("/proc/self/fd").iterdir()))) == ([], num_fds)
 
 
 def test_number_of_entries_is_limited_and_reports_are_combined(
@@ -226,7 +264,7 @@ def test_entry_is_judged_by_owner_of_its_files(folder: Path, base: Path, reserva
     os.chown(foreign, SOMEONE, -1)
     found, [ignored] = read()
     assert [each.run for each in found] == ["honest"]
-    assert "gputrain-12345/1-2.lock belongs to root" in ignored
+    assert "gputrain-12345/1-2.lock cannot be used (belongs to root (uid 0))" in ignored
     for path in foreign.iterdir():
         os.chown(path, SOMEONE, -1)
     found, ignored_now = read()

@@ -93,6 +93,8 @@ def test_physical_id_contains_pci_address_and_uuid() -> None:
         ([], "nvidia0", False),
         (["libnvidia-ml.so.1", "libcuda.so.1"], None, False),
         (["libnvidia-ml.so.1", "libcuda.so.1"], "nvidia0", True),
+        (["libnvidia-ml.so.1", "libcuda.so.1"], "dxg", True),
+        (["libnvidia-ml.so.1", "libcuda.so.1"], "nvhost-gpu", True),
         (["libcuda.so.1"], None, True),
         (["libnvidia-ml.so.1"], "kfd", True),
     ],
