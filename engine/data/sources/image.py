@@ -6,6 +6,7 @@ A JPEG that is needed at full scale is decoded by the faster `engine.data.source
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from io import BytesIO
 from math import ceil
@@ -48,7 +49,10 @@ def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | Non
 
 def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction) -> Images:
     size, mode = image_format.size, _pil_mode(image_format)
-    with open_image(file) as image:
+    with open_image(file) as image, ExitStack() as pixel_budget:
+        if image.format != "JPEG":
+            # Pillow decodes a PNG to look for EXIF data behind its pixels.
+            pixel_budget.enter_context(decoding(image))
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         swaps_axes = orientation in _TRANSPOSED_ORIENTATIONS
         width, height = image.size[::-1] if swaps_axes else image.size
@@ -58,16 +62,17 @@ def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction) -> I
         # Pillow's draft mode decodes a JPEG directly at 1/2, 1/4 or 1/8 scale if that is large enough; torchvision
         # cannot. At full scale torchvision's decoder and torch's resize take two thirds of Pillow's time.
         image.draft(mode, min_size[::-1] if swaps_axes else min_size)
-        with decoding(image):
-            if image.format == "JPEG" and image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
+        if image.format == "JPEG":
+            pixel_budget.enter_context(decoding(image))
+            if image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
                 from engine.data.sources import jpeg
 
                 if (pixels := jpeg.decode(file.getvalue(), mode)) is not None:
                     return jpeg.resized_crop(pixels, size, (left, top, right, bottom))
-            upright = convert_mode(rotate_upright(image), mode)
-            scale_x, scale_y = upright.width / width, upright.height / height
-            box = (round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y))
-            return _resized_crop(upright, size, box)
+        upright = convert_mode(rotate_upright(image), mode)
+        scale_x, scale_y = upright.width / width, upright.height / height
+        box = (round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y))
+        return _resized_crop(upright, size, box)
 
 
 def rotate_upright(image: Image.Image) -> Image.Image:

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.data.sources.folder import _unreadable_reason
@@ -160,3 +162,30 @@ def test_pixel_budget_is_released_after_error() -> None:
         assert not entered.wait(0.05)
     waiting.join(20)
     assert entered.is_set()
+
+
+@pytest.mark.parametrize("read", [lambda path: read_image(path, RGB_16), _unreadable_reason])
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP"])
+def test_pixels_are_decoded_only_within_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], image_format: str
+) -> None:
+    reserved, decoded = list[int](), list[bool]()
+
+    class RecordingBudget(PixelBudget):
+        @contextmanager
+        def reserve(self, pixels: int) -> Iterator[None]:
+            reserved.append(pixels)
+            yield
+            reserved.pop()
+
+    def load(image: ImageFile.ImageFile) -> object:
+        decoded.append(bool(reserved))
+        return original_load(image)
+
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "image", image_format)
+    with Image.open(tmp_path / "image") as opened:
+        original_load = type(opened).load
+        monkeypatch.setattr(type(opened), "load", load)
+    monkeypatch.setattr("engine.data.sources.image_file._PIXEL_BUDGET", RecordingBudget(1))
+    read(tmp_path / "image")
+    assert set(decoded) == {True}
