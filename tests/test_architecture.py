@@ -72,10 +72,10 @@ def test_tui_never_imports_torch() -> None:
     assert "torch" not in loaded
 
 
-def test_training_without_compile_never_imports_dynamo() -> None:
-    run = "from tempfile import mkdtemp; from pathlib import Path; from in_process import train_in_process"
+def test_training_without_compile_never_imports_dynamo(tmp_path: Path) -> None:
+    run = "from pathlib import Path; from in_process import train_in_process"
     loaded = modules_after(
-        f"import sys; sys.path.insert(0, 'tests'); {run}; train_in_process(Path(mkdtemp()), 'run.epochs=1')"
+        f"import sys; sys.path.insert(0, 'tests'); {run}; train_in_process(Path({str(tmp_path)!r}), 'run.epochs=1')"
     )
     assert "torch.optim" in loaded
     assert not {"torch._dynamo", "torch._inductor", "sympy", "torchvision"} & loaded

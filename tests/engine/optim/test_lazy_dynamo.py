@@ -22,7 +22,7 @@ TRAIN = """
 import json, sys
 sys.path.insert(0, "tests")
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 from in_process import single_rank_trainer, train_in_process
@@ -39,7 +39,8 @@ def steps_of_ddp():
         trainer.state.optimizer.step()
 
 def losses():
-    return [epoch.train_loss for epoch in train_in_process(Path(mkdtemp()), "run.epochs=1")]
+    with TemporaryDirectory() as folder:
+        return [epoch.train_loss for epoch in train_in_process(Path(folder), "run.epochs=1")]
 
 def has_compiler():
     return "torch._dynamo" in sys.modules
