@@ -32,8 +32,6 @@ from engine.utils.trust import is_shared
 T = TypeVar("T")
 
 OWNER_FORMAT = 1
-
-
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
@@ -43,7 +41,8 @@ class RunFolderDeletedError(Exception):
 
 class Ownership:
     """Exclusive ownership of a run folder: a file lock, which the kernel releases when the process ends, and a
-    heartbeat in `owner.json` for other hosts. `folder` is held, and closed by `release`."""
+    heartbeat in `owner.json` for other hosts. `folder` is held, and closed by `release`.
+    """
 
     def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
         """Acquire the folder. Raises UsageError if another process owns it."""
@@ -95,7 +94,8 @@ class Ownership:
         previous, self._owner_problem = self._owner_problem, self.folder.owner_problem()
         if self._owner_problem in (None, previous):
             return None
-        return f"the run folder {self._location} {self._owner_problem}; remove that with `chmod -R go-w`"
+        advice = "remove write permission for others with `chmod -R go-w`"
+        return f"the run folder {self._location} {self._owner_problem}; {advice}"
 
     def _write_owner(self, heartbeat: float | None) -> None:
         values = {

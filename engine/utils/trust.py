@@ -64,7 +64,7 @@ def foreign_lookup_reason(path: Path, root: Path) -> str | None:
             link = entry.lstat()
             target = entry.readlink() if stat.S_ISLNK(link.st_mode) else None
         except OSError:
-            # Who can create a missing entry names what the path leads to.
+            # Whoever can create the missing entry decides what the path leads to.
             return None if reason is None else f"{folder} {reason}"
         if target is None:
             folder = folder.parent if entry.name == ".." else entry

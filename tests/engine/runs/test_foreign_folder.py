@@ -162,7 +162,8 @@ def test_owner_of_deleted_folder_raises_and_leaves_its_successor_alone(
 
 def test_owner_warns_once_when_folder_is_opened_to_others(tmp_path: Path, claimed_folder: Ownership) -> None:
     (tmp_path / "a").chmod(0o777)
-    warning = f"the run folder {tmp_path / 'a'} is writable by all users; remove that with `chmod -R go-w`"
+    advice = "remove write permission for others with `chmod -R go-w`"
+    warning = f"the run folder {tmp_path / 'a'} is writable by all users; {advice}"
     assert [claimed_folder.renew_heartbeat() for _ in range(2)] == [warning, None]
 
 
