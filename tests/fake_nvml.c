@@ -105,6 +105,7 @@ NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, gpu->pcie_gen)
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, gpu->pcie_gen)
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, gpu->pcie_width)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, gpu->pcie_width)
+NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, gpu->replays)
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, gpu->mig == 1 ? 7 : 0)
 PAIR(nvmlDeviceGetEccMode, gpu->ecc)
 CHOICE(nvmlDeviceGetTemperature, 1, gpu->temperature)
@@ -137,6 +138,30 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned c
   if (type > 1 || counter > 1) return INVALID_ARGUMENT;
   WHERE(gpu->ecc > 0);
   *count = (u64)(type ? gpu->uncorrected : gpu->corrected);
+  return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
+  GPU_ONLY;
+  WHERE(gpu->nvlinks > 0);
+  if (link >= gpu->nvlinks) return INVALID_ARGUMENT;
+  *active = 1;
+  return SUCCESS;
+}
+
+struct field_value { unsigned field, scope; long long timestamp, latency; unsigned type; nvmlReturn_t code; u64 value; };
+nvmlReturn_t nvmlDeviceGetFieldValues(void *device, int count, struct field_value *values) {
+  GPU_ONLY;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  double seconds = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+  for (struct field_value *it = values; it < values + count; it++) {
+    double value = it->field == 82 ? gpu->memory_temperature : -1;
+    if ((it->field == 138 || it->field == 139) && gpu->nvlinks > 0) /* a counter in KiB, for one link or for all */
+      value = (it->field == 138 ? gpu->nvlink_tx : gpu->nvlink_rx) * seconds / 1.024 /
+              (it->scope == nothing ? 1 : gpu->nvlinks);
+    it->code = value < 0 ? NOT_SUPPORTED : SUCCESS;
+    it->value = value < 0 ? 0 : (u64)value;
+  }
   return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetUtilizationRates(void *device, unsigned rates[2]) {
@@ -259,13 +284,17 @@ nvmlReturn_t nvmlGpmMetricsGet(struct metrics *asked) {
   if (asked->version != 1) return ARGUMENT_VERSION_MISMATCH;
   if (!two || one->device != two->device || one->gi != two->gi) return INVALID_ARGUMENT;
   WHERE(gpu->gpm);
-  const struct { unsigned id; const char *name; double value; } known[] = {
-    {2, "SM Util", gpu->sm}, {5, "Any Tensor Util", gpu->tensor}, {10, "DRAM BW Util", gpu->dram}};
+  const double mib = 1000.0 / (1 << 20), nvlink = gpu->nvlinks > 0 ? mib : -1;
+  const struct { unsigned id; const char *name, *unit; double value; } known[] = {
+    {2, "SM Util", "%", gpu->sm}, {5, "Any Tensor Util", "%", gpu->tensor}, {10, "DRAM BW Util", "%", gpu->dram},
+    {20, "PCIe TX", "MiB/s", gpu->tx * mib}, {21, "PCIe RX", "MiB/s", gpu->rx * mib},
+    {60, "NVLink RX", "MiB/s", gpu->nvlink_rx * nvlink}, {61, "NVLink TX", "MiB/s", gpu->nvlink_tx * nvlink}};
   for (struct metric *metric = asked->metrics; metric < asked->metrics + asked->count; metric++) {
     *metric = (struct metric){.id = metric->id, .code = NOT_SUPPORTED};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-      if (known[i].id == metric->id)
-        *metric = (struct metric){metric->id, SUCCESS, known[i].value, known[i].name, known[i].name, "%"};
+      if (known[i].id == metric->id && known[i].value >= 0)
+        *metric = (struct metric){
+          metric->id, SUCCESS, known[i].value, known[i].name, known[i].name, known[i].unit};
   }
   return SUCCESS;
 }

@@ -169,6 +169,7 @@ NUMBERS: dict[str, Callable[[Device], list[float]]] = {
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: [gpu.pcie_gen],
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: [gpu.pcie_width],
     "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: [gpu.pcie_width],
+    "nvmlDeviceGetPcieReplayCounter": lambda gpu: [gpu.replays],
     "nvmlDeviceGetEccMode": lambda gpu: [gpu.ecc, gpu.ecc],
     "nvmlDeviceGetMigMode": lambda gpu: [gpu.mig, gpu.mig],
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: [7 if gpu.mig == 1 else 0],
@@ -227,6 +228,23 @@ def ecc_errors(call: Call, kind: int, counter: int, number: Any) -> None:
     need(kind < 2 and counter < 2, INVALID_ARGUMENT)
     need(call.gpu.ecc > 0)
     number.value = int(call.gpu.uncorrected if kind else call.gpu.corrected)
+
+
+@add("nvmlDeviceGetNvLinkState", "gpu")
+def nvlink_state(call: Call, link: int, active: Any) -> None:
+    need(call.gpu.nvlinks > 0)
+    need(link < call.gpu.nvlinks, INVALID_ARGUMENT)
+    active.value = 1
+
+
+@add("nvmlDeviceGetFieldValues", "gpu")
+def field_values(call: Call, count: int, values: Any) -> None:
+    for each in values[:count]:
+        value = call.gpu.memory_temperature if each.fieldId == 82 else -1
+        if each.fieldId in (138, 139) and call.gpu.nvlinks > 0:  # a counter in KiB, for one link or for all
+            rate = call.gpu.nvlink_tx if each.fieldId == 138 else call.gpu.nvlink_rx
+            value = rate * time.monotonic() / 1.024 / (1 if each.scopeId == NOTHING else call.gpu.nvlinks)
+        each.nvmlReturn, each.value.ullVal = (0, int(value)) if value >= 0 else (NOT_SUPPORTED, 0)
 
 
 @add("nvmlDeviceGetUtilizationRates", "gpu")
@@ -353,12 +371,19 @@ def gpm_metrics(call: Call, request: Any) -> None:
     first, second = (HOST.samples.get(address(sample), (None, 0, 0)) for sample in (request.sample1, request.sample2))
     need(first[1:] == second[1:], INVALID_ARGUMENT)
     need(call.gpu.gpm)
-    supported = {2: ("SM Util", "sm"), 5: ("Any Tensor Util", "tensor"), 10: ("DRAM BW Util", "dram")}
+    mib = 1000 / 2**20
+    nvlink = mib if call.gpu.nvlinks > 0 else -1
+    supported = {
+        2: (b"SM Util", b"%", call.gpu.sm), 5: (b"Any Tensor Util", b"%", call.gpu.tensor),
+        10: (b"DRAM BW Util", b"%", call.gpu.dram), 20: (b"PCIe TX", b"MiB/s", call.gpu.tx * mib),
+        21: (b"PCIe RX", b"MiB/s", call.gpu.rx * mib), 60: (b"NVLink RX", b"MiB/s", call.gpu.nvlink_rx * nvlink),
+        61: (b"NVLink TX", b"MiB/s", call.gpu.nvlink_tx * nvlink),
+    }  # fmt: skip
     for metric in request.metrics[: request.numMetrics]:
-        name, key = supported.get(metric.metricId, (None, None))
-        metric.nvmlReturn, metric.value = (0, getattr(call.gpu, key)) if key else (NOT_SUPPORTED, 0)
+        name, unit, value = supported.get(metric.metricId, (None, None, -1))
+        metric.nvmlReturn, metric.value = (0, value) if value >= 0 else (NOT_SUPPORTED, 0)
         info = metric.metricInfo
-        info.shortName, info.longName, info.unit = (name.encode(), name.encode(), b"%") if name else (None, None, None)
+        info.shortName, info.longName, info.unit = (name, name, unit) if value >= 0 else (None, None, None)
 
 
 # ---- The library ----

@@ -19,7 +19,8 @@ GPU_DEFAULTS: dict[str, str | float] = {
     "name": "Fake_H100_80GB", "total": 81559, "used": 500, "reserved": 600, "busy": 0, "memory_busy": 0,
     "temperature": 40, "power": 100, "limit": 700, "sm_clock": 1200, "memory_clock": 2600, "max_sm_clock": 1980,
     "max_memory_clock": 2619, "fan": -1, "pstate": 0, "throttle": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
-    "pcie_gen": 5, "pcie_width": 16, "tx": 1000, "rx": 2000, "mig": 0, "gpm": 1, "sm": 0, "tensor": 0, "dram": 0,
+    "pcie_gen": 5, "pcie_width": 16, "replays": 0, "tx": 1000, "rx": 2000, "nvlinks": 18, "nvlink_tx": 3000,
+    "nvlink_rx": 4000, "memory_temperature": 45, "mig": 0, "gpm": 1, "sm": 0, "tensor": 0, "dram": 0,
 }  # fmt: skip
 INSTANCE_DEFAULTS: dict[str, str | float] = {
     "name": "Fake_MIG_1g.10gb", "gi": 1, "ci": 0, "total": 9728, "used": 20, "reserved": 0,

@@ -1,12 +1,11 @@
 """NVML queries, called only by `sampler`. A failed query returns a reading with the reason instead of raising.
 
-`snapshot.UNITS` defines each reading, its unit and its `nvidia-smi --query-gpu=` field. NVML reference:
+`readings.UNITS` defines each reading, its unit and its `nvidia-smi --query-gpu=` field. NVML reference:
 https://docs.nvidia.com/deploy/nvml-api/
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,12 +15,6 @@ import pynvml as nv
 
 from engine.gpus.snapshot import MigInstance, Missing, Reading
 
-MIN_GPM_INTERVAL_SECONDS = 0.1
-GPM_METRICS = {
-    "sm_active": nv.NVML_GPM_METRIC_SM_UTIL,
-    "tensor_active": nv.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
-    "dram_active": nv.NVML_GPM_METRIC_DRAM_BW_UTIL,
-}
 # NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
 VALUES_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
 # Bits of nvmlClocksThrottleReason*; nvidia-smi shows them as `clocks_throttle_reasons.*`.
@@ -195,6 +188,29 @@ def performance_state(handle: Any) -> str:
     return f"P{state}"
 
 
+def active_nvlinks(handle: Any) -> int:
+    """Return the number of active NVLinks (`nvidia-smi nvlink --status`, ``nvmlDeviceGetNvLinkState``)."""
+    active = 0
+    for link in range(nv.NVML_NVLINK_MAX_LINKS):
+        try:
+            active += nv.nvmlDeviceGetNvLinkState(handle, link) == nv.NVML_FEATURE_ENABLED
+        except (nv.NVMLError_NotSupported, nv.NVMLError_InvalidArgument):
+            if link == 0:
+                raise
+            break
+    return active
+
+
+def field_values(handle: Any, *field_ids: int | tuple[int, int]) -> list[int]:
+    """Return field values of ``nvmlDeviceGetFieldValues``. A field ID is a number, or a number and a scope ID."""
+    values = nv.nvmlDeviceGetFieldValues(handle, field_ids)
+    for value in values:
+        if value.nvmlReturn != nv.NVML_SUCCESS:
+            raise nv.NVMLError(value.nvmlReturn)
+    # NVML sets only the low bytes of a shorter type, and nvidia-ml-py passes zeros.
+    return [int(value.value.ullVal) for value in values]
+
+
 Queries = Mapping[str, Callable[[Any], Any]]
 
 # Queried once per GPU.
@@ -203,6 +219,8 @@ STATIC_QUERIES: Queries = {
     "pci_bus_id": lambda h: decode(nv.nvmlDeviceGetPciInfo(h).busId),
     "max_sm_clock": lambda h: require_available(nv.nvmlDeviceGetMaxClockInfo(h, nv.NVML_CLOCK_SM)),
     "max_memory_clock": lambda h: require_available(nv.nvmlDeviceGetMaxClockInfo(h, nv.NVML_CLOCK_MEM)),
+    "max_pcie_generation": lambda h: require_available(nv.nvmlDeviceGetMaxPcieLinkGeneration(h)),
+    "max_pcie_width": lambda h: require_available(nv.nvmlDeviceGetMaxPcieLinkWidth(h)),
 }
 # Queried every `sampler.INFREQUENT_INTERVAL_SECONDS`.
 INFREQUENT_QUERIES: Queries = {
@@ -211,6 +229,9 @@ INFREQUENT_QUERIES: Queries = {
     "ecc_uncorrected": lambda h: ecc_errors(h, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
     "pcie_generation": lambda h: require_available(nv.nvmlDeviceGetCurrPcieLinkGeneration(h)),
     "pcie_width": lambda h: require_available(nv.nvmlDeviceGetCurrPcieLinkWidth(h)),
+    "pcie_replays": lambda h: require_available(nv.nvmlDeviceGetPcieReplayCounter(h)),
+    "nvlinks": active_nvlinks,
+    "memory_temperature": lambda h: require_available(field_values(h, nv.NVML_FI_DEV_MEMORY_TEMP)[0]),
     "mig": mig_mode,
 }
 # Queried in every round.
@@ -223,7 +244,7 @@ PERIODIC_QUERIES: Queries = {
     "performance_state": performance_state,
     "throttle": throttle_reasons,
 }
-# Queried only with `SamplerOptions.links`: each call blocks for 20 ms, the interval over which NVML measures.
+# Queried for GPUs without GPM. Each call blocks for 20 ms, the interval over which NVML measures.
 PCIE_QUERIES: Queries = {
     "pcie_sent": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_TX_BYTES)),
     "pcie_received": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_RX_BYTES)),
@@ -249,62 +270,6 @@ def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
             value, memory.time, memory.reason or (None if value is not None else Missing.NOT_SUPPORTED)
         )
     return answers
-
-
-class GpmReader:
-    """GPU Performance Monitoring (GPM) metrics of one GPU, computed from two samples. Requires Hopper or newer.
-
-    https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
-    """
-
-    def __init__(self) -> None:
-        self._previous_sample: Any = None
-        self._next_sample: Any = None
-        self._sampled_at = 0.0
-        self._request = nv.c_nvmlGpmMetricsGet_t()
-
-    def start(self, handle: Any) -> None:
-        """Take the first sample if there is none yet, so that the interval of `read` starts here."""
-        if not self._sampled_at:
-            query(self._take_first_sample, handle)
-
-    def read(self, handle: Any) -> dict[str, Reading[Any]]:
-        """Return the metrics since the last call or `start`. Blocks until the interval is at least 0.1 s long."""
-        answer = query(self._read_metrics, handle)
-        if answer.value is None:
-            return dict.fromkeys(GPM_METRICS, answer)
-        return {
-            name: Reading(value, answer.time, None if value is not None else Missing.NOT_SUPPORTED)
-            for name, value in answer.value.items()
-        }
-
-    def _take_first_sample(self, handle: Any) -> None:
-        if not nv.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-            raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED)
-        if self._previous_sample is None:
-            self._previous_sample, self._next_sample = nv.nvmlGpmSampleAlloc(), nv.nvmlGpmSampleAlloc()
-        nv.nvmlGpmSampleGet(handle, self._previous_sample)
-        self._sampled_at = time.monotonic()
-
-    def _read_metrics(self, handle: Any) -> dict[str, float | None]:
-        if not self._sampled_at:
-            self._take_first_sample(handle)
-        time.sleep(max(self._sampled_at + MIN_GPM_INTERVAL_SECONDS - time.monotonic(), 0.0))
-        nv.nvmlGpmSampleGet(handle, self._next_sample)
-        self._sampled_at = time.monotonic()
-        request = self._request
-        request.version, request.numMetrics = nv.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
-        request.sample1, request.sample2 = self._previous_sample, self._next_sample
-        for index, metric in enumerate(GPM_METRICS.values()):
-            request.metrics[index].metricId = metric
-        nv.nvmlGpmMetricsGet(request)
-        self._previous_sample, self._next_sample = self._next_sample, self._previous_sample
-        return {
-            name: round(metric.value, 1)
-            if metric.nvmlReturn == nv.NVML_SUCCESS and math.isfinite(metric.value)
-            else None
-            for name, metric in zip(GPM_METRICS, request.metrics, strict=False)
-        }
 
 
 class NvmlProcess(NamedTuple):

@@ -17,11 +17,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.gpus import nvml
+from engine.gpus import nvml, nvml_rates
+from engine.gpus.readings import STATIC_READINGS, UNITS
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.snapshot import (
-    STATIC_READINGS,
-    UNITS,
     Gpu,
     GpuProcess,
     GpuState,
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from engine.gpus.processes import ProcessTable
 
 INFREQUENT_INTERVAL_SECONDS = 5.0  # between queries of `nvml.INFREQUENT_QUERIES`
+# Between measurements of the PCIe throughput without GPM. They take 40 ms, and the driver may serialize them.
+PCIE_INTERVAL_SECONDS = 5.0
 ENUMERATE_INTERVAL_SECONDS = 2.0  # between counts of the GPUs
 FIRST_ANSWER_TIMEOUT_SECONDS = 2.0  # how long the first snapshot waits for the GPUs to answer
 ANSWER_TIMEOUT_PERIOD_SHARE = 0.4  # the same for later snapshots, as a share of the sampling period
@@ -84,7 +85,11 @@ class GpuThread(threading.Thread):
         self._cached_readings: dict[str, Reading[Any]] = {}
         self._mig_instances: tuple[MigInstance, ...] = ()
         self._infrequent_at = float("-inf")
-        self._gpm = nvml.GpmReader()
+        self._gpm = nvml_rates.GpmReader()
+        self._nvlink = nvml_rates.NvlinkReader()
+        # The first snapshot does not wait for it.
+        self._pcie_at = time.monotonic()
+        self._pcie_readings: dict[str, Reading[Any]] = {}
         self._process_table: ProcessTable | None = None
         self._processes: Reading[tuple[GpuProcess, ...]] = Reading(None, time.time(), Missing.NOT_REQUESTED)
         self._processes_at = float("-inf")
@@ -128,17 +133,31 @@ class GpuThread(threading.Thread):
             | nvml.query_utilization_and_memory(handle)
             | nvml.query_all(nvml.PERIODIC_QUERIES, handle)
         )
-        if options.links:
-            answers |= nvml.query_all(nvml.PCIE_QUERIES, handle)
         if options.processes and now - self._processes_at >= min(options.period, 1.0):
             self._processes_at = now
             self._processes = self._query_processes(handle, uuids)
         if options.activity:
             answers |= self._gpm.read(handle)
+        answers |= self._query_links(handle, answers)
         not_requested: Reading[Any] = Reading(None, time.time(), Missing.NOT_REQUESTED)
         readings = {name: answers.get(name, not_requested) for name in UNITS}
         lost = Missing.LOST in (readings["busy"].reason, readings["memory_used"].reason)
         return self._build_gpu("lost" if lost else "ok", 0.0, time.time(), readings, self._processes)
+
+    def _query_links(self, handle: Any, answers: dict[str, Reading[Any]]) -> dict[str, Reading[Any]]:
+        """Return the throughput of NVLink and PCIe as far as `answers` lack it, because the GPU has no GPM."""
+        options, now = self._state.options, time.monotonic()
+        unknown = {name for name in nvml_rates.GPM_METRICS if name not in answers or answers[name].value is None}
+        links: dict[str, Reading[Any]] = {}
+        if options.activity and unknown.intersection(nvml_rates.NVLINK_THROUGHPUT):
+            links |= self._nvlink.read(handle)
+        if unknown.intersection(nvml_rates.PCIE_THROUGHPUT):
+            due = options.activity and now - self._pcie_at >= PCIE_INTERVAL_SECONDS
+            if options.links or due:
+                self._pcie_at = now
+                self._pcie_readings = nvml.query_all(nvml.PCIE_QUERIES, handle)
+            links |= self._pcie_readings
+        return links
 
     def _infrequent_due(self, now: float) -> bool:
         return now - self._infrequent_at >= INFREQUENT_INTERVAL_SECONDS

@@ -13,69 +13,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
+from engine.gpus.readings import STATIC_READINGS, UNITS
+
 SNAPSHOT_FORMAT = 1
 
 T = TypeVar("T")
 GpuState = Literal["ok", "stale", "lost"]
-
-# Every reading of a GPU and its unit. In backticks the field of `nvidia-smi --query-gpu=` with the same meaning;
-# `engine.gpus.nvml` has the NVML calls.
-UNITS = {
-    # Product name (`name`).
-    "name": "",
-    # domain:bus:device.function (`pci.bus_id`).
-    "pci_bus_id": "",
-    # Percent of the sampling period with at least one kernel running (`utilization.gpu`). NVML's sampling period is
-    # 1/6 s to 1 s, depending on the product.
-    "busy": "%",
-    # Percent of the sampling period in which device memory was read or written (`utilization.memory`).
-    "memory_busy": "%",
-    # Percent of SMs that were busy, averaged over the sampling interval (GPM metric 2).
-    "sm_active": "%",
-    # Percent of time that the SMs executed tensor core operations of any type (GPM metric 5).
-    "tensor_active": "%",
-    # Percent of the theoretical DRAM bandwidth in use (GPM metric 10).
-    "dram_active": "%",
-    # Allocated device memory, without `memory_reserved` (`memory.used`).
-    "memory_used": "B",
-    # Physical device memory (`memory.total`).
-    "memory_total": "B",
-    # Device memory reserved by the driver and firmware (`memory.reserved`).
-    "memory_reserved": "B",
-    # Core temperature (`temperature.gpu`).
-    "temperature": "°C",
-    # Power draw of the GPU and its memory (`power.draw`).
-    "power": "W",
-    # Power limit in force, the lowest of all that apply (`enforced.power.limit`).
-    "power_limit": "W",
-    # Current SM clock (`clocks.sm`).
-    "sm_clock": "MHz",
-    # Current memory clock (`clocks.mem`).
-    "memory_clock": "MHz",
-    # Highest possible SM clock (`clocks.max.sm`).
-    "max_sm_clock": "MHz",
-    # Highest possible memory clock (`clocks.max.mem`).
-    "max_memory_clock": "MHz",
-    # Intended fan speed, in percent of the maximum; not measured (`fan.speed`).
-    "fan": "%",
-    # P0 (highest performance) to P15 (`pstate`).
-    "performance_state": "",
-    # List of the active throttle reasons, as named in `nvml.THROTTLE_REASONS` (`clocks_throttle_reasons.active`).
-    "throttle": "",
-    # ECC errors since the driver was loaded (`ecc.errors.corrected.volatile.total`, and `uncorrected`).
-    "ecc_corrected": "errors",
-    "ecc_uncorrected": "errors",
-    # Current PCIe link (`pcie.link.gen.current` and `pcie.link.width.current`); it drops when the GPU is idle.
-    "pcie_generation": "",
-    "pcie_width": "lanes",
-    # PCIe throughput from and to the GPU over 20 ms (`txpci` and `rxpci` of `nvidia-smi dmon -s t`).
-    "pcie_sent": "KB/s",
-    "pcie_received": "KB/s",
-    # Current MIG mode, "on" or "off" (`mig.mode.current`).
-    "mig": "",
-}
-# Independent of the load, so still valid for a GPU that does not answer.
-STATIC_READINGS = {"name", "pci_bus_id", "max_sm_clock", "max_memory_clock"}
 
 
 class Missing(StrEnum):
@@ -369,7 +312,8 @@ MIN_STALE_AFTER_SECONDS = 2.0
 class SamplerOptions:
     """What the sampler queries, and how often. Passed to its process as one line of JSON.
 
-    `period` is in seconds. `activity` adds the GPM metrics, `links` the PCIe throughput, `processes` the processes.
+    `period` is in seconds. `activity` adds the activity of the SMs and of the links, `processes` the processes. `links`
+    measures the PCIe throughput of GPUs without GPM in every period, not only every `sampler.PCIE_INTERVAL_SECONDS`.
     `gpus` limits sampling to these UUIDs; None means all GPUs.
     """
 

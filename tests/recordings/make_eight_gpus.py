@@ -9,7 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.snapshot import STATIC_READINGS, UNITS, Gpu, GpuProcess, MigInstance, Reading, Snapshot, SnapshotSource
+from engine.gpus.readings import STATIC_READINGS, UNITS
+from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Reading, Snapshot, SnapshotSource
 
 BEGIN = 1_760_000_000.0
 SECONDS = 12
@@ -48,14 +49,20 @@ def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Rea
         "ecc_uncorrected": 0,
         "pcie_generation": 5,
         "pcie_width": 16,
+        "max_pcie_generation": 5,
+        "max_pcie_width": 16,
+        "pcie_replays": 0,
+        "pcie_sent": round(2.1e6 * load),
+        "pcie_received": round(9.4e6 * load),
+        "nvlinks": 18,
+        "nvlink_sent": round(172e6 * load),
+        "nvlink_received": round(171e6 * load),
+        "memory_temperature": round(38 + 36 * load),
         "mig": "off",
     }
     plain |= changes
-    nothing = {"fan": "not supported", "pcie_sent": "not requested", "pcie_received": "not requested"}
     return {
-        name: known_reading(plain[name], now)
-        if plain.get(name) is not None
-        else Reading(None, now, nothing.get(name, "not supported"))
+        name: known_reading(plain[name], now) if plain.get(name) is not None else Reading(None, now, "not supported")
         for name in UNITS
     }
 

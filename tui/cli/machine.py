@@ -43,7 +43,7 @@ def gpus(
     ] = False,
     processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
     links: Annotated[
-        bool, typer.Option("--links", help="Measure PCIe throughput, shown by --json; takes 40 ms per GPU.")
+        bool, typer.Option("--links", help="Measure PCIe throughput of GPUs older than Hopper; takes 40 ms per GPU.")
     ] = False,
     interval: Annotated[
         float,

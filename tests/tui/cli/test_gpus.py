@@ -12,7 +12,7 @@ import time
 import pytest
 from rich.cells import cell_len
 
-from engine.gpus.snapshot import UNITS
+from engine.gpus.readings import UNITS
 from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, eight_gpu_lines, gpu_line, parse_gpus_json
 from gputrain_command import GPUTRAIN, ROOT, Gputrain
 
@@ -54,15 +54,15 @@ def test_gpus_json_has_unit_time_and_reason_for_every_reading(gputrain: Gputrain
         assert gpu[name]["unit"] == unit
         assert before - 1 < gpu[name]["time"] < time.time() + 1
         assert (gpu[name]["value"] is None) == ("reason" in gpu[name])
-    assert {name for name in UNITS if gpu[name]["value"] is None} == {"fan", "pcie_sent", "pcie_received"}
+    assert {name for name in UNITS if gpu[name]["value"] is None} == {"fan"}
     assert gpu["memory_used"]["value"] == 500 << 20
     assert gpu["memory_reserved"]["value"] == 600 << 20
     assert gpu["ecc_corrected"]["value"] == 3
     assert gpu["processes"]["value"][0]["gpu_memory"]["reason"] == "not reported by the driver"
 
 
-def test_gpus_links_measures_pcie_throughput(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0))
+def test_gpus_links_measures_pcie_throughput_without_gpm(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0, gpm=0))
     [gpu] = parse_gpus_json(gputrain("gpus", "--json", "--links", **gpu_host.environment).stdout)
     assert (gpu["pcie_sent"]["value"], gpu["pcie_received"]["value"]) == (1000, 2000)
 
