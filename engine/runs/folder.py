@@ -31,6 +31,8 @@ MAX_OWNER_BYTES = 1 << 20
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
 TRUST_OWNER_ADVICE = "use it anyway with --trust-owner"
+# Stands for the newest run on the command line.
+LAST_RUN = "last"
 OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RUNS"
 
 
@@ -291,7 +293,7 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
     # Resolve links, so that the run gets its own name in its own runs folder.
     path = Path(os.path.realpath(reference))
     matches = [run for run in usable if run.name.startswith(reference)]
-    if reference == "last" and usable:
+    if reference == LAST_RUN and usable:
         return _hold_own(usable[0], trust_owner=trust_owner)
     if reference in names:
         return _hold_own(RunFolder(root / reference), trust_owner=trust_owner)

@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.runs.control import consume_requests
-from engine.runs.folder import MAX_OWNER_BYTES, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder, require_own
+from engine.runs.folder import (
+    LAST_RUN,
+    MAX_OWNER_BYTES,
+    OTHER_RUNS_FOLDER_ADVICE,
+    RunFolder,
+    is_run_folder,
+    require_own,
+)
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json, shown_path, write_json
 from engine.utils.host import nearest_existing
@@ -196,6 +203,7 @@ def check_claim(root: Path, name: str | None, *, resume: bool, trust_owner: bool
         return folder
     if name is not None and os.path.lexists(root / name):
         raise _name_in_use(root, name)
+    _check_name(name)
     try:
         with tempfile.TemporaryFile(dir=nearest_existing(root)):
             return None
@@ -217,10 +225,12 @@ def claim_run(
     Without a name the run is called `stem-N`. `agents` identify the run's torchrun agents. `trust_owner` accepts a
     folder that other users can change. Raises UsageError if the name is in use or the folder cannot be written to.
     """
+    is_new = name is None or not resume or not is_run_folder(root / name)
+    if is_new:
+        _check_name(name)
     try:
         new_parents = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
-        is_new = name is None or not resume or not is_run_folder(root / name)
         path = _create_run_folder(root, name, stem) if is_new else root / str(name)
         folder = RunFolder(path).hold()
     except OSError as error:
@@ -256,6 +266,13 @@ def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
             continue
         return root / candidate
     raise _name_in_use(root, str(name))
+
+
+def _check_name(name: str | None) -> None:
+    """Raise UsageError if a new run must not have this name."""
+    if name == LAST_RUN:
+        reason = f"{name} is reserved: it stands for the newest run, as in `gputrain attach {name}`"
+        raise UsageError.one("run.name", reason, "use another name with --name")
 
 
 def _owned_by_another(folder: RunFolder) -> UsageError:

@@ -56,6 +56,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "invalid name": (["run.name=../a"], ["run.name: '../a' is not allowed"]),
     "existing name": (["run.name=there"], ["run.name: the run there already exists"]),
+    "reserved name": (["run.name=last"], ["run.name: last is reserved"]),
     "live run": (["run.name=live", "run.resume=true"], ["live: is already running as process"]),
     "changed immutable key": (
         ["run.name=there", "run.resume=true", "model.name=linear"],

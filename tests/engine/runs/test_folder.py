@@ -90,6 +90,22 @@ def test_claim_rejects_folder_that_is_not_a_run(tmp_path: Path) -> None:
         claim_run(tmp_path, "photos", "x", resume=True)
 
 
+def test_claim_rejects_reserved_name_of_new_run(tmp_path: Path) -> None:
+    for refuse in (
+        lambda: check_claim(tmp_path, "last", resume=True),
+        lambda: claim_run(tmp_path, "last", "x", resume=True),
+    ):
+        with pytest.raises(UsageError, match=r"run\.name: last is reserved: it stands for the newest run"):
+            refuse()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_claim_resumes_earlier_run_of_reserved_name(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "last", make_run_started())
+    assert check_claim(tmp_path, "last", resume=True) == folder
+    claim_run(tmp_path, "last", "x", resume=True).ownership.release()
+
+
 @pytest.mark.parametrize(
     ("stem", "name"), [("my exp", "my-exp"), ("_a.b_", "a.b"), ("ü", "run"), ("x" * 300, "x" * 80)]
 )
