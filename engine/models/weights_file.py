@@ -25,7 +25,7 @@ def weights_file_problem(path: Path) -> str | None:
             inside = next(iter(sorted(path.glob("checkpoints/best.pt"))), None)
             return f"{path} is a folder; set model.weights to a file" + (f", such as {inside}" if inside else "")
         if not path.exists():
-            names = [file.name for file in path.parent.glob("*")] if path.parent.is_dir() else []
+            names = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
             return f"{path} does not exist{did_you_mean(path.name, names)}"
         if not os.access(path, os.R_OK):
             return f"{path} is not readable by this user"

@@ -71,7 +71,10 @@ def collect_problems(problems: list[Problem]) -> Iterator[None]:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean X?` for the closest known word, or an empty string if none is close."""
+    """Return `; did you mean X?` for the closest known word, or an empty string if none is close or `word` is a
+    path."""
+    if "/" in word:
+        return ""
     matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
     return f"; did you mean {matches[0]}?" if matches else ""
 

@@ -172,8 +172,10 @@ def test_weights_problems_report_missing_file_before_start(tmp_path: Path) -> No
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "best.pt").write_bytes(b"x")
     (tmp_path / "empty.pt").touch()
+    (tmp_path / "opt").mkdir()
     for name, expected in {
         "emptty.pt": r".*emptty.pt does not exist; did you mean empty.pt\?",
+        "nope.pt": r".*nope.pt does not exist$",
         "empty.pt": r"is empty",
         "run": r"is a folder; set model.weights to a file, such as .*/run/checkpoints/best.pt",
     }.items():
