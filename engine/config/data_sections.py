@@ -20,16 +20,21 @@ class DataConfig(Section):
         description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder or fake (random images). User "
         "code (module:name) is called with train, then with val, and returns a dataset of (image, label) pairs.",
     )
-    path: Text | None = Field(None, description="Folder of the dataset. Not needed for digits and fake.")
+    path: Text | None = Field(
+        None, title="data folder", description="Folder of the dataset. Not needed for digits and fake."
+    )
     download: bool = Field(False, description="Download a missing torchvision dataset to data.path.")
     batch_size: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
         64,
         description="Batch size per rank; auto finds the largest that fits in memory. With device.parallel=dp, it is "
         "the batch size per GPU.",
     )
-    drop_last: bool = Field(True, description="Drop the last incomplete batch of each training epoch.")
+    drop_last: bool = Field(
+        True, title="drop last batch", description="Drop the last incomplete batch of each training epoch."
+    )
     pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
         "auto",
+        title="input pipeline",
         description="Input pipeline: auto, memory, stream or fixed. memory decodes all images once and keeps them in "
         "(GPU) memory; stream loads them with workers in every epoch; auto uses memory if they fit and it is faster; "
         "fixed repeats one batch, to measure throughput without input.",
@@ -51,12 +56,14 @@ class DataConfig(Section):
     num_classes: int | None = Field(
         None,
         ge=2,
+        title="classes",
         description="Number of classes; must match the dataset. For fake, the number of classes to generate.",
     )
     val_split: float = Field(
         0.2,
         gt=0,
         lt=1,
+        title="validation split",
         description="Fraction of each class held out for validation. Used if the dataset has no validation set of its "
         "own.",
     )
@@ -74,11 +81,16 @@ class DataConfig(Section):
     )
     on_bad: Literal["fail", "skip"] = Field(
         "fail",
+        title="unreadable image",
         description="On an image that becomes unreadable during training: fail or skip. Skipped images are counted. "
         "Images that are unreadable at the start are always skipped and listed.",
     )
-    fake_train: int = Field(1024, ge=1, le=10**9, description="Number of training images of the dataset fake.")
-    fake_val: int = Field(256, ge=1, le=10**9, description="Number of validation images of the dataset fake.")
+    fake_train: int = Field(
+        1024, ge=1, le=10**9, title="training images", description="Number of training images of the dataset fake."
+    )
+    fake_val: int = Field(
+        256, ge=1, le=10**9, title="validation images", description="Number of validation images of the dataset fake."
+    )
 
     @property
     def numeric_batch_size(self) -> int:
@@ -101,7 +113,9 @@ class AugmentConfig(Section):
     crop_ratio: FloatPair = Field(
         (0.75, 4 / 3), description="Minimum and maximum aspect ratio (width / height) of resized_crop."
     )
-    flip: bool = Field(False, description="Flip training images horizontally with probability 0.5.")
+    flip: bool = Field(
+        False, title="horizontal flip", description="Flip training images horizontally with probability 0.5."
+    )
     brightness: float = Field(
         0.0, ge=0, le=10, description="Color jitter: maximum relative change of brightness; 0 disables."
     )
@@ -123,12 +137,17 @@ class AugmentConfig(Section):
     policy: Literal["none", "randaugment", "trivialaugment"] = Field(
         "none", description="Automatic augmentation: none, randaugment or trivialaugment."
     )
-    policy_ops: int = Field(2, ge=1, le=14, description="Number of operations that randaugment applies to each image.")
-    policy_magnitude: int = Field(9, ge=0, le=30, description="Magnitude of randaugment's operations, from 0 to 30.")
+    policy_ops: int = Field(
+        2, ge=1, le=14, title="operations", description="Number of operations that randaugment applies to each image."
+    )
+    policy_magnitude: int = Field(
+        9, ge=0, le=30, title="magnitude", description="Magnitude of randaugment's operations, from 0 to 30."
+    )
     erasing: float = Field(
         0.0,
         ge=0,
         le=1,
+        title="random erasing",
         description="Probability of random erasing: a rectangle is set to the mean color.",
     )
     mixup: float = Field(
@@ -138,6 +157,7 @@ class AugmentConfig(Section):
         0.0,
         ge=0,
         le=1000,
+        title="CutMix",
         description="Alpha of CutMix, which pastes a patch of another image; 0 disables. If augment.mixup is set too, "
         "each batch uses one of the two at random.",
     )

@@ -20,6 +20,7 @@ class RunConfig(Section):
     resume: bool = Field(False, description="Resume run.name from its last checkpoint; start it if it does not exist.")
     code: Text | None = Field(
         None,
+        title="code folder",
         description="Folder to import user code (module:name) from: .py files that only you can change. Default: the "
         "working directory.",
     )
@@ -43,6 +44,7 @@ class RunConfig(Section):
     )
     requeue: bool = Field(
         False,
+        title="Slurm requeue",
         description="Requeue the Slurm job when SIGUSR1 stops the run; implies run.resume. Submit the job with sbatch "
         "--signal=USR1@60.",
     )
@@ -54,15 +56,19 @@ class DeviceConfig(Section):
     gpus: GpuSelection = Field(
         "auto",
         min_length=1,
+        title="GPUs",
         description="GPUs to train on: auto, all, cpu, free:N, indices (0,2) or UUIDs. auto uses all free GPUs, or "
         "the CPU if there are none.",
     )
     wait: bool = Field(
         False,
+        title="wait for GPUs",
         description="Wait in a queue until the requested GPUs are free. Runs that wait for the same GPUs start in "
         "order of arrival.",
     )
-    ranks: int = Field(1, ge=1, description="Number of ranks on the CPU. On GPUs, each GPU has one rank.")
+    ranks: int = Field(
+        1, ge=1, title="CPU ranks", description="Number of ranks on the CPU. On GPUs, each GPU has one rank."
+    )
     launcher: Literal["auto", "spawn", "env", "slurm"] = Field(
         "auto",
         description="What starts the ranks: spawn (gputrain), env (torchrun), slurm (srun) or auto. auto detects it "
@@ -77,7 +83,9 @@ class DeviceConfig(Section):
         False,
         description="Use only deterministic algorithms. Results are reproducible bit for bit, but training is slower.",
     )
-    cudnn_benchmark: bool = Field(True, description="Let cuDNN benchmark its algorithms and use the fastest.")
+    cudnn_benchmark: bool = Field(
+        True, title="cuDNN benchmark", description="Let cuDNN benchmark its algorithms and use the fastest."
+    )
     timeout: float = Field(
         600.0,
         gt=0,
@@ -86,6 +94,7 @@ class DeviceConfig(Section):
     )
     parallel: Literal["ddp", "dp"] = Field(
         "ddp",
+        title="parallelism",
         description="One process per GPU (ddp), or one process for all GPUs (dp). dp is torch's DataParallel; it is "
         "slower and serves for comparison.",
     )
@@ -96,15 +105,18 @@ class DeviceConfig(Section):
     init_method: Text = Field(
         "auto",
         min_length=1,
+        title="rendezvous",
         description="Rendezvous: auto, env://, tcp://HOST:PORT or file:///PATH.",
     )
     bucket_view: bool = Field(
         True,
+        title="bucket views",
         description="Make gradients views of DDP's communication buckets. Saves memory and a copy "
         "(gradient_as_bucket_view).",
     )
     static_graph: bool = Field(
         False,
+        title="static DDP graph",
         description="Tell DDP that every step uses the same parameters in the same order. Lowers DDP's overhead.",
     )
     empty_cache: bool = Field(False, description="Release cached GPU memory to the driver after each evaluation.")
@@ -113,7 +125,9 @@ class DeviceConfig(Section):
 class CheckpointConfig(Section):
     """Section `checkpoint`: when checkpoints are saved and how many are kept."""
 
-    keep: int = Field(3, ge=1, description="Number of recent checkpoints to keep, in addition to the best.")
+    keep: int = Field(
+        3, ge=1, title="checkpoints kept", description="Number of recent checkpoints to keep, in addition to the best."
+    )
     every_epochs: int = Field(
         1, ge=1, description="Epochs between checkpoints. A new best epoch and the last epoch are always saved."
     )

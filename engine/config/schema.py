@@ -21,17 +21,19 @@ from engine.config.training_sections import LossConfig, ModelConfig, OptimConfig
 class Config(Section):
     """Config of a run: all sections."""
 
-    run: RunConfig = Field(RunConfig(), description="Name, length and lifecycle of the run.")
-    device: DeviceConfig = Field(DeviceConfig(), description="GPUs, ranks and how they communicate.")
-    data: DataConfig = Field(DataConfig(), description="Dataset and input pipeline.")
-    augment: AugmentConfig = Field(AugmentConfig(), description="Augmentation of training images.")
-    model: ModelConfig = Field(ModelConfig(), description="Model, initial weights and compilation.")
-    loss: LossConfig = Field(LossConfig(), description="Loss function.")
-    optim: OptimConfig = Field(OptimConfig(), description="Optimizer and gradient handling.")
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description="LR schedule and warmup.")
-    precision: PrecisionConfig = Field(PrecisionConfig(), description="Mixed precision.")
+    run: RunConfig = Field(RunConfig(), title="Run", description="Name, length and lifecycle of the run.")
+    device: DeviceConfig = Field(DeviceConfig(), title="Hardware", description="GPUs, ranks and how they communicate.")
+    data: DataConfig = Field(DataConfig(), title="Data", description="Dataset and input pipeline.")
+    augment: AugmentConfig = Field(
+        AugmentConfig(), title="Augmentation", description="Augmentation of training images."
+    )
+    model: ModelConfig = Field(ModelConfig(), title="Model", description="Model, initial weights and compilation.")
+    loss: LossConfig = Field(LossConfig(), title="Loss", description="Loss function.")
+    optim: OptimConfig = Field(OptimConfig(), title="Optimization", description="Optimizer and gradient handling.")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), title="Schedule", description="LR schedule and warmup.")
+    precision: PrecisionConfig = Field(PrecisionConfig(), title="Precision", description="Mixed precision.")
     checkpoint: CheckpointConfig = Field(
-        CheckpointConfig(), description="When checkpoints are saved and how many are kept."
+        CheckpointConfig(), title="Checkpoints", description="When checkpoints are saved and how many are kept."
     )
 
 

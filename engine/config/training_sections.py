@@ -46,16 +46,19 @@ class ModelConfig(Section):
     name: Text = Field(
         "cnn",
         min_length=1,
+        title="model",
         description="Model: a name from `gputrain models`, or user code (module:name). cnn, linear and resnet18-small "
         "are built in.",
     )
     source: Literal["auto", "builtin", "torchvision", "timm"] = Field(
         "auto",
+        title="library",
         description="Library of the model: builtin, torchvision, timm or auto. auto uses the first of them that has a "
         "model of that name.",
     )
     options: Options = Field(
         {},
+        title="model options",
         description="Extra keyword arguments of the model, such as {dropout: 0.2}.",
     )
     weights: Text | None = Field(
@@ -68,27 +71,35 @@ class ModelConfig(Section):
         description="Parameters to freeze: none, backbone or name prefixes. backbone is all but the classifier; "
         "write prefixes as [conv1, layer1].",
     )
-    sync_bn: bool = Field(False, description="Synchronize BatchNorm across ranks (SyncBatchNorm). Needs GPUs.")
+    sync_bn: bool = Field(
+        False, title="SyncBatchNorm", description="Synchronize BatchNorm across ranks (SyncBatchNorm). Needs GPUs."
+    )
     ema: float = Field(
         0.0,
         ge=0,
         lt=1,
+        title="EMA decay",
         description="Decay of the EMA (averaged) weights, such as 0.999; 0 disables. They are evaluated and saved in "
         "addition to the trained weights.",
     )
     channels_last: Literal["auto", "on", "off"] = Field(
         "auto", description="Memory format channels_last: on, off, or auto (where it is faster)."
     )
-    compile: bool = Field(False, description="Compile the model with torch.compile: slower start, faster steps.")
+    compile: bool = Field(
+        False, title="torch.compile", description="Compile the model with torch.compile: slower start, faster steps."
+    )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         "default", description="Mode of torch.compile. reduce-overhead replays CUDA graphs."
     )
     init: Literal["default", "normal"] = Field(
         "default",
+        title="initialization",
         description="Initialization: default (the model's own) or normal. normal draws convolution and linear "
         "weights from a normal distribution (model.init_std) and sets their biases to 0.",
     )
-    init_std: float = Field(0.02, gt=0, description="Standard deviation of the weights with model.init=normal.")
+    init_std: float = Field(
+        0.02, gt=0, title="initial std", description="Standard deviation of the weights with model.init=normal."
+    )
 
 
 class LossConfig(Section):
@@ -96,6 +107,7 @@ class LossConfig(Section):
 
     name: Literal["cross_entropy", "mse", "bce"] | UserCodePath = Field(
         "cross_entropy",
+        title="loss",
         description="Loss: cross_entropy, mse, bce or user code (module:name). mse and bce (binary cross-entropy) are "
         "computed on one-hot labels.",
     )
@@ -114,23 +126,31 @@ class OptimConfig(Section):
 
     name: OptimizerName | TimmOptimizerName = Field(
         "sgd",
+        title="optimizer",
         description="Optimizer: one of torch's, such as adamw, or timm's as timm:NAME. muon updates weight matrices; "
         "the other parameters use adamw.",
     )
-    lr: float = Field(0.05, gt=0, le=1e6, description="Peak learning rate, before optim.lr_scaling.")
+    lr: float = Field(
+        0.05, gt=0, le=1e6, title="learning rate", description="Peak learning rate, before optim.lr_scaling."
+    )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
+        title="LR scaling",
         description="Scale optim.lr by the number of ranks: none, linear or sqrt. With device.parallel=dp, the number "
         "of GPUs counts.",
     )
     momentum: float | None = Field(
         None, ge=0, lt=1, description="Momentum factor. Default: 0.9 for sgd, the optimizer's own otherwise."
     )
-    nesterov: bool | None = Field(None, description="Use Nesterov momentum. Default: off for sgd, on for muon.")
+    nesterov: bool | None = Field(
+        None, title="Nesterov", description="Use Nesterov momentum. Default: off for sgd, on for muon."
+    )
     betas: FloatPair | None = Field(
         None, description="Decay rates of the running averages. Default: the optimizer's own."
     )
-    eps: float | None = Field(None, gt=0, description="Term added to the denominator. Default: the optimizer's own.")
+    eps: float | None = Field(
+        None, gt=0, title="epsilon", description="Term added to the denominator. Default: the optimizer's own."
+    )
     weight_decay: float = Field(
         0.0,
         ge=0,
@@ -139,12 +159,16 @@ class OptimConfig(Section):
     )
     decay_norms: bool = Field(
         True,
+        title="decay norms",
         description="Apply weight decay to biases and normalization layers as well. If false, parameters in the "
         "model's own no_weight_decay list are exempt too.",
     )
-    options: Options = Field({}, description="Extra arguments of the optimizer, such as {alpha: 0.9} for rmsprop.")
+    options: Options = Field(
+        {}, title="optimizer options", description="Extra arguments of the optimizer, such as {alpha: 0.9} for rmsprop."
+    )
     layer_lr: Factors = Field(
         {},
+        title="LR by layer",
         description="Learning rate factors by parameter name prefix. Example: {layer4: 0.1, fc: 1.0}. The longest "
         "matching prefix applies; unmatched parameters use 1.",
     )
@@ -152,11 +176,16 @@ class OptimConfig(Section):
         1.0,
         gt=0,
         le=1,
+        title="layer LR decay",
         description="Layer-wise learning rate decay from the head down; 1 disables. Each layer's rate is this "
         "fraction of the next layer's; optim.layer_lr multiplies it.",
     )
     accumulate: int = Field(
-        1, ge=1, le=10**6, description="Gradient accumulation: number of micro-batches per optimizer step."
+        1,
+        ge=1,
+        le=10**6,
+        title="accumulation",
+        description="Gradient accumulation: number of micro-batches per optimizer step.",
     )
     clip_norm: float = Field(0.0, ge=0, description="Gradient clipping: maximum norm of the gradient; 0 disables.")
     clip_norm_type: Annotated[float, Field(gt=0)] | Literal["inf"] = Field(
@@ -167,12 +196,14 @@ class OptimConfig(Section):
     )
     nonfinite: Literal["halt", "skip"] = Field(
         "halt",
+        title="non-finite step",
         description="On a NaN or infinite loss or gradient: halt the run or skip the step. One affected rank is "
         "enough.",
     )
     nonfinite_limit: int = Field(
         10,
         ge=1,
+        title="non-finite limit",
         description="Maximum consecutive steps skipped with optim.nonfinite=skip. The run fails when more are "
         "non-finite.",
     )
@@ -194,11 +225,13 @@ class ScheduleConfig(Section):
         "plateau",
     ] = Field(
         "constant",
+        title="schedule",
         description="LR schedule after warmup. step, multistep, exponential and plateau multiply by schedule.gamma; "
         "cosine, restarts, polynomial and linear decay to schedule.final_lr_ratio; onecycle rises, then falls.",
     )
     by: Literal["auto", "step", "epoch"] = Field(
         "auto",
+        title="schedule unit",
         description="Unit of the schedule: step, epoch or auto. The learning rate changes, and the schedule's values "
         "count, in this unit; auto is epoch for step, multistep, exponential, restarts and plateau, else step.",
     )
@@ -206,17 +239,24 @@ class ScheduleConfig(Section):
     warmup_steps: int = Field(
         0, ge=0, le=10**9, description="Steps of linear warmup, instead of schedule.warmup_epochs."
     )
-    step_size: int = Field(10, ge=1, description="Epochs (or steps, see schedule.by) between decays of schedule step.")
+    step_size: int = Field(
+        10, ge=1, title="decay every", description="Epochs (or steps, see schedule.by) between decays of schedule step."
+    )
     milestones: Annotated[tuple[int, ...], Strict(False)] = Field(
         (), description="Epochs (or steps) after which multistep decays, such as [30, 60]."
     )
     gamma: float = Field(
-        0.1, gt=0, le=1, description="Decay factor of schedules step, multistep, exponential and plateau."
+        0.1,
+        gt=0,
+        le=1,
+        title="decay factor",
+        description="Decay factor of schedules step, multistep, exponential and plateau.",
     )
     final_lr_ratio: float = Field(
         0.0,
         ge=0,
         le=1,
+        title="final LR ratio",
         description="Final learning rate as a fraction of the peak. Used by cosine, restarts, polynomial and linear, "
         "and as the minimum of plateau.",
     )
@@ -240,11 +280,13 @@ class PrecisionConfig(Section):
 
     amp: Literal["off", "fp16", "bf16", "O0", "O1", "O2", "O3"] = Field(
         "off",
+        title="mixed precision",
         description="Mixed precision: off, bf16 or fp16 autocast, or an Apex level O0 to O3. fp16 and O1 add loss "
         "scaling. O0 is off; O2 is a float16 model with float32 BatchNorm and master weights; O3 is all float16.",
     )
     tf32: Literal["auto", "on", "off"] = Field(
         "auto",
+        title="TF32",
         description="TF32 for float32 math on GPUs: on, off or auto. auto keeps torch's default, which is TF32 for "
         "convolutions only.",
     )
