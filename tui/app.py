@@ -10,72 +10,39 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePath
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.theme import ThemeStackError
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
-from textual.theme import Theme
 
 from engine.utils.text import printable
 from tui.keymap import GLOBAL_COMMANDS, CommandProvider, make_bindings
+from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
 from tui.screens.monitor import MonitorScreen
+from tui.theme import initial_palette, save_palette, textual_theme
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder, RunState
     from tui.launcher import LaunchedRun
 
 EXIT_GRACE_SECONDS = 1.5
-# The 16 ANSI colors and the background of the terminal: short escape sequences, and the theme that the user chose.
-THEME = Theme(
-    name="gputrain",
-    ansi=True,
-    primary="ansi_blue",
-    secondary="ansi_cyan",
-    warning="ansi_yellow",
-    error="ansi_red",
-    success="ansi_green",
-    accent="ansi_cyan",
-    foreground="ansi_default",
-    background="ansi_default",
-    surface="ansi_default",
-    panel="ansi_default",
-    boost="ansi_default",
-    dark=True,
-    variables={
-        "ansi-background": "ansi_black",
-        "ansi-foreground": "ansi_white",
-        "border": "ansi_cyan",
-        "border-blurred": "ansi_bright_black",
-        "block-cursor-foreground": "ansi_black",
-        "block-cursor-background": "ansi_cyan",
-        "block-cursor-text-style": "reverse",
-        "input-cursor-background": "ansi_default",
-        "input-cursor-foreground": "ansi_default",
-        "input-cursor-text-style": "reverse",
-        "input-selection-background": "ansi_blue",
-        "input-selection-foreground": "ansi_white",
-        "scrollbar": "ansi_bright_black",
-        "scrollbar-hover": "ansi_cyan",
-        "scrollbar-active": "ansi_cyan",
-        "scrollbar-background": "ansi_default",
-        "scrollbar-background-hover": "ansi_default",
-        "scrollbar-background-active": "ansi_default",
-        "scrollbar-corner-color": "ansi_default",
-    },
-)
 
 
 class GputrainApp(App[None]):
     """The Textual application: screens, pollers, signal handlers, and starting runs."""
 
     TITLE = "gputrain"
-    CSS_PATH = "app.tcss"
+    # Textual loads the style sheet of a screen that is pushed, but not that of the default screen.
+    CSS_PATH: ClassVar[list[str | PurePath]] = ["app.tcss", "screens/monitor.tcss"]
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {CommandProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
         *make_bindings(GLOBAL_COMMANDS),
@@ -96,10 +63,12 @@ class GputrainApp(App[None]):
 
         `demo_notice` is shown on every screen and disables starting runs.
         """
-        # Set here as well as in the theme: without it Textual renders NO_COLOR in shades of gray instead of no color.
-        super().__init__(ansi_color=True)
-        self.register_theme(THEME)
-        self.theme = THEME.name
+        palette = initial_palette()
+        # Textual renders NO_COLOR in shades of gray unless ANSI colors are requested before it reads the theme.
+        super().__init__(ansi_color=True if palette is ANSI else None)
+        for known in PALETTES:
+            self.register_theme(textual_theme(known))
+        self._show_palette(palette)
         self.animation_level = "none"
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
@@ -111,6 +80,44 @@ class GputrainApp(App[None]):
         """A run launched by this app whose journal has no events yet."""
         self.picked_gpu_uuids: set[str] = set()
         """UUIDs of the GPUs picked for the next run."""
+
+    def _show_palette(self, palette: Palette) -> None:
+        """Use a palette for the style sheets and for the style names in text."""
+        self.palette = palette
+        # Pushed on the default theme again and again, the stack would grow.
+        with suppress(ThemeStackError):
+            self.console.pop_theme()
+        self.console.push_theme(rich_theme(palette))
+        self.ansi_color = True if palette.ansi else None
+        self.theme = palette.name
+
+    def action_next_theme(self) -> None:
+        """Switch to the next theme and remember it."""
+        palette = PALETTES[(PALETTES.index(self.palette) + 1) % len(PALETTES)]
+        if self.no_color:
+            self.show_toast("NO_COLOR is set: the terminal's own colors are used", warning=True)
+            return
+        self._show_palette(palette)
+        self.refresh_css(animate=False)
+        for screen in self.screen_stack:
+            for widget in screen.walk_children():
+                widget.refresh()
+        try:
+            save_palette(palette)
+        except OSError as error:
+            self.show_toast(f"The theme cannot be remembered: {error.strerror}", warning=True)
+            return
+        self.show_toast(f"Theme: {palette.name}", timeout_s=2)
+
+    def action_save_screenshot(self) -> None:
+        """Save the screen as SVG in the working directory."""
+        name = f"gputrain-{time.strftime('%Y%m%d-%H%M%S')}.svg"
+        try:
+            path = self.save_screenshot(name, str(Path.cwd()))
+        except OSError as error:
+            self.show_toast(f"The screenshot cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
+            return
+        self.show_toast(f"Saved {path}", timeout_s=8)
 
     def source_notice(self) -> str | None:
         """Return the notice that marks simulated or recorded data on every screen, or None."""

@@ -14,8 +14,9 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 class Command:
     """One command of a screen.
 
-    `key` is a Textual key name, or several separated by commas. `action` is a method `action_…` of the screen, or of
-    the app if prefixed with `app.`. A narrow footer shows the highest `priority` first; priority 0 is only in the help.
+    `key` is a Textual key name, several separated by commas, or empty. `action` is a method `action_…` of the screen,
+    or of the app if prefixed with `app.`. A narrow footer shows the highest `priority` first; priority 0 is only in the
+    help.
     """
 
     key: str
@@ -32,6 +33,10 @@ class Command:
     def key_label(self) -> str:
         return KEY_LABELS.get(self.keys[0], self.keys[0])
 
+    @property
+    def palette_label(self) -> str:
+        return f"{self.title}  ({self.key_label})" if self.key else self.title
+
 
 KEY_LABELS = {
     "slash": "/",
@@ -46,6 +51,7 @@ KEY_LABELS = {
     "escape": "esc",
     "f1": "F1",
     "ctrl+c": "^c",
+    "ctrl+k": "^k",
     "ctrl+f": "^f",
     "ctrl+p": "^p",
     "ctrl+s": "^s",
@@ -57,6 +63,7 @@ KEY_LABELS = {
 
 GLOBAL_COMMANDS = (
     Command("question_mark,f1", "help", "Show all keys of this screen.", "app.help", 8),
+    Command("t", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 1),
     Command("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
     Command("q", "quit", "Quit. Runs continue.", "app.quit", 7),
 )
@@ -66,6 +73,11 @@ TYPING_GLOBAL_COMMANDS = (
     Command("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
     Command("ctrl+c", "quit", "Quit. Runs continue.", "app.quit", 7),
 )
+# In the palette of every screen, without a key.
+PALETTE_COMMANDS = (
+    Command("", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 0),
+    Command("", "screenshot", "Save this screen as SVG in the working directory.", "app.save_screenshot", 0),
+)
 BACK_COMMAND = Command("escape", "back", "Return to the previous screen; runs continue.", "back", 8)
 
 MONITOR_COMMANDS = (
@@ -73,7 +85,7 @@ MONITOR_COMMANDS = (
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 9),
     Command("enter", "open", "Open the run under the cursor.", "open", 6),
     Command("r", "runs", "List all runs with their results.", "app.runs", 5),
-    Command("k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
+    Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
     Command("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
     Command("escape", "clear filter", "Show all processes and runs.", "back", 0),
     Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
@@ -89,13 +101,13 @@ RUNS_COMMANDS = (
 )
 RUN_COMMANDS = (
     Command("s", "stop", "Stop at the next step and save a checkpoint.", "stop", 9),
-    Command("c", "checkpoint", "Save a checkpoint at the next step.", "checkpoint", 6),
+    Command("C", "checkpoint", "Save a checkpoint at the next step.", "checkpoint", 6),
     Command("p", "pause", "Pause at the next step, or continue.", "pause", 7),
     Command("u", "resume", "Resume an ended run from its last checkpoint.", "resume", 3),
     Command("a", "again", "Configure a new run with the config of this one.", "again", 2),
     Command("x", "x axis", "Plot over epochs, steps or hours.", "x_axis", 5),
     Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
-    Command("g", "log", "Toggle the log scale of loss and learning rate.", "log_scale", 4),
+    Command("L", "log scale", "Toggle the log scale of loss and learning rate.", "log_scale", 4),
     Command("plus,equals_sign", "zoom in", "Show half the x range.", "zoom(0.5)", 3),
     Command("minus", "zoom out", "Show twice the x range.", "zoom(2.0)", 2),
     Command("0", "all", "Show the whole run.", "zoom_all", 1),
@@ -138,12 +150,15 @@ class CommandProvider(Provider):
     """Command palette with the commands of the current screen."""
 
     def _commands(self) -> list[Command]:
-        return list(getattr(self.screen, "COMMAND_TABLE", GLOBAL_COMMANDS))
+        """Return the commands of the screen, then those without a key that it does not have under a key."""
+        commands = list(getattr(self.screen, "COMMAND_TABLE", GLOBAL_COMMANDS))
+        actions = {command.action for command in commands}
+        return commands + [command for command in PALETTE_COMMANDS if command.action not in actions]
 
     async def discover(self) -> Hits:
         for command in self._commands():
             run = partial(self.screen.run_action, command.action)
-            yield DiscoveryHit(f"{command.title}  ({command.key_label})", run, help=command.help)
+            yield DiscoveryHit(command.palette_label, run, help=command.help)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
@@ -151,4 +166,4 @@ class CommandProvider(Provider):
             score = max(matcher.match(command.title), matcher.match(command.help))
             if score > 0:
                 run = partial(self.screen.run_action, command.action)
-                yield Hit(score, f"{command.title}  ({command.key_label})", run, help=command.help)
+                yield Hit(score, command.palette_label, run, help=command.help)

@@ -22,6 +22,7 @@ from tui.charts.axis import (
     tick_labels,
     ticks,
 )
+from tui.palette import pale_style
 
 # A Braille character is two dots wide.
 DOTS_PER_COLUMN = 2
@@ -33,12 +34,12 @@ MIN_MARKER_COLUMNS = 12
 
 @dataclass(frozen=True)
 class Curve:
-    """A named series. `marker` is "braille" for a line or a character for points; `color` is a 256-color index."""
+    """A named series. `marker` is "braille" for a line or a character for points; `style` is one of `SERIES`."""
 
     label: str
     series: Series
     marker: str
-    color: int
+    style: str
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,22 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
     return _draw(visible, window, pad_limits(min(ys), max(ys), window.log), width, height)
 
 
-def _parse_ansi(line: str) -> Text:
-    """Convert a line of plotext output with ANSI colors to `Text`.
+def _parse_ansi(line: str, styles: Sequence[str]) -> Text:
+    """Convert a line of plotext output to `Text`; color number `n` stands for `styles[n]`.
 
     A short gap between two strokes of one color becomes blank Braille, which takes fewer bytes than two color changes.
     """
     first, *parts = line.split("\x1b[")
     pieces: list[tuple[str, str]] = [(first, "")] if first else []
-    color = weight = ""
+    style = ""
     for part in parts:
         code, _, text = part.partition("m")
         if code == "0":
-            color = weight = ""
-        elif code == "2":
-            weight = "dim "
+            style = ""
         elif code.startswith("38;5;"):
-            color = f"color({code.removeprefix('38;5;')})"
+            style = styles[int(code.removeprefix("38;5;"))]
         if text:
-            pieces.append((text, weight + color))
+            pieces.append((text, style))
             _merge_across_gap(pieces)
     return Text.assemble(*pieces, no_wrap=True, end="")
 
@@ -139,22 +138,24 @@ def _draw(
     figure.ruler(0, 0).ticks(x_ticks, tick_labels(x_ticks))
     figure.ruler(1, 0).ticks([_scaled(tick, log) for tick in y_ticks], y_labels)
 
-    def stroke(series: Series, marker: str, color: int, columns: int, style: str | None = None) -> None:
+    def stroke(series: Series, marker: str, color: int, columns: int) -> None:
         for piece in downsample_min_max(series, window.low, window.high, columns):
-            paint = pixel(foreground=color, style=style) if style else pixel(foreground=color)
+            paint = pixel(foreground=color)
             ys = [_scaled(y, log) for y in piece.y.tolist()]
             signal = figure.signal(piece.x.tolist(), ys, marker=plotext.marker(marker, pixel=paint))
             figure.draw(signal.lines() if marker == "braille" and len(ys) > 1 else signal)
 
-    for curve, series in visible:
+    styles = [curve.style for curve, _ in visible]
+    for color, (curve, series) in enumerate(visible):
         columns = DOTS_PER_COLUMN * inner if curve.marker == "braille" else max(inner // 2, MIN_MARKER_COLUMNS)
         if window.smoothing and curve.marker == "braille" and len(series.y) > 2:
-            stroke(series, curve.marker, curve.color, columns // 2, "dim")
-            stroke(smooth(series, window.smoothing), curve.marker, curve.color, columns)
+            stroke(series, curve.marker, len(visible) + color, columns // 2)
+            stroke(smooth(series, window.smoothing), curve.marker, color, columns)
         else:
-            stroke(series, curve.marker, curve.color, columns)
+            stroke(series, curve.marker, color, columns)
     text: str = figure.build().string()
-    return Plot([_parse_ansi(line) for line in text.rstrip("\n").split("\n")], left, inner)
+    styles += [pale_style(style) for style in styles]
+    return Plot([_parse_ansi(line, styles) for line in text.rstrip("\n").split("\n")], left, inner)
 
 
 def _scaled(value: float, log: bool) -> float:

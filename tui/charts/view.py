@@ -12,10 +12,11 @@ import numpy as np
 from tui.charts.axis import format_number
 from tui.charts.curves import X_AXES, CurveData, XAxis
 from tui.charts.plot import Curve, PlotWindow
+from tui.palette import series_style
 
 SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
 CURSOR_STEP_SHARE = 0.01
-TRAIN_COLOR, VALIDATION_COLOR, LR_COLOR, EMA_COLOR = 75, 214, 36, 177
+TRAIN_STYLE, VALIDATION_STYLE, LR_STYLE, EMA_STYLE = map(series_style, (1, 2, 3, 4))
 VALIDATION_MARKER = "•"
 
 
@@ -46,15 +47,15 @@ class ChartView:
     def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
         """Return the curves of the chart `loss`, `accuracy` or `lr`."""
         if chart_id == "lr":
-            return [Curve("", data.lr(self.axis), "braille", LR_COLOR)]
+            return [Curve("", data.lr(self.axis), "braille", LR_STYLE)]
         train = data.train_loss(self.axis) if chart_id == "loss" else data.epoch_metric("train_accuracy", self.axis)
         curves = [
-            Curve("train", train, "braille", TRAIN_COLOR),
-            Curve("val", data.epoch_metric(f"val_{chart_id}", self.axis), VALIDATION_MARKER, VALIDATION_COLOR),
+            Curve("train", train, "braille", TRAIN_STYLE),
+            Curve("val", data.epoch_metric(f"val_{chart_id}", self.axis), VALIDATION_MARKER, VALIDATION_STYLE),
         ]
         averaged = data.epoch_metric(f"ema_val_{chart_id}", self.axis)
         if np.isfinite(averaged.y).any():
-            curves.append(Curve("ema", averaged, VALIDATION_MARKER, EMA_COLOR))
+            curves.append(Curve("ema", averaged, VALIDATION_MARKER, EMA_STYLE))
         return curves
 
     def subtitle(self, data: CurveData, chart_id: str) -> str:

@@ -17,10 +17,11 @@ from textual.widgets import Input, Static
 from engine.runs.folder import RunFolder, RunState
 from tui.keymap import GLOBAL_COMMANDS, Command, make_bindings
 from tui.launcher import LaunchedRun
+from tui.palette import ACCENT, NOTICE
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
-from tui.text.palette import NOTICE, STRONG
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
+from tui.widgets.text_line import TextLine
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
 
@@ -122,11 +123,11 @@ class GputrainScreen(Screen[None]):
             self._bindings.bind(key, binding.action, binding.description, show=False)
 
     def compose(self) -> ComposeResult:
-        yield Static("", id="title", markup=False)
+        yield TextLine(id="title")
         yield from self.compose_body()
         if any(command.action == "filter" for command in self.SCREEN_COMMANDS):
             yield Filter()
-        yield Keys(self.COMMAND_TABLE)
+        yield Keys(self.COMMAND_TABLE, self.is_available, self.title_of)
         yield Static(
             f"The terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
             "Enlarge it, or press q to quit; runs continue.",
@@ -135,6 +136,21 @@ class GputrainScreen(Screen[None]):
 
     def compose_body(self) -> ComposeResult:
         raise NotImplementedError
+
+    def is_available(self, action: str) -> bool:
+        """Whether an action has an effect in the current state; the footer hides the others."""
+        return True
+
+    def title_of(self, command: Command) -> str:
+        """Return the footer title of a command in the current state, such as `continue` instead of `pause`."""
+        return command.title
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        self.update_keys()
+
+    def update_keys(self) -> None:
+        """Update the footer after a change of the focus or of the state."""
+        self.query_one(Keys).update_commands()
 
     def on_mount(self) -> None:
         self.set_interval(self.gputrain_app.intervals.poll_s, self._update_if_on_top)
@@ -150,6 +166,7 @@ class GputrainScreen(Screen[None]):
     def _update_if_on_top(self) -> None:
         if self.is_on_top:
             self.update_content()
+            self.update_keys()
 
     @property
     def is_on_top(self) -> bool:
@@ -170,7 +187,7 @@ class GputrainScreen(Screen[None]):
     def show_title(self, left: str, right: str = "") -> None:
         """Show `left`, then the notice on simulated or recorded data if any, and `right` at the right edge."""
         line = Text(no_wrap=True, end="", overflow="ellipsis")
-        line.append(" gputrain ", STRONG)
+        line.append(" gputrain ", ACCENT)
         notice = self.gputrain_app.source_notice()
         left_text = Text(f" {left}", no_wrap=True)
         # The notice must never be cut off, so `left` is truncated instead.
@@ -187,12 +204,8 @@ class GputrainScreen(Screen[None]):
         self.show_line("#title", line)
 
     def show_line(self, selector: str, line: Text) -> None:
-        """Update a `Static` line if its text has changed."""
-        static = self.query_one(selector, Static)
-        if getattr(static, "shown", None) != line:
-            static.shown = line  # type: ignore[attr-defined]
-            # The height is fixed at one line, so no other widget needs a new layout.
-            static.update(line, layout=False)
+        """Show the text in a `TextLine`."""
+        self.query_one(selector, TextLine).show(line)
 
     @property
     def filter_text(self) -> str:

@@ -13,11 +13,11 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
-from textual.widgets import Static
 
 from engine.runs.folder import RunFolder
 from engine.utils.text import pluralize, printable
 from tui.keymap import CONFUSION_COMMANDS, Command
+from tui.palette import BAD, MUTED, STRONG
 from tui.pollers import EvaluationPoller
 from tui.screens.base import AppServices, GputrainScreen
 from tui.text.confusion import (
@@ -29,21 +29,21 @@ from tui.text.confusion import (
     truncate_cells,
     worst_first,
 )
-from tui.text.palette import BAD, MUTED, STRONG
 from tui.text.run_progress import progress_bar
 from tui.widgets.lines import Lines, Row
 from tui.widgets.matrix import Matrix
+from tui.widgets.text_line import TextLine
 
 # With more classes than this, the matrix does not fit most terminals, so the worst classes come first by default.
 MAX_UNSORTED_CLASSES = 30
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS, MAX_NAME_COLUMNS = 5, 30, 16
-SCROLLBAR_COLUMNS = 1
 ARROW = " → "
 
 
 class ConfusionScreen(GputrainScreen):
     """Scores, confusion matrix, worst mistakes and per-class accuracy of one epoch."""
 
+    CSS_PATH = "confusion.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = CONFUSION_COMMANDS
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
@@ -55,7 +55,7 @@ class ConfusionScreen(GputrainScreen):
         self._drawn_key: object = None
 
     def compose_body(self) -> ComposeResult:
-        yield Static("", id="scores", markup=False)
+        yield TextLine(id="scores")
         with Container(id="confusion"):
             yield Matrix(id="matrix")
             with Container(id="rankings"):
@@ -128,12 +128,12 @@ class ConfusionScreen(GputrainScreen):
             matrix.set_data(names, evaluation.counts, worst if by_worst else range(len(names)))
             if is_first_draw and worst_mistakes and not by_worst:
                 matrix.select_pair(worst_mistakes[0].true_class, worst_mistakes[0].predicted_class)
-            lines = mistake_lines(worst_mistakes, names, pairs.size.width - SCROLLBAR_COLUMNS)
+            lines = mistake_lines(worst_mistakes, names, pairs.text_width)
             keys = [f"{mistake.true_class} {mistake.predicted_class}" for mistake in worst_mistakes]
             pairs.set_rows([Row(key, line) for key, line in zip(keys, lines, strict=True)])
         classes = self.query_one("#classes", Lines)
         images = evaluation.counts.sum(1).tolist() if has_matrix else [None] * len(names)
-        label, room = min(max(map(cell_len, names)), MAX_NAME_COLUMNS), classes.size.width - SCROLLBAR_COLUMNS
+        label, room = min(max(map(cell_len, names)), MAX_NAME_COLUMNS), classes.text_width
         classes.set_rows(
             [
                 Row(

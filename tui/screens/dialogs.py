@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from tui.keymap import Command
-from tui.text.palette import BAD, MUTED, STRONG
+from tui.palette import BAD, MUTED, STRONG
 from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row
 
@@ -143,7 +143,7 @@ class TextDialog(ModalScreen[None]):
 
     def _update_lines(self) -> None:
         lines = self.query_one(Lines)
-        wrapped = [part for line in self._lines for part in line.wrap(self.app.console, max(lines.size.width, 20))]
+        wrapped = [part for line in self._lines for part in line.wrap(self.app.console, max(lines.text_width, 20))]
         lines.styles.height = len(wrapped)
         lines.set_texts(wrapped)
         if self._at_end:

@@ -25,7 +25,7 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize, printable
 from tui.charts.axis import Series
 from tui.charts.plot import Curve, PlotWindow
-from tui.charts.view import LR_COLOR
+from tui.charts.view import LR_STYLE
 from tui.form.checks import FormChecker, FormCheckResult
 from tui.form.model import (
     Form,
@@ -40,10 +40,10 @@ from tui.form.model import (
     valid_config,
 )
 from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
+from tui.palette import BAD, MUTED, WARNING
 from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
 from tui.text.gpus import gpu_lines
-from tui.text.palette import BAD, MUTED, WARNING
 from tui.text.tables import UNKNOWN
 from tui.widgets.chart import Chart
 from tui.widgets.field import Chooser, Field
@@ -58,6 +58,7 @@ NO_PRESET = "(none)"
 class FormScreen(GputrainScreen):
     """The form for a new run. Every change is validated immediately; checks of this host run in a worker thread."""
 
+    CSS_PATH = "form.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FORM_COMMANDS
     SHARED_COMMANDS: ClassVar[Sequence[Command]] = TYPING_GLOBAL_COMMANDS
     AUTO_FOCUS = "#preset"
@@ -236,6 +237,7 @@ class FormScreen(GputrainScreen):
             elif field.info.key == "device.gpus":
                 about.append("  Press enter to pick from a list.", MUTED)
         self.query_one("#about", Static).update(about)
+        super().on_descendant_focus(event)
 
     def key_down(self) -> None:
         self.focus_next()
@@ -307,7 +309,7 @@ class FormScreen(GputrainScreen):
         if steps > 0:
             x, y = lr_curve(config, checked.total_ranks if checked else config.device.ranks, steps, MAX_LR_CURVE_POINTS)
             chart.draw(
-                [Curve("", Series(x, y), "braille", LR_COLOR)], PlotWindow(0.0, float(config.run.epochs)), "epoch"
+                [Curve("", Series(x, y), "braille", LR_STYLE)], PlotWindow(0.0, float(config.run.epochs)), "epoch"
             )
         self.query_one("#plan", Static).update(plan_text(config, checked))
         self.query_one("#command", Static).update(Text(printable(self._shell_command())))

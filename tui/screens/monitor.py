@@ -18,6 +18,7 @@ from textual.containers import Container
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.utils.text import pluralize, printable
 from tui.keymap import MONITOR_COMMANDS, Command
+from tui.palette import BAD, MUTED
 from tui.pollers import HostLoad
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
@@ -31,7 +32,6 @@ from tui.text.gpus import (
     process_lines,
     sparkline,
 )
-from tui.text.palette import BAD, MUTED
 from tui.text.run_lines import name_columns, run_line
 from tui.text.runs import RunRow
 from tui.widgets.lines import Lines, Row
@@ -109,14 +109,14 @@ class MonitorScreen(GputrainScreen):
             marks = GpuAnnotations(
                 self.gputrain_app.picked_gpu_uuids, {uuid: list(values) for uuid, values in self._busy_history.items()}
             )
-            head, *texts = gpu_lines(snapshot, lines.size.width, marks)
+            head, *texts = gpu_lines(snapshot, lines.text_width, marks)
             rows = [Row(gpu.uuid or f"#{gpu.index}", text) for gpu, text in zip(snapshot.gpus, texts, strict=True)]
             lines.set_rows(rows, [head])
         elif snapshot is not None:
             if lines.has_focus and not self._moved_focus_to_runs:
                 self._moved_focus_to_runs = True
                 self.query_one("#runs").focus()
-            lines.set_texts(self._no_gpu_lines(snapshot, lines.size.width))
+            lines.set_texts(self._no_gpu_lines(snapshot, lines.text_width))
 
     def _no_gpu_lines(self, snapshot: Snapshot, width: int) -> list[Text]:
         texts = [Text(line) for line in _wrap(no_driver_message(snapshot), width)]
@@ -135,7 +135,7 @@ class MonitorScreen(GputrainScreen):
             for gpu, process in list_gpu_processes(snapshot)
             if not query or (process and _matches_filter(query, gpu, process))
         ]
-        head, *texts = process_lines(processes, panel.size.width)
+        head, *texts = process_lines(processes, panel.text_width)
         keys = [f"{gpu.index}/{process.pid if process else ''}" for gpu, process in processes]
         self._processes = {
             key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
@@ -156,7 +156,7 @@ class MonitorScreen(GputrainScreen):
         empty = Text(problem or no_match if rows is not None else "Loading …", MUTED)
         query = self.filter_text
         shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
-        width = name_columns(shown, panel.size.width)
+        width = name_columns(shown, panel.text_width)
         panel.set_rows([Row(row.folder, run_line(row, width)) for row in shown], empty_text=empty)
 
     def action_pick(self) -> None:

@@ -15,7 +15,6 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
-from textual.widgets import Static
 
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
@@ -25,14 +24,15 @@ from engine.utils.text import printable
 from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.keymap import RUN_COMMANDS, Command
+from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.pollers import RunPoller
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import TextDialog, stop_dialog
-from tui.text.palette import BAD, MUTED, STRONG, WARNING
 from tui.text.run_progress import bottleneck_text, device_lines, progress_line
 from tui.text.runs import RunSnapshot
 from tui.widgets.chart import Chart
 from tui.widgets.lines import Lines
+from tui.widgets.text_line import TextLine
 
 # A long journal is read in slices, so that the screen stays responsive meanwhile.
 DRAIN_BUDGET_SECONDS = 0.02
@@ -48,6 +48,7 @@ STOP_QUESTIONS = {
 class RunScreen(GputrainScreen):
     """Follows one run, live or ended, and sends it control requests."""
 
+    CSS_PATH = "run.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUN_COMMANDS
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
@@ -63,9 +64,9 @@ class RunScreen(GputrainScreen):
         self._idle_until = 0.0
 
     def compose_body(self) -> ComposeResult:
-        yield Static("", id="progress", markup=False)
-        yield Static("", id="bottleneck", markup=False)
-        yield Static("", id="message", markup=False)
+        yield TextLine(id="progress")
+        yield TextLine(id="bottleneck")
+        yield TextLine(id="message")
         with Container(id="charts"):
             yield Chart("Loss", "loss")
             yield Chart("Accuracy", "accuracy")
@@ -141,7 +142,7 @@ class RunScreen(GputrainScreen):
         self.show_line("#bottleneck", bottleneck)
         self._show_message(snapshot)
         devices = self.query_one("#devices", Lines)
-        title, lines = device_lines(snapshot, devices.size.width)
+        title, lines = device_lines(snapshot, devices.text_width)
         devices.set_titles(title)
         devices.set_texts(lines)
         log = self.query_one("#log", Lines)

@@ -14,9 +14,9 @@ from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_COMMANDS, Command
+from tui.palette import MUTED
 from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import stop_dialog
-from tui.text.palette import MUTED
 from tui.text.run_lines import name_columns, table_header, table_line
 from tui.widgets.lines import Lines, Row
 
@@ -49,7 +49,7 @@ class RunsScreen(GputrainScreen):
             MUTED,
         )
         shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
-        room = lines.size.width
+        room = lines.text_width
         width = name_columns(shown, room)
         lines.set_rows(
             [Row(row.folder, table_line(row, width, room)) for row in shown], [table_header(width, room)], empty

@@ -12,8 +12,8 @@ from textual.app import ComposeResult
 from engine.utils.text import printable
 from tui.keymap import STARTING_COMMANDS, Command
 from tui.launcher import LaunchedRun
+from tui.palette import BAD, MUTED, WARNING
 from tui.screens.base import AppServices, GputrainScreen
-from tui.text.palette import BAD, MUTED, WARNING
 from tui.widgets.lines import Lines
 
 POLL_INTERVAL_SECONDS = 0.2
@@ -22,6 +22,7 @@ POLL_INTERVAL_SECONDS = 0.2
 class StartingScreen(GputrainScreen):
     """Shows the output of a launched run, and switches to the run screen once its run folder is found."""
 
+    CSS_PATH = "starting.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = STARTING_COMMANDS
 
     def __init__(self, app: AppServices, launched: LaunchedRun) -> None:
@@ -62,7 +63,7 @@ class StartingScreen(GputrainScreen):
             texts.append(Text("The run did not start. Press esc to go back.", BAD))
         lines = self.query_one(Lines)
         lines.border_title = "Starting" if code is None else "Done" if code == 0 else "Not started"
-        lines.set_texts([part for text in texts for part in text.wrap(self.app.console, max(lines.size.width, 20))])
+        lines.set_texts([part for text in texts for part in text.wrap(self.app.console, max(lines.text_width, 20))])
         self.show_title("new run")
 
     async def action_back(self) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from engine.utils.text import pluralize, printable
 from tui.charts.axis import Series
 from tui.charts.plot import Curve, PlotWindow, plot
-from tui.text.palette import BLUE, MUTED
+from tui.palette import ANSI, rich_theme, series_style
 from tui.text.tables import UNKNOWN, format_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HEADER = ("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEEDUP", "EFFICIENCY", "FIRST", "STARTUP")
 LIMIT_HEADER = ("RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA WAIT", "MFU")
 MAX_CHART_COLUMNS, CHART_LINES = 72, 14
-BLUE_COLOR_CODE, GRAY_COLOR_CODE = 75, 245
+MEASURED_STYLE, IDEAL_STYLE = series_style(1), series_style(8)
 POINT_MARKER = "●"
 
 
@@ -110,17 +110,19 @@ def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
     ranks, speedups = (np.asarray(values, np.float64) for values in zip(*points, strict=True))
     measured = Series(ranks, speedups)
     curves = [
-        Curve("ideal", Series(ranks, ranks), "braille", GRAY_COLOR_CODE),
-        Curve("measured", measured, "braille", BLUE_COLOR_CODE),
-        Curve("measured", measured, POINT_MARKER, BLUE_COLOR_CODE),
+        Curve("ideal", Series(ranks, ranks), "braille", IDEAL_STYLE),
+        Curve("measured", measured, "braille", MEASURED_STYLE),
+        Curve("measured", measured, POINT_MARKER, MEASURED_STYLE),
     ]
     drawn = plot(curves, PlotWindow(float(ranks[0]), float(ranks[-1])), min(width, MAX_CHART_COLUMNS), CHART_LINES)
-    legend = Text.assemble("Speedup by ranks   ", (f"{POINT_MARKER} measured", BLUE), "   ", ("⠒⠒ ideal", MUTED))
+    legend = Text.assemble(
+        "Speedup by ranks   ", (f"{POINT_MARKER} measured", MEASURED_STYLE), "   ", ("⠒⠒ ideal", IDEAL_STYLE)
+    )
     return [Text(""), legend, *drawn.lines]
 
 
 def print_chart(speeds: Sequence[ScalingResult]) -> None:
     """Print the speedup chart to stdout."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, theme=rich_theme(ANSI))
     for line in chart_lines(speeds, console.width if sys.stdout.isatty() else MAX_CHART_COLUMNS):
         console.print(line)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from engine.doctor.check import Check, CheckState
 from engine.utils.text import pluralize, printable
-from tui.text.palette import BAD, GOOD, MUTED, STRONG, WARNING
+from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
 from tui.text.tables import table_console
 
 DOCTOR_FORMAT = 1

@@ -13,7 +13,7 @@ from engine.gpus.selection import find_current_use
 from engine.gpus.snapshot import Gpu, GpuProcess, Reading, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.utils.text import pluralize, printable
-from tui.text.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
+from tui.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
 from tui.text.tables import UNKNOWN
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from engine.runs.folder import RunState
 from engine.utils.text import printable
-from tui.text.palette import BAD, GOOD, MUTED, WARNING
+from tui.palette import BAD, GOOD, MUTED, WARNING
 from tui.text.runs import RunRow, format_accuracy, format_age, format_duration
 from tui.text.tables import UNKNOWN
 

@@ -10,8 +10,8 @@ from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
 from engine.runs.records import GpuSample
 from engine.utils.text import printable
+from tui.palette import MUTED, STRONG
 from tui.text.gpus import GIB
-from tui.text.palette import MUTED, STRONG
 from tui.text.run_lines import state_symbol
 from tui.text.runs import RunRow, RunSnapshot, format_duration
 from tui.text.tables import UNKNOWN

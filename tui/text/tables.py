@@ -22,8 +22,10 @@ def table_console() -> Console:
     """Return a console for tables; without a terminal it is `COLUMNS` or 120 columns wide."""
     from rich.console import Console
 
+    from tui.palette import ANSI, rich_theme
+
     width_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, width=None if width_known else NON_TTY_COLUMNS)
+    return Console(highlight=False, width=None if width_known else NON_TTY_COLUMNS, theme=rich_theme(ANSI))
 
 
 def format_table(rows: Sequence[Sequence[str]], right_aligned: Sequence[int]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
@@ -16,8 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-CURSOR_STYLE = Style(reverse=True)
-UNFOCUSED_CURSOR_STYLE = Style(bold=True)
+from tui.palette import CURSOR, CURSOR_BLURRED
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,14 @@ class Lines(ScrollView, can_focus=True):
     """Rows that scroll below fixed header lines. With `selectable`, one row is under the cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", show=False),
-        Binding("down", "move(1)", show=False),
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
         Binding("pageup", "page(-1)", show=False),
         Binding("pagedown", "page(1)", show=False),
-        Binding("home", "move(-1000000)", show=False),
-        Binding("end", "move(1000000)", show=False),
+        Binding("ctrl+u", "page(-0.5)", show=False),
+        Binding("ctrl+d", "page(0.5)", show=False),
+        Binding("home,g", "move(-1000000)", show=False),
+        Binding("end,G", "move(1000000)", show=False),
         Binding("enter", "choose", show=False),
     ]
 
@@ -84,6 +84,11 @@ class Lines(ScrollView, can_focus=True):
         return self if self._frame_only else super().refresh(*regions, **options)
 
     @property
+    def text_width(self) -> int:
+        """Columns that a line of text has: the content without the scrollbar."""
+        return self.scrollable_content_region.width
+
+    @property
     def selected_key(self) -> str | None:
         """Key of the row under the cursor; None without rows or cursor."""
         return self._rows[self._cursor].key if self._selectable and self._rows else None
@@ -96,7 +101,7 @@ class Lines(ScrollView, can_focus=True):
         if key is not None:
             matches = [index for index, row in enumerate(rows) if row.key == key]
             self._cursor = matches[0] if matches else min(self._cursor, max(len(rows) - 1, 0))
-        size = Size(self.size.width, len(self._header) + len(self._rows))
+        size = Size(self.text_width, len(self._header) + len(self._rows))
         if size != self.virtual_size:
             self.virtual_size = size
             self._scroll_to_cursor()
@@ -111,7 +116,7 @@ class Lines(ScrollView, can_focus=True):
 
     def _refresh_change(self, y: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
         """Redraw a line from the first to the last cell that differs."""
-        first, end = 0, self.size.width
+        first, end = 0, self.text_width
         before, after = old[0].plain, new[0].plain
         same_style = old[1] == new[1] and old[0].spans == new[0].spans and old[0].style == new[0].style
         # In ASCII text, the index of a character is its column. Other characters may take zero or two cells.
@@ -136,10 +141,10 @@ class Lines(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         text, under_cursor = self._visible_line(y)
-        width = self.size.width
+        width = self.text_width
         base = self.rich_style
         if under_cursor:
-            base += CURSOR_STYLE if self.has_focus else UNFOCUSED_CURSOR_STYLE
+            base += self.app.console.get_style(CURSOR if self.has_focus else CURSOR_BLURRED)
         line = text.copy()
         line.truncate(width, overflow="ellipsis", pad=True)
         segments = [
@@ -150,7 +155,7 @@ class Lines(ScrollView, can_focus=True):
         return Strip(segments, width)
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self.size.width, len(self._header) + len(self._rows))
+        self.virtual_size = Size(self.text_width, len(self._header) + len(self._rows))
         self._scroll_to_cursor()
 
     def on_focus(self) -> None:
@@ -165,8 +170,9 @@ class Lines(ScrollView, can_focus=True):
         else:
             self.scroll_relative(y=rows, animate=False)
 
-    def action_page(self, pages: int) -> None:
-        self.action_move(pages * max(self.size.height - len(self._header) - 1, 1))
+    def action_page(self, pages: float) -> None:
+        rows = int(abs(pages) * max(self.size.height - len(self._header) - 1, 1))
+        self.action_move(max(rows, 1) if pages > 0 else -max(rows, 1))
 
     def action_choose(self) -> None:
         if self.selected_key is not None:
@@ -186,8 +192,11 @@ class Lines(ScrollView, can_focus=True):
             self.scroll_to(y=self._cursor if self._cursor < top else self._cursor - room + 1, animate=False, force=True)
 
     def on_click(self, event: events.Click) -> None:
-        index = event.y - len(self._header) + int(self.scroll_offset.y)
-        if self._selectable and 0 <= index < len(self._rows) and event.y >= len(self._header):
+        offset = event.get_content_offset(self)
+        if offset is None or not self._selectable or offset.y < len(self._header):
+            return
+        index = offset.y - len(self._header) + int(self.scroll_offset.y)
+        if index < len(self._rows):
             double_clicked = index == self._cursor and event.chain > 1
             self._move_to(index)
             if double_clicked:

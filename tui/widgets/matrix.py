@@ -48,14 +48,14 @@ class Matrix(Widget, can_focus=True):
     """A scrollable confusion matrix with a cursor on one pair of classes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1, 0)", show=False),
-        Binding("down", "move(1, 0)", show=False),
+        Binding("up,k", "move(-1, 0)", show=False),
+        Binding("down,j", "move(1, 0)", show=False),
         Binding("left", "move(0, -1)", show=False),
         Binding("right", "move(0, 1)", show=False),
         Binding("pageup", "page(-1)", show=False),
         Binding("pagedown", "page(1)", show=False),
-        Binding("home", "go_to(0, 0)", show=False),
-        Binding("end", "go_to(1000000, 1000000)", show=False),
+        Binding("home,g", "go_to(0, 0)", show=False),
+        Binding("end,G", "go_to(1000000, 1000000)", show=False),
     ]
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 (Textual's name)

@@ -10,6 +10,14 @@ import pytest
 from demo_app import demo_runs
 
 
+@pytest.fixture(autouse=True)
+def color_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal with all colors, so that the screens have the default theme."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
 @pytest.fixture
 def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,7 @@ def test_run_screen_shows_progress_curves_and_log(demo_runs_folder: Path) -> Non
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (120, 34))
 
 
-@pytest.mark.parametrize(("key", "request_name"), [("c", "checkpoint"), ("p", "pause")])
+@pytest.mark.parametrize(("key", "request_name"), [("C", "checkpoint"), ("p", "pause")])
 def test_run_screen_writes_control_request(demo_runs_folder: Path, key: str, request_name: str) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, key)
@@ -102,7 +102,7 @@ def test_run_screen_exports_chart_as_svg_and_csv(demo_runs_folder: Path, tmp_pat
 
 def test_run_screen_names_axis_scale_and_cursor(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "x", "g", "m", "left")
+        await press(pilot, "x", "L", "m", "left")
         assert "step 600  log  smooth 2%" in visible_text(pilot, "#loss")
         await press(pilot, "left", "left")
         assert "step 588" in visible_text(pilot, "#accuracy")
@@ -127,7 +127,7 @@ def test_run_screen_shows_malformed_journal(tmp_path: Path) -> None:
         assert "\\x1b[31mred\\x1b[0m [bold]not bold[/]" in visible_text(pilot, "#log")
         assert "odd-[red]" in visible_text(pilot)
         assert "crashed" in visible_text(pilot)
-        await press(pilot, "x", "x", "g", "m", "f", "plus", "plus", "minus", "left", "comma", "0", "d", "escape", "l")
+        await press(pilot, "x", "x", "L", "m", "f", "plus", "plus", "minus", "left", "comma", "0", "d", "escape", "l")
         assert pilot.app.is_running
 
     drive(real_app(tmp_path / "runs", run="odd-[red]"), act)

@@ -1,0 +1,80 @@
+"""The store of past readings, its graph, and meters."""
+
+from __future__ import annotations
+
+from tui.charts.history import LoadHistory, history_graph, time_axis
+from tui.charts.meter import meter
+from tui.palette import LOADS, TRACK
+
+NOW = 1_760_000_000.0
+
+
+def history_of(values: list[float | None], step_s: float = 1.0) -> LoadHistory:
+    """A history whose last value is at NOW."""
+    history = LoadHistory()
+    for index, value in enumerate(values):
+        history.add(NOW - (len(values) - 1 - index) * step_s, value)
+    return history
+
+
+def test_history_returns_latest_values_last() -> None:
+    assert history_of([10.0, 20.0, 30.0]).columns(4, 4) == [None, 10.0, 20.0, 30.0]
+
+
+def test_history_averages_values_of_one_column() -> None:
+    assert history_of([float(value) for value in range(120)], 1.0).columns(100, 10)[-2] == sum(range(109, 119)) / 10
+
+
+def test_history_keeps_unknown_values_as_gaps() -> None:
+    assert history_of([10.0, None, 30.0]).columns(3, 3) == [10.0, None, 30.0]
+
+
+def test_history_spans_hours_with_coarser_values() -> None:
+    columns = history_of([50.0] * 1200, step_s=10.0).columns(3 * 3600, 60)
+    assert columns == [50.0] * 60
+
+
+def test_history_columns_only_move_while_time_passes() -> None:
+    history = history_of([float(value % 7) for value in range(300)])
+    before = history.columns(200, 20)
+    history.add(NOW + 1, 3.0)
+    after = history.columns(200, 20)
+    assert before[:-1] == after[:-1] or before[1:-1] == after[:-2]
+
+
+def test_history_survives_clock_set_back() -> None:
+    history = history_of([10.0])
+    history.add(NOW - 1_000_000, 20.0)
+    assert history.columns(3, 1) == [20.0]
+
+
+def test_history_graph_is_taller_for_larger_values() -> None:
+    (bottom,) = history_graph([0.0, 25.0, 50.0, 100.0], 1)
+    assert bottom.plain == "⣀⣼"
+    top, bottom = history_graph([100.0, 100.0, 50.0, 50.0], 2)
+    assert (top.plain, bottom.plain) == ("⣿ ", "⣿⣿")
+
+
+def test_history_graph_leaves_unknown_values_blank() -> None:
+    assert [line.plain for line in history_graph([None, None], 2)] == [" ", " "]
+
+
+def test_history_graph_colors_rows_from_calm_to_hot() -> None:
+    lines = history_graph([100.0] * 4, 5)
+    assert [line.spans[0].style for line in lines] == list(reversed(LOADS))
+
+
+def test_time_axis_labels_start_and_end() -> None:
+    text = time_axis(600, 40).plain
+    assert text.startswith("-10 min")
+    assert text.endswith("now")
+    assert len(text) == 40
+
+
+def test_meter_fills_eighths_of_a_cell() -> None:
+    assert [meter(share, 2, LOADS[0]).plain for share in (0.0, 1 / 16, 0.5, 1.0, 7.0)] == ["  ", "▏ ", "█ ", "██", "██"]
+
+
+def test_meter_of_unknown_share_is_an_empty_track() -> None:
+    bar = meter(None, 3, LOADS[0])
+    assert (bar.plain, bar.style) == ("   ", TRACK)

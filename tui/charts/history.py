@@ -1,0 +1,149 @@
+"""The recent past of a reading: a bounded store at three resolutions, and its graph in Braille characters."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from tui.palette import MUTED, load_style
+
+# Seconds per bucket and number of buckets: 10 minutes, 3 hours and 2 days.
+LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))
+DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
+BLANK_BRAILLE = 0x2800
+# Bits of the dots of a Braille character from the bottom up, left and right column (Unicode 15, section 21.1).
+LEFT_DOTS, RIGHT_DOTS = (0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08)
+
+
+class _Level:
+    """A ring of mean values per bucket of `seconds`."""
+
+    def __init__(self, seconds: float, size: int) -> None:
+        self.seconds, self.size = seconds, size
+        self._means = array("f", [math.nan]) * size
+        self._latest = -1
+        """Number of the latest bucket since the epoch."""
+        self._count = 0
+        """Number of values in the latest bucket."""
+
+    def add(self, time: float, value: float) -> None:
+        bucket = int(time // self.seconds)
+        if bucket < self._latest - self.size:
+            # The clock was set back.
+            self._latest = -1
+        if bucket > self._latest:
+            for skipped in range(max(self._latest + 1, bucket - self.size + 1), bucket + 1):
+                self._means[skipped % self.size] = math.nan
+            self._latest, self._count = bucket, 0
+        elif bucket < self._latest:
+            return
+        self._count += 1
+        mean = self._means[bucket % self.size]
+        self._means[bucket % self.size] = value if self._count == 1 else mean + (value - mean) / self._count
+
+    def mean(self, start: float, end: float) -> float | None:
+        """Return the mean of the buckets that begin in [`start`, `end`), or of the one around `start`."""
+        first = math.ceil(start / self.seconds)
+        last = max(math.ceil(end / self.seconds), first + 1)
+        if first * self.seconds >= end:
+            first, last = int(start // self.seconds), int(start // self.seconds) + 1
+        known = range(max(first, self._latest - self.size + 1), min(last, self._latest + 1))
+        values = [value for bucket in known if not math.isnan(value := self._means[bucket % self.size])]
+        return sum(values) / len(values) if values else None
+
+
+class LoadHistory:
+    """The past values of one reading, for up to two days in 12 KiB."""
+
+    def __init__(self) -> None:
+        self._levels = [_Level(seconds, size) for seconds, size in LEVELS]
+        self.latest_time = 0.0
+        """Unix seconds of the latest value; 0 without one."""
+
+    def add(self, time: float, value: float | None) -> None:
+        """Add the value at `time` (Unix seconds); times increase. None is an unknown value, shown as a gap."""
+        self.latest_time = time
+        if value is not None and math.isfinite(value):
+            for level in self._levels:
+                level.add(time, value)
+
+    def columns(self, seconds: float, count: int, now: float | None = None) -> list[float | None]:
+        """Return `count` means over the last `seconds` before `now`, by default the latest time; None for no data.
+
+        The limits between columns stay the same while time passes, so that a drawn graph only moves.
+        """
+        end = self.latest_time if now is None else now
+        level = next((level for level in self._levels if level.seconds * level.size >= seconds), self._levels[-1])
+        width = seconds / count
+        if width > level.seconds:
+            # Of a whole number of buckets, or the columns would differ in their number of values.
+            width = round(width / level.seconds) * level.seconds
+        last = math.floor(end / width)
+        return [level.mean((last - index) * width, (last - index + 1) * width) for index in reversed(range(count))]
+
+
+def history_graph(values: Sequence[float | None], rows: int) -> list[Text]:
+    """Draw percentages as `rows` lines of filled Braille, two values per column, colored from calm to hot.
+
+    A value of 0 has one dot, and None has none. A graph of one row is colored by value, a taller one by height.
+    """
+    pairs = [
+        (values[index], values[index + 1] if index + 1 < len(values) else None) for index in range(0, len(values), 2)
+    ]
+    heights = [tuple(_dots(value, rows) for value in pair) for pair in pairs]
+    lines = []
+    for row in reversed(range(rows)):
+        line = Text(no_wrap=True, end="")
+        pieces: list[tuple[str, str]] = []
+        for pair, (left, right) in zip(pairs, heights, strict=True):
+            below = row * DOTS_PER_ROW
+            bits = sum(LEFT_DOTS[: max(left - below, 0)]) + sum(RIGHT_DOTS[: max(right - below, 0)])
+            if rows > 1:
+                style = load_style(100.0 * row / (rows - 1) - 1)
+            else:
+                style = load_style(max((value for value in pair if value is not None), default=0.0))
+            if row == 0 and max(left, right) <= 1:
+                style = MUTED
+            pieces.append((chr(BLANK_BRAILLE + bits) if bits else " ", style if bits else ""))
+        for text, style in _merged(pieces):
+            line.append(text, style)
+        lines.append(line)
+    return lines
+
+
+def _dots(value: float | None, rows: int) -> int:
+    """Return the number of dots above the baseline, at least one for a known value."""
+    if value is None:
+        return 0
+    return max(round(min(max(value, 0.0), 100.0) / 100 * rows * DOTS_PER_ROW), 1)
+
+
+def _merged(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join neighbors of the same style, so that a line has few color changes."""
+    merged: list[tuple[str, str]] = []
+    for text, style in pieces:
+        if merged and merged[-1][1] == style:
+            merged[-1] = (merged[-1][0] + text, style)
+        else:
+            merged.append((text, style))
+    return merged
+
+
+def time_axis(seconds: float, columns: int) -> Text:
+    """Return the labels of a time axis that ends now: `-10 min    -5 min    now`."""
+    unit, size = next(
+        (unit, size) for unit, size in (("h", 3600), ("min", 60), ("s", 1)) if seconds >= 2 * size or size == 1
+    )
+    count = max(min(columns // 14, 4), 1)
+    line = [" "] * columns
+    for index in range(count):
+        share = index / count
+        label = f"-{seconds * (1 - share) / size:.3g} {unit}"
+        start = round(share * columns)
+        line[start : start + len(label)] = label
+    if columns >= 3:
+        line[-3:] = "now"
+    return Text("".join(line[:columns]), MUTED, no_wrap=True, end="")

@@ -1,0 +1,150 @@
+"""Names of the text styles on all screens, and the colors of each theme. Color never carries meaning alone.
+
+Text uses the style names only. `tui.theme` turns a `Palette` into a Textual theme, and `rich_theme` turns it into the
+rich styles that the names stand for. `tests/tui/test_palette.py` checks contrast, and that people with color blindness
+can tell the series apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.theme import Theme
+
+STRONG = "bold"
+# Rich resolves a name only where it is the whole style: `"bold gt.good"` is an error.
+MUTED = "gt.muted"
+GOOD, WARNING, BAD = "gt.good", "gt.warning", "gt.bad"
+ACCENT = "gt.accent"
+FREE = "gt.free"
+NOTICE = "gt.notice"
+TRACK = "gt.track"
+CURSOR, CURSOR_BLURRED = "gt.cursor", "gt.cursor-blurred"
+SERIES = tuple(f"gt.series{number}" for number in range(1, 9))
+LOADS = tuple(f"gt.load{number}" for number in range(1, 6))
+
+
+def load_style(percent: float) -> str:
+    """Return the style of a load in percent: one of five steps from calm to hot."""
+    return LOADS[min(max(int(percent // 20), 0), len(LOADS) - 1)]
+
+
+def series_style(number: int) -> str:
+    """Return the style of curve `number`, counted from 1; it repeats after 8."""
+    return SERIES[(number - 1) % len(SERIES)]
+
+
+def pale_style(series: str) -> str:
+    """Return the style of a curve that is in the background of its smoothed version."""
+    return f"{series}-pale"
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The colors of one theme, as `#rrggbb` or names of the terminal's own colors (`ansi`)."""
+
+    name: str
+    ansi: bool
+    dark: bool
+    background: str
+    surface: str
+    foreground: str
+    muted: str
+    accent: str
+    border: str
+    track: str
+    cursor_foreground: str
+    cursor_background: str
+    good: str
+    warning: str
+    bad: str
+    loads: tuple[str, str, str, str, str]
+    series: tuple[str, str, str, str, str, str, str, str]
+
+
+DARK = Palette(
+    name="gputrain-dark",
+    ansi=False,
+    dark=True,
+    background="#10151c",
+    surface="#18202a",
+    foreground="#d5dce4",
+    muted="#8592a1",
+    accent="#4cc4d8",
+    border="#364351",
+    track="#28323e",
+    cursor_foreground="#f2f6fa",
+    cursor_background="#24405a",
+    good="#4ec48c",
+    warning="#f0b64d",
+    bad="#ff7566",
+    loads=("#35b5a5", "#86c166", "#e6c84f", "#f0923c", "#f2605c"),
+    series=("#57a2c7", "#ff9213", "#2fda88", "#d19ba2", "#f4f900", "#f44525", "#b86efa", "#a1ff92"),
+)
+LIGHT = Palette(
+    name="gputrain-light",
+    ansi=False,
+    dark=False,
+    background="#fbfbf9",
+    surface="#f0f2f3",
+    foreground="#22292f",
+    muted="#65707b",
+    accent="#00708a",
+    border="#c3cad1",
+    track="#e1e5e9",
+    cursor_foreground="#10151c",
+    cursor_background="#d8e9f5",
+    good="#177a4c",
+    warning="#9a6200",
+    bad="#c42b1c",
+    loads=("#14877c", "#4f8a10", "#a07c00", "#c65d00", "#c42b1c"),
+    series=("#125cd7", "#df6300", "#196c64", "#a38363", "#72562c", "#ab4500", "#1097c9", "#493da3"),
+)
+ANSI = Palette(
+    name="gputrain-ansi",
+    ansi=True,
+    dark=True,
+    background="default",
+    surface="default",
+    foreground="default",
+    muted="bright_black",
+    accent="cyan",
+    border="bright_black",
+    track="bright_black",
+    cursor_foreground="black",
+    cursor_background="cyan",
+    good="green",
+    warning="yellow",
+    bad="red",
+    loads=("cyan", "green", "yellow", "bright_red", "red"),
+    series=("bright_blue", "yellow", "green", "magenta", "bright_yellow", "red", "cyan", "white"),
+)
+PALETTES = (DARK, LIGHT, ANSI)
+
+
+def rich_theme(palette: Palette) -> Theme:
+    """Return the rich styles that the style names stand for."""
+    # The terminal's own colors may be unreadable on each other, so that theme reverses or dims instead of coloring.
+    if palette.ansi:
+        cursor, blurred, muted, notice = "reverse", "bold", "dim", "bold reverse"
+    else:
+        cursor = f"{palette.cursor_foreground} on {palette.cursor_background}"
+        blurred, muted = f"on {palette.surface}", palette.muted
+        notice = f"bold {palette.background} on {palette.warning}"
+    return Theme(
+        {
+            MUTED: muted,
+            GOOD: palette.good,
+            WARNING: palette.warning,
+            BAD: f"bold {palette.bad}",
+            ACCENT: f"bold {palette.accent}",
+            FREE: f"bold {palette.good}",
+            NOTICE: notice,
+            TRACK: f"on {palette.track}",
+            CURSOR: cursor,
+            CURSOR_BLURRED: blurred,
+            **dict(zip(LOADS, palette.loads, strict=True)),
+            **dict(zip(SERIES, palette.series, strict=True)),
+            **{pale_style(name): f"dim {color}" for name, color in zip(SERIES, palette.series, strict=True)},
+        }
+    )

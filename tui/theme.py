@@ -1,0 +1,90 @@
+"""The themes of the screens, and which of them the user chose last."""
+
+from __future__ import annotations
+
+import os
+
+from textual.theme import Theme
+
+from engine.utils.files import read_user_json, state_folder, write_user_json
+from tui.palette import ANSI, DARK, PALETTES, Palette
+
+THEME_FILE = "theme.json"
+# Values of TERM for terminals that show 8 or 16 colors only.
+BASIC_TERMINALS = {"xterm", "linux", "vt100", "vt220", "ansi", "dumb", "screen"}
+
+
+def textual_theme(palette: Palette) -> Theme:
+    """Return the Textual theme of a palette, with variables for the style sheets: `$muted`, `$series-1`, `$load-1` …"""
+
+    def css(color: str) -> str:
+        return color if color.startswith("#") else f"ansi_{color}"
+
+    cursor_style = "reverse" if palette.ansi else "none"
+    names = {
+        "border": palette.accent,
+        "border-blurred": palette.border,
+        "track": palette.track,
+        "muted": palette.muted,
+        "cursor-foreground": palette.cursor_foreground,
+        "cursor-background": palette.cursor_background,
+        "block-cursor-foreground": palette.cursor_foreground,
+        "block-cursor-background": palette.cursor_background,
+        "block-cursor-blurred-foreground": palette.foreground,
+        "block-cursor-blurred-background": palette.surface,
+        "input-cursor-background": palette.foreground,
+        "input-cursor-foreground": palette.background,
+        "input-selection-background": palette.cursor_background,
+        "input-selection-foreground": palette.cursor_foreground,
+        "scrollbar": palette.border,
+        "scrollbar-hover": palette.accent,
+        "scrollbar-active": palette.accent,
+        "scrollbar-background": palette.background,
+        "scrollbar-background-hover": palette.background,
+        "scrollbar-background-active": palette.background,
+        "scrollbar-corner-color": palette.background,
+        **{f"series-{number}": color for number, color in enumerate(palette.series, 1)},
+        **{f"load-{number}": color for number, color in enumerate(palette.loads, 1)},
+    }
+    variables = {name: css(color) for name, color in names.items()} | {
+        "block-cursor-text-style": cursor_style,
+        # The terminal's own cursor colors are unknown: reversed text is visible on all of them.
+        "input-cursor-text-style": cursor_style,
+    }
+    if palette.ansi:
+        variables |= {"ansi-background": "ansi_black", "ansi-foreground": "ansi_white"}
+    return Theme(
+        name=palette.name,
+        ansi=palette.ansi,
+        dark=palette.dark,
+        primary=css(palette.accent),
+        secondary=css(palette.series[0]),
+        accent=css(palette.accent),
+        warning=css(palette.warning),
+        error=css(palette.bad),
+        success=css(palette.good),
+        foreground=css(palette.foreground),
+        background=css(palette.background),
+        surface=css(palette.surface),
+        panel=css(palette.surface),
+        boost=css(palette.surface),
+        variables=variables,
+    )
+
+
+def initial_palette() -> Palette:
+    """Return the palette that the user chose last, else one that the terminal can show.
+
+    `NO_COLOR` (no-color.org) and terminals of 16 colors always get their own colors.
+    """
+    basic = os.environ.get("TERM", "") in BASIC_TERMINALS and not os.environ.get("COLORTERM")
+    if basic or "NO_COLOR" in os.environ:
+        return ANSI
+    saved = read_user_json(state_folder(), THEME_FILE)
+    name = (saved or {}).get("theme")
+    return next((palette for palette in PALETTES if palette.name == name), DARK)
+
+
+def save_palette(palette: Palette) -> None:
+    """Remember the palette for the next start. Raises OSError if it cannot be written."""
+    write_user_json(state_folder(), THEME_FILE, {"theme": palette.name})
