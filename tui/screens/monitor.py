@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,7 +19,7 @@ from tui.keymap import MONITOR_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.pollers import HostLoad
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.dialogs import ChoiceDialog
+from tui.screens.signals import ProcessSignaler
 from tui.text.gpus import (
     GIB,
     GpuAnnotations,
@@ -37,14 +35,6 @@ from tui.text.runs import RunRow
 from tui.widgets.lines import Lines, Row
 
 MAX_HISTORY_SAMPLES = 32
-SIGNALS = (
-    (signal.SIGTERM, "Request termination"),
-    (signal.SIGINT, "Interrupt, same as Ctrl-C"),
-    (signal.SIGHUP, "Hang up, as when its terminal closes"),
-    (signal.SIGKILL, "Kill immediately; it saves nothing"),
-    (signal.SIGSTOP, "Suspend"),
-    (signal.SIGCONT, "Continue after SIGSTOP"),
-)
 
 
 class MonitorScreen(GputrainScreen):
@@ -59,8 +49,7 @@ class MonitorScreen(GputrainScreen):
         self._cpu_history: deque[float | None] = deque(maxlen=MAX_HISTORY_SAMPLES)
         self._last_snapshot: Snapshot | None = None
         self._processes: dict[str, GpuProcess] = {}
-        self._process_start_times: dict[int, float | None] = {}
-        """PID -> start time when first seen; a different one later means that the PID was reused."""
+        self._signaler = ProcessSignaler(app)
         self._moved_focus_to_runs = False
 
     def compose_body(self) -> ComposeResult:
@@ -127,7 +116,7 @@ class MonitorScreen(GputrainScreen):
         panel = self.query_one("#processes", Lines)
         panel.display = snapshot is not None and bool(snapshot.gpus)
         if snapshot is None or not panel.display:
-            self._processes, self._process_start_times = {}, {}
+            self._processes = {}
             return
         query = self.filter_text
         processes = [
@@ -140,10 +129,7 @@ class MonitorScreen(GputrainScreen):
         self._processes = {
             key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
         }
-        self._process_start_times = {
-            process.pid: self._process_start_times.get(process.pid) or _process_start_time(process.pid)
-            for process in self._processes.values()
-        }
+        self._signaler.remember(self._processes.values())
         empty = Text("No process matches the filter" if query else "No GPU processes", MUTED)
         panel.set_rows([Row(key, text) for key, text in zip(keys, texts, strict=True)], [head], empty)
 
@@ -182,38 +168,7 @@ class MonitorScreen(GputrainScreen):
 
     def action_signal(self) -> None:
         panel = self.query_one("#processes", Lines)
-        process = self._processes.get(panel.selected_key or "")
-        if process is None:
-            self.gputrain_app.show_toast("No process to send a signal to")
-            return
-        if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: this process is simulated")
-            return
-        label = printable(f"{process.pid}  {process.user.value or '?'}  {process.command.value or '?'}")
-        note = ""
-        if process.run:
-            note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
-        rows = [Row(str(int(number)), Text(f"{number.name:<8} {description}")) for number, description in SIGNALS]
-        start_time = self._process_start_times.get(process.pid)
-
-        def send(number: str | None) -> None:
-            if number is not None:
-                self._send_signal(process.pid, start_time, int(number))
-
-        self.app.push_screen(ChoiceDialog(f"Send a signal to {label}"[:60], rows, printable(note)), send)
-
-    def _send_signal(self, pid: int, expected_start_time: float | None, signum: int) -> None:
-        name = signal.Signals(signum).name
-        # The PID may have been reused while the dialog was open.
-        if expected_start_time is None or _process_start_time(pid) != expected_start_time:
-            self.gputrain_app.show_toast(f"Process {pid} has ended, or runs in another container", warning=True)
-            return
-        try:
-            os.kill(pid, signum)
-        except OSError as error:
-            self.gputrain_app.show_toast(f"{name} could not be sent to process {pid}: {error.strerror}", warning=True)
-            return
-        self.gputrain_app.show_toast(f"{name} sent to process {pid}")
+        self._signaler.ask(self, self._processes.get(panel.selected_key or ""))
 
 
 def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:
@@ -225,15 +180,6 @@ def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:
 def _matches_filter(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
     fields = (process.pid, process.user.value or "", process.command.value or "", process.run or "", gpu.index)
     return any(filter_text in str(field).lower() for field in fields)
-
-
-def _process_start_time(pid: int) -> float | None:
-    import psutil
-
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return None
 
 
 def _wrap(text: str, width: int) -> list[str]:

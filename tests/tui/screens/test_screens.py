@@ -22,6 +22,7 @@ from tui.screens.form import FormScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
+from tui.screens.signals import ProcessSignaler, process_start_time
 from tui.screens.starting import StartingScreen
 from tui.widgets.keys import Keys
 from tui.widgets.lines import Lines
@@ -81,12 +82,11 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
     with subprocess.Popen(["sleep", "60"]) as sleeper:
 
         async def act(pilot: Pilot[None]) -> None:
-            screen: Any = pilot.app.screen
-            from tui.screens.monitor import _process_start_time
-
-            screen._send_signal(sleeper.pid, None, 15)
+            app: Any = pilot.app
+            signaler = ProcessSignaler(app)
+            signaler.send(sleeper.pid, None, 15)
             assert sleeper.poll() is None
-            screen._send_signal(sleeper.pid, _process_start_time(sleeper.pid), 15)
+            signaler.send(sleeper.pid, process_start_time(sleeper.pid), 15)
 
         drive(real_app(tmp_path / "runs"), act)
         assert sleeper.wait(5) == -15

@@ -1,0 +1,87 @@
+"""Sends signals to the processes that a screen shows; the monitor and the GPU screen share it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+
+from rich.text import Text
+from textual.screen import Screen
+
+from engine.gpus.snapshot import GpuProcess
+from engine.utils.text import printable
+from tui.screens.base import AppServices
+from tui.screens.dialogs import ChoiceDialog
+from tui.widgets.lines import Row
+
+SIGNALS = (
+    (signal.SIGTERM, "Request termination"),
+    (signal.SIGINT, "Interrupt, same as Ctrl-C"),
+    (signal.SIGHUP, "Hang up, as when its terminal closes"),
+    (signal.SIGKILL, "Kill immediately; it saves nothing"),
+    (signal.SIGSTOP, "Suspend"),
+    (signal.SIGCONT, "Continue after SIGSTOP"),
+)
+MAX_TITLE_LENGTH = 60
+
+
+class ProcessSignaler:
+    """Asks which signal to send to a process, and sends it if the PID has not been reused since it was shown."""
+
+    def __init__(self, app: AppServices) -> None:
+        self._app = app
+        self._start_times: dict[int, float | None] = {}
+
+    def remember(self, processes: Iterable[GpuProcess]) -> None:
+        """Keep the start times of the processes that the screen shows, as of when each was first shown."""
+        self._start_times = {
+            process.pid: self._start_times.get(process.pid) or process_start_time(process.pid) for process in processes
+        }
+
+    def ask(self, screen: Screen[None], process: GpuProcess | None) -> None:
+        """Let the user choose a signal for `process`. The first answer sends none, so a stray enter does no harm."""
+        if process is None:
+            self._app.show_toast("No process to send a signal to")
+            return
+        if self._app.demo_notice:
+            self._app.show_toast("Demo mode: this process is simulated")
+            return
+        label = printable(f"{process.pid}  {process.user.value or '?'}  {process.command.value or '?'}")
+        note = ""
+        if process.run:
+            note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
+        rows = [Row("0", Text("Send no signal"))]
+        rows += [Row(str(int(number)), Text(f"{number.name:<8} {description}")) for number, description in SIGNALS]
+        start_time = self._start_times.get(process.pid)
+
+        def send(number: str | None) -> None:
+            if number is not None and int(number):
+                self.send(process.pid, start_time, int(number))
+
+        title = f"Send a signal to {label}"[:MAX_TITLE_LENGTH]
+        screen.app.push_screen(ChoiceDialog(title, rows, printable(note)), send)
+
+    def send(self, pid: int, expected_start_time: float | None, signum: int) -> None:
+        """Send the signal to a process that started at `expected_start_time`, and report the result."""
+        name = signal.Signals(signum).name
+        # The PID may have been reused while the dialog was open.
+        if expected_start_time is None or process_start_time(pid) != expected_start_time:
+            self._app.show_toast(f"Process {pid} has ended, or runs in another container", warning=True)
+            return
+        try:
+            os.kill(pid, signum)
+        except OSError as error:
+            self._app.show_toast(f"{name} could not be sent to process {pid}: {error.strerror}", warning=True)
+            return
+        self._app.show_toast(f"{name} sent to process {pid}")
+
+
+def process_start_time(pid: int) -> float | None:
+    """Return the time at which a process started, in Unix seconds; None if there is no such process."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
