@@ -21,6 +21,7 @@ from engine.runs.journal import JournalReader
 from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
 from engine.utils.errors import UsageError
 from engine.utils.files import open_regular_file
+from tui.charts.gpu_loads import GpuLoads
 from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds
 
 if TYPE_CHECKING:
@@ -88,13 +89,14 @@ class Poller:
 
 
 class GpuPoller(Poller):
-    """Publishes the latest snapshot of the GPUs of this host, or the problem that prevents one."""
+    """Publishes the latest snapshot of the GPUs of this host and their past load, or the problem that prevents it."""
 
     def __init__(self, interval_s: float = POLL_INTERVAL_SECONDS, monitor: GpuMonitor | None = None) -> None:
         super().__init__("gpus", 0.0)
         self._options = SamplerOptions(interval_s)
         self._monitor = monitor
         self.snapshot: Snapshot | None = None
+        self.loads = GpuLoads()
         self.problem: str | None = None
         self.host_load: HostLoad | None = None
 
@@ -108,6 +110,8 @@ class GpuPoller(Poller):
             self._stop_event.wait(5.0)
             return
         self.problem = None
+        if snapshot is not None:
+            self.loads.record(snapshot)
         latest = self._monitor.latest() if snapshot is None else snapshot
         self.snapshot = latest
         if latest is not None and not latest.gpus:

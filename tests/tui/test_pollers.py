@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.gpus.recording import RecordingMonitor
 from engine.runs.events import Event, RunFinished
 from engine.runs.journal import from_line, to_line
 from engine.runs.watcher import RunWatcher
@@ -27,11 +28,12 @@ from gputrain_command import wait_for
 from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.launcher import LaunchedRun
-from tui.pollers import MAX_LOG_LINE_LENGTH, LogTail, RunListPoller, RunPoller
+from tui.pollers import MAX_LOG_LINE_LENGTH, GpuPoller, LogTail, RunListPoller, RunPoller
 from tui.text.run_lines import run_line, table_line
 from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row
 
+RECORDING = Path(__file__).parents[1] / "recordings" / "eight-gpus.jsonl"
 MALFORMED = {
     "unknown state": ("events.jsonl", to_line(RunFinished(state="canceled"))),
     "heartbeat that is not a number": ("owner.json", '{"host": "other", "heartbeat": "soon"}'),
@@ -211,3 +213,11 @@ def test_log_tail_reads_bounded_part_of_log_and_lines(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("x" * 20_000)
     assert [len(line) for line in LogTail(log).lines()] == [3, MAX_LOG_LINE_LENGTH]
+
+
+def test_gpu_poller_records_loads_of_each_snapshot() -> None:
+    poller = GpuPoller(monitor=RecordingMonitor(RECORDING, 2.5))
+    poller.poll()
+    assert poller.snapshot is not None
+    gpu = poller.snapshot.gpus[0]
+    assert poller.loads.columns(gpu.uuid, "busy", 1.0, 1, poller.snapshot.time) == [gpu.value("busy")]

@@ -54,10 +54,13 @@ def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
     """Return the app on a replayed server."""
     from tui.demo.server import DEMO_NOTICE
 
+    poller = GpuPoller(pace.poll_s, server.gpu_monitor(pace.poll_s))
+    for snapshot in server.past_gpus():
+        poller.loads.record(snapshot)
     return GputrainApp(
         server.runs_dir,
         intervals=pace,
-        gpu_poller=GpuPoller(pace.poll_s, server.gpu_monitor(pace.poll_s)),
+        gpu_poller=poller,
         demo_notice=DEMO_NOTICE,
     )
 

@@ -13,13 +13,13 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from engine.gpus.recording import RecordingMonitor
-from engine.gpus.snapshot import SamplerOptions
+from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import (
@@ -44,6 +44,8 @@ LIVE_AGE_SECONDS = 248.0
 """Training time of the live run when the demo opens: six of its thirty epochs."""
 DONE_AGE_SECONDS = 7300.0
 REPLAY_INTERVAL_SECONDS = 0.2
+GPU_PAST_SECONDS, GPU_PAST_INTERVAL_SECONDS = 600, 2
+"""Past of the GPUs that the demo opens with."""
 
 
 def recorded(name: str) -> str:
@@ -121,6 +123,12 @@ class DemoServer:
         path = self._folder / "gpus.jsonl"
         path.write_text(recorded("gpus.jsonl"))
         return RecordingMonitor(path, SamplerOptions(interval_s).stale_after_s)
+
+    def past_gpus(self) -> Iterator[Snapshot]:
+        """Yield snapshots of the time before the demo opened: the recording, repeated."""
+        recording, now = [Snapshot.from_line(line) for line in recorded("gpus.jsonl").splitlines()], time.time()
+        for seconds in range(GPU_PAST_SECONDS, 0, -GPU_PAST_INTERVAL_SECONDS):
+            yield replace(recording[-seconds % len(recording)], time=now - seconds)
 
     def _continue_live_run(self) -> None:
         """Append events when they are due; answer checkpoint, pause, continue and stop requests."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.gpus.snapshot import Snapshot
+from engine.gpus.snapshot import Gpu, Snapshot
 from engine.utils.text import printable
 
 SHORT_UUID_LENGTH = 12  # `GPU-` or `MIG-` and the first 8 digits
@@ -20,3 +20,8 @@ def gpu_name(device: str, snapshot: Snapshot | None) -> str:
             if instance.uuid == device:
                 return f"{gpu.index}:{instance.gpu_instance}"
     return printable(device[:SHORT_UUID_LENGTH] if device.startswith(("GPU-", "MIG-")) else device)
+
+
+def gpu_key(gpu: Gpu) -> str:
+    """Return the key of a GPU in lists: its UUID, or its index if the driver never reported a UUID."""
+    return gpu.uuid or f"#{gpu.index}"
