@@ -12,6 +12,8 @@ from tui.palette import MUTED, load_style
 
 # Seconds per bucket and number of buckets: 10 minutes, 3 hours and 2 days.
 LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))
+# A value holds until the next one, if that is not later than this: the screens poll every 5 s at most.
+MAX_HOLD_SECONDS = 6.0
 DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
 BLANK_BRAILLE = 0x2800
 # Bits of the dots of a Braille character from the bottom up, left and right column (Unicode 15, section 21.1).
@@ -29,14 +31,15 @@ class _Level:
         self._count = 0
         """Number of values in the latest bucket."""
 
-    def add(self, time: float, value: float) -> None:
+    def add(self, time: float, value: float, held: float) -> None:
+        """Add a value. Buckets that were skipped since the last one get the value `held`, NaN for none."""
         bucket = int(time // self.seconds)
         if bucket < self._latest - self.size:
             # The clock was set back.
             self._latest = -1
         if bucket > self._latest:
             for skipped in range(max(self._latest + 1, bucket - self.size + 1), bucket + 1):
-                self._means[skipped % self.size] = math.nan
+                self._means[skipped % self.size] = held
             self._latest, self._count = bucket, 0
         elif bucket < self._latest:
             return
@@ -62,13 +65,17 @@ class LoadHistory:
         self._levels = [_Level(seconds, size) for seconds, size in LEVELS]
         self.latest_time = 0.0
         """Unix seconds of the latest value; 0 without one."""
+        self._held = math.nan
+        """The latest value, NaN if it is unknown."""
 
     def add(self, time: float, value: float | None) -> None:
         """Add the value at `time` (Unix seconds); times increase. None is an unknown value, shown as a gap."""
-        self.latest_time = time
-        if value is not None and math.isfinite(value):
+        held = self._held if 0 <= time - self.latest_time <= MAX_HOLD_SECONDS else math.nan
+        latest = math.nan if value is None or not math.isfinite(value) else value
+        self.latest_time, self._held = time, latest
+        if not math.isnan(latest):
             for level in self._levels:
-                level.add(time, value)
+                level.add(time, latest, held)
 
     def columns(self, seconds: float, count: int, now: float | None = None) -> list[float | None]:
         """Return `count` means over the last `seconds` before `now`, by default the latest time; None for no data.

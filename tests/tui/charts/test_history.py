@@ -29,6 +29,14 @@ def test_history_keeps_unknown_values_as_gaps() -> None:
     assert history_of([10.0, None, 30.0]).columns(3, 3) == [10.0, None, 30.0]
 
 
+def test_history_holds_value_between_samples() -> None:
+    assert history_of([10.0, 20.0, 30.0], step_s=3.0).columns(6, 6) == [10.0, 10.0, 20.0, 20.0, 20.0, 30.0]
+
+
+def test_history_does_not_hold_value_for_long() -> None:
+    assert history_of([10.0, 20.0], step_s=30.0).columns(4, 4) == [None, None, None, 20.0]
+
+
 def test_history_spans_hours_with_coarser_values() -> None:
     columns = history_of([50.0] * 1200, step_s=10.0).columns(3 * 3600, 60)
     assert columns == [50.0] * 60
