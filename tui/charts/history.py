@@ -15,6 +15,9 @@ LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))
 # A value holds until the next one, if that is not later than this: the screens poll every 5 s at most.
 MAX_HOLD_SECONDS = 6.0
 DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
+# Seconds between the labels of a time axis, and columns for each of them.
+AXIS_STEPS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+AXIS_LABEL_COLUMNS = 14
 BLANK_BRAILLE = 0x2800
 # Bits of the dots of a Braille character from the bottom up, left and right column (Unicode 15, section 21.1).
 LEFT_DOTS, RIGHT_DOTS = (0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08)
@@ -83,13 +86,23 @@ class LoadHistory:
         The limits between columns stay the same while time passes, so that a drawn graph only moves.
         """
         end = self.latest_time if now is None else now
-        level = next((level for level in self._levels if level.seconds * level.size >= seconds), self._levels[-1])
-        width = seconds / count
-        if width > level.seconds:
-            # Of a whole number of buckets, or the columns would differ in their number of values.
-            width = round(width / level.seconds) * level.seconds
+        index, width = _level_and_width(seconds, count)
+        level = self._levels[index]
         last = math.floor(end / width)
         return [level.mean((last - index) * width, (last - index + 1) * width) for index in reversed(range(count))]
+
+
+def _level_and_width(seconds: float, count: int) -> tuple[int, float]:
+    """Return which of `LEVELS` holds `seconds`, and the seconds per column of `count` columns."""
+    index = next((index for index, (step, size) in enumerate(LEVELS) if step * size >= seconds), len(LEVELS) - 1)
+    step, width = LEVELS[index][0], seconds / count
+    # Wide columns have a whole number of buckets, or they would differ in their number of values.
+    return index, round(width / step) * step if width > step else width
+
+
+def shown_seconds(seconds: float, count: int) -> float:
+    """Return the time that `LoadHistory.columns(seconds, count)` covers, which differs a little from `seconds`."""
+    return _level_and_width(seconds, count)[1] * count
 
 
 def history_graph(values: Sequence[float | None], rows: int) -> list[Text]:
@@ -140,17 +153,15 @@ def _merged(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def time_axis(seconds: float, columns: int) -> Text:
-    """Return the labels of a time axis that ends now: `-10 min    -5 min    now`."""
-    unit, size = next(
-        (unit, size) for unit, size in (("h", 3600), ("min", 60), ("s", 1)) if seconds >= 2 * size or size == 1
-    )
-    count = max(min(columns // 14, 4), 1)
+    """Return the labels of a time axis that ends now, at round times: `-10 min    -5 min    now`."""
+    max_labels = max(columns // AXIS_LABEL_COLUMNS, 1)
+    step = next((step for step in AXIS_STEPS if seconds // step <= max_labels), AXIS_STEPS[-1])
     line = [" "] * columns
-    for index in range(count):
-        share = index / count
-        label = f"-{seconds * (1 - share) / size:.3g} {unit}"
-        start = round(share * columns)
+    for count in range(int(seconds // step), 0, -1):
+        ago = count * step
+        value, unit = (ago // 3600, "h") if ago % 3600 == 0 else (ago // 60, "min") if ago % 60 == 0 else (ago, "s")
+        start, label = round((1 - ago / seconds) * columns), f"-{value} {unit}"
         line[start : start + len(label)] = label
     if columns >= 3:
-        line[-3:] = "now"
+        line[columns - 3 : columns] = "now"
     return Text("".join(line[:columns]), MUTED, no_wrap=True, end="")

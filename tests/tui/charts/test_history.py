@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tui.charts.history import LoadHistory, history_graph, time_axis
+import pytest
+
+from tui.charts.history import LoadHistory, history_graph, shown_seconds, time_axis
 from tui.charts.meter import meter
 from tui.palette import LOADS, TRACK
 
@@ -77,6 +79,19 @@ def test_time_axis_labels_start_and_end() -> None:
     assert text.startswith("-10 min")
     assert text.endswith("now")
     assert len(text) == 40
+
+
+def test_time_axis_has_labels_at_round_times() -> None:
+    assert time_axis(636, 53).plain.split() == ["-10", "min", "-5", "min", "now"]
+    assert time_axis(3 * 3600, 60).plain.split() == ["-3", "h", "-2", "h", "-1", "h", "now"]
+    assert time_axis(636, 53).plain.index("-5") == round((1 - 300 / 636) * 53)
+
+
+def test_shown_seconds_are_those_of_the_columns() -> None:
+    seconds, count = 600.0, 106
+    columns = history_of([50.0] * 700).columns(seconds, count)
+    assert shown_seconds(seconds, count) == 636
+    assert columns.count(50.0) == pytest.approx(600 / 6, abs=1)
 
 
 def test_meter_fills_eighths_of_a_cell() -> None:
