@@ -44,6 +44,10 @@ LIGHT = [
 ]
 
 
+# Each takes 5 to 100 ms to import, and the first frame of the screen needs none of them.
+LATE_MODULES = {"engine.config.schema", "engine.runs.events", "numpy", "plotext", "psutil", "pydantic", "typer", "yaml"}
+
+
 def modules_after(statement: str) -> set[str]:
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -70,6 +74,10 @@ def test_tui_never_imports_torch() -> None:
     loaded = modules_after("; ".join(f"import {name}" for name in names_in("tui")))
     assert "textual" in loaded
     assert "torch" not in loaded
+
+
+def test_tui_imports_only_what_first_frame_needs() -> None:
+    assert not LATE_MODULES & modules_after("import tui.cli.open_tui")
 
 
 def test_training_without_compile_never_imports_dynamo(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Command line and terminal UI of gputrain, with the entry points of `gputrain` and `gputrain-tui`.
 
-The entry points import the command line lazily: `gputrain gpus` starts the GPU sampler before this import, and
-`gputrain-tui` does without it.
+The entry points import the rest lazily: `gputrain gpus` and `gputrain-tui` start the GPU sampler first, and
+`gputrain-tui` does without the command line.
 """
 
+import gc
 import os
 import stat
 import sys
@@ -31,6 +32,13 @@ def screen() -> None:
     """Entry point of `gputrain-tui`."""
     restrict_umask()
     if len(sys.argv) == 1:
+        # Imports and the first frame create many objects that stay; the app enables the collector after them.
+        gc.disable()
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            # The sampler queries the driver while the screen is imported.
+            from engine.gpus.start_sampler import prestart_sampler
+
+            prestart_sampler()
         # The most common call skips the import of typer.
         from engine.utils.errors import UsageError
         from tui.cli.open_tui import open_screen

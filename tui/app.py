@@ -7,6 +7,7 @@ The app only reads run folders and GPU snapshots, and sends control requests. Ru
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -27,6 +28,7 @@ from engine.utils.text import printable
 from tui.keymap import GLOBAL_COMMANDS, CommandProvider, make_bindings
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
+from tui.screens.base import GputrainScreen
 from tui.screens.monitor import MonitorScreen
 from tui.theme import initial_palette, save_palette, textual_theme
 
@@ -35,6 +37,14 @@ if TYPE_CHECKING:
     from tui.launcher import LaunchedRun
 
 EXIT_GRACE_SECONDS = 1.5
+STARTUP_SECONDS = 1.0
+
+
+def resume_garbage_collection() -> None:
+    """End the pause of the garbage collector that `tui.screen` began, and exempt all objects that exist by now."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 class GputrainApp(App[None]):
@@ -68,7 +78,10 @@ class GputrainApp(App[None]):
         super().__init__(ansi_color=True if palette is ANSI else None)
         for known in PALETTES:
             self.register_theme(textual_theme(known))
-        self._show_palette(palette)
+        self._set_palette(palette)
+        # `self.theme = …` would make Textual parse all style sheets twice before the first frame.
+        self.set_reactive(App.theme, palette.name)
+        self.stylesheet.set_variables(self.get_css_variables())
         self.animation_level = "none"
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
@@ -81,15 +94,14 @@ class GputrainApp(App[None]):
         self.picked_gpu_uuids: set[str] = set()
         """UUIDs of the GPUs picked for the next run."""
 
-    def _show_palette(self, palette: Palette) -> None:
-        """Use a palette for the style sheets and for the style names in text."""
+    def _set_palette(self, palette: Palette) -> None:
+        """Use a palette for the style names in text; `theme` is that of the style sheets."""
         self.palette = palette
         # Pushed on the default theme again and again, the stack would grow.
         with suppress(ThemeStackError):
             self.console.pop_theme()
         self.console.push_theme(rich_theme(palette))
         self.ansi_color = True if palette.ansi else None
-        self.theme = palette.name
 
     def action_next_theme(self) -> None:
         """Switch to the next theme and remember it."""
@@ -97,7 +109,8 @@ class GputrainApp(App[None]):
         if self.no_color:
             self.show_toast("NO_COLOR is set: the terminal's own colors are used", warning=True)
             return
-        self._show_palette(palette)
+        self._set_palette(palette)
+        self.theme = palette.name
         self.refresh_css(animate=False)
         for screen in self.screen_stack:
             for widget in screen.walk_children():
@@ -134,11 +147,17 @@ class GputrainApp(App[None]):
             self.open_run(str(self._initial_run))
         elif self._launched_run is not None:
             self.show_launch(self._launched_run)
-        self.call_after_refresh(self._start_pollers)
-
-    def _start_pollers(self) -> None:
+        for poller in (self.gpu_poller, self.run_list_poller):
+            poller.on_first_result = self._show_first_result
+        # Its first snapshot may already wait in the pipe; the run list costs CPU time that the first frame needs.
         self.gpu_poller.start()
-        self.run_list_poller.start()
+        self.call_after_refresh(self.run_list_poller.start)
+        self.set_timer(STARTUP_SECONDS, resume_garbage_collection)
+
+    def _show_first_result(self) -> None:
+        """Update the screen without waiting for its refresh interval. Called in the thread of a poller."""
+        if isinstance(screen := self.screen, GputrainScreen):
+            screen.call_later(screen.update_if_on_top)
 
     def show_toast(self, message: str, *, warning: bool = False, timeout_s: float = 5.0) -> None:
         """Show a toast; control characters in the message are escaped."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.runs.events import Event
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.history import History
-from engine.runs.journal import JournalReader
-from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
 from engine.utils.errors import UsageError
 from engine.utils.files import open_regular_file
 from tui.charts.gpu_loads import GpuLoads
 from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds
 
 if TYPE_CHECKING:
+    from engine.runs.events import Event
+    from engine.runs.history import History
+    from engine.runs.journal import JournalReader
+    from engine.runs.watcher import RunWatcher
     from tui.text.confusion import RunEvaluations
 
 POLL_INTERVAL_SECONDS = 1.0
@@ -32,7 +33,7 @@ RUN_POLL_INTERVAL_SECONDS = 0.5
 # Events are queued in batches, so that a screen that loads a long journal stays responsive.
 MAX_EVENTS_PER_BATCH = 400
 MAX_QUEUED_BATCHES = 8
-READ_CHUNK_BYTES = MAX_FULL_READ_BYTES
+READ_CHUNK_BYTES = 1 << 20
 MAX_LOG_BYTES = 1 << 16
 MAX_LOG_LINES = 2000
 # Longer lines fit on no screen, and are slow to draw.
@@ -56,6 +57,8 @@ class Poller:
     def __init__(self, name: str, interval_s: float) -> None:
         self._interval_s = interval_s
         self._stop_event = threading.Event()
+        self.on_first_result: Callable[[], None] | None = None
+        """Called once, in the thread, when the poller has its first result."""
         self.unexpected_error: str | None = None
         """Message of an unexpected exception in the latest poll."""
         self._thread = threading.Thread(target=self._poll_loop, name=name, daemon=True)
@@ -72,6 +75,9 @@ class Poller:
                 try:
                     self.poll()
                     self.unexpected_error = None
+                    if self.on_first_result is not None and self.has_result():
+                        self.on_first_result()
+                        self.on_first_result = None
                 except Exception as error:
                     # An uncaught exception would end the thread and silently freeze the screen.
                     self.unexpected_error = f"unexpected error: {type(error).__name__}: {error}"
@@ -83,6 +89,10 @@ class Poller:
     def poll(self) -> None:
         """Read once and publish the result; called in the thread."""
         raise NotImplementedError
+
+    def has_result(self) -> bool:
+        """Whether a poll has published a result."""
+        return True
 
     def cleanup(self) -> None:
         """Release resources; called by the thread before it ends."""
@@ -116,6 +126,9 @@ class GpuPoller(Poller):
         self.snapshot = latest
         if latest is not None and not latest.gpus:
             self.host_load = host_load()
+
+    def has_result(self) -> bool:
+        return self.snapshot is not None
 
     def cleanup(self) -> None:
         if self._monitor is not None:
@@ -171,6 +184,9 @@ class RunListPoller(Poller):
         except UsageError as error:
             self.rows, self.problem = [], str(error)
             return
+        # Imports the events of a journal, which the first frame does without.
+        from engine.runs.watcher import RunWatcher
+
         self._watchers = {folder.path: self._watchers.get(folder.path) or RunWatcher(folder) for folder in folders}
         self.rows = [self._cached_row(watch) for watch in self._watchers.values()]
         self.problem = None
@@ -203,8 +219,11 @@ class RunPoller(Poller):
         self._begin()
 
     def _begin(self) -> None:
-        self._reader = JournalReader(self.folder.journal)
-        self._history = History()
+        from engine.runs.history import History
+        from engine.runs.journal import JournalReader
+
+        self._reader: JournalReader = JournalReader(self.folder.journal)
+        self._history: History = History()
         self._ends: RunWatcher | None = None
 
     def poll(self) -> None:
@@ -221,6 +240,8 @@ class RunPoller(Poller):
             self._begin()
             self._enqueue(None)
         if size - self._reader.offset > READ_CHUNK_BYTES:
+            from engine.runs.watcher import RunWatcher
+
             self._ends = RunWatcher(self.folder)
             self._poll_state()
         while self._read_chunk(size) and not self._stop_event.is_set():

@@ -16,13 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine.runs.history import History, history_from_events
-from engine.runs.journal import JournalReader
 from engine.runs.records import number
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import expand_user, is_file, is_locked, open_folder, path_of_descriptor, read_json
 from engine.utils.trust import foreign_reason
+
+if TYPE_CHECKING:
+    from engine.runs.history import History
 
 # An owner on another host counts as dead after this time without a heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0
@@ -221,6 +223,10 @@ class RunFolder:
 
     def history(self) -> History:
         """Return the history of the run from its whole journal."""
+        # Events and their records take 20 ms to import, and the first frame of the screen needs none.
+        from engine.runs.history import history_from_events
+        from engine.runs.journal import JournalReader
+
         return history_from_events(JournalReader(self.journal).poll())
 
     def state(self, history: History) -> RunState:

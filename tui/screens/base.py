@@ -153,17 +153,18 @@ class GputrainScreen(Screen[None]):
         self.query_one(Keys).update_commands()
 
     def on_mount(self) -> None:
-        self.set_interval(self.gputrain_app.intervals.poll_s, self._update_if_on_top)
+        self.set_interval(self.gputrain_app.intervals.poll_s, self.update_if_on_top)
         # The first results arrive well before the first interval ends.
         for seconds in (0.1, 0.3, 0.6):
-            self.set_timer(seconds, self._update_if_on_top)
+            self.set_timer(seconds, self.update_if_on_top)
 
     def on_screen_resume(self) -> None:
         self.gputrain_app.run_list_poller.enabled = self.SHOWS_RUNS
         # After the refresh, another screen may already be on top.
-        self.call_after_refresh(self._update_if_on_top)
+        self.call_after_refresh(self.update_if_on_top)
 
-    def _update_if_on_top(self) -> None:
+    def update_if_on_top(self) -> None:
+        """Update the content, unless another screen covers it."""
         if self.is_on_top:
             self.update_content()
             self.update_keys()
@@ -178,7 +179,7 @@ class GputrainScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < MIN_COLUMNS or event.size.height < MIN_ROWS, "-too-small")
-        self.call_after_refresh(self._update_if_on_top)
+        self.call_after_refresh(self.update_if_on_top)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable all actions except `quit` while the terminal is too small to show their effect."""

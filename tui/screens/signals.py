@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.text import Text
 from textual.screen import Screen
@@ -31,7 +32,7 @@ class ProcessSignaler:
 
     def __init__(self, app: AppServices) -> None:
         self._app = app
-        self._start_times: dict[int, float | None] = {}
+        self._start_times: dict[int, int | None] = {}
 
     def remember(self, processes: Iterable[GpuProcess]) -> None:
         """Keep the start times of the processes that the screen shows, as of when each was first shown."""
@@ -62,7 +63,7 @@ class ProcessSignaler:
         title = f"Send a signal to {label}"[:MAX_TITLE_LENGTH]
         screen.app.push_screen(ChoiceDialog(title, rows, printable(note)), send)
 
-    def send(self, pid: int, expected_start_time: float | None, signum: int) -> None:
+    def send(self, pid: int, expected_start_time: int | None, signum: int) -> None:
         """Send the signal to a process that started at `expected_start_time`, and report the result."""
         name = signal.Signals(signum).name
         # The PID may have been reused while the dialog was open.
@@ -77,11 +78,12 @@ class ProcessSignaler:
         self._app.show_toast(f"{name} sent to process {pid}")
 
 
-def process_start_time(pid: int) -> float | None:
-    """Return the time at which a process started, in Unix seconds; None if there is no such process."""
-    import psutil
-
+def process_start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot; None if there is no such process."""
+    # Without psutil, whose import would delay the first frame.
     try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
         return None
+    # Field 22, starttime (proc_pid_stat(5)). The command before field 3 is in parentheses and may contain any byte.
+    return int(status.rpartition(b")")[2].split()[22 - 3])

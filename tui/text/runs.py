@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.history import History, RunSummary
-from engine.runs.records import GpuSample
-from engine.runs.watcher import RunWatcher
 from engine.utils.files import read_json
 from engine.utils.text import printable
 from tui.text.tables import UNKNOWN
+
+if TYPE_CHECKING:
+    from engine.runs.events import RunFinished, RunStarted
+    from engine.runs.history import History
+    from engine.runs.records import GpuSample
+    from engine.runs.watcher import RunWatcher
 
 # The readings of one GPU take 400 bytes.
 MAX_SUMMARY_BYTES = 1 << 22
@@ -76,6 +79,9 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
 
     `problem` says why the journal cannot be read.
     """
+    # The first frame of the screen does without events and their history.
+    from engine.runs.history import RunSummary
+
     stored = RunSummary.from_dict((read_json(folder.summary, MAX_SUMMARY_BYTES) or {}) if partial else {})
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
     best_values = (best.selection_accuracy if best else None, stored.best_val_accuracy)
