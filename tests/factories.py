@@ -41,7 +41,16 @@ def make_run_resumed(from_step: int, time: float) -> RunResumed:
 
 
 def make_step(number: int, epoch: int = 1, time: float = 1.0) -> StepEvent:
-    return StepEvent(time=time, step=number, epoch=epoch, losses=[0.5], lr=0.1, images_per_second=1.0, data_wait=0.0)
+    return StepEvent(
+        time=time,
+        step=number,
+        epoch=epoch,
+        losses=[0.5],
+        lr=0.1,
+        images_per_second=1.0,
+        data_wait=0.0,
+        grad_norm=2.0,
+    )
 
 
 def make_epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> EpochEvent:

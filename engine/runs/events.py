@@ -121,6 +121,8 @@ class StepEvent(Event):
     """Training throughput of all ranks in images/s, without evaluation, checkpoints and pauses."""
     data_wait: float
     """Share of the time that rank 0 waited for data, 0 to 1."""
+    grad_norm: float = math.nan
+    """L2 norm of the gradient of the last step, before clipping; null if not finite and in old journals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +239,19 @@ class RunContinued(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseChanged(Event):
+    """All ranks enter another phase of the run. Absent in old journals."""
+
+    type: ClassVar[str] = "phase"
+    phase: str
+    """training, validating, or saving, which ends with the `checkpoint` event or a warning."""
+    step: int
+    """Last global step before the change."""
+    epoch: int
+    """Epoch of the phase, counted from 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankFailed(Event):
     """A rank failed. A restart (`run.max_restarts`) or `run_finished` follows."""
 
@@ -337,6 +352,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         ControlEvent,
         RunPaused,
         RunContinued,
+        PhaseChanged,
         RankFailed,
         RunFinished,
         ConfigRejected,

@@ -20,10 +20,12 @@ from engine.runs.bottleneck import (
     valid_share,
 )
 from engine.runs.events import (
+    CheckpointSaved,
     ControlEvent,
     EpochEvent,
     Event,
     GpuEvent,
+    PhaseChanged,
     RankFailed,
     RunContinued,
     RunFinished,
@@ -157,11 +159,19 @@ class History:
     latest_gpus: GpuEvent | None = None
     cpu_fallback: str = ""
     """Same as `RunSummary.cpu_fallback`."""
+    steps_done: int = 0
+    """Number of completed optimizer steps, by the latest event that names a step."""
+    current_epoch: int = 0
+    """Epoch of that event, counted from 1."""
+    saving: bool = False
+    """Whether a checkpoint is being written."""
+    _epoch_phase: str = ""
     _session_start: float | None = None
     _latest_time: float = 0.0
 
     def add(self, event: Event) -> None:
         """Update the state with the next event."""
+        self._advance(event)
         match event:
             case RunStarted():
                 # A session that crashed has no run_finished event; it ends with its last event.
@@ -202,6 +212,27 @@ class History:
         if isinstance(event, RunFinished):
             self._end_session()
 
+    def _advance(self, event: Event) -> None:
+        """Update phase, step and epoch."""
+        match event:
+            case RunResumed():
+                self.steps_done = event.from_step
+                self.current_epoch = event.from_step // event.steps_per_epoch + 1 if event.steps_per_epoch > 0 else 0
+                self._epoch_phase = ""
+            case StepEvent() | EpochEvent() | CheckpointSaved() | RunPaused() | RunContinued() | PhaseChanged():
+                # A group of steps may be reported after a later event.
+                if event.step >= self.steps_done:
+                    self.steps_done, self.current_epoch = event.step, max(event.epoch, self.current_epoch)
+        if isinstance(event, PhaseChanged) and event.phase != "saving":
+            self._epoch_phase = event.phase
+        if not isinstance(event, GpuEvent | ControlEvent):
+            self.saving = isinstance(event, PhaseChanged) and event.phase == "saving"
+
+    @property
+    def phase(self) -> str:
+        """What the ranks do: training, validating or saving; "" if the journal does not name it."""
+        return "saving" if self.saving else self._epoch_phase
+
     def _end_session(self) -> None:
         if self._session_start is not None:
             self.seconds += self._latest_time - self._session_start
@@ -216,11 +247,6 @@ class History:
     def best(self) -> EpochEvent | None:
         """Epoch with the highest validation accuracy; the first one of equals."""
         return max(self.epochs, key=lambda epoch: epoch.selection_accuracy, default=None)
-
-    @property
-    def steps_done(self) -> int:
-        """Number of completed optimizer steps."""
-        return max(self.latest_step.step if self.latest_step else 0, self.epochs[-1].step if self.epochs else 0)
 
     @property
     def eta_s(self) -> float | None:

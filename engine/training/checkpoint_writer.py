@@ -15,7 +15,7 @@ from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageSource
 from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
-from engine.runs.events import CheckpointSaved, WarningEvent
+from engine.runs.events import CheckpointSaved, PhaseChanged, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import save_checkpoint
 from engine.training.rank_state import RankState
@@ -39,9 +39,9 @@ class CheckpointWriter:
         cpu_group: dist.ProcessGroup,
     ) -> None:
         self._state, self._classes, self._folder, self._cpu_group = state, source.classes, folder, cpu_group
-        writes = folder is not None and dist.get_rank() == 0
+        self._writes = folder is not None and dist.get_rank() == 0
         # Before training, because a million files take a quarter of a second.
-        self._fingerprints = {part: asdict(source.fingerprint(part)) for part in PARTS} if writes else {}
+        self._fingerprints = {part: asdict(source.fingerprint(part)) for part in PARTS} if self._writes else {}
         self._config = state.config.checkpoint
         self._best_epoch, self._best_accuracy = 0, -1.0
         self._served_requests, self._served_timer = 0, 0
@@ -102,6 +102,8 @@ class CheckpointWriter:
         """Write a checkpoint of all ranks; return why it failed on rank 0, else None. A collective."""
         state, position = self._state, self._state.position
         state.enter_phase(Phase.CHECKPOINT)
+        if self._writes:
+            state.channel.send(PhaseChanged(phase="saving", step=position.step, epoch=position.epoch))
         self._last_saved_step, self._last_save_time = position.step, time.monotonic()
         content = gather_state(state, self._classes, self._cpu_group)
         if content is None or self._folder is None:

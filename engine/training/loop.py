@@ -37,6 +37,7 @@ class LoopCallbacks(Protocol):
     def start_epoch(self) -> None: ...
     def handle_requests(self) -> bool: ...
     def record_train_time(self) -> None: ...
+    def start_evaluation(self) -> None: ...
     def log_epoch(self, train: Metrics, evaluation: Evaluation, ema_evaluation: Evaluation | None) -> None: ...
     def save_evaluation(self, evaluation: Evaluation) -> bool: ...
     def save_epoch_checkpoint(self, epoch: int, *, best: bool) -> None: ...
@@ -54,6 +55,7 @@ def training_loop(state: RankState, callbacks: LoopCallbacks) -> Outcome:
         callbacks.record_train_time()
 
         # 2. Evaluate. DDP averages gradients only, so the ranks' BatchNorm statistics differ until they are broadcast.
+        callbacks.start_evaluation()
         state.broadcast_buffers()
         evaluations = evaluate(state, callbacks.handle_requests)
         if evaluations is None:
@@ -121,7 +123,7 @@ def train_step(state: RankState) -> None:
     state.position.step_in_epoch += 1
     if state.ema is not None:
         state.ema.update(state.optimized_model, state.position.step)
-    state.log_step(results, nonfinite, lr)
+    state.log_step(results, nonfinite, grad_norm, lr)
 
 
 def forward_backward(state: RankState, batch: DeviceBatch, index: int) -> MicroBatchResult:
@@ -148,10 +150,11 @@ def forward_backward(state: RankState, batch: DeviceBatch, index: int) -> MicroB
 def clip_gradients(state: RankState) -> Tensor:
     """Clip the gradients as configured; return their total norm before clipping, on the device.
 
-    Without clipping, the gradients and their norm stay multiplied by the loss scale.
+    Without clipping, the gradients stay multiplied by the loss scale.
     """
     optim = state.config.optim
-    if optim.clip_value > 0 or optim.clip_norm > 0:
+    clips = optim.clip_value > 0 or optim.clip_norm > 0
+    if clips:
         state.scaler.unscale_(state.optimizer)
     parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
     gradients = [cast(Tensor, p.grad) for p in parameters]
@@ -162,6 +165,9 @@ def clip_gradients(state: RankState) -> Tensor:
         if optim.clip_value > 0 or optim.clip_norm_type != 2:
             norm_to_clip = total_norm(gradients, float(optim.clip_norm_type))
         clip_grads_with_norm_(parameters, optim.clip_norm, norm_to_clip)
+    if state.scaler.is_enabled() and not clips:
+        # `scale` multiplies on the device; `get_scale` would be a host sync.
+        norm = norm / state.scaler.scale(torch.ones_like(norm))
     return norm
 
 

@@ -203,7 +203,7 @@ class RankState:
         factor = lr_factor(self.config.schedule, step, self.sampler.steps_per_epoch, self.config.run.epochs)
         return scaled_lr(self.config.optim, self.sampler.num_devices) * factor * self.plateau.factor
 
-    def log_step(self, results: Sequence[MicroBatchResult], nonfinite: Tensor, lr: float) -> None:
+    def log_step(self, results: Sequence[MicroBatchResult], nonfinite: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Add a step to the training metrics and the step log. Raises NonFiniteLossError for an earlier step."""
         for result in results:
             if result.weight > 0:
@@ -211,6 +211,7 @@ class RankState:
         step_loss = results[0].loss * results[0].weight
         for result in results[1:]:
             step_loss += result.loss * result.weight
+        self.step_log.latest_grad_norm = grad_norm
         self.step_log.add(step_loss, nonfinite, self.position.step, self.position.epoch, lr)
 
     def check_step_log(self) -> None:

@@ -46,6 +46,7 @@ class _PendingSteps:
     means: Tensor
     local: Tensor
     event_fields: dict[str, Any]
+    grad_norm: Tensor | None
     copy_done: torch.cuda.Event | None = None
 
     def wait(self) -> tuple[list[float], list[float]]:
@@ -80,6 +81,8 @@ class StepLog:
         self._losses: list[Tensor] = []
         self._nonfinite: list[Tensor] = []
         self._pending: _PendingSteps | None = None
+        self.latest_grad_norm: Tensor | None = None
+        """Gradient norm of the latest step, a scalar on the device. The same on all ranks, so it is not reduced."""
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -125,12 +128,14 @@ class StepLog:
             "images_per_second": round(self._steps * self.global_batch / seconds, 1),
             "data_wait": round(min(self._data_wait_seconds / seconds, 1.0), 4),
         }
-        self._pending = _PendingSteps(work, means, local, event_fields)
+        self._pending = _PendingSteps(work, means, local, event_fields, self.latest_grad_norm)
         if means.is_cuda:
             if work is not None:
                 # Makes the current stream wait, not the host.
                 work.wait()
-            self._pending.means = torch.empty(means.shape, pin_memory=True).copy_(means, non_blocking=True)
+            self._pending.means = _copy_to_host(means)
+            if self.latest_grad_norm is not None:
+                self._pending.grad_norm = _copy_to_host(self.latest_grad_norm)
             self._pending.copy_done = torch.cuda.Event()
             self._pending.copy_done.record()
         self.restart_clock()
@@ -142,7 +147,8 @@ class StepLog:
         group, self._pending = self._pending, None
         losses, skipped = group.wait()
         if self.emits_events:
-            self.channel.send(StepEvent(losses=losses, **group.event_fields))
+            grad_norm = group.grad_norm.item() if group.grad_norm is not None else math.nan
+            self.channel.send(StepEvent(losses=losses, grad_norm=grad_norm, **group.event_fields))
         for index, loss in enumerate(losses):
             too_many = self.skipped.add(skipped[index] > 0.5)
             if too_many or not (self.may_skip or math.isfinite(loss)):
@@ -195,3 +201,8 @@ class StepLog:
         """Restore what `unreported` returned; only the latest steps if `run.log_every` has become smaller."""
         latest = torch.tensor(unreported, device=self.device)[:, max(len(unreported[0]) - self.log_every + 1, 0) :]
         self._losses, self._nonfinite = list(latest[0]), list(latest[1] > 0.5)
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """Start a copy to pinned host memory, without a host sync."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

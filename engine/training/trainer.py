@@ -25,7 +25,16 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Phase
 from engine.models.factory import count_parameters, weight_bytes
 from engine.runs.control import RequestCounters
-from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, WarningEvent
+from engine.runs.events import (
+    EpochEvent,
+    Event,
+    PhaseChanged,
+    RunContinued,
+    RunPaused,
+    RunResumed,
+    RunStarted,
+    WarningEvent,
+)
 from engine.runs.folder import MAX_EVALUATION_BYTES
 from engine.runs.records import RankDevice, RankEpochTiming
 from engine.training.checkpoint_writer import CheckpointWriter
@@ -91,7 +100,8 @@ class Trainer:
         self._barrier()
 
     def start_epoch(self) -> None:
-        """Collect garbage, and reset the clocks and the peak memory of the epoch."""
+        """Announce the epoch, collect garbage, and reset the clocks and the peak memory."""
+        self._emit_phase("training")
         self.collect_garbage()
         self._epoch_clock, self._first_step = Stopwatch(), self.state.position.step_in_epoch
         reset_peak_memory(self.state.device)
@@ -102,6 +112,12 @@ class Trainer:
         """Record how long training took in this epoch. Call after reading its metrics, which waits for the device."""
         self._train_seconds = self._epoch_clock.seconds()
         self._timings = gather_timings(self.state.timer, self._train_seconds, self.cpu_group)
+
+    def start_evaluation(self) -> None:
+        self._emit_phase("validating")
+
+    def _emit_phase(self, phase: str) -> None:
+        self.emit(PhaseChanged(phase=phase, step=self.state.position.step, epoch=self.state.position.epoch))
 
     def handle_requests(self) -> bool:
         """Handle control requests between two batches, on all ranks at the same batch; return whether to stop."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.runs.event_lines import describe_run_setup
+from engine.runs.events import Event, StepEvent
 from engine.training.loop import clip_gradients, train_step
 from engine.training.train import run_training
 from engine.utils.errors import UsageError
@@ -219,3 +220,27 @@ def test_training_without_ema_reports_and_saves_none(tmp_path: Path) -> None:
     (epoch,) = train_in_process(tmp_path, "run.epochs=1")
     assert epoch.ema_val_accuracy != epoch.ema_val_accuracy
     assert torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["ema"] is None
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.01])
+def test_clip_gradients_returns_norm_without_loss_scale(clip_norm: float) -> None:
+    with single_rank_trainer(f"optim.clip_norm={clip_norm}", "precision.amp=O1") as trainer:
+        state = trainer.state
+        assert state.scaler.is_enabled()
+        state.scaler.scale(torch.zeros(1))  # creates the scale
+        scale = state.scaler.get_scale()
+        for parameter in state.model.parameters():
+            parameter.grad = torch.randn_like(parameter) * scale
+        gradient = torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
+        assert clip_gradients(state).item() == pytest.approx(gradient.norm().item() / scale, rel=1e-4)
+
+
+def test_step_event_has_gradient_norm_of_its_last_step() -> None:
+    events: list[Event] = []
+    norms = []
+    with single_rank_trainer("run.log_every=2", events=events) as trainer:
+        for _ in range(5):
+            train_step(trainer.state)
+            assert trainer.state.step_log.latest_grad_norm is not None
+            norms.append(trainer.state.step_log.latest_grad_norm.item())
+    assert [event.grad_norm for event in events if isinstance(event, StepEvent)] == [norms[1], norms[3]]
