@@ -170,6 +170,23 @@ def test_run_list_poller_rereads_finished_run_only_when_changed(tmp_path: Path) 
     assert poller.rows[0].state == "crashed"
 
 
+def test_run_list_poller_keeps_row_of_ended_run_until_it_changes(tmp_path: Path) -> None:
+    ended = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished"))
+    os.utime(tmp_path, (0, 0))
+    poller = RunListPoller(tmp_path)
+    rows = []
+    for _ in range(2):
+        poller.poll()
+        rows.append((poller.rows or [])[0])
+    assert rows[0] is rows[1]
+    ended.journal.write_text(to_line(make_run_started()) + "\n" + to_line(RunFinished(state="failed")) + "\n")
+    poller.poll()
+    assert [row.state for row in poller.rows or []] == ["failed"]
+    make_run_folder(tmp_path, "b", make_run_started())
+    poller.poll()
+    assert {row.name for row in poller.rows or []} == {"a", "b"}
+
+
 def owned_by(root: Path, name: str, owner: dict[str, object], *events: Event, age: float = 0.0) -> None:
     folder = make_run_folder(root, name, *events)
     folder.owner.write_text(json.dumps(owner))
