@@ -124,6 +124,18 @@ def test_run_command_reports_rejected_config_without_opening_tui(gputrain: Gputr
     assert not gputrain.runs.exists()
 
 
+@pytest.mark.parametrize("redirection", ["2>errors", "2>&-"])
+def test_tui_with_redirected_stderr_draws_on_stdout(gputrain: Gputrain, redirection: str) -> None:
+    terminal = Terminal(gputrain, "/bin/sh", "-c", f"exec {SCREEN} {redirection}")
+    terminal.wait_for("No runs yet")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.restored()
+    terminal.hang_up()
+    errors = gputrain.folder / "errors"
+    assert not errors.exists() or errors.read_text() == ""
+
+
 def test_tui_without_terminal_reports_error(gputrain: Gputrain) -> None:
     for command in ([SCREEN], [SCREEN, "--demo"], [GPUTRAIN, "attach"]):
         done = subprocess.run(

@@ -66,12 +66,15 @@ def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
 
 
 def require_terminal() -> None:
-    """Raise UsageError unless stdin and stdout are a terminal."""
+    """Raise UsageError unless stdin and stdout are a terminal. stderr may be redirected."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError.one(
             "the screen",
             "needs a terminal; without one, use `gputrain run --headless`, `gputrain runs` and `gputrain logs`",
         )
+    if sys.__stderr__ is None or not sys.__stderr__.isatty():
+        # Textual draws on this stream; messages go to sys.stderr, which stays redirected.
+        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
 
 
 def exit_after_screen(app: GputrainApp) -> None:
