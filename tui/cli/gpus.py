@@ -71,7 +71,8 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: IO[str] | N
     output = _SnapshotPrinter(options)
     reported_error: str | None = None
     remaining = options.sample_count
-    with output, _stdin_keys() as keys:
+    # Before the output: while rich draws, sys.stdout is a proxy, which may not know that it is a terminal.
+    with _stdin_keys() as keys, output:
         while remaining is None or remaining > 0:
             snapshot = _next_snapshot(monitor, options, keys)
             if snapshot is None:
