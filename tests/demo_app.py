@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,18 +28,41 @@ from tui.pollers import GpuPoller, HostLoad
 DEMO_START_TIME = 1_760_000_000.0
 # The live run is in the middle of its 19th epoch.
 FROZEN_NOW = DEMO_START_TIME + 698.0
+PAST_SECONDS, PAST_INTERVAL_SECONDS = 600, 5
 NO_GPU_REASON = "nvml shared library not found"
 
 
 class FrozenGpuFeed(GpuPoller):
-    """Poller that always returns the same snapshot."""
+    """Poller that always returns the same snapshot, with ten minutes of past loads."""
 
     def __init__(self, snapshot: Snapshot, host: HostLoad | None = None) -> None:
         super().__init__()
         self.snapshot, self.host_load = snapshot, host
+        for past in past_snapshots(snapshot):
+            self.loads.record(past)
 
     def poll(self) -> None:
         self._stop_event.wait(0.2)
+
+
+def past_snapshots(latest: Snapshot) -> Iterator[Snapshot]:
+    """Yield snapshots of the ten minutes before `latest`, and `latest`. A GPU that is stale answered until then."""
+    for seconds in range(PAST_SECONDS, 0, -PAST_INTERVAL_SECONDS):
+        gpus = []
+        for gpu in latest.gpus:
+            load = max(0.8 + 0.2 * math.sin(seconds / 45 + gpu.index) - 0.7 * (seconds > 520), 0.0)
+            source = latest.gpus[0] if gpu.state == "stale" else gpu
+            changed = {
+                name: replace(source[name], value=source.value(name) * load)
+                for name in ("busy", "sm_active", "tensor_active", "memory_used", "power")
+                if source.value(name) is not None
+            }
+            if seconds > gpu.age:
+                answered = latest.time - seconds
+                past = replace(gpu, state="ok", age=0.0, time=answered, processes=source.processes)
+                gpus.append(replace(past, readings={**source.readings, **changed}))
+        yield replace(latest, time=latest.time - seconds, gpus=tuple(gpus))
+    yield latest
 
 
 def no_gpu_feed() -> FrozenGpuFeed:

@@ -209,6 +209,13 @@ class GputrainApp(App[None]):
 
         self.push_screen(RunScreen(self, RunFolder(Path(folder))))
 
+    def open_gpu(self, key: str) -> None:
+        """Open the screen of the GPU with this key (`tui.text.gpu_names.gpu_key`)."""
+        from tui.screens.gpu import GpuScreen
+
+        if self.gpu_poller.snapshot is not None and self.gpu_poller.snapshot.gpus:
+            self.push_screen(GpuScreen(self, key))
+
     def show_launch(self, launched: LaunchedRun) -> None:
         """Show the starting screen until the run has a journal."""
         from tui.screens.starting import StartingScreen

@@ -90,6 +90,19 @@ MONITOR_COMMANDS = (
     Command("escape", "clear filter", "Show all processes and runs.", "back", 0),
     Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
 )
+GPU_COMMANDS = (
+    Command("left,left_square_bracket", "previous", "Show the previous GPU.", "gpu(-1)", 6),
+    Command("right,right_square_bracket", "next", "Show the next GPU.", "gpu(1)", 7),
+    Command("space", "pick", "Pick this GPU for the next run, or unpick it.", "pick", 9),
+    Command("n", "new run", "Configure and start a new run.", "app.new_run", 6),
+    Command("enter", "open run", "Open the run of the process under the cursor.", "open", 5),
+    Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
+    Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 3),
+    Command("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 3),
+    Command("0", "10 min", "Show the last ten minutes in the graphs.", "zoom_default", 0),
+    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
+    BACK_COMMAND,
+)
 RUNS_COMMANDS = (
     Command("enter", "open", "Open this run, live or finished.", "open", 9),
     Command("slash", "filter", "Show only runs that contain this text.", "filter", 6),

@@ -122,7 +122,7 @@ def history_graph(values: Sequence[float | None], rows: int) -> list[Text]:
             below = row * DOTS_PER_ROW
             bits = sum(LEFT_DOTS[: max(left - below, 0)]) + sum(RIGHT_DOTS[: max(right - below, 0)])
             if rows > 1:
-                style = load_style(100.0 * row / (rows - 1) - 1)
+                style = load_style(100.0 * (row + 0.5) / rows)
             else:
                 style = load_style(max((value for value in pair if value is not None), default=0.0))
             if row == 0 and max(left, right) <= 1:
@@ -157,10 +157,11 @@ def time_axis(seconds: float, columns: int) -> Text:
     max_labels = max(columns // AXIS_LABEL_COLUMNS, 1)
     step = next((step for step in AXIS_STEPS if seconds // step <= max_labels), AXIS_STEPS[-1])
     line = [" "] * columns
-    for count in range(int(seconds // step), 0, -1):
+    # A label that is a little too old for the axis is at its left end.
+    for count in range(int(1.05 * seconds // step), 0, -1):
         ago = count * step
         value, unit = (ago // 3600, "h") if ago % 3600 == 0 else (ago // 60, "min") if ago % 60 == 0 else (ago, "s")
-        start, label = round((1 - ago / seconds) * columns), f"-{value} {unit}"
+        start, label = max(round((1 - ago / seconds) * columns), 0), f"-{value} {unit}"
         line[start : start + len(label)] = label
     if columns >= 3:
         line[columns - 3 : columns] = "now"

@@ -20,6 +20,7 @@ from tui.palette import BAD, MUTED
 from tui.pollers import HostLoad
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.signals import ProcessSignaler
+from tui.text.gpu_names import gpu_key
 from tui.text.gpus import (
     GIB,
     GpuAnnotations,
@@ -99,7 +100,7 @@ class MonitorScreen(GputrainScreen):
                 self.gputrain_app.picked_gpu_uuids, {uuid: list(values) for uuid, values in self._busy_history.items()}
             )
             head, *texts = gpu_lines(snapshot, lines.text_width, marks)
-            rows = [Row(gpu.uuid or f"#{gpu.index}", text) for gpu, text in zip(snapshot.gpus, texts, strict=True)]
+            rows = [Row(gpu_key(gpu), text) for gpu, text in zip(snapshot.gpus, texts, strict=True)]
             lines.set_rows(rows, [head])
         elif snapshot is not None:
             if lines.has_focus and not self._moved_focus_to_runs:
@@ -160,7 +161,7 @@ class MonitorScreen(GputrainScreen):
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         if event.lines.id == "gpus":
-            self.action_pick()
+            self.gputrain_app.open_gpu(event.key)
         elif event.lines.id == "runs":
             self.gputrain_app.open_run(event.key)
         else:

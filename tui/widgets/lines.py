@@ -145,6 +145,9 @@ class Lines(ScrollView, can_focus=True):
         base = self.rich_style
         if under_cursor:
             base += self.app.console.get_style(CURSOR if self.has_focus else CURSOR_BLURRED)
+        if text.style:
+            # Rich omits it if the text has no other style.
+            base += self.app.console.get_style(text.style)
         line = text.copy()
         line.truncate(width, overflow="ellipsis", pad=True)
         segments = [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from demo_app import demo_runs
+from demo_app import FROZEN_NOW, demo_runs
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +34,20 @@ def demo_runs_folder(tmp_path: Path) -> Iterator[Path]:
     yield root
     for owner in owners:
         owner.release()
+
+
+@pytest.fixture
+def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For snapshots: isolated folders, and a fixed time, time zone and number of CPU cores."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "reservations"))
+    monkeypatch.delenv("GPUTRAIN_RUNS", raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setattr("tui.text.run_progress.time.time", lambda: FROZEN_NOW)
+    monkeypatch.setattr("engine.utils.host.available_cores", lambda: 16)
+    yield
+    monkeypatch.undo()
+    time.tzset()

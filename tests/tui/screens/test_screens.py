@@ -19,6 +19,7 @@ from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.keymap import Command, CommandProvider
 from tui.screens.form import FormScreen
+from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
@@ -120,6 +121,7 @@ TABLES: dict[type[Any], tuple[Command, ...]] = {
     RunScreen: keymap.RUN_COMMANDS,
     RunsScreen: keymap.RUNS_COMMANDS,
     FormScreen: keymap.FORM_COMMANDS,
+    GpuScreen: keymap.GPU_COMMANDS,
     StartingScreen: keymap.STARTING_COMMANDS,
 }
 

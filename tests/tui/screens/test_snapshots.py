@@ -5,58 +5,21 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import FROZEN_NOW, clipped_widgets, demo_app, demo_runs, no_gpu_feed, wait_until_idle
-from tui.app import GputrainApp
+from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until_idle
+from screen_snapshots import Compare, matches_snapshot, size_name
 from tui.demo.server import LIVE_RUN
 from tui.screens.monitor import MonitorScreen
 
 SIZES = [(80, 24), (120, 34), (200, 60)]
-Compare = Callable[..., bool]
-Before = Callable[[Pilot[None]], Awaitable[None]]
 
-pytestmark = pytest.mark.parametrize("size", SIZES, ids=[f"{columns}x{rows}" for columns, rows in SIZES])
-
-
-@pytest.fixture(autouse=True)
-def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Isolated folders, and a fixed time, time zone and number of CPU cores."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "reservations"))
-    monkeypatch.delenv("GPUTRAIN_RUNS", raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    monkeypatch.setattr("tui.text.run_progress.time.time", lambda: FROZEN_NOW)
-    monkeypatch.setattr("engine.utils.host.available_cores", lambda: 16)
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-def matches_snapshot(
-    compare: Compare, app: GputrainApp, size: tuple[int, int], keys: str = "", before: Before | None = None
-) -> bool:
-    async def drive(pilot: Pilot[None]) -> None:
-        await wait_until_idle(pilot)
-        for key in keys.split():
-            await pilot.press(key)
-            await wait_until_idle(pilot)
-        if before is not None:
-            await before(pilot)
-        assert clipped_widgets(pilot.app.screen) == []
-
-    return compare(app, terminal_size=size, run_before=drive)
+pytestmark = [pytest.mark.usefixtures("frozen_environment"), pytest.mark.parametrize("size", SIZES, ids=size_name)]
 
 
 async def fill_gpu_history(pilot: Pilot[None]) -> None:

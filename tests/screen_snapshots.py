@@ -1,0 +1,36 @@
+"""Compare a screen with its stored SVG snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from textual.pilot import Pilot
+
+from demo_app import clipped_widgets, wait_until_idle
+from tui.app import GputrainApp
+
+Compare = Callable[..., bool]
+Before = Callable[[Pilot[None]], Awaitable[None]]
+Size = tuple[int, int]
+
+
+def size_name(size: Size) -> str:
+    """Name of a parameter: 80x24."""
+    return f"{size[0]}x{size[1]}"
+
+
+def matches_snapshot(
+    compare: Compare, app: GputrainApp, size: Size, keys: str = "", before: Before | None = None
+) -> bool:
+    """Press `keys`, call `before`, and compare the screen of this size with its snapshot. Nothing may be clipped."""
+
+    async def drive(pilot: Pilot[None]) -> None:
+        await wait_until_idle(pilot)
+        for key in keys.split():
+            await pilot.press(key)
+            await wait_until_idle(pilot)
+        if before is not None:
+            await before(pilot)
+        assert clipped_widgets(pilot.app.screen) == []
+
+    return compare(app, terminal_size=size, run_before=drive)

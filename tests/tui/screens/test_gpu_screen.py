@@ -1,0 +1,250 @@
+"""The screen of one GPU, driven by keys and mouse."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
+from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
+from gputrain_command import ROOT
+from screen_driver import drive, press
+from tui.keymap import GPU_COMMANDS
+from tui.screens.dialogs import ChoiceDialog
+from tui.screens.form import FormScreen
+from tui.screens.gpu import GpuScreen
+from tui.screens.monitor import MonitorScreen
+from tui.screens.run import RunScreen
+from tui.widgets.lines import Lines
+
+RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
+SIZE = (160, 48)
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def process_of(pid: int, number: int = 0) -> GpuProcess:
+    def known(value: Any) -> Reading[Any]:
+        return Reading(value, FROZEN_NOW)
+
+    # The more memory, the higher in the list.
+    return GpuProcess(
+        pid, "compute", None, known("me"), known(f"sleep {number}"), known((100 - number) << 20), known(1.0), known(1)
+    )
+
+
+def snapshot_with(*processes: GpuProcess) -> Snapshot:
+    """The demo's GPUs, and these processes on the first one."""
+    snapshot = demo_snapshot(FROZEN_NOW)
+    first = replace(snapshot.gpus[0], processes=Reading(processes, FROZEN_NOW))
+    return replace(snapshot, gpus=(first, *snapshot.gpus[1:]))
+
+
+def recorded_snapshot() -> Snapshot:
+    return Snapshot.from_line(RECORDING.read_text().splitlines()[-1])
+
+
+def title(pilot: Pilot[None]) -> str:
+    return visible_text(pilot, "#title")
+
+
+def toasts(pilot: Pilot[None]) -> list[str]:
+    return [toast.message for toast in pilot.app._notifications]
+
+
+def test_gpu_screen_opens_with_enter_and_shows_readings_and_past(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, GpuScreen)
+        assert "GPU 0   NVIDIA H100 80GB HBM3   fashion-17" in title(pilot)
+        assert "GPU-0de00de0-0000-4000-8000-000000000000" in visible_text(pilot)
+        facts = visible_text(pilot, "#facts")
+        for text in ("1980/1980 MHz", "5.0 x16", "162 GB/s", "ECC corrected  0", "throttling  none"):
+            assert text in facts
+        assert visible_text(pilot, "#busy").count("⣿") > 100
+        assert "-10 min" in visible_text(pilot, "#busy")
+        assert "fashion-17 rank 0: python" in visible_text(pilot, "#processes")
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, MonitorScreen)
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_opens_with_double_click(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        row = next(y for y, line in enumerate(visible_text(pilot).splitlines()) if " bob" in line)
+        await pilot.click(offset=(20, row), times=2)
+        await wait_until_idle(pilot)
+        assert "GPU 4" in title(pilot)
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_shows_previous_and_next_gpu(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        # A burst of keys.
+        await pilot.press("right", "right_square_bracket", "right", "left")
+        await wait_until_idle(pilot)
+        assert "GPU 2 " in title(pilot)
+        await press(pilot, "left_square_bracket", "left", "left")
+        assert "GPU 7 " in title(pilot)
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_zooms_time(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter", "minus")
+        assert "-30 min" in visible_text(pilot, "#busy")
+        await press(pilot, "plus", "plus")
+        assert "-4 min" in visible_text(pilot, "#busy")
+        await press(pilot, "0")
+        assert "-10 min" in visible_text(pilot, "#busy")
+        await press(pilot, *["minus"] * 9)
+        assert "-48 h" in visible_text(pilot, "#busy")
+        assert "zoom out" not in visible_text(pilot, "Keys")
+        assert "Longer times cannot be shown" in toasts(pilot)
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_picks_gpu_for_next_run(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "down", "enter", "space")
+        assert "GPU 1 (picked)" in title(pilot)
+        assert "space unpick" in visible_text(pilot, "Keys")
+        await press(pilot, "n")
+        assert isinstance(pilot.app.screen, FormScreen)
+        assert "--gpus 1" in visible_text(pilot, "#command")
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_opens_run_of_process(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter", "enter")
+        assert isinstance(pilot.app.screen, RunScreen)
+        assert pilot.app.screen.folder.name == "fashion-17"
+        await press(pilot, "escape", *["right"] * 4)
+        assert "open run" not in visible_text(pilot, "Keys")
+        await press(pilot, "enter")
+        assert "No process of a run is under the cursor" in toasts(pilot)
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_moves_to_next_panel_and_lists_keys(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter", "left", "tab")
+        assert getattr(pilot.app.focused, "id", None) == "instances"
+        await press(pilot, "question_mark")
+        for command in GPU_COMMANDS:
+            assert command.help in visible_text(pilot)
+
+    drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
+
+
+def test_gpu_screen_signals_process_only_if_chosen(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter", "ctrl+k")
+        assert isinstance(pilot.app.screen, ChoiceDialog)
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, GpuScreen)
+        assert sleeper.poll() is None
+        await press(pilot, "ctrl+k", "down", "enter")
+        assert sleeper.wait(5) == -signal.SIGTERM
+
+    feed = FrozenGpuFeed(snapshot_with(process_of(sleeper.pid)))
+    drive(demo_app(tmp_path / "runs", feed, demo=None), act, SIZE)
+
+
+def test_gpu_screen_without_process_has_nothing_to_signal(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "down", "down", "enter")
+        assert "No process uses this GPU" in visible_text(pilot, "#processes")
+        assert "signal" not in visible_text(pilot, "Keys")
+        await press(pilot, "ctrl+k")
+        assert "No process to send a signal to" in toasts(pilot)
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_gpu_screen_click_selects_row_under_pointer(tmp_path: Path, number: int) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        row = next(y for y, line in enumerate(visible_text(pilot).splitlines()) if f"sleep {number}" in line)
+        await pilot.click(offset=(30, row))
+        assert pilot.app.screen.query_one("#processes", Lines).selected_key == f"{os.getpid() + number}/None"
+
+    processes = [process_of(os.getpid() + number, number) for number in range(5)]
+    drive(demo_app(tmp_path / "runs", FrozenGpuFeed(snapshot_with(*processes)), demo=None), act, SIZE)
+
+
+def test_gpu_screen_keeps_last_readings_of_silent_gpu(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "end", "enter")
+        assert "no answer for 4s; readings of 5s ago" in visible_text(pilot, "#facts")
+        assert "580/700 W" in visible_text(pilot, "#power")
+        assert visible_text(pilot, "#power").count("⣿") > 100
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_of_lost_gpu_that_never_answered(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *["down"] * 6, "enter")
+        assert "GPU 6 " in title(pilot)
+        assert "lost" in visible_text(pilot, "#facts")
+        assert "Traceback" not in visible_text(pilot)
+
+    drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
+
+
+def test_gpu_screen_lists_mig_instances_and_omits_unsupported_graphs(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "end", "enter")
+        assert "7:1  NVIDIA H100 80GB HBM3 MIG 3g.40gb  11.0/39.5 GiB" in visible_text(pilot, "#instances")
+        assert not pilot.app.screen.query_one("#busy").display
+        assert pilot.app.screen.query_one("#power").display
+
+    drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
+
+
+def test_gpu_screen_of_slowed_gpu_says_why(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "down", "down", "enter")
+        assert "power cap: the power draw is at its limit, which lowers the clocks" in visible_text(pilot, "#facts")
+
+    drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
+
+
+def test_gpu_screen_of_gpu_that_disappears(demo_runs_folder: Path) -> None:
+    feed = FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter", "left")
+        assert feed.snapshot is not None
+        feed.snapshot = replace(feed.snapshot, gpus=feed.snapshot.gpus[:7])
+        await wait_until_idle(pilot)
+        assert "The driver does not report this GPU" in visible_text(pilot, "#facts")
+        await press(pilot, "right")
+        assert "GPU 1 " in title(pilot)
+
+    drive(demo_app(demo_runs_folder, feed), act, SIZE)

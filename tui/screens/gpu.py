@@ -1,0 +1,224 @@
+"""The screen of one GPU: the past of its load, all its readings, its MIG instances and its processes.
+
+`tui.text.gpu_detail` formats the readings. `tui.pollers.GpuPoller` records the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Grid
+
+from engine.gpus.snapshot import Gpu, GpuProcess, Missing, Snapshot
+from engine.utils.text import printable
+from tui.charts.history import shown_seconds
+from tui.keymap import GPU_COMMANDS, Command
+from tui.palette import BAD, MUTED
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.signals import ProcessSignaler
+from tui.text.gpu_detail import GRAPHS, Graph, Plot, fact_lines, instance_lines
+from tui.text.gpu_names import gpu_key
+from tui.text.gpus import list_gpu_processes, process_lines, user_cell
+from tui.text.runs import format_duration
+from tui.widgets.lines import Lines, Row
+
+# Seconds that the graphs show.
+SPANS = (60, 120, 300, 600, 1800, 3600, 3 * 3600, 12 * 3600, 48 * 3600)
+# A graph this wide has room for its mean and maximum.
+MIN_SUMMARY_WIDTH = 30
+# Readings of MIG GPUs and of GPUs without GPM have no graph.
+UNSUPPORTED = (Missing.NOT_SUPPORTED, Missing.NOT_SUPPORTED_BY_DRIVER)
+MAX_GRAPHS_LOW = 3
+# Number of graphs -> columns, 3 for other numbers.
+GRAPH_COLUMNS = {1: 1, 2: 2, 4: 2}
+DEFAULT_SPAN = SPANS.index(600)
+
+
+class GpuScreen(GputrainScreen):
+    """One GPU, by its key (`tui.text.gpu_names.gpu_key`). A GPU that does not answer keeps its last readings."""
+
+    CSS_PATH = "gpu.tcss"
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = GPU_COMMANDS
+
+    def __init__(self, app: AppServices, key: str) -> None:
+        super().__init__(app)
+        self._key = key
+        self._span = DEFAULT_SPAN
+        self._signaler = ProcessSignaler(app)
+        # In a low terminal, only the first graphs are shown.
+        self.VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high")]
+        self._processes: dict[str, GpuProcess] = {}
+
+    def compose_body(self) -> ComposeResult:
+        with Grid(id="graphs"):
+            for graph in GRAPHS:
+                panel = Lines(id=graph.metric)
+                panel.can_focus = False
+                yield panel
+        facts = Lines(id="facts")
+        facts.can_focus = False
+        yield facts
+        instances = Lines(id="instances")
+        instances.border_title = "MIG instances"
+        yield instances
+        yield Lines(selectable=True, id="processes")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one("#processes").focus()
+
+    @property
+    def _gpus(self) -> Sequence[Gpu]:
+        snapshot = self.gputrain_app.gpu_poller.snapshot
+        return snapshot.gpus if snapshot is not None else ()
+
+    @property
+    def _gpu(self) -> Gpu | None:
+        """The GPU in the latest snapshot; None if the driver no longer reports it."""
+        return next((gpu for gpu in self._gpus if gpu_key(gpu) == self._key), None)
+
+    def update_content(self) -> None:
+        snapshot, gpu = self.gputrain_app.gpu_poller.snapshot, self._gpu
+        if snapshot is None or gpu is None:
+            problem = self.gputrain_app.gpu_poller.problem or "The driver does not report this GPU"
+            self.show_title(printable(self._key))
+            self.query_one("#facts", Lines).set_texts([Text(printable(problem), BAD)])
+            return
+        known = self.gputrain_app.gpu_poller.loads.last_answer(gpu) or gpu
+        name = printable(known.value("name") or "")
+        picked = " (picked)" if self._key in self.gputrain_app.picked_gpu_uuids else ""
+        place = f"{snapshot.gpus.index(gpu) + 1} of {len(snapshot.gpus)} "
+        self.show_title(f"GPU {gpu.index}{picked}   {name}   {user_cell(known).text}", place)
+        # A silent sampler repeats its last snapshot with older GPUs, a silent GPU is in newer snapshots.
+        now = max(snapshot.time, (gpu.time or 0.0) + gpu.age)
+        self._show_graphs(gpu, known, now)
+        self._show_facts(gpu, known, now)
+        self._show_instances(known)
+        self._show_processes(snapshot, known)
+
+    def _show_graphs(self, gpu: Gpu, known: Gpu, now: float) -> None:
+        graphs = [graph for graph in GRAPHS if known[graph.reading].reason not in UNSUPPORTED]
+        shown = graphs[: MAX_GRAPHS_LOW if self.has_class("-low") else None]
+        panels = {graph: self.query_one(f"#{graph.metric}", Lines) for graph in GRAPHS}
+        if [graph for graph in GRAPHS if panels[graph].display] != shown:
+            for graph, panel in panels.items():
+                panel.display = graph in shown
+            self.query_one("#graphs").styles.grid_size_columns = GRAPH_COLUMNS.get(len(shown), 3)
+            # Their sizes are known after the layout.
+            self.call_after_refresh(self.update_if_on_top)
+        for graph in shown:
+            self._show_graph(graph, gpu, known, now)
+
+    def _show_graph(self, graph: Graph, gpu: Gpu, known: Gpu, now: float) -> None:
+        panel = self.query_one(f"#{graph.metric}", Lines)
+        plot, seconds = Plot.fit(panel.text_width, panel.size.height), float(SPANS[self._span])
+        values = self.gputrain_app.gpu_poller.loads.columns(gpu.uuid, graph.metric, seconds, plot.values, now)
+        summary = graph.summary(values) if panel.text_width >= MIN_SUMMARY_WIDTH else ""
+        panel.set_titles(f"{graph.title} {graph.text_of(known)}", summary)
+        panel.set_texts(plot.lines(values, shown_seconds(seconds, plot.values), graph.limit_of(known)))
+
+    def _show_facts(self, gpu: Gpu, known: Gpu, now: float) -> None:
+        panel = self.query_one("#facts", Lines)
+        lines = fact_lines(known, panel.text_width)
+        if gpu.state != "ok":
+            reason = f"no answer for {format_duration(gpu.age)}" if gpu.state == "stale" else gpu["busy"].reason
+            age = "" if known.time is None or known is gpu else f"; readings of {format_duration(now - known.time)} ago"
+            lines.insert(0, Text(printable(f"{reason or gpu.state}{age}"), BAD))
+        panel.set_titles("Readings", printable(f"{gpu.uuid or 'UUID unknown'}   PCI {known.value('pci_bus_id')}"))
+        panel.set_texts(lines)
+
+    def _show_instances(self, known: Gpu) -> None:
+        panel = self.query_one("#instances", Lines)
+        panel.display = known.mig_enabled
+        if known.mig_enabled:
+            panel.set_texts(instance_lines(known, panel.text_width))
+
+    def _show_processes(self, snapshot: Snapshot, known: Gpu) -> None:
+        panel = self.query_one("#processes", Lines)
+        processes = list_gpu_processes(replace(snapshot, gpus=(known,)))
+        head, *texts = process_lines(processes, panel.text_width)
+        keys = [f"{process.pid}/{process.instance}" if process else "" for _, process in processes]
+        self._processes = {
+            key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
+        }
+        self._signaler.remember(self._processes.values())
+        panel.set_titles("Processes")
+        rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
+        panel.set_rows(rows, [head], Text("No process uses this GPU", MUTED))
+
+    @property
+    def _process(self) -> GpuProcess | None:
+        """The process under the cursor."""
+        return self._processes.get(self.query_one("#processes", Lines).selected_key or "")
+
+    def is_available(self, action: str) -> bool:
+        if action == "signal":
+            return self._process is not None
+        if action == "open":
+            return self._process is not None and self._process.run is not None
+        if action in ("gpu(-1)", "gpu(1)"):
+            return len(self._gpus) > 1
+        if action in ("zoom(-1)", "zoom(1)"):
+            return 0 <= self._span + (1 if action == "zoom(1)" else -1) < len(SPANS)
+        return True
+
+    def title_of(self, command: Command) -> str:
+        if command.action == "pick" and self._key in self.gputrain_app.picked_gpu_uuids:
+            return "unpick"
+        return command.title
+
+    def action_gpu(self, step: int) -> None:
+        """Show the next or the previous GPU; after the last comes the first."""
+        keys = [gpu_key(gpu) for gpu in self._gpus]
+        if len(keys) < 2:
+            self.gputrain_app.show_toast("There is no other GPU")
+            return
+        position = keys.index(self._key) if self._key in keys else 0
+        self._key = keys[(position + step) % len(keys)]
+        self._refresh()
+
+    def action_zoom(self, steps: int) -> None:
+        """Show a longer or a shorter time."""
+        span = min(max(self._span + steps, 0), len(SPANS) - 1)
+        if span == self._span:
+            self.gputrain_app.show_toast(f"{'Longer' if steps > 0 else 'Shorter'} times cannot be shown")
+        self._span = span
+        self._refresh()
+
+    def action_zoom_default(self) -> None:
+        self._span = DEFAULT_SPAN
+        self._refresh()
+
+    def action_pick(self) -> None:
+        if self._gpu is None:
+            self.gputrain_app.show_toast("The driver does not report this GPU")
+            return
+        self.gputrain_app.picked_gpu_uuids ^= {self._key}
+        self._refresh()
+
+    def action_signal(self) -> None:
+        self._signaler.ask(self, self._process)
+
+    def action_open(self) -> None:
+        """Open the run of the process under the cursor."""
+        process = self._process
+        if process is None or process.run is None:
+            self.gputrain_app.show_toast("No process of a run is under the cursor")
+            return
+        folder = self.gputrain_app.runs_dir / process.run
+        if not folder.is_dir():
+            self.gputrain_app.show_toast(f"{process.run} is not in {self.gputrain_app.runs_dir}", warning=True)
+            return
+        self.gputrain_app.open_run(str(folder))
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        if event.lines.id == "processes":
+            self.action_open()
+
+    def _refresh(self) -> None:
+        self.update_content()
+        self.update_keys()
