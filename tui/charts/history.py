@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby, repeat
+from operator import itemgetter
 
 from rich.text import Text
 
@@ -21,6 +23,15 @@ AXIS_LABEL_COLUMNS = 14
 BLANK_BRAILLE = 0x2800
 # Bits of the dots of a Braille character from the bottom up, left and right column (Unicode 15, section 21.1).
 LEFT_DOTS, RIGHT_DOTS = (0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08)
+
+
+def _filled(left: int, right: int) -> str:
+    """Return the Braille character with so many dots from the bottom up; four are a full column."""
+    bits = sum(LEFT_DOTS[:left]) + sum(RIGHT_DOTS[:right])
+    return chr(BLANK_BRAILLE + bits) if bits else " "
+
+
+FILLED = [[_filled(left, right) for right in range(DOTS_PER_ROW + 1)] for left in range(DOTS_PER_ROW + 1)]
 
 
 class _Level:
@@ -110,46 +121,37 @@ def history_graph(values: Sequence[float | None], rows: int) -> list[Text]:
 
     A value of 0 has one dot, and None has none. A graph of one row is colored by value, a taller one by height.
     """
-    pairs = [
-        (values[index], values[index + 1] if index + 1 < len(values) else None) for index in range(0, len(values), 2)
-    ]
-    heights = [tuple(_dots(value, rows) for value in pair) for pair in pairs]
+    dots = [0 if value is None else _dots(value, rows) for value in values]
+    pairs = list(zip(dots[::2], [*dots[1::2], 0], strict=False))
     lines = []
     for row in reversed(range(rows)):
+        # Dots of the whole column -> dots of this row.
+        in_row = [min(max(dot - row * DOTS_PER_ROW, 0), DOTS_PER_ROW) for dot in range(rows * DOTS_PER_ROW + 1)]
+        cells = [FILLED[in_row[left]][in_row[right]] for left, right in pairs]
         line = Text(no_wrap=True, end="")
-        pieces: list[tuple[str, str]] = []
-        for pair, (left, right) in zip(pairs, heights, strict=True):
-            below = row * DOTS_PER_ROW
-            bits = sum(LEFT_DOTS[: max(left - below, 0)]) + sum(RIGHT_DOTS[: max(right - below, 0)])
-            if rows > 1:
-                style = load_style(100.0 * (row + 0.5) / rows)
-            else:
-                style = load_style(max((value for value in pair if value is not None), default=0.0))
-            if row == 0 and max(left, right) <= 1:
-                style = MUTED
-            pieces.append((chr(BLANK_BRAILLE + bits) if bits else " ", style if bits else ""))
-        for text, style in _merged(pieces):
-            line.append(text, style)
+        for style, group in groupby(zip(_styles(values, pairs, row, rows), cells, strict=True), key=itemgetter(0)):
+            line.append("".join(cell for _, cell in group), style)
         lines.append(line)
     return lines
 
 
-def _dots(value: float | None, rows: int) -> int:
-    """Return the number of dots above the baseline, at least one for a known value."""
-    if value is None:
-        return 0
+def _styles(values: Sequence[float | None], pairs: Sequence[tuple[int, int]], row: int, rows: int) -> Iterable[str]:
+    """Return the style of each column of a row."""
+    if row > 0:
+        return repeat(load_style(100.0 * (row + 0.5) / rows), len(pairs))
+    if rows > 1:
+        low = load_style(50.0 / rows)
+        return [MUTED if left <= 1 and right <= 1 else low for left, right in pairs]
+    highest = [max(left or 0.0, right or 0.0) for left, right in zip(values[::2], [*values[1::2], 0.0], strict=False)]
+    return [
+        MUTED if left <= 1 and right <= 1 else load_style(value)
+        for (left, right), value in zip(pairs, highest, strict=True)
+    ]
+
+
+def _dots(value: float, rows: int) -> int:
+    """Return the number of dots above the baseline, at least one."""
     return max(round(min(max(value, 0.0), 100.0) / 100 * rows * DOTS_PER_ROW), 1)
-
-
-def _merged(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join neighbors of the same style, so that a line has few color changes."""
-    merged: list[tuple[str, str]] = []
-    for text, style in pieces:
-        if merged and merged[-1][1] == style:
-            merged[-1] = (merged[-1][0] + text, style)
-        else:
-            merged.append((text, style))
-    return merged
 
 
 def time_axis(seconds: float, columns: int) -> Text:
