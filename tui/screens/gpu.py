@@ -24,6 +24,7 @@ from tui.text.gpu_detail import GRAPHS, Graph, Plot, fact_lines, instance_lines
 from tui.text.gpu_names import gpu_key
 from tui.text.gpus import list_gpu_processes, process_lines, user_cell
 from tui.text.runs import format_duration
+from tui.text.tables import UNKNOWN
 from tui.widgets.lines import Lines, Row
 
 # Seconds that the graphs show.
@@ -49,8 +50,8 @@ class GpuScreen(GputrainScreen):
         self._key = key
         self._span = DEFAULT_SPAN
         self._signaler = ProcessSignaler(app)
-        # In a low terminal, only the first graphs are shown.
-        self.VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high")]
+        # In a low terminal, only the first graphs are shown; from `-high` on, the readings have a frame.
+        self.VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-medium"), (30, "-high")]
         self._processes: dict[str, GpuProcess] = {}
 
     def compose_body(self) -> ComposeResult:
@@ -128,7 +129,11 @@ class GpuScreen(GputrainScreen):
             reason = f"no answer for {format_duration(gpu.age)}" if gpu.state == "stale" else gpu["busy"].reason
             age = "" if known.time is None or known is gpu else f"; readings of {format_duration(now - known.time)} ago"
             lines.insert(0, Text(printable(f"{reason or gpu.state}{age}"), BAD))
-        panel.set_titles("Readings", printable(f"{gpu.uuid or 'UUID unknown'}   PCI {known.value('pci_bus_id')}"))
+        uuid, bus_id = printable(gpu.uuid or "UUID unknown"), printable(known.value("pci_bus_id") or UNKNOWN)
+        if self.has_class("-high"):
+            panel.set_titles("Readings", f"{uuid}   PCI {bus_id}")
+        else:
+            lines.append(Text.assemble(uuid, ("  PCI ", MUTED), bus_id))
         panel.set_texts(lines)
 
     def _show_instances(self, known: Gpu) -> None:
