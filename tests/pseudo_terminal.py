@@ -64,13 +64,16 @@ class PseudoTerminal:
             data = os.read(self._master, READ_BYTES)
         except OSError:
             return False
-        self.output.append((time.perf_counter() - self.started, data))
+        self.output.append((self.seconds_since_start(), data))
         return bool(data)
+
+    def seconds_since_start(self) -> float:
+        return time.perf_counter() - self.started
 
     def seconds_until(self, pattern: str, timeout_s: float = 60.0) -> float:
         """Return the seconds from the start until the output, without escape sequences, matches the pattern."""
         wanted, seen, position = re.compile(pattern.encode()), b"", 0
-        while time.perf_counter() - self.started < timeout_s:
+        while self.seconds_since_start() < timeout_s:
             for at, data in self.output[position:]:
                 position += 1
                 seen += data
