@@ -99,7 +99,7 @@ GPU_COMMANDS = (
     Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
     Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 3),
     Command("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 3),
-    Command("0", "10 min", "Show the last ten minutes in the graphs.", "zoom_default", 0),
+    Command("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
     Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
     BACK_COMMAND,
 )

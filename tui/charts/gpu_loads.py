@@ -31,9 +31,13 @@ class GpuLoads:
     def __init__(self) -> None:
         self._histories: dict[str, dict[str, LoadHistory]] = {}
         self._last_answers: dict[str, Gpu] = {}
+        self.start_time: float | None = None
+        """Unix seconds of the first snapshot; None before it."""
 
     def record(self, snapshot: Snapshot) -> None:
         """Add the readings of a snapshot. A GPU that did not answer gets a gap."""
+        if self.start_time is None:
+            self.start_time = snapshot.time
         for gpu in snapshot.gpus:
             if gpu.uuid is None:
                 continue

@@ -158,12 +158,12 @@ def time_axis(seconds: float, columns: int) -> Text:
     """Return the labels of a time axis that ends now, at round times: `-10 min    -5 min    now`."""
     max_labels = max(columns // AXIS_LABEL_COLUMNS, 1)
     step = next((step for step in AXIS_STEPS if seconds // step <= max_labels), AXIS_STEPS[-1])
+    size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if step % size == 0)
     line = [" "] * columns
     # A label that is a little too old for the axis is at its left end.
     for count in range(int(1.05 * seconds // step), 0, -1):
         ago = count * step
-        value, unit = (ago // 3600, "h") if ago % 3600 == 0 else (ago // 60, "min") if ago % 60 == 0 else (ago, "s")
-        start, label = max(round((1 - ago / seconds) * columns), 0), f"-{value} {unit}"
+        start, label = max(round((1 - ago / seconds) * columns), 0), f"-{ago // size} {unit}"
         line[start : start + len(label)] = label
     if columns >= 3:
         line[columns - 3 : columns] = "now"

@@ -29,6 +29,8 @@ from tui.widgets.lines import Lines, Row
 
 # Seconds that the graphs show.
 SPANS = (60, 120, 300, 600, 1800, 3600, 3 * 3600, 12 * 3600, 48 * 3600)
+# Unless the user zooms, the graphs show all of the past, but not more than this.
+MAX_AUTO_SPAN = SPANS.index(600)
 # A graph this wide has room for its mean and maximum.
 MIN_SUMMARY_WIDTH = 30
 # Readings of MIG GPUs and of GPUs without GPM have no graph.
@@ -36,7 +38,6 @@ UNSUPPORTED = (Missing.NOT_SUPPORTED, Missing.NOT_SUPPORTED_BY_DRIVER)
 MAX_GRAPHS_LOW = 3
 # Number of graphs -> columns, 3 for other numbers.
 GRAPH_COLUMNS = {1: 1, 2: 2, 4: 2}
-DEFAULT_SPAN = SPANS.index(600)
 
 
 class GpuScreen(GputrainScreen):
@@ -48,7 +49,8 @@ class GpuScreen(GputrainScreen):
     def __init__(self, app: AppServices, key: str) -> None:
         super().__init__(app)
         self._key = key
-        self._span = DEFAULT_SPAN
+        self._chosen_span: int | None = None
+        """Index in `SPANS`; None until the user zooms."""
         self._signaler = ProcessSignaler(app)
         # In a low terminal, only the first graphs are shown; from `-high` on, the readings have a frame.
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-medium"), (30, "-high")]
@@ -81,6 +83,16 @@ class GpuScreen(GputrainScreen):
     def _gpu(self) -> Gpu | None:
         """The GPU in the latest snapshot; None if the driver no longer reports it."""
         return next((gpu for gpu in self._gpus if gpu_key(gpu) == self._key), None)
+
+    @property
+    def _span(self) -> int:
+        """The index in `SPANS` of the time that the graphs show."""
+        if self._chosen_span is not None:
+            return self._chosen_span
+        poller = self.gputrain_app.gpu_poller
+        start = poller.loads.start_time
+        past_s = poller.snapshot.time - start if poller.snapshot is not None and start is not None else 0.0
+        return next((index for index in range(MAX_AUTO_SPAN) if SPANS[index] >= past_s), MAX_AUTO_SPAN)
 
     def update_content(self) -> None:
         snapshot, gpu = self.gputrain_app.gpu_poller.snapshot, self._gpu
@@ -191,11 +203,12 @@ class GpuScreen(GputrainScreen):
         span = min(max(self._span + steps, 0), len(SPANS) - 1)
         if span == self._span:
             self.gputrain_app.show_toast(f"{'Longer' if steps > 0 else 'Shorter'} times cannot be shown")
-        self._span = span
+        self._chosen_span = span
         self._refresh()
 
-    def action_zoom_default(self) -> None:
-        self._span = DEFAULT_SPAN
+    def action_zoom_auto(self) -> None:
+        """Show all of the past, ten minutes at most."""
+        self._chosen_span = None
         self._refresh()
 
     def action_pick(self) -> None:

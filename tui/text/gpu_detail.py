@@ -163,7 +163,14 @@ def _columns(groups: Sequence[Facts], width: int) -> list[Text]:
         if group.unknown is not None:
             block.append(Text(printable(group.unknown), MUTED))
         else:
-            block += [Text.assemble((f"{label:<{label_width}}  ", MUTED), text) for label, text in group.rows]
+            room = column_width - COLUMN_GAP - label_width - 2
+            # A reason that does not fit is less clear than none.
+            block += [
+                Text.assemble((f"{label:<{label_width}}  ", MUTED), text)
+                if text.style != MUTED or text.cell_len <= room
+                else Text(f"{label:<{label_width}}  {UNKNOWN}", MUTED)
+                for label, text in group.rows
+            ]
         blocks.append(block)
     lines = []
     for row in range(max(len(block) for block in blocks)):

@@ -83,6 +83,7 @@ def test_time_axis_labels_start_and_end() -> None:
 
 def test_time_axis_has_labels_at_round_times() -> None:
     assert time_axis(636, 53).plain.split() == ["-10", "min", "-5", "min", "now"]
+    assert time_axis(90, 50).plain.split() == ["-90", "s", "-60", "s", "-30", "s", "now"]
     assert time_axis(588, 24).plain.startswith("-10 min")
     assert time_axis(3 * 3600, 60).plain.split() == ["-3", "h", "-2", "h", "-1", "h", "now"]
     assert time_axis(636, 53).plain.index("-5") == round((1 - 300 / 636) * 53)

@@ -17,6 +17,7 @@ from demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible
 from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
 from gputrain_command import ROOT
 from screen_driver import drive, press
+from tui.charts.gpu_loads import GpuLoads
 from tui.keymap import GPU_COMMANDS
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.form import FormScreen
@@ -122,6 +123,20 @@ def test_gpu_screen_zooms_time(demo_runs_folder: Path) -> None:
         assert "Longer times cannot be shown" in toasts(pilot)
 
     drive(demo_app(demo_runs_folder), act, SIZE)
+
+
+def test_gpu_screen_shows_only_past_that_there_is(demo_runs_folder: Path) -> None:
+    feed = FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
+    feed.loads = GpuLoads()
+    for seconds in range(100, -1, -1):
+        feed.loads.record(demo_snapshot(FROZEN_NOW - seconds))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        assert "-60 s" in visible_text(pilot, "#busy")
+        assert "min" not in visible_text(pilot, "#busy")
+
+    drive(demo_app(demo_runs_folder, feed), act, SIZE)
 
 
 def test_gpu_screen_picks_gpu_for_next_run(demo_runs_folder: Path) -> None:
