@@ -125,10 +125,17 @@ class DemoServer:
         return RecordingMonitor(path, SamplerOptions(interval_s).stale_after_s)
 
     def past_gpus(self) -> Iterator[Snapshot]:
-        """Yield snapshots of the time before the demo opened: the recording, repeated."""
+        """Yield snapshots of the time before the demo opened: the recording, repeated.
+
+        The last GPU, which does not answer in the recording, did what the one before it did.
+        """
         recording, now = [Snapshot.from_line(line) for line in recorded("gpus.jsonl").splitlines()], time.time()
         for seconds in range(GPU_PAST_SECONDS, 0, -GPU_PAST_INTERVAL_SECONDS):
-            yield replace(recording[-seconds % len(recording)], time=now - seconds)
+            snapshot = recording[-seconds % len(recording)]
+            *others, neighbor, silent = snapshot.gpus
+            if seconds >= silent.age:
+                silent = replace(neighbor, index=silent.index, uuid=silent.uuid, time=now - seconds)
+            yield replace(snapshot, time=now - seconds, gpus=(*others, neighbor, silent))
 
     def _continue_live_run(self) -> None:
         """Append events when they are due; answer checkpoint, pause, continue and stop requests."""

@@ -139,8 +139,11 @@ class GpuScreen(GputrainScreen):
         lines = fact_lines(known, panel.text_width)
         if gpu.state != "ok":
             reason = f"no answer for {format_duration(gpu.age)}" if gpu.state == "stale" else gpu["busy"].reason
-            age = "" if known.time is None or known is gpu else f"; readings of {format_duration(now - known.time)} ago"
-            lines.insert(0, Text(printable(f"{reason or gpu.state}{age}"), BAD))
+            if known is gpu:
+                lines = [Text(printable(f"{reason}; it has not answered since this program started"), BAD)]
+            else:
+                old = "" if gpu.state == "stale" else f", {format_duration(now - (known.time or now))} old"
+                lines.insert(0, Text(printable(f"{reason}; these are its last readings{old}"), BAD))
         uuid, bus_id = printable(gpu.uuid or "UUID unknown"), printable(known.value("pci_bus_id") or UNKNOWN)
         if self.has_class("-high"):
             panel.set_titles("Readings", f"{uuid}   PCI {bus_id}")

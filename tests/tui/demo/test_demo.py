@@ -41,3 +41,11 @@ def test_demo_gpus_are_synthetic_and_have_current_time() -> None:
     assert snapshot is not None and snapshot.source.made_up
     assert abs(snapshot.time - time.time()) < 5
     assert [gpu.state for gpu in snapshot.gpus] == [*["ok"] * 7, "stale"]
+
+
+def test_demo_gpus_have_a_past_until_the_demo_opens() -> None:
+    with DemoServer() as server:
+        past = list(server.past_gpus())
+    assert past[0].time < past[-1].time < time.time()
+    assert {gpu.state for gpu in past[0].gpus} == {"ok"}
+    assert past[-1].gpus[7].state == "stale"

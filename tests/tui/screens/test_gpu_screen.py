@@ -215,7 +215,7 @@ def test_gpu_screen_click_selects_row_under_pointer(tmp_path: Path, number: int)
 def test_gpu_screen_keeps_last_readings_of_silent_gpu(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "end", "enter")
-        assert "no answer for 4s; readings of 5s ago" in visible_text(pilot, "#facts")
+        assert "no answer for 4s; these are its last readings" in visible_text(pilot, "#facts")
         assert "580/700 W" in visible_text(pilot, "#power")
         assert visible_text(pilot, "#power").count("⣿") > 100
 
@@ -226,7 +226,7 @@ def test_gpu_screen_of_lost_gpu_that_never_answered(demo_runs_folder: Path) -> N
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, *["down"] * 6, "enter")
         assert "GPU 6 " in title(pilot)
-        assert "lost" in visible_text(pilot, "#facts")
+        assert "lost; it has not answered since this program started" in visible_text(pilot, "#facts")
         assert "Traceback" not in visible_text(pilot)
 
     drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
