@@ -53,7 +53,10 @@ class RunState(StrEnum):
     @property
     def live(self) -> bool:
         """Whether a process owns a run in this state."""
-        return self in (RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING)
+        return self in LIVE_STATES
+
+
+LIVE_STATES = frozenset({RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING})
 
 
 def runs_root(override: str | None = None) -> Path:

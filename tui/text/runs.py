@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.utils.files import read_json
 from engine.utils.text import printable
 from tui.text.tables import UNKNOWN
@@ -62,7 +62,7 @@ class RunRow:
 
     @property
     def live(self) -> bool:
-        return RunState(self.state).live
+        return self.state in LIVE_STATES
 
 
 def make_run_row(watcher: RunWatcher) -> RunRow:
