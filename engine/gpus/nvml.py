@@ -194,9 +194,10 @@ def active_nvlinks(handle: Any) -> int:
     for link in range(nv.NVML_NVLINK_MAX_LINKS):
         try:
             active += nv.nvmlDeviceGetNvLinkState(handle, link) == nv.NVML_FEATURE_ENABLED
-        except (nv.NVMLError_NotSupported, nv.NVMLError_InvalidArgument):
+        except (nv.NVMLError_NotSupported, nv.NVMLError_InvalidArgument) as error:
+            # Which of the two a link that does not exist gives depends on the driver.
             if link == 0:
-                raise
+                raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED) from error
             break
     return active
 
