@@ -39,7 +39,8 @@ class Keys(Widget):
             self.refresh()
 
     def on_mount(self) -> None:
-        self.update_commands()
+        # What works depends on widgets that may not be mounted yet.
+        self.call_after_refresh(self.update_commands)
 
     def _visible_commands(self) -> list[tuple[int, Command, str]]:
         """Return the first column, the command and its title for the commands that fit."""

@@ -52,6 +52,17 @@ class Lines(ScrollView, can_focus=True):
         def control(self) -> Lines:
             return self.lines
 
+    class Moved(Message):
+        """The cursor is on another row."""
+
+        def __init__(self, lines: Lines) -> None:
+            super().__init__()
+            self.lines = lines
+
+        @property
+        def control(self) -> Lines:
+            return self.lines
+
     def __init__(
         self,
         *,
@@ -101,10 +112,7 @@ class Lines(ScrollView, can_focus=True):
         if key is not None:
             matches = [index for index, row in enumerate(rows) if row.key == key]
             self._cursor = matches[0] if matches else min(self._cursor, max(len(rows) - 1, 0))
-        size = Size(self.text_width, len(self._header) + len(self._rows))
-        if size != self.virtual_size:
-            self.virtual_size = size
-            self._scroll_to_cursor()
+        self._update_virtual_size()
         after = self._visible_lines()
         for y, (old, new) in enumerate(zip(before, after, strict=True)):
             if old != new or old[0].style != new[0].style:
@@ -143,6 +151,9 @@ class Lines(ScrollView, can_focus=True):
         text, under_cursor = self._visible_line(y)
         width = self.text_width
         base = self.rich_style
+        if text.style:
+            # `Text.render` ignores the style of a text without spans.
+            base += self.app.console.get_style(text.style)
         if under_cursor:
             base += self.app.console.get_style(CURSOR if self.has_focus else CURSOR_BLURRED)
         if text.style:
@@ -158,8 +169,18 @@ class Lines(ScrollView, can_focus=True):
         return Strip(segments, width)
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self.text_width, len(self._header) + len(self._rows))
-        self._scroll_to_cursor()
+        self._update_virtual_size()
+
+    def _update_virtual_size(self) -> None:
+        """Tell Textual how many lines there are. A change lays out the whole screen, which takes ten milliseconds, so
+        all numbers of lines that fit count as none unless the height of the widget follows from them."""
+        lines = len(self._header) + len(self._rows)
+        if lines <= self.size.height and not self.styles.is_auto_height:
+            lines = 0
+        size = Size(self.text_width, lines)
+        if size != self.virtual_size:
+            self.virtual_size = size
+            self._scroll_to_cursor()
 
     def on_focus(self) -> None:
         self.refresh()
@@ -183,10 +204,17 @@ class Lines(ScrollView, can_focus=True):
 
     def _move_to(self, index: int) -> None:
         index = min(max(index, 0), max(len(self._rows) - 1, 0))
-        if index != self._cursor:
-            self._cursor = index
-            self._scroll_to_cursor()
+        if index == self._cursor:
+            return
+        old_index, old_top = self._cursor, self.scroll_offset.y
+        self._cursor = index
+        self._scroll_to_cursor()
+        if self.scroll_offset.y == old_top:
+            for changed in (old_index, index):
+                self.refresh(Region(0, len(self._header) + changed - int(old_top), self.text_width, 1))
+        else:
             self.refresh()
+        self.post_message(self.Moved(self))
 
     def _scroll_to_cursor(self) -> None:
         room = max(self.size.height - len(self._header), 1)
