@@ -24,6 +24,7 @@ from engine.runs.ownership import Ownership
 from tui.app import GputrainApp
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
 from tui.pollers import GpuPoller, HostLoad
+from tui.widgets.preview import Preview
 
 DEMO_START_TIME = 1_760_000_000.0
 # The live run is in the middle of its 19th epoch.
@@ -126,6 +127,8 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     if poller is not None:
         await wait_until(pilot, lambda: poller.caught_up and poller.events.empty() and poller.latest is not None)
     await pilot.pause()
+    for preview in app.screen.query(Preview):
+        await wait_until(pilot, lambda preview=preview: not preview.is_loading)
     for name in ("_draw", "update_content"):
         update: Callable[[], None] | None = getattr(app.screen, name, None)
         if update is not None:

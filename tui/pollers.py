@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from engine.runs.journal import JournalReader
     from engine.runs.watcher import RunWatcher
     from tui.text.confusion import RunEvaluations
+    from tui.text.preview import RunPreview
+    from tui.text.preview_reader import PreviewReader
 
 POLL_INTERVAL_SECONDS = 1.0
 RUN_POLL_INTERVAL_SECONDS = 0.5
@@ -38,6 +40,7 @@ MAX_QUEUED_BATCHES = 8
 FULL_POLL_INTERVAL = 10  # polls
 NEW_RUN_SECONDS = 5.0
 READ_CHUNK_BYTES = 1 << 20
+MAX_PREVIEWS = 64
 MAX_LOG_BYTES = 1 << 16
 MAX_LOG_LINES = 2000
 # Longer lines fit on no screen, and are slow to draw.
@@ -319,6 +322,53 @@ class RunPoller(Poller):
             with suppress(queue.Full):
                 self.events.put(batch, timeout=0.2)
                 return
+
+
+class PreviewPoller(Poller):
+    """Reads the run that was requested last, and follows it; calls `publish` in the thread when there is more to show.
+
+    The readers of the last `MAX_PREVIEWS` runs are kept, so that a preview appears at once when its run is shown again.
+    """
+
+    def __init__(self, publish: Callable[[], object], refresh_s: float = POLL_INTERVAL_SECONDS) -> None:
+        super().__init__("preview", 0.0)
+        self._publish, self._refresh_s = publish, refresh_s
+        self._requested = threading.Event()
+        self._folder: str | None = None
+        self._readers: dict[str, PreviewReader] = {}
+        self._previews: dict[str, RunPreview] = {}
+
+    def request(self, folder: str | None) -> None:
+        """Read and follow the run in `folder`, or none."""
+        self._folder = folder
+        self._requested.set()
+
+    def find(self, folder: str) -> RunPreview | None:
+        """Return the latest preview of a run; None if it has not been read."""
+        return self._previews.get(folder)
+
+    def close(self) -> None:
+        super().close()
+        self._requested.set()
+
+    def poll(self) -> None:
+        self._requested.wait(self._refresh_s)
+        self._requested.clear()
+        folder = self._folder
+        if folder is None or self._stop_event.is_set():
+            return
+        # Imports NumPy and the config schema, which the first screen does not need.
+        from tui.text.preview_reader import PreviewReader
+
+        reader = self._readers.pop(folder, None) or PreviewReader(RunFolder(Path(folder)))
+        self._readers[folder] = reader
+        preview = reader.poll()
+        if preview is not self._previews.get(folder):
+            self._previews[folder] = preview
+            self._publish()
+        while len(self._readers) > MAX_PREVIEWS:
+            oldest = next(iter(self._readers))
+            del self._readers[oldest], self._previews[oldest]
 
 
 class EvaluationPoller(Poller):

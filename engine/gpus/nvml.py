@@ -194,10 +194,9 @@ def active_nvlinks(handle: Any) -> int:
     for link in range(nv.NVML_NVLINK_MAX_LINKS):
         try:
             active += nv.nvmlDeviceGetNvLinkState(handle, link) == nv.NVML_FEATURE_ENABLED
-        except (nv.NVMLError_NotSupported, nv.NVMLError_InvalidArgument) as error:
-            # Which of the two a link that does not exist gives depends on the driver.
+        except (nv.NVMLError_NotSupported, nv.NVMLError_InvalidArgument):
             if link == 0:
-                raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED) from error
+                raise
             break
     return active
 

@@ -44,7 +44,7 @@ from tui.charts.curves import CurveData
 from tui.charts.plot import plot
 from tui.charts.view import ChartView
 from tui.pollers import RunPoller
-from tui.text.run_lines import run_line, table_line
+from tui.text.run_lines import RunTable, run_line
 from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row, row_cells
 
@@ -248,7 +248,7 @@ def read_like_screens(path: Path) -> None:
     assert not row.unreadable
     row_cells(row)
     run_line(row, 10)
-    table_line(row, 10, 200)
+    RunTable.fit([row], 200, with_message=True).line(row)
     progress_line(row, 100)
     feed = RunPoller(folder)
     feed.poll()

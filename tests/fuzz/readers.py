@@ -48,7 +48,8 @@ from tui.form.model import form_problems, load_last_form, valid_config
 from tui.pollers import EvaluationPoller, LogTail, RunPoller
 from tui.text.confusion import matrix_lines, mistakes
 from tui.text.models import list_models, print_models
-from tui.text.run_lines import run_line, table_line
+from tui.text.preview import figure_lines
+from tui.text.run_lines import RunTable, run_line
 from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row, row_cells
 
@@ -131,7 +132,13 @@ def read_run(root: Path) -> None:
     watch = RunWatcher(run)
     row = make_run_row(watch)
     json.dumps(row.to_dict())
-    for line in (*row_cells(row), run_line(row, 10), table_line(row, 10, 200), progress_line(row, 100)):
+    for line in (
+        *row_cells(row),
+        run_line(row, 10),
+        RunTable.fit([row], 200, with_message=True).line(row),
+        *figure_lines(row, None, 80),
+        progress_line(row, 100),
+    ):
         assert str(line).isprintable()
     feed = RunPoller(run)
     feed.poll()

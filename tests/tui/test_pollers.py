@@ -29,7 +29,7 @@ from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.launcher import LaunchedRun
 from tui.pollers import MAX_LOG_LINE_LENGTH, GpuPoller, LogTail, RunListPoller, RunPoller
-from tui.text.run_lines import run_line, table_line
+from tui.text.run_lines import RunTable, run_line
 from tui.text.run_progress import device_lines, progress_line
 from tui.text.runs import make_run_row
 
@@ -63,7 +63,7 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     assert list_poller.rows is not None and list_poller.unexpected_error is None
     for row in list_poller.rows:
         run_line(row, 10)
-        table_line(row, 10, 200)
+        RunTable.fit([row], 200, with_message=True).line(row)
         progress_line(row, 100)
     assert sorted((row.name, row.state) for row in list_poller.rows)[0] == ("good", "finished")
     run_poller = RunPoller(malformed)

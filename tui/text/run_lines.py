@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from engine.runs.folder import RunState
 from engine.utils.text import printable
-from tui.palette import BAD, GOOD, MUTED, WARNING
+from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
 from tui.text.runs import RunRow, format_accuracy, format_age, format_duration
 from tui.text.tables import UNKNOWN
 
@@ -41,7 +44,7 @@ def run_line(row: RunRow, name_width: int) -> Text:
     sign, style = state_symbol(row.state)
     line = Text(no_wrap=True, end="")
     line.append(f"{sign} ", style)
-    line.append(fit_cells(printable(row.name), name_width), MUTED if row.foreign else "")
+    line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else "")
     how_far = f"epoch {row.epoch}/{row.epochs or '?'}" if row.state == RunState.RUNNING else row.state
     line.append(f"  {how_far:<11}  acc {format_accuracy(row.best_val_accuracy):<6}  ")
     if row.live:
@@ -53,35 +56,106 @@ def run_line(row: RunRow, name_width: int) -> Text:
     return line
 
 
-TABLE_HEADER_FORMAT = "  {}  STATE     EPOCH      BEST ACC  VAL LOSS  IMAGES/S  ETA OR AGE"
-MIN_MESSAGE_COLUMNS = 20
+MIN_MESSAGE_COLUMNS = 24
+MIN_TABLE_NAME_COLUMNS = 20
+FOREIGN_SIGN = "!"
 
 
-def table_header(name_width: int, width: int) -> Text:
-    """Return the header for `table_line`."""
-    head = TABLE_HEADER_FORMAT.format(fit_cells("NAME", name_width))
-    room = width - len(head) - 3
-    return Text(f"{head}   MESSAGE" if room >= MIN_MESSAGE_COLUMNS else head, "bold", no_wrap=True, end="")
+@dataclass(frozen=True)
+class Column:
+    """A column of the run list. Where the list is narrow, the columns of low `priority` are omitted."""
+
+    title: str
+    width: int
+    priority: int
+    cell: Callable[[RunRow], str]
+    right: bool = True
 
 
-def table_line(row: RunRow, name_width: int, width: int) -> Text:
-    """Return a row for `table_header`; why the run is foreign and its final message are added only if they fit."""
-    sign, style = state_symbol(row.state)
-    loss = UNKNOWN if row.val_loss is None else f"{row.val_loss:.4f}"
-    rate = UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}"
-    when = f"{format_age(row.age_seconds)} ago"
+def _when(row: RunRow) -> str:
     if row.live:
-        when = "" if row.eta_seconds is None else f"in {format_duration(row.eta_seconds)}"
-    line = Text(no_wrap=True, end="")
-    line.append(f"{sign} ", style)
-    line.append(fit_cells(printable(row.name), name_width), MUTED if row.foreign else "")
-    epoch = f"{row.epoch}/{row.epochs or '?'}"
-    line.append(f"  {row.state:<8}  {epoch:<9}  ")
-    line.append(f"{format_accuracy(row.best_val_accuracy):>8}  {loss:>8}  {rate:>8}  {when:<11}  ")
-    if width - line.cell_len >= MIN_MESSAGE_COLUMNS:
-        note = "; ".join(part for part in (row.foreign, row.message, row.cpu_fallback) if part)
-        line.append(printable(note), WARNING if row.foreign else MUTED)
-    return line
+        return "" if row.eta_seconds is None else f"in {format_duration(row.eta_seconds)}"
+    return f"{format_age(row.age_seconds)} ago"
+
+
+COLUMNS = (
+    Column("STATE", 10, 6, lambda row: "unreadable" if row.unreadable else row.state, right=False),
+    Column("EPOCH", 7, 4, lambda row: f"{row.epoch}/{row.epochs or '?'}"),
+    Column("BEST ACC", 8, 5, lambda row: format_accuracy(row.best_val_accuracy)),
+    Column("VAL LOSS", 8, 1, lambda row: UNKNOWN if row.val_loss is None else f"{row.val_loss:.4f}"),
+    Column("IMAGES/S", 8, 2, lambda row: UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}"),
+    Column("ETA OR AGE", 10, 3, _when, right=False),
+)
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """The columns of the run list that fit: the name, then `columns`, then the message in the remaining columns."""
+
+    name_columns: int
+    columns: tuple[Column, ...]
+    message_columns: int
+
+    @classmethod
+    def fit(cls, rows: Sequence[RunRow], width: int, *, with_message: bool) -> RunTable:
+        """Return the table for lines of `width` columns. Long names get what the other columns leave."""
+        longest = max((cell_len(printable(row.name)) for row in rows), default=0)
+        longest = max(longest, len("NAME"))
+        # Two columns are the signs before the name.
+        room = width - 2 - min(longest, MIN_TABLE_NAME_COLUMNS)
+        chosen = set()
+        for column in sorted(COLUMNS, key=lambda column: -column.priority):
+            if (room := room - column.width - 2) < 0:
+                break
+            chosen.add(column)
+        columns = tuple(column for column in COLUMNS if column in chosen)
+        free = width - 2 - sum(column.width + 2 for column in columns)
+        name = max(min(longest, free), 1)
+        message = free - name - 2 if with_message and free - name - 2 >= MIN_MESSAGE_COLUMNS else 0
+        return cls(name, columns, message)
+
+    @property
+    def header(self) -> Text:
+        cells = [column.title.rjust(column.width) if column.right else column.title for column in self.columns]
+        padded = [cell.ljust(column.width) for cell, column in zip(cells, self.columns, strict=True)]
+        line = "  ".join(
+            ["  " + fit_cells("NAME", self.name_columns), *padded, *["MESSAGE"] * bool(self.message_columns)]
+        )
+        return Text(line, MUTED, no_wrap=True, end="")
+
+    def line(self, row: RunRow) -> Text:
+        """Return the line of a run. The sign before its name marks a run that other users can change."""
+        sign, style = state_symbol(row.state)
+        line = Text(no_wrap=True, end="")
+        line.append(sign, style)
+        line.append(FOREIGN_SIGN if row.foreign else " ", WARNING)
+        line.append(fit_middle(printable(row.name), self.name_columns), WARNING if row.foreign else STRONG)
+        for column in self.columns:
+            cell = column.cell(row)
+            text = cell.rjust(column.width) if column.right else cell.ljust(column.width)
+            line.append("  " + text, style if column.title == "STATE" else "")
+        if self.message_columns:
+            line.append("  " + note(row), WARNING if row.foreign else MUTED)
+        return line
+
+
+def note(row: RunRow) -> str:
+    """Return why other users can change the run, how it ended, and why it trained on the CPU, as far as known."""
+    parts = (f"This run {row.foreign}" if row.foreign else "", row.message, row.cpu_fallback)
+    return printable("; ".join(part for part in parts if part))
+
+
+def fit_middle(text: str, width: int) -> str:
+    """Pad or truncate to `width` terminal cells. The beginning and the end stay: the end tells similar names apart."""
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    tail_columns = max(width - 1, 0) * 2 // 3
+    tail = ""
+    for character in reversed(text):
+        if cell_len(character + tail) > tail_columns:
+            break
+        tail = character + tail
+    return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + "…" + tail if width > 0 else ""
 
 
 def fit_cells(text: str, width: int) -> str:

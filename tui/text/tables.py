@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from engine.utils.text import printable
 
@@ -26,6 +29,19 @@ def table_console() -> Console:
 
     width_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if width_known else NON_TTY_COLUMNS, theme=rich_theme(ANSI))
+
+
+def wrap_text(text: Text, width: int) -> list[Text]:
+    """Wrap a styled text at words to lines of at most `width` columns; an empty text is one line."""
+    return list(text.wrap(_plain_console(), max(width, 1))) or [Text("")]
+
+
+@cache
+def _plain_console() -> Console:
+    """Return a console for `Text.wrap`, which takes no measure from it."""
+    from rich.console import Console
+
+    return Console(width=NON_TTY_COLUMNS)
 
 
 def format_table(rows: Sequence[Sequence[str]], right_aligned: Sequence[int]) -> Iterator[str]:

@@ -26,7 +26,6 @@ from tui.screens.runs import RunsScreen
 from tui.screens.signals import ProcessSignaler, process_start_time
 from tui.screens.starting import StartingScreen
 from tui.widgets.keys import Keys
-from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -102,7 +101,7 @@ def test_runs_screen_filters_opens_and_restarts_runs(demo_runs_folder: Path) -> 
         assert visible_text(pilot, "#all-runs").count("-3") == 1
         assert LIVE_RUN not in visible_text(pilot, "#all-runs")
         await press(pilot, "enter")
-        pilot.app.screen.query_one(Lines).focus()
+        pilot.app.screen.query_one("#all-runs").focus()
         await press(pilot, "a")
         assert isinstance(pilot.app.screen, FormScreen)
         assert f"{FINISHED_RUN.replace('-3', '-4')}" in visible_text(pilot, "#command").replace("\n", "")

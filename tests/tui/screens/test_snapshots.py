@@ -72,12 +72,6 @@ def test_form_with_mistakes(snap_compare: Compare, size: tuple[int, int]) -> Non
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size, "n", mistakes)
 
 
-def test_runs(snap_compare: Compare, size: tuple[int, int]) -> None:
-    owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "r down")
-    owners[0].release()
-
-
 def test_help(snap_compare: Compare, size: tuple[int, int]) -> None:
     demo_runs(Path("runs"))[0].release()
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "question_mark")

@@ -1,0 +1,123 @@
+"""The preview of a run: what is read of its folder, and the lines of text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.runs.events import EpochEvent, RunFinished, RunStarted, StepEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from tui.demo.server import FINISHED_RUN, recorded_events
+from tui.text import preview_reader
+from tui.text.preview import ConfigChange, change_lines, figure_lines
+from tui.text.preview_reader import PreviewReader, config_changes
+from tui.text.runs import RunRow
+
+ROW = RunRow("a-run", "finished", 6, 6, 0.9376, 60.0, "/runs/a-run")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A finished run."""
+    events = recorded_events(FINISHED_RUN, 1_760_000_000.0)
+    (tmp_path / "events.jsonl").write_text("".join(to_line(event) + "\n" for event in events))
+    (tmp_path / "config.yaml").write_text("optim: {lr: 0.2}\nrun: {epochs: 6, name: a-run}\n")
+    return RunFolder(tmp_path)
+
+
+def test_preview_reader_returns_figures_and_curves_per_epoch(folder: RunFolder) -> None:
+    preview = PreviewReader(folder).poll()
+    assert preview.summary.best_val_accuracy == pytest.approx(0.9376, abs=1e-4)
+    assert [len(curve.series.y) for curve in preview.curves["loss"]] == [6, 6]
+    assert preview.window.high == 6
+    assert [change.key for change in preview.changes] == ["run.epochs", "optim.lr"]
+
+
+def test_preview_reader_returns_same_object_until_run_changes(folder: RunFolder) -> None:
+    reader = PreviewReader(folder)
+    first = reader.poll()
+    assert reader.poll() is first
+    with folder.journal.open("a") as journal:
+        journal.write(to_line(RunFinished(state="stopped", message="on request")) + "\n")
+    assert reader.poll().summary.message == "on request"
+
+
+def test_preview_reader_skips_steps_of_long_journal(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = PreviewReader(folder).poll()
+    monkeypatch.setattr(preview_reader, "TAIL_BYTES", 300)
+    reader = PreviewReader(folder)
+    preview = reader.poll()
+    assert preview.summary == replace(whole.summary, **{name: getattr(preview.summary, name) for name in ("gpus",)})
+    for chart, curves in preview.curves.items():
+        for curve, other in zip(curves, whole.curves[chart], strict=True):
+            np.testing.assert_array_equal(curve.series.y, other.series.y)
+    with folder.journal.open("a") as journal:
+        journal.write(to_line(RunFinished(state="failed", message="out of memory")) + "\n")
+    assert reader.poll().summary.state == "failed"
+
+
+def test_preview_reader_reads_journal_that_was_replaced(folder: RunFolder) -> None:
+    reader = PreviewReader(folder)
+    reader.poll()
+    folder.journal.write_text("")
+    preview = reader.poll()
+    assert preview.started is None
+    assert preview.summary.best_epoch is None
+
+
+def test_preview_reader_shows_step_losses_during_first_epoch(folder: RunFolder) -> None:
+    lines = folder.journal.read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["type"] not in (EpochEvent.type, RunFinished.type)]
+    folder.journal.write_text("\n".join(kept) + "\n")
+    preview = PreviewReader(folder).poll()
+    steps = [json.loads(line) for line in kept if json.loads(line)["type"] == StepEvent.type]
+    assert len(preview.curves["loss"][0].series.y) == steps[-1]["step"]
+
+
+def test_preview_reader_of_empty_folder_has_no_curves(tmp_path: Path) -> None:
+    preview = PreviewReader(RunFolder(tmp_path)).poll()
+    assert preview.started is None
+    assert all(len(curve.series.y) == 0 for curves in preview.curves.values() for curve in curves)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: {", "run: 3", "run: {unknown: 1}"])
+def test_config_changes_ignores_what_is_no_config(text: str) -> None:
+    assert config_changes(text) == ()
+
+
+def test_config_changes_bounds_nested_values() -> None:
+    aliases = "a: &a [x, x]\nb: &b [*a, *a]\nmodel: {options: {c: *b}}\n"
+    assert config_changes(aliases) == (ConfigChange("model.options", "…", ""),)
+
+
+def test_figure_lines_wrap_whole_failure_message() -> None:
+    message = "rank 1 on GPU-1: CUDA out of memory, tried to allocate 2 GiB; lower data.batch_size"
+    lines = figure_lines(replace(ROW, state="failed", message=message), None, 50)
+    assert all(line.cell_len <= 50 for line in lines)
+    assert message in " ".join(" ".join(line.plain for line in lines).split())
+
+
+def test_figure_lines_show_results_and_hardware(folder: RunFolder) -> None:
+    preview = PreviewReader(folder).poll()
+    started = preview.started
+    assert isinstance(started, RunStarted)
+    text = "\n".join(line.plain for line in figure_lines(ROW, preview, 100))
+    assert "0.9376  at epoch" in text
+    assert f"global batch {started.global_batch}" in text
+    assert started.host in text
+
+
+def test_figure_lines_escape_text_of_other_users() -> None:
+    row = replace(ROW, state="failed", message="\x1b[31mred", foreign="belongs to \x1b]0;x")
+    assert "\x1b" not in "".join(line.plain for line in figure_lines(row, None, 60))
+
+
+def test_change_lines_omit_default_that_does_not_fit() -> None:
+    changes = [ConfigChange("optim.lr", "0.2", "0.05")]
+    assert change_lines(changes, 60)[1].plain == "optim.lr  0.2  (0.05)"
+    assert change_lines(changes, 14)[1].plain.rstrip().endswith("0.2")

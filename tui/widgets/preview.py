@@ -1,0 +1,171 @@
+"""The preview of a run: key figures, small curves, and the config keys that it changed.
+
+`tui.pollers.PreviewPoller` reads the run in a thread and posts a message when there is more to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from rich.text import Text
+from textual.message import Message
+from textual.timer import Timer
+
+from engine.utils.text import printable
+from tui.palette import MUTED, STRONG
+from tui.pollers import PreviewPoller
+from tui.text.preview import CHARTS, RunPreview, change_lines, figure_lines
+from tui.text.runs import RunRow
+from tui.text.tables import wrap_text
+from tui.widgets.lines import Lines
+
+# Keys that arrive faster than this pass over the runs in between.
+DEBOUNCE_SECONDS = 0.08
+# Wide enough for two charts beside each other.
+MIN_TWO_COLUMNS = 84
+MIN_CHART_LINES, MAX_CHART_LINES = 6, 30
+# High enough for two charts below each other, which are wider then.
+MIN_STACKED_LINES = 24
+GAP = "   "
+
+
+class Preview(Lines):
+    """A panel that shows the run given to `show_run`. Without `with_text`, only its charts."""
+
+    class Updated(Message):
+        """More of the run has been read."""
+
+    class Drawn(Message):
+        """Another run, or more of it, is shown."""
+
+    def __init__(self, *, id: str | None = None, with_text: bool = True) -> None:  # noqa: A002 (Textual's name)
+        super().__init__(id=id)
+        self.with_text = with_text
+        self._row: RunRow | None = None
+        self._poller = PreviewPoller(lambda: self.post_message(self.Updated()))
+        self._timer: Timer | None = None
+        self._drawn: object = None
+        self._charts_key: object = None
+        self._charts: list[list[Text]] = []
+        self.set_titles("Preview")
+
+    def on_mount(self) -> None:
+        self._poller.start()
+
+    def on_unmount(self) -> None:
+        self._poller.close()
+
+    def show_run(self, row: RunRow | None) -> None:
+        """Show a run, or nothing. Another run than before is drawn when no other one follows at once."""
+        moved = (row.folder if row else None) != (self._row.folder if self._row else None)
+        self._row = row
+        if self._timer is not None:
+            if moved:
+                self._timer.reset()
+        elif moved:
+            self._timer = self.set_timer(DEBOUNCE_SECONDS, self._load)
+        else:
+            self._draw()
+
+    def _load(self) -> None:
+        self._timer = None
+        shown = self._row is not None and not self._row.unreadable and self.display
+        self._poller.request(self._row.folder if self._row is not None and shown else None)
+        self._draw()
+
+    def on_preview_updated(self) -> None:
+        self._draw()
+
+    def on_resize(self) -> None:
+        super().on_resize()
+        self._draw()
+
+    def _draw(self) -> None:
+        """Draw the run, if anything that is shown has changed."""
+        if self._timer is not None or not self.display or not self.size.width:
+            return
+        row = self._row
+        preview = self._poller.find(row.folder) if row else None
+        key = (row, preview, self.size, self.with_text)
+        if key != self._drawn:
+            self._drawn = key
+            self.set_titles(f"[b]{printable(row.name).replace('[', chr(92) + '[')}[/b]" if row else "Preview")
+            self.set_texts(self._lines(row, preview) if row else [Text("No run is selected", MUTED)])
+            self.post_message(self.Drawn())
+
+    @property
+    def preview(self) -> RunPreview | None:
+        """What has been read of the run, None if nothing has."""
+        return self._poller.find(self._row.folder) if self._row else None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the run that `show_run` got is not drawn yet."""
+        if self._row is None or self._row.unreadable or not self.region:
+            return False
+        return self._timer is not None or (self.preview is None and self._poller.unexpected_error is None)
+
+    def _lines(self, row: RunRow, preview: RunPreview | None) -> list[Text]:
+        width = self.text_width
+        two_columns = width >= MIN_TWO_COLUMNS
+        column = (width - len(GAP)) // 2 if two_columns else width
+        if preview is None:
+            figures = figure_lines(row, None, column) if self.with_text else []
+            problem = self._poller.unexpected_error or ("" if row.unreadable else "Loading …")
+            return [*figures, Text(""), *wrap_text(Text(printable(problem), MUTED), width)]
+        room = self.size.height
+        if not self.with_text:
+            beside = two_columns and room < MIN_STACKED_LINES
+            return self._chart_lines(preview, room, column if beside else width, beside=beside)
+        figures, changes = figure_lines(row, preview, column), change_lines(preview.changes, column)
+        if two_columns:
+            room -= max(len(figures), len(changes)) + 1
+            charts = self._chart_lines(preview, room, column, beside=True)
+            return [*_side_by_side(figures, changes, width=column), Text(""), *charts]
+        charts = self._chart_lines(preview, room - len(figures) - len(changes) - 2, column, beside=False)
+        return [*figures, Text(""), *charts, Text(""), *changes]
+
+    def _chart_lines(self, preview: RunPreview, room: int, width: int, *, beside: bool) -> list[Text]:
+        """Return the charts, beside or below each other, in at most `room` lines; as few of them as are readable."""
+        count = 1 if beside or room < 2 * MIN_CHART_LINES else 2
+        height = min(room // count, MAX_CHART_LINES)
+        if height < MIN_CHART_LINES:
+            return []
+        key = (preview, width, height, count)
+        if key != self._charts_key:
+            self._charts_key = key
+            shown = CHARTS if beside or count == 2 else CHARTS[-1:]
+            self._charts = [_chart(preview, name, width, height) for name in shown]
+        if beside:
+            return _side_by_side(self._charts[0], self._charts[1], width=width)
+        return [line for chart in self._charts for line in chart]
+
+
+def _chart(preview: RunPreview, name: str, width: int, height: int) -> list[Text]:
+    """Plot the curves of one chart below a line with its name and legend."""
+    # NumPy is not needed for the first screen, and the poller has imported it by now.
+    from tui.charts.axis import format_number
+    from tui.charts.plot import plot
+    from tui.widgets.chart import MARKER_SYMBOLS
+
+    title = Text.assemble((name, STRONG), no_wrap=True, end="")
+    for curve in preview.curves[name]:
+        value = curve.series.latest()
+        sign = MARKER_SYMBOLS.get(curve.marker, curve.marker)
+        title.append_text(Text.assemble("   ", (f"{sign} {curve.label}", curve.style)))
+        if value is not None:
+            title.append(f" {format_number(value, 3)}")
+    title.truncate(width, overflow="ellipsis")
+    lines = [title, *plot(preview.curves[name], preview.window, width, height - 1).lines]
+    return lines + [Text("")] * (height - len(lines))
+
+
+def _side_by_side(left: Sequence[Text], right: Sequence[Text], *, width: int) -> list[Text]:
+    """Join two columns of lines, each `width` columns wide."""
+    joined = []
+    for first, second in zip_longest(left, right, fillvalue=Text("")):
+        line = first.copy()
+        line.truncate(width, pad=True)
+        joined.append(Text.assemble(line, GAP, second, no_wrap=True, end=""))
+    return joined
