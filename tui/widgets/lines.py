@@ -20,14 +20,18 @@ from tui.palette import CURSOR, CURSOR_BLURRED
 
 @dataclass(frozen=True)
 class Row:
-    """A line of text. `key` identifies the row across updates, so the cursor can follow it."""
+    """A line of text, and further lines below it. `key` identifies the row across updates for the cursor."""
 
     key: str
     text: Text
+    more: tuple[Text, ...] = ()
 
 
 class Lines(ScrollView, can_focus=True):
-    """Rows that scroll below fixed header lines. With `selectable`, one row is under the cursor."""
+    """Rows that scroll below fixed header lines. With `selectable`, one row is under the cursor.
+
+    All rows have as many lines as the tallest one.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
@@ -77,6 +81,7 @@ class Lines(ScrollView, can_focus=True):
         self._header: list[Text] = []
         self._rows: list[Row] = []
         self._cursor = 0
+        self._row_height = 1
         self._empty_text = empty_text or Text("")
 
     def set_titles(self, title: str, subtitle: str = "") -> None:
@@ -109,6 +114,7 @@ class Lines(ScrollView, can_focus=True):
         key, before = self.selected_key, self._visible_lines()
         self._empty_text = empty_text or self._empty_text
         self._rows, self._header = list(rows), list(header)
+        self._row_height = 1 + max((len(row.more) for row in rows), default=0)
         if key is not None:
             matches = [index for index, row in enumerate(rows) if row.key == key]
             self._cursor = matches[0] if matches else min(self._cursor, max(len(rows) - 1, 0))
@@ -142,18 +148,21 @@ class Lines(ScrollView, can_focus=True):
     def _visible_line(self, y: int) -> tuple[Text, bool]:
         if y < len(self._header):
             return self._header[y], False
-        index = y - len(self._header) + int(self.scroll_offset.y)
-        if index < len(self._rows):
-            return self._rows[index].text, self._selectable and index == self._cursor
-        return (self._empty_text if not self._rows and index == 0 else Text("")), False
+        index, part = self._row_at(y)
+        if index >= len(self._rows):
+            return (self._empty_text if not self._rows and index == 0 else Text("")), False
+        row = self._rows[index]
+        text = row.text if part == 0 else row.more[part - 1] if part <= len(row.more) else Text("")
+        return text, self._selectable and index == self._cursor
+
+    def _row_at(self, y: int) -> tuple[int, int]:
+        """Return the index of the row at line `y` of the widget, below the header, and the line of that row."""
+        return divmod(y - len(self._header) + int(self.scroll_offset.y), self._row_height)
 
     def render_line(self, y: int) -> Strip:
         text, under_cursor = self._visible_line(y)
         width = self.text_width
         base = self.rich_style
-        if text.style:
-            # `Text.render` ignores the style of a text without spans.
-            base += self.app.console.get_style(text.style)
         if under_cursor:
             base += self.app.console.get_style(CURSOR if self.has_focus else CURSOR_BLURRED)
         if text.style:
@@ -174,7 +183,7 @@ class Lines(ScrollView, can_focus=True):
     def _update_virtual_size(self) -> None:
         """Tell Textual how many lines there are. A change lays out the whole screen, which takes ten milliseconds, so
         all numbers of lines that fit count as none unless the height of the widget follows from them."""
-        lines = len(self._header) + len(self._rows)
+        lines = len(self._header) + len(self._rows) * self._row_height
         if lines <= self.size.height and not self.styles.is_auto_height:
             lines = 0
         size = Size(self.text_width, lines)
@@ -195,7 +204,7 @@ class Lines(ScrollView, can_focus=True):
             self.scroll_relative(y=rows, animate=False)
 
     def action_page(self, pages: float) -> None:
-        rows = int(abs(pages) * max(self.size.height - len(self._header) - 1, 1))
+        rows = int(abs(pages) * max(self.size.height - len(self._header) - 1, 1) / self._row_height)
         self.action_move(max(rows, 1) if pages > 0 else -max(rows, 1))
 
     def action_choose(self) -> None:
@@ -211,22 +220,25 @@ class Lines(ScrollView, can_focus=True):
         self._scroll_to_cursor()
         if self.scroll_offset.y == old_top:
             for changed in (old_index, index):
-                self.refresh(Region(0, len(self._header) + changed - int(old_top), self.text_width, 1))
+                y = len(self._header) + changed * self._row_height - int(old_top)
+                self.refresh(Region(0, y, self.text_width, self._row_height))
         else:
             self.refresh()
         self.post_message(self.Moved(self))
 
     def _scroll_to_cursor(self) -> None:
         room = max(self.size.height - len(self._header), 1)
-        top = int(self.scroll_offset.y)
-        if self._selectable and not top <= self._cursor < top + room:
-            self.scroll_to(y=self._cursor if self._cursor < top else self._cursor - room + 1, animate=False, force=True)
+        top, first = int(self.scroll_offset.y), self._cursor * self._row_height
+        end = first + self._row_height
+        if self._selectable and not top <= first <= end <= top + room:
+            # Of a row that is taller than the room, the first line is shown.
+            self.scroll_to(y=first if first < top else min(end - room, first), animate=False, force=True)
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
         if offset is None or not self._selectable or offset.y < len(self._header):
             return
-        index = offset.y - len(self._header) + int(self.scroll_offset.y)
+        index, _ = self._row_at(offset.y)
         if index < len(self._rows):
             double_clicked = index == self._cursor and event.chain > 1
             self._move_to(index)
