@@ -23,7 +23,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from tui.app import GputrainApp
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
-from tui.pollers import GpuPoller, HostLoad
+from tui.host import HostPoller
+from tui.pollers import GpuPoller
+from tui.text.host import HostLoad
 from tui.widgets.preview import Preview
 
 DEMO_START_TIME = 1_760_000_000.0
@@ -36,11 +38,25 @@ NO_GPU_REASON = "nvml shared library not found"
 class FrozenGpuFeed(GpuPoller):
     """Poller that always returns the same snapshot, with ten minutes of past loads."""
 
-    def __init__(self, snapshot: Snapshot, host: HostLoad | None = None) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
-        self.snapshot, self.host_load = snapshot, host
+        self.snapshot = snapshot
         for past in past_snapshots(snapshot):
             self.loads.record(past)
+
+    def poll(self) -> None:
+        self._stop_event.wait(0.2)
+
+
+class FrozenHost(HostPoller):
+    """Poller whose load of the host is always the same, with a past."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        for seconds in range(PAST_SECONDS, -1, -1):
+            cpu = 37.0 + 25 * math.sin(seconds / 23) * math.sin(seconds / 7)
+            self.load = HostLoad(cpu, 12 << 30, 64 << 30, 1_300 << 30, 2.1e6, 48.3e6)
+            self.record(FROZEN_NOW - seconds)
 
     def poll(self) -> None:
         self._stop_event.wait(0.2)
@@ -68,8 +84,7 @@ def past_snapshots(latest: Snapshot) -> Iterator[Snapshot]:
 
 def no_gpu_feed() -> FrozenGpuFeed:
     unknown: Reading[str] = Reading(None, FROZEN_NOW, NO_GPU_REASON)
-    load = HostLoad(37.0, 12 << 30, 64 << 30)
-    return FrozenGpuFeed(Snapshot(FROZEN_NOW, "a-host", unknown, unknown, (), NO_GPU_REASON), load)
+    return FrozenGpuFeed(Snapshot(FROZEN_NOW, "a-host", unknown, unknown, (), NO_GPU_REASON))
 
 
 def demo_runs(root: Path) -> list[Ownership]:
@@ -113,7 +128,13 @@ def demo_app(
     root: Path, gpus: GpuPoller | None = None, demo: str | None = DEMO_NOTICE, run: str | None = None
 ) -> GputrainApp:
     feed = gpus or FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
-    return GputrainApp(root, gpu_poller=feed, demo_notice=demo, initial_run=root / run if run else None)
+    return GputrainApp(
+        root,
+        gpu_poller=feed,
+        host_poller=FrozenHost(),
+        demo_notice=demo,
+        initial_run=root / run if run else None,
+    )
 
 
 async def wait_until_idle(pilot: Pilot[None]) -> None:

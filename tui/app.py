@@ -25,6 +25,7 @@ from textual.command import Provider
 from textual.screen import Screen
 
 from engine.utils.text import printable
+from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, CommandProvider, make_bindings
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 EXIT_GRACE_SECONDS = 1.5
 STARTUP_SECONDS = 1.0
+# psutil is imported after the first frames.
+HOST_DELAY_SECONDS = 0.4
 
 
 def resume_garbage_collection() -> None:
@@ -66,6 +69,7 @@ class GputrainApp(App[None]):
         initial_run: Path | None = None,
         intervals: RefreshIntervals | None = None,
         gpu_poller: GpuPoller | None = None,
+        host_poller: HostPoller | None = None,
         demo_notice: str | None = None,
         launched_run: LaunchedRun | None = None,
     ) -> None:
@@ -87,6 +91,7 @@ class GputrainApp(App[None]):
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
+        self.host_poller = host_poller or HostPoller(runs_dir, self.intervals.poll_s)
         self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
         self._got_sigtstp = False
         self.pending_run: LaunchedRun | None = None
@@ -152,6 +157,7 @@ class GputrainApp(App[None]):
         # Its first snapshot may already wait in the pipe; the run list costs CPU time that the first frame needs.
         self.gpu_poller.start()
         self.call_after_refresh(self.run_list_poller.start)
+        self.set_timer(HOST_DELAY_SECONDS, self.host_poller.start)
         self.set_timer(STARTUP_SECONDS, resume_garbage_collection)
 
     def _show_first_result(self) -> None:
@@ -167,6 +173,7 @@ class GputrainApp(App[None]):
 
     def on_unmount(self) -> None:
         self.gpu_poller.close()
+        self.host_poller.close()
         self.run_list_poller.close()
 
     def _install_signal_handlers(self) -> None:

@@ -83,12 +83,15 @@ BACK_COMMAND = Command("escape", "back", "Return to the previous screen; runs co
 MONITOR_COMMANDS = (
     Command("space", "pick", "Pick this GPU for the next run, or unpick it.", "pick", 9),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 9),
-    Command("enter", "open", "Open the run under the cursor.", "open", 6),
+    Command("enter", "open", "Open the GPU or the run under the cursor.", "open", 6),
     Command("r", "runs", "List all runs with their results.", "app.runs", 5),
-    Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
+    Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
     Command("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
     Command("escape", "clear filter", "Show all processes and runs.", "back", 0),
-    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
+    Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 1),
+    Command("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 1),
+    Command("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
+    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 2),
 )
 GPU_COMMANDS = (
     Command("left,left_square_bracket", "previous", "Show the previous GPU.", "gpu(-1)", 6),

@@ -18,7 +18,7 @@ GOOD, WARNING, BAD = "gt.good", "gt.warning", "gt.bad"
 ACCENT = "gt.accent"
 FREE = "gt.free"
 NOTICE = "gt.notice"
-TRACK = "gt.track"
+TRACK, TRACK_LINE = "gt.track", "gt.track-line"
 CURSOR, CURSOR_BLURRED = "gt.cursor", "gt.cursor-blurred"
 SERIES = tuple(f"gt.series{number}" for number in range(1, 9))
 LOADS = tuple(f"gt.load{number}" for number in range(1, 6))
@@ -141,6 +141,7 @@ def rich_theme(palette: Palette) -> Theme:
             FREE: f"bold {palette.good}",
             NOTICE: notice,
             TRACK: f"on {palette.track}",
+            TRACK_LINE: palette.track,
             CURSOR: cursor,
             CURSOR_BLURRED: blurred,
             **dict(zip(LOADS, palette.loads, strict=True)),

@@ -115,7 +115,6 @@ class GpuPoller(Poller):
         self.snapshot: Snapshot | None = None
         self.loads = GpuLoads()
         self.problem: str | None = None
-        self.host_load: HostLoad | None = None
 
     def poll(self) -> None:
         try:
@@ -131,8 +130,6 @@ class GpuPoller(Poller):
             self.loads.record(snapshot)
         latest = self._monitor.latest() if snapshot is None else snapshot
         self.snapshot = latest
-        if latest is not None and not latest.gpus:
-            self.host_load = host_load()
 
     def has_result(self) -> bool:
         return self.snapshot is not None
@@ -140,23 +137,6 @@ class GpuPoller(Poller):
     def cleanup(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
-
-
-@dataclass(frozen=True)
-class HostLoad:
-    """CPU utilization in percent and memory in bytes of the whole host."""
-
-    cpu_percent: float
-    memory_used_bytes: int
-    memory_total_bytes: int
-
-
-def host_load() -> HostLoad:
-    """Return the current load; CPU utilization is measured since the previous call."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return HostLoad(psutil.cpu_percent(), memory.total - memory.available, memory.total)
 
 
 def _modification_times(folder: str) -> tuple[int, int]:

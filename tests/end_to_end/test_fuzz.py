@@ -247,7 +247,7 @@ def read_like_screens(path: Path) -> None:
     row = make_run_row(watch)
     assert not row.unreadable
     row_cells(row)
-    run_line(row, 10)
+    run_line(row, 10, 80)
     RunTable.fit([row], 200, with_message=True).line(row)
     progress_line(row, 100)
     feed = RunPoller(folder)

@@ -134,7 +134,7 @@ def read_run(root: Path) -> None:
     json.dumps(row.to_dict())
     for line in (
         *row_cells(row),
-        run_line(row, 10),
+        run_line(row, 10, 80),
         RunTable.fit([row], 200, with_message=True).line(row),
         *figure_lines(row, None, 80),
         progress_line(row, 100),

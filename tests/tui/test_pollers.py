@@ -62,7 +62,7 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     list_poller.poll()
     assert list_poller.rows is not None and list_poller.unexpected_error is None
     for row in list_poller.rows:
-        run_line(row, 10)
+        run_line(row, 10, 80)
         RunTable.fit([row], 200, with_message=True).line(row)
         progress_line(row, 100)
     assert sorted((row.name, row.state) for row in list_poller.rows)[0] == ("good", "finished")

@@ -16,6 +16,9 @@ from tui.palette import MUTED, load_style
 LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))
 # A value holds until the next one, if that is not later than this: the screens poll every 5 s at most.
 MAX_HOLD_SECONDS = 6.0
+# Seconds that graphs can show. Unless the user zooms, they show all of the past, but not more than `MAX_AUTO_SPAN`.
+SPANS = (60, 120, 300, 600, 1800, 3600, 3 * 3600, 12 * 3600, 48 * 3600)
+MAX_AUTO_SPAN = SPANS.index(600)
 DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
 # Seconds between the labels of a time axis, and columns for each of them.
 AXIS_STEPS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
@@ -79,11 +82,15 @@ class LoadHistory:
         self._levels = [_Level(seconds, size) for seconds, size in LEVELS]
         self.latest_time = 0.0
         """Unix seconds of the latest value; 0 without one."""
+        self.start_time: float | None = None
+        """Unix seconds of the first value; None before it."""
         self._held = math.nan
         """The latest value, NaN if it is unknown."""
 
     def add(self, time: float, value: float | None) -> None:
         """Add the value at `time` (Unix seconds); times increase. None is an unknown value, shown as a gap."""
+        if self.start_time is None:
+            self.start_time = time
         held = self._held if 0 <= time - self.latest_time <= MAX_HOLD_SECONDS else math.nan
         latest = math.nan if value is None or not math.isfinite(value) else value
         self.latest_time, self._held = time, latest
@@ -114,6 +121,11 @@ def _level_and_width(seconds: float, count: int) -> tuple[int, float]:
 def shown_seconds(seconds: float, count: int) -> float:
     """Return the time that `LoadHistory.columns(seconds, count)` covers, which differs a little from `seconds`."""
     return _level_and_width(seconds, count)[1] * count
+
+
+def automatic_span(past_seconds: float) -> int:
+    """Return the index in `SPANS` of the time that graphs show of a past of this length, unless the user zooms."""
+    return next((index for index in range(MAX_AUTO_SPAN) if SPANS[index] >= past_seconds), MAX_AUTO_SPAN)
 
 
 def history_graph(values: Sequence[float | None], rows: int) -> list[Text]:
@@ -154,8 +166,11 @@ def _dots(value: float, rows: int) -> int:
     return max(round(min(max(value, 0.0), 100.0) / 100 * rows * DOTS_PER_ROW), 1)
 
 
-def time_axis(seconds: float, columns: int) -> Text:
-    """Return the labels of a time axis that ends now, at round times: `-10 min    -5 min    now`."""
+def time_axis(seconds: float, columns: int, reserved: int = 0) -> Text:
+    """Return the labels of a time axis that ends now, at round times: `-10 min    -5 min    now`.
+
+    The first `reserved` columns have no labels.
+    """
     max_labels = max(columns // AXIS_LABEL_COLUMNS, 1)
     step = next((step for step in AXIS_STEPS if seconds // step <= max_labels), AXIS_STEPS[-1])
     size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if step % size == 0)
@@ -164,7 +179,9 @@ def time_axis(seconds: float, columns: int) -> Text:
     for count in range(int(1.05 * seconds // step), 0, -1):
         ago = count * step
         start, label = max(round((1 - ago / seconds) * columns), 0), f"-{ago // size} {unit}"
-        line[start : start + len(label)] = label
+        # The label of the end needs 3 columns and a gap.
+        if reserved <= start <= columns - 4 - len(label):
+            line[start : start + len(label)] = label
     if columns >= 3:
         line[columns - 3 : columns] = "now"
     return Text("".join(line[:columns]), MUTED, no_wrap=True, end="")

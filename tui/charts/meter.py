@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.text import Text
 
-from tui.palette import TRACK
+from tui.palette import LOADS, MUTED, TRACK, TRACK_LINE
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+SQUARE = "■"
 
 
 def meter(share: float | None, columns: int, style: str) -> Text:
@@ -17,3 +20,20 @@ def meter(share: float | None, columns: int, style: str) -> Text:
     bar = Text(style=TRACK, no_wrap=True, end="")
     bar.append(filled, style)
     return bar.append(" " * (columns - len(filled)))
+
+
+def load_meter(share: float | None, columns: int) -> Text:
+    """Return a bar of a load that is colored from calm to hot along its length; an unknown share is dotted.
+
+    Unlike those of `meter`, the bars of adjacent lines do not touch.
+    """
+    if share is None:
+        return Text("┄" * columns, MUTED, no_wrap=True, end="")
+    filled = SQUARE * round(min(max(share, 0.0), 1.0) * columns)
+    bar = Text(no_wrap=True, end="")
+    # One piece per color, each from the first column whose share of the bar has that color.
+    starts = [math.ceil(columns * step / len(LOADS)) for step in range(len(LOADS) + 1)]
+    for start, end, style in zip(starts, starts[1:], LOADS, strict=False):
+        if start < len(filled):
+            bar.append(filled[start:end], style)
+    return bar.append(SQUARE * (columns - len(filled)), TRACK_LINE)

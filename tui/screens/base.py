@@ -15,6 +15,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from engine.runs.folder import RunFolder, RunState
+from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, Command, make_bindings
 from tui.launcher import LaunchedRun
 from tui.palette import ACCENT, NOTICE
@@ -70,6 +71,7 @@ class AppServices(Protocol):
     """Notice on every screen of the demo, which starts no runs; None outside the demo."""
     intervals: RefreshIntervals
     gpu_poller: GpuPoller
+    host_poller: HostPoller
     run_list_poller: RunListPoller
     picked_gpu_uuids: set[str]
     """UUIDs of the GPUs picked for the next run."""

@@ -15,7 +15,7 @@ from textual.containers import Grid
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Missing, Snapshot
 from engine.utils.text import printable
-from tui.charts.history import shown_seconds
+from tui.charts.history import SPANS, automatic_span, shown_seconds
 from tui.keymap import GPU_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.screens.base import AppServices, GputrainScreen
@@ -27,10 +27,6 @@ from tui.text.runs import format_duration
 from tui.text.tables import UNKNOWN
 from tui.widgets.lines import Lines, Row
 
-# Seconds that the graphs show.
-SPANS = (60, 120, 300, 600, 1800, 3600, 3 * 3600, 12 * 3600, 48 * 3600)
-# Unless the user zooms, the graphs show all of the past, but not more than this.
-MAX_AUTO_SPAN = SPANS.index(600)
 # A graph this wide has room for its mean and maximum.
 MIN_SUMMARY_WIDTH = 30
 # Readings of MIG GPUs and of GPUs without GPM have no graph.
@@ -92,7 +88,7 @@ class GpuScreen(GputrainScreen):
         poller = self.gputrain_app.gpu_poller
         start = poller.loads.start_time
         past_s = poller.snapshot.time - start if poller.snapshot is not None and start is not None else 0.0
-        return next((index for index in range(MAX_AUTO_SPAN) if SPANS[index] >= past_s), MAX_AUTO_SPAN)
+        return automatic_span(past_s)
 
     def update_content(self) -> None:
         snapshot, gpu = self.gputrain_app.gpu_poller.snapshot, self._gpu

@@ -1,189 +1,324 @@
 """The monitor screen, shown first: the GPUs of this host, the processes on them, and the runs.
 
-`tui.pollers` provides the data; `tui.text.gpus` and `tui.text.run_lines` format it.
+`tui.pollers` and `tui.host` provide the data, `tui.text.gpu_table`, `tui.text.host` and `tui.text.run_lines` format it,
+and `tui.screens.monitor_layout` divides the room.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import textwrap
 from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.markup import escape
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
-from engine.utils.text import pluralize, printable
+from engine.utils.text import printable
+from tui.charts.history import SPANS, automatic_span
 from tui.keymap import MONITOR_COMMANDS, Command
-from tui.palette import BAD, MUTED
-from tui.pollers import HostLoad
+from tui.palette import ACCENT, BAD, MUTED
 from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.signals import ProcessSignaler
 from tui.text.gpu_names import gpu_key
-from tui.text.gpus import (
-    GIB,
-    GpuAnnotations,
-    gpu_lines,
-    host_title,
-    list_gpu_processes,
-    no_driver_message,
-    process_lines,
-    sparkline,
-)
+from tui.text.gpu_table import TableView, gpu_table
+from tui.text.gpu_words import is_free, users
+from tui.text.gpus import list_gpu_processes, no_driver_message, process_lines
+from tui.text.host import header_line, host_graphs
 from tui.text.run_lines import name_columns, run_line
 from tui.text.runs import RunRow
 from tui.widgets.lines import Lines, Row
 
-MAX_HISTORY_SAMPLES = 32
+NAME = " gputrain  "
+# Before the first snapshot, room is kept for as many GPUs.
+EXPECTED_GPUS = 8
+
+
+class Body(Container):
+    """The panels of the monitor, which the screen arranges anew if their room changes."""
+
+    def on_resize(self) -> None:
+        screen = self.screen
+        if isinstance(screen, MonitorScreen):
+            screen.call_after_refresh(screen.update_content)
 
 
 class MonitorScreen(GputrainScreen):
-    """GPUs, processes and runs; the process panel is hidden on a host without a GPU."""
+    """GPUs, processes, host and runs. A host without a GPU has its CPU and memory in the place of the GPUs."""
 
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MONITOR_COMMANDS
     SHOWS_RUNS = True
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
-        self._busy_history: dict[str, deque[float | None]] = {}
-        self._cpu_history: deque[float | None] = deque(maxlen=MAX_HISTORY_SAMPLES)
-        self._last_snapshot: Snapshot | None = None
-        self._processes: dict[str, GpuProcess] = {}
+        self._span: int | None = None
+        """Index in `SPANS`; None for one that the recorded past fills."""
+        self._processes: dict[str, tuple[Gpu, GpuProcess]] = {}
         self._signaler = ProcessSignaler(app)
         self._moved_focus_to_runs = False
+        self._room: MonitorLayout | None = None
 
     def compose_body(self) -> ComposeResult:
-        gpus = Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
-        gpus.border_title = "GPUs"
-        yield gpus
-        with Container(id="below"):
-            processes = Lines(selectable=True, id="processes")
-            processes.border_title = "Processes"
-            yield processes
-            runs = Lines(selectable=True, id="runs")
-            runs.border_title = "Runs"
-            yield runs
+        with Body(id="body"):
+            yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
+            with Container(id="below"):
+                with Container(id="left"):
+                    yield Lines(selectable=True, id="processes")
+                    host = Lines(id="host")
+                    host.can_focus = False
+                    yield host
+                with Container(id="right"):
+                    yield Lines(selectable=True, id="runs")
+
+    @property
+    def _snapshot(self) -> Snapshot | None:
+        return self.gputrain_app.gpu_poller.snapshot
+
+    @property
+    def _gpus(self) -> Sequence[Gpu]:
+        return self._snapshot.gpus if self._snapshot is not None else ()
+
+    @property
+    def _gpu_problem(self) -> str | None:
+        return self.gputrain_app.gpu_poller.problem or self.gputrain_app.gpu_poller.unexpected_error
 
     def update_content(self) -> None:
-        snapshot = self.gputrain_app.gpu_poller.snapshot
-        self._record_history(snapshot)
-        self._show_gpus(snapshot)
-        self._show_processes(snapshot)
-        rows = self.gputrain_app.run_list_poller.rows
-        self._show_runs(rows)
-        live = sum(row.live for row in rows or [])
-        right = (
-            f"{pluralize(live, 'run')} live   {1 / self.gputrain_app.intervals.poll_s:g} Hz "
-            if rows is not None
-            else ""
+        snapshot, app = self._snapshot, self.gputrain_app
+        processes, runs = self._matching_processes(), self._matching_runs()
+        self._divide_room(len(processes), len(runs))
+        self._show_gpus()
+        self._show_processes(processes)
+        self._show_host()
+        self._show_runs(runs)
+        header = header_line(
+            snapshot, app.host_poller.load, app.source_notice(), app.intervals.poll_s, self.size.width - len(NAME)
         )
-        self.show_title(host_title(snapshot) if snapshot is not None else "", right)
+        self.show_line("#title", Text.assemble((NAME, ACCENT), header, no_wrap=True, end=""))
 
-    def _record_history(self, snapshot: Snapshot | None) -> None:
-        if snapshot is None or snapshot is self._last_snapshot:
+    # Layout
+
+    def _divide_room(self, processes: int, runs: int) -> None:
+        """Give each panel its room."""
+        body = self.query_one(Body).size
+        gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
+        layout = arrange(Demand(body.width, body.height, gpus, processes, runs))
+        if layout == self._room or not body.height:
             return
-        self._last_snapshot = snapshot
-        for gpu in snapshot.gpus:
-            if gpu.uuid is not None:
-                self._busy_history.setdefault(gpu.uuid, deque(maxlen=MAX_HISTORY_SAMPLES)).append(gpu.value("busy"))
-        if (load := self.gputrain_app.gpu_poller.host_load) is not None:
-            self._cpu_history.append(load.cpu_percent)
+        self._room = layout
+        below = self.query_one("#below")
+        below.set_class(layout.side_by_side, "-beside")
+        below.set_class(not layout.side_by_side, "-stacked")
+        heights = {"gpus": layout.gpus, "processes": layout.processes, "host": layout.host}
+        for name, height in (heights | {"runs": layout.runs + layout.preview}).items():
+            panel = self.query_one(f"#{name}")
+            panel.display = height > 0
+            panel.styles.height = max(height, 1)
+        # The text widths of the panels follow in the next refresh.
+        self.call_after_refresh(self.update_if_on_top)
 
-    def _show_gpus(self, snapshot: Snapshot | None) -> None:
-        lines = self.query_one("#gpus", Lines)
-        problem = self.gputrain_app.gpu_poller.problem or self.gputrain_app.gpu_poller.unexpected_error
-        if problem is not None:
-            lines.set_texts([Text(printable(problem), BAD)])
-        elif snapshot is not None and snapshot.gpus:
-            marks = GpuAnnotations(
-                self.gputrain_app.picked_gpu_uuids, {uuid: list(values) for uuid, values in self._busy_history.items()}
-            )
-            head, *texts = gpu_lines(snapshot, lines.text_width, marks)
-            rows = [Row(gpu_key(gpu), text) for gpu, text in zip(snapshot.gpus, texts, strict=True)]
+    @property
+    def _seconds(self) -> int:
+        """The time that the graphs show: what was chosen, else the shortest that holds all that was recorded."""
+        if self._span is not None:
+            return SPANS[self._span]
+        app = self.gputrain_app
+        starts = [app.gpu_poller.loads.start_time, app.host_poller.cpu.start_time]
+        ends = [self._snapshot.time if self._snapshot is not None else None, app.host_poller.cpu.latest_time]
+        past = max((end - start for start, end in zip(starts, ends, strict=True) if start and end), default=0.0)
+        return SPANS[automatic_span(past)]
+
+    # GPUs
+
+    def _show_gpus(self) -> None:
+        lines, snapshot = self.query_one("#gpus", Lines), self._snapshot
+        if self._gpu_problem is not None:
+            lines.set_titles("GPUs")
+            lines.set_texts([Text(line, BAD) for line in textwrap.wrap(printable(self._gpu_problem), lines.text_width)])
+        elif snapshot is not None and snapshot.gpus and self._room is not None:
+            picked = self.gputrain_app.picked_gpu_uuids
+            view = TableView(lines.text_width, self._room.gpu_lines, self._seconds, picked)
+            head, blocks = gpu_table(snapshot, self.gputrain_app.gpu_poller.loads, view)
+            rows = [
+                Row(gpu_key(gpu), block[0], tuple(block[1:])) for gpu, block in zip(snapshot.gpus, blocks, strict=True)
+            ]
+            free = sum(is_free(gpu) for gpu in snapshot.gpus)
+            title = f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"
+            lines.set_titles(title, f"picked: {self._picked_names()}" if picked else "")
             lines.set_rows(rows, [head])
-        elif snapshot is not None:
-            if lines.has_focus and not self._moved_focus_to_runs:
-                self._moved_focus_to_runs = True
-                self.query_one("#runs").focus()
-            lines.set_texts(self._no_gpu_lines(snapshot, lines.text_width))
+        else:
+            lines.set_titles("GPUs")
+        if snapshot is not None and not snapshot.gpus and lines.has_focus and not self._moved_focus_to_runs:
+            self._moved_focus_to_runs = True
+            self.query_one("#runs").focus()
 
-    def _no_gpu_lines(self, snapshot: Snapshot, width: int) -> list[Text]:
-        texts = [Text(line) for line in _wrap(no_driver_message(snapshot), width)]
-        load = self.gputrain_app.gpu_poller.host_load
-        return [*texts, host_line(load, list(self._cpu_history))] if load is not None else texts
+    def _picked_names(self) -> str:
+        """Return the indices of the picked GPUs: `2, 3`."""
+        picked = self.gputrain_app.picked_gpu_uuids
+        return ", ".join(str(gpu.index) for gpu in self._gpus if gpu_key(gpu) in picked)
 
-    def _show_processes(self, snapshot: Snapshot | None) -> None:
-        panel = self.query_one("#processes", Lines)
-        panel.display = snapshot is not None and bool(snapshot.gpus)
-        if snapshot is None or not panel.display:
-            self._processes = {}
-            return
-        query = self.filter_text
-        processes = [
+    # Processes, host and runs
+
+    def _matching_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
+        query, snapshot = self.filter_text, self._snapshot
+        return [
             (gpu, process)
-            for gpu, process in list_gpu_processes(snapshot)
+            for gpu, process in (list_gpu_processes(snapshot) if snapshot is not None else ())
             if not query or (process and _matches_filter(query, gpu, process))
         ]
+
+    def _show_processes(self, processes: list[tuple[Gpu, GpuProcess | None]]) -> None:
+        panel = self.query_one("#processes", Lines)
         head, *texts = process_lines(processes, panel.text_width)
         keys = [f"{gpu.index}/{process.pid if process else ''}" for gpu, process in processes]
         self._processes = {
-            key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
+            key: (gpu, process) for key, (gpu, process) in zip(keys, processes, strict=True) if process is not None
         }
-        self._signaler.remember(self._processes.values())
-        empty = Text("No process matches the filter" if query else "No GPU processes", MUTED)
-        panel.set_rows([Row(key, text) for key, text in zip(keys, texts, strict=True)], [head], empty)
+        self._signaler.remember(process for _, process in self._processes.values())
+        known = sum(len(gpu.processes.value or ()) for gpu in self._gpus)
+        panel.set_titles(self._count_title("Processes", len(self._processes), known))
+        empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
+        rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
+        panel.set_rows(rows, [Text(head.plain.lower(), MUTED)], empty)
 
-    def _show_runs(self, rows: list[RunRow] | None) -> None:
-        panel = self.query_one("#runs", Lines)
-        problem = printable(
-            self.gputrain_app.run_list_poller.problem or self.gputrain_app.run_list_poller.unexpected_error or ""
-        )
-        no_match = "No run matches the filter" if self.filter_text else "No runs yet; press n to start one"
-        empty = Text(problem or no_match if rows is not None else "Loading …", MUTED)
+    def _show_host(self) -> None:
+        panel, snapshot = self.query_one("#host", Lines), self._snapshot
+        if not panel.display:
+            return
+        panel.set_titles("Host")
+        texts = []
+        if snapshot is not None and not snapshot.gpus:
+            message = no_driver_message(snapshot)
+            texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
+        room = panel.size.height - len(texts)
+        host = self.gputrain_app.host_poller
+        texts += host_graphs(host.load, (host.cpu, host.memory), panel.text_width, room, self._seconds)
+        panel.set_texts(texts)
+
+    def _matching_runs(self) -> list[RunRow]:
         query = self.filter_text
-        shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
+        rows = self.gputrain_app.run_list_poller.rows or []
+        return [row for row in rows if query in row.name.lower() or query in row.state]
+
+    def _show_runs(self, shown: list[RunRow]) -> None:
+        panel, poller = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller
+        problem = printable(poller.problem or poller.unexpected_error or "")
+        count = len(poller.rows or ())
+        no_match = self._no_match("runs", count) or "No runs yet; press n to start one"
+        empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)
         width = name_columns(shown, panel.text_width)
-        panel.set_rows([Row(row.folder, run_line(row, width)) for row in shown], empty_text=empty)
+        live = sum(row.live for row in shown)
+        title = self._count_title("Runs", len(shown), count)
+        panel.set_titles(f"{title}, {live} live" if live and not self.filter_text else title)
+        panel.set_rows([Row(row.folder, run_line(row, width, panel.text_width)) for row in shown], empty_text=empty)
+
+    def _count_title(self, name: str, shown: int, count: int) -> str:
+        if not self.filter_text:
+            return f"{name}  {count}"
+        return f"{name}  {shown} of {count} match '{escape(printable(self.filter_text))}'"
+
+    def _no_match(self, name: str, count: int) -> str:
+        """Return that nothing matches the filter; empty without a filter or without rows."""
+        return f"0 of {count} {name} match '{printable(self.filter_text)}'" if self.filter_text and count else ""
+
+    # Commands
+
+    def is_available(self, action: str) -> bool:
+        focused = self.focused.id if self.focused is not None else None
+        if action == "pick":
+            return focused == "gpus" and bool(self._gpus)
+        if action == "signal":
+            return focused == "processes" and self._selected_process() is not None
+        if action == "open":
+            return self._open_title() is not None
+        return True
+
+    def title_of(self, command: Command) -> str:
+        if command.action == "open":
+            return self._open_title() or command.title
+        if command.action == "app.new_run" and (names := self._picked_names()):
+            return f"new run on {names}"
+        return command.title
+
+    def _open_title(self) -> str | None:
+        """Return what enter does in the focused panel; None for nothing."""
+        focused = self.focused
+        if not isinstance(focused, Lines) or focused.selected_key is None:
+            return None
+        if focused.id == "processes":
+            selected = self._selected_process()
+            return "open run" if selected is not None and self._run_of(selected[1]) is not None else None
+        return {"gpus": "GPU details", "runs": "open run"}.get(focused.id or "")
+
+    def on_lines_moved(self) -> None:
+        self.update_keys()
 
     def action_pick(self) -> None:
         lines = self.query_one("#gpus", Lines)
-        snapshot = self.gputrain_app.gpu_poller.snapshot
-        if lines.selected_key is None or snapshot is None or not snapshot.gpus:
+        gpu = next((gpu for gpu in self._gpus if gpu_key(gpu) == lines.selected_key), None)
+        if gpu is None:
             self.gputrain_app.show_toast("No GPU to pick")
             return
-        self.gputrain_app.picked_gpu_uuids ^= {lines.selected_key}
-        self._show_gpus(snapshot)
+        if not lines.has_focus:
+            self.gputrain_app.show_toast("Space picks GPUs: select one in the panel of the GPUs with tab or the mouse")
+            return
+        picked = self.gputrain_app.picked_gpu_uuids
+        picked ^= {gpu_key(gpu)}
+        if gpu_key(gpu) in picked and (names := users(gpu)):
+            self.gputrain_app.show_toast(f"GPU {gpu.index} is used by {', '.join(names)}; a run on it shares it")
+        self._show_gpus()
+        self.update_keys()
 
     def action_open(self) -> None:
-        if (key := self.query_one("#runs", Lines).selected_key) is not None:
-            self.gputrain_app.open_run(key)
+        focused = self.focused
+        if isinstance(focused, Lines) and focused.selected_key is not None:
+            self._open(focused, focused.selected_key)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        if event.lines.id == "gpus":
-            self.gputrain_app.open_gpu(event.key)
-        elif event.lines.id == "runs":
-            self.gputrain_app.open_run(event.key)
-        else:
-            self.action_signal()
+        self._open(event.lines, event.key)
+
+    def _open(self, panel: Lines, key: str) -> None:
+        if panel.id == "gpus":
+            self.gputrain_app.open_gpu(key)
+        elif panel.id == "runs":
+            self.gputrain_app.open_run(key)
+        elif (selected := self._selected_process()) is not None:
+            if (run := self._run_of(selected[1])) is not None:
+                self.gputrain_app.open_run(run.folder)
+            else:
+                self.gputrain_app.show_toast("Not a process of a run in this folder; ctrl+k sends it a signal")
+
+    def _selected_process(self) -> tuple[Gpu, GpuProcess] | None:
+        return self._processes.get(self.query_one("#processes", Lines).selected_key or "")
+
+    def _run_of(self, process: GpuProcess) -> RunRow | None:
+        """Return the live run in this folder that a process is a rank of."""
+        rows = self.gputrain_app.run_list_poller.rows or []
+        return next((row for row in rows if row.live and row.name == process.run), None)
 
     def action_signal(self) -> None:
-        panel = self.query_one("#processes", Lines)
-        self._signaler.ask(self, self._processes.get(panel.selected_key or ""))
+        if not self.query_one("#processes").has_focus:
+            self.gputrain_app.show_toast("Select a process first, with tab or the mouse")
+            return
+        selected = self._selected_process()
+        self._signaler.ask(self, selected[1] if selected is not None else None)
 
+    def action_zoom(self, steps: int) -> None:
+        """Show a longer or a shorter past."""
+        current = SPANS.index(self._seconds)
+        self._span = min(max(current + steps, 0), len(SPANS) - 1)
+        if self._span == current:
+            self.gputrain_app.show_toast(f"{'Longer' if steps > 0 else 'Shorter'} times cannot be shown")
+        self.update_content()
 
-def host_line(load: HostLoad, history: Sequence[float | None]) -> Text:
-    """Format CPU load, its recent history and memory use of the host, for hosts without a GPU."""
-    memory = f"memory {load.memory_used_bytes / GIB:.1f}/{load.memory_total_bytes / GIB:.1f} GiB"
-    return Text(f"CPU {load.cpu_percent:3.0f}% {sparkline(history[-16:]):<16}  {memory}", no_wrap=True)
+    def action_zoom_auto(self) -> None:
+        """Show all of the past, ten minutes at most."""
+        self._span = None
+        self.update_content()
 
 
 def _matches_filter(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
     fields = (process.pid, process.user.value or "", process.command.value or "", process.run or "", gpu.index)
     return any(filter_text in str(field).lower() for field in fields)
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, max(width, 20))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -21,10 +20,8 @@ GAP = "  "
 MAX_NAME_WIDTH = 12
 # From this width: full name, clocks, fan, performance state and PCIe link.
 WIDE_MIN_WIDTH = 120
-MEDIUM_MIN_WIDTH = 100
 # From this width: process type and host memory.
 FULL_PROCESS_MIN_WIDTH = 70
-SPARKLINE_WIDTH, WIDE_SPARKLINE_WIDTH = 8, 16
 # Vendor and brand prefixes, removed from GPU names.
 BRAND_PREFIXES = ("NVIDIA ", "GeForce ", "Tesla ", "Quadro ")
 
@@ -66,9 +63,9 @@ def _full_name_cell(gpu: Gpu) -> Cell:
     return Cell(name)
 
 
-def _short_name_cell(gpu: Gpu, max_width: int = MAX_NAME_WIDTH) -> Cell:
+def _short_name_cell(gpu: Gpu) -> Cell:
     name = _full_name_cell(gpu).text
-    return Cell(name if cell_len(name) <= max_width else set_cell_size(name, max_width - 1) + "…")
+    return Cell(name if cell_len(name) <= MAX_NAME_WIDTH else set_cell_size(name, MAX_NAME_WIDTH - 1) + "…")
 
 
 def _format_ratio(used: float | None, limit: float | None, digits: int = 0) -> str:
@@ -136,8 +133,6 @@ LOAD_COLUMNS = [
     Column("POWER W", _power_cell),
     Column("TEMP", _temperature_cell),
 ]
-SHORT_NAME_COLUMN = Column("NAME", partial(_short_name_cell, max_width=10), align_right=False)
-SHORT_POWER_COLUMN = Column("WATT", lambda gpu: Cell(_number_cell(gpu, "power").text, _power_style(gpu)))
 WIDE_COLUMNS = [
     Column("DRAM", lambda gpu: _percent_cell(gpu, "dram_active")),
     Column("SM MHz", lambda gpu: Cell(_format_ratio(gpu.value("sm_clock"), gpu.value("max_sm_clock")))),
@@ -153,77 +148,20 @@ def _format_pcie_link(gpu: Gpu) -> str:
     return UNKNOWN if generation is None or width is None else f"{generation}.0 x{width}"
 
 
-@dataclass(frozen=True)
-class GpuAnnotations:
-    """Screen-only columns of the GPU table: picked GPUs and their recent GPU utilization in percent, by UUID."""
-
-    picked_uuids: Collection[str] = ()
-    busy_history: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-
-    def checkbox_cell(self, gpu: Gpu) -> Cell:
-        return Cell("[x]" if gpu.uuid in self.picked_uuids else "[ ]", STRONG if gpu.uuid in self.picked_uuids else "")
-
-    def sparkline_cell(self, width: int, gpu: Gpu) -> Cell:
-        return Cell(sparkline(self.busy_history.get(gpu.uuid or "", ())[-width:]).rjust(width))
-
-
-def sparkline(values: Sequence[float | None]) -> str:
-    """Return one block character per percentage, and a dot for an unknown value."""
-    return "".join("·" if value is None else "▁▂▃▄▅▆▇█"[min(max(int(value / 12.5), 0), 7)] for value in values)
-
-
-def gpu_lines(snapshot: Snapshot, width: int, row_annotations: GpuAnnotations | None = None) -> list[Text]:
+def gpu_lines(snapshot: Snapshot, width: int) -> list[Text]:
     """Return a header and one line per GPU, none wider than `width` cells."""
     wide = width >= WIDE_MIN_WIDTH
-    name = Column("NAME", _full_name_cell, align_right=False) if wide else NAME_COLUMN
     columns = [
         GPU_COLUMN,
-        name,
+        Column("NAME", _full_name_cell, align_right=False) if wide else NAME_COLUMN,
         BUSY_COLUMN,
         *ACTIVITY_COLUMNS,
         *LOAD_COLUMNS,
         *(WIDE_COLUMNS if wide else []),
         USED_BY_COLUMN,
     ]
-    gap = GAP
-    if row_annotations is not None:
-        pick = Column("", row_annotations.checkbox_cell, align_right=False)
-        bars = Column(
-            "",
-            partial(
-                row_annotations.sparkline_cell, SPARKLINE_WIDTH if width < MEDIUM_MIN_WIDTH else WIDE_SPARKLINE_WIDTH
-            ),
-            align_right=False,
-        )
-        if width < MEDIUM_MIN_WIDTH:
-            gap = GAP[:1]
-            columns = [
-                pick,
-                GPU_COLUMN,
-                SHORT_NAME_COLUMN,
-                BUSY_COLUMN,
-                bars,
-                ACTIVITY_COLUMNS[0],
-                LOAD_COLUMNS[0],
-                SHORT_POWER_COLUMN,
-                LOAD_COLUMNS[2],
-                USED_BY_COLUMN,
-            ]
-        else:
-            room = WIDE_COLUMNS if width >= WIDE_MIN_WIDTH + WIDE_SPARKLINE_WIDTH + len(GAP) * len(WIDE_COLUMNS) else []
-            columns = [
-                pick,
-                GPU_COLUMN,
-                name,
-                BUSY_COLUMN,
-                bars,
-                *ACTIVITY_COLUMNS,
-                *LOAD_COLUMNS,
-                *room,
-                USED_BY_COLUMN,
-            ]
     rows = [_cells(gpu, columns) for gpu in snapshot.gpus]
-    return _table(columns, rows, width, gap)
+    return _table(columns, rows, width)
 
 
 def _cells(gpu: Gpu, columns: Sequence[Column]) -> list[Cell]:
@@ -234,17 +172,17 @@ def _cells(gpu: Gpu, columns: Sequence[Column]) -> list[Cell]:
     return [*(column.make_cell(gpu) for column in columns[:first_reading]), Cell(printable(reason), BAD)]
 
 
-def _table(columns: Sequence[Column], rows: Sequence[list[Cell]], width: int, gap: str = GAP) -> list[Text]:
+def _table(columns: Sequence[Column], rows: Sequence[list[Cell]], width: int) -> list[Text]:
     complete = [row for row in rows if len(row) == len(columns)]
     titles = [Cell(column.title, STRONG) for column in columns]
     widths = [max(cell_len(row[column].text) for row in [titles, *complete]) for column in range(len(columns))]
     for row in rows:
         leading = range(len(row) - 1)
         widths[: len(leading)] = [max(widths[column], cell_len(row[column].text)) for column in leading]
-    return [_line(columns, row, widths, width, gap) for row in [titles, *rows]]
+    return [_line(columns, row, widths, width) for row in [titles, *rows]]
 
 
-def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: int, gap: str) -> Text:
+def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: int) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     for column, cell in enumerate(row):
         last = column == len(row) - 1
@@ -252,7 +190,7 @@ def _line(columns: Sequence[Column], row: list[Cell], widths: list[int], width: 
         left, right = (padding, 0) if columns[column].align_right and not last else (0, padding)
         line.append(" " * left)
         line.append(cell.text, cell.style)
-        line.append(" " * right + ("" if last else gap))
+        line.append(" " * right + ("" if last else GAP))
     line.truncate(width, overflow="ellipsis")
     return line
 

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from engine.runs.folder import RunState
 from engine.utils.text import printable
+from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
 from tui.text.runs import RunRow, format_accuracy, format_age, format_duration
-from tui.text.tables import UNKNOWN
+from tui.text.tables import UNKNOWN, shorten_middle
 
 # Symbol and style of each state; screens print the state's name next to them.
 STATE_SYMBOLS = {
@@ -26,6 +27,11 @@ STATE_SYMBOLS = {
     RunState.CRASHED: ("✗", BAD),
 }
 MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 32
+ENDED_BADLY = (RunState.FAILED, RunState.CRASHED)
+STATE_COLUMNS = 8
+# From this width, a line has a meter of the progress.
+METER_MIN_WIDTH, METER_COLUMNS = 66, 8
+MIN_NOTE_COLUMNS = 14
 
 
 def state_symbol(state: str) -> tuple[str, str]:
@@ -39,21 +45,37 @@ def name_columns(rows: list[RunRow], width: int) -> int:
     return min(max(longest, MIN_NAME_COLUMNS), MAX_NAME_COLUMNS, max(width - 44, MIN_NAME_COLUMNS))
 
 
-def run_line(row: RunRow, name_width: int) -> Text:
-    """Return a line with state symbol, name, progress, best validation accuracy, ETA or age, and why it is foreign."""
+def run_line(row: RunRow, name_width: int, width: int) -> Text:
+    """Return a line with state, name, progress, best validation accuracy, ETA or age, and what must be known of it."""
     sign, style = state_symbol(row.state)
     line = Text(no_wrap=True, end="")
     line.append(f"{sign} ", style)
     line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else "")
-    how_far = f"epoch {row.epoch}/{row.epochs or '?'}" if row.state == RunState.RUNNING else row.state
-    line.append(f"  {how_far:<11}  acc {format_accuracy(row.best_val_accuracy):<6}  ")
+    line.append("  ")
+    if row.state == RunState.STARTING and row.message:
+        return line.append(printable(row.message), WARNING)
+    line.append_text(_progress(row, METER_COLUMNS if width >= METER_MIN_WIDTH else 0)).append("  ")
+    line.append(f"{row.epoch}/{row.epochs or '?'}".ljust(6))
+    line.append("  acc ", MUTED).append(f"{format_accuracy(row.best_val_accuracy):<6}  ")
     if row.live:
-        line.append("" if row.eta_seconds is None else f"ETA {format_duration(row.eta_seconds)}")
+        line.append(f"{'' if row.eta_seconds is None else f'ETA {format_duration(row.eta_seconds)}':<10}")
     else:
-        line.append(f"{format_age(row.age_seconds)} ago", MUTED)
-    if row.foreign:
-        line.append(f"  {printable(row.foreign)}", WARNING)
+        line.append(f"{format_age(row.age_seconds)} ago".ljust(10), MUTED)
+    for note, note_style in ((row.foreign, WARNING), ("" if row.live else row.message, MUTED)):
+        if note and width - line.cell_len >= MIN_NOTE_COLUMNS:
+            line.append("  ").append(printable(note), note_style)
     return line
+
+
+def _progress(row: RunRow, meter_columns: int) -> Text:
+    """Return how far a run that trains is, with a meter of `meter_columns`, else its state, in the same width."""
+    columns = meter_columns + STATE_COLUMNS
+    if row.state != RunState.RUNNING or not row.steps:
+        return Text(f"{row.state:<{columns}}", state_symbol(row.state)[1] if row.state in ENDED_BADLY else "")
+    share = row.step / row.steps
+    percent = f"{int(100 * share)}%"
+    bar = meter(share, meter_columns, GOOD)
+    return Text.assemble(bar, f" {percent:<{STATE_COLUMNS - 1}}" if meter_columns else f"{percent:<{STATE_COLUMNS}}")
 
 
 MIN_MESSAGE_COLUMNS = 24
@@ -146,16 +168,8 @@ def note(row: RunRow) -> str:
 
 
 def fit_middle(text: str, width: int) -> str:
-    """Pad or truncate to `width` terminal cells. The beginning and the end stay: the end tells similar names apart."""
-    if cell_len(text) <= width:
-        return set_cell_size(text, width)
-    tail_columns = max(width - 1, 0) * 2 // 3
-    tail = ""
-    for character in reversed(text):
-        if cell_len(character + tail) > tail_columns:
-            break
-        tail = character + tail
-    return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + "…" + tail if width > 0 else ""
+    """Pad or shorten in the middle to `width` terminal cells."""
+    return set_cell_size(shorten_middle(text, width), width)
 
 
 def fit_cells(text: str, width: int) -> str:

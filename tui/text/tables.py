@@ -44,6 +44,21 @@ def _plain_console() -> Console:
     return Console(width=NON_TTY_COLUMNS)
 
 
+def shorten_middle(text: str, width: int) -> str:
+    """Shorten to at most `width` cells. The beginning and the end stay: the end tells similar names apart."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    tail_columns = max(width - 1, 0) * 2 // 3
+    tail = ""
+    for character in reversed(text):
+        if cell_len(character + tail) > tail_columns:
+            break
+        tail = character + tail
+    return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + "…" + tail if width > 0 else ""
+
+
 def format_table(rows: Sequence[Sequence[str]], right_aligned: Sequence[int]) -> Iterator[str]:
     """Yield the rows as aligned lines; `right_aligned` holds column indices."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

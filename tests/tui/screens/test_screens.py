@@ -33,51 +33,6 @@ pytestmark = pytest.mark.usefixtures("isolated_folder")
 # Monitor
 
 
-def test_monitor_screen_shows_gpus_processes_and_runs(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        shown = visible_text(pilot)
-        assert "stale: no answer for 4 s" in visible_text(pilot, "#gpus")
-        assert "jupyter-lab" in visible_text(pilot, "#processes")
-        assert "fashion-17  epoch 18/30  acc 0.9243  ETA 7m08s" in visible_text(pilot, "#runs")
-        assert "DEMO: simulated server" in shown
-        assert "1 run live   1 Hz" in shown
-
-    drive(demo_app(demo_runs_folder), act, (120, 34))
-
-
-def test_monitor_screen_selected_gpus_fill_form(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "down", "down", "space", "down", "space")
-        assert visible_text(pilot, "#gpus").count("[x]") == 2
-        await press(pilot, "n")
-        assert "gputrain run digits --gpus 2,3" in visible_text(pilot, "#command")
-        assert "2 GPUs, global batch size 64" in visible_text(pilot, "#plan")
-
-    drive(demo_app(demo_runs_folder), act)
-
-
-def test_monitor_screen_without_gpu_shows_host_and_cpu_note(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        shown = " ".join(visible_text(pilot, "#gpus").replace("┃", " ").split())
-        assert "training uses the CPU" in shown
-        assert "CPU 37%" in shown
-        assert "memory 12.0/64.0 GiB" in shown
-        assert "No runs yet; press n to start one" in visible_text(pilot, "#runs")
-
-    drive(real_app(tmp_path / "runs"), act)
-
-
-def test_monitor_screen_filter_keeps_matching_processes(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "slash", "b", "o", "b")
-        assert "41204" in visible_text(pilot, "#processes")
-        assert "41206" not in visible_text(pilot, "#processes")
-        await press(pilot, "escape")
-        assert "41206" in visible_text(pilot, "#processes")
-
-    drive(demo_app(demo_runs_folder), act)
-
-
 def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as sleeper:
 
@@ -137,8 +92,11 @@ def test_screen_implements_every_command_of_its_table(screen: type[Any]) -> None
 
 def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
         for command in keymap.MONITOR_COMMANDS:
-            assert (f"{command.key_label} {command.title}" in visible_text(pilot, "Keys")) is (command.priority > 0)
+            shown = command.priority > 0 and screen.is_available(command.action)
+            title = f"{command.key_label} {screen.title_of(command)}"
+            assert (title in visible_text(pilot, "Keys")) is shown
         provider = CommandProvider(pilot.app.screen, None)
         commands = [str(hit.display) async for hit in provider.discover()]  # type: ignore[union-attr]
         await press(pilot, "question_mark")

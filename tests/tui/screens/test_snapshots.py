@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,10 @@ from textual.pilot import Pilot
 from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until_idle
 from screen_snapshots import Compare, matches_snapshot, size_name
 from tui.demo.server import LIVE_RUN
-from tui.screens.monitor import MonitorScreen
 
 SIZES = [(80, 24), (120, 34), (200, 60)]
 
 pytestmark = [pytest.mark.usefixtures("frozen_environment"), pytest.mark.parametrize("size", SIZES, ids=size_name)]
-
-
-async def fill_gpu_history(pilot: Pilot[None]) -> None:
-    """Fill the GPU history of the monitor with 32 samples."""
-    screen = pilot.app.screen
-    assert isinstance(screen, MonitorScreen)
-    for index, (uuid, values) in enumerate(screen._busy_history.items()):
-        last = values[-1]
-        samples = [
-            None if last is None else max(min(last + (tick * 7 + index * 5) % 13 - 6, 100), 0) for tick in range(31)
-        ]
-        screen._busy_history[uuid] = deque([*samples, last], maxlen=32)
-    screen.update_content()
-    await pilot.pause()
-
-
-def test_monitor(snap_compare: Compare, size: tuple[int, int]) -> None:
-    owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "space down space", fill_gpu_history)
-    owners[0].release()
-
-
-def test_monitor_without_gpu(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size)
 
 
 def test_run(snap_compare: Compare, size: tuple[int, int]) -> None:

@@ -1,0 +1,42 @@
+"""How the monitor divides its room."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tui.screens.monitor_layout import FRAME_LINES, HEADER_LINES, Demand, arrange
+
+SIZES = [(60, 13), (60, 18), (80, 22), (120, 32), (160, 46), (200, 58), (100, 90)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_arrange_fills_the_room(size: tuple[int, int]) -> None:
+    for gpus, processes, runs in itertools.product((0, 1, 2, 4, 8, 16), (0, 1, 9, 100), (0, 3, 300)):
+        layout = arrange(Demand(*size, gpus, processes, runs))
+        left, right = layout.processes + layout.host, layout.runs + layout.preview
+        below = size[1] - layout.gpus
+        assert (left == right == below) if layout.side_by_side else left + right == below
+        assert all(height == 0 or height > FRAME_LINES for height in (left, right, layout.processes))
+        assert layout.runs >= 3
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [(160, 46), (200, 58)], ids=str)
+def test_arrange_gives_gpus_several_lines_without_blank_rest(size: tuple[int, int], gpus: int) -> None:
+    layout = arrange(Demand(*size, gpus, 6, 3))
+    assert layout.gpu_lines >= 3
+    assert layout.gpus == gpus * layout.gpu_lines + HEADER_LINES + FRAME_LINES
+
+
+def test_arrange_leaves_no_list_half_empty() -> None:
+    layout = arrange(Demand(160, 46, 8, 6, 3))
+    assert layout.processes == 6 + HEADER_LINES + FRAME_LINES
+    assert layout.runs == 3 + FRAME_LINES
+    assert layout.host > 0 and layout.preview > 0
+
+
+def test_arrange_long_lists_share_room_with_graphs() -> None:
+    layout = arrange(Demand(160, 46, 8, 4, 300))
+    assert layout.runs >= layout.preview >= 8
