@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -212,7 +213,9 @@ class MonitorScreen(GputrainScreen):
         live = sum(row.live for row in shown)
         title = self._count_title("Runs", len(shown), count)
         panel.set_titles(f"{title}, {live} live" if live and not self.filter_text else title)
-        panel.set_rows([Row(row.folder, run_line(row, width, panel.text_width)) for row in shown], empty_text=empty)
+        room = panel.text_width
+        rows = [Row(row.folder, partial(run_line, row, width, room)) for row in shown]
+        panel.set_rows(rows, empty_text=empty)
 
     def _count_title(self, name: str, shown: int, count: int) -> str:
         if not self.filter_text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -57,7 +58,7 @@ class RunsScreen(GputrainScreen):
         rows = poller.rows
         shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
         table = RunTable.fit(shown, lines.text_width, with_message=not self.has_class("-wide"))
-        lines.set_rows([Row(row.folder, table.line(row)) for row in shown], [table.header], self._empty_text(query))
+        lines.set_rows([Row(row.folder, partial(table.line, row)) for row in shown], [table.header], self._empty_text(query))
         count = pluralize(len(shown), "run")
         if query:
             count = f"{len(shown)} of {len(rows or [])} match '{printable(query)}'"

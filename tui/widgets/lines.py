@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from rich.segment import Segment
@@ -20,11 +21,18 @@ from tui.palette import CURSOR, CURSOR_BLURRED
 
 @dataclass(frozen=True)
 class Row:
-    """A line of text, and further lines below it. `key` identifies the row across updates for the cursor."""
+    """A line of text, and further lines below it. `key` identifies the row across updates for the cursor.
+
+    `source` is the text, or returns it: a list of hundreds of runs formats only those that are visible.
+    """
 
     key: str
-    text: Text
+    source: Text | Callable[[], Text]
     more: tuple[Text, ...] = ()
+
+    @cached_property
+    def text(self) -> Text:
+        return self.source if isinstance(self.source, Text) else self.source()
 
 
 class Lines(ScrollView, can_focus=True):
