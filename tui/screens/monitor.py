@@ -32,6 +32,7 @@ from tui.text.host import header_line, host_graphs
 from tui.text.run_lines import name_columns, run_line
 from tui.text.runs import RunRow
 from tui.widgets.lines import Lines, Row
+from tui.widgets.preview import Preview
 
 NAME = " gputrain  "
 # Before the first snapshot, room is kept for as many GPUs.
@@ -73,6 +74,9 @@ class MonitorScreen(GputrainScreen):
                     yield host
                 with Container(id="right"):
                     yield Lines(selectable=True, id="runs")
+                    preview = Preview(id="preview")
+                    preview.can_focus = False
+                    yield preview
 
     @property
     def _snapshot(self) -> Snapshot | None:
@@ -112,9 +116,8 @@ class MonitorScreen(GputrainScreen):
         below = self.query_one("#below")
         below.set_class(layout.side_by_side, "-beside")
         below.set_class(not layout.side_by_side, "-stacked")
-        heights = {"gpus": layout.gpus, "processes": layout.processes, "host": layout.host}
-        for name, height in (heights | {"runs": layout.runs + layout.preview}).items():
-            panel = self.query_one(f"#{name}")
+        for name in ("gpus", "processes", "host", "runs", "preview"):
+            panel, height = self.query_one(f"#{name}"), getattr(layout, name)
             panel.display = height > 0
             panel.styles.height = max(height, 1)
         # The text widths of the panels follow in the next refresh.
@@ -147,7 +150,7 @@ class MonitorScreen(GputrainScreen):
             ]
             free = sum(is_free(gpu) for gpu in snapshot.gpus)
             title = f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"
-            lines.set_titles(title, f"picked: {self._picked_names()}" if picked else "")
+            lines.set_titles(title, self._picked_title())
             lines.set_rows(rows, [head])
         else:
             lines.set_titles("GPUs")
@@ -159,6 +162,13 @@ class MonitorScreen(GputrainScreen):
         """Return the indices of the picked GPUs: `2, 3`."""
         picked = self.gputrain_app.picked_gpu_uuids
         return ", ".join(str(gpu.index) for gpu in self._gpus if gpu_key(gpu) in picked)
+
+    def _picked_title(self) -> str:
+        """Return the picked GPUs, and whom a run on them would share them with, as markup."""
+        picked = [gpu for gpu in self._gpus if gpu_key(gpu) in self.gputrain_app.picked_gpu_uuids]
+        others = dict.fromkeys(name for gpu in picked for name in users(gpu))
+        shared = f"[$warning]shared with {escape(', '.join(others))}[/]  " if others else ""
+        return f"{shared}[$accent b]picked: {self._picked_names()}[/]" if picked else ""
 
     # Processes, host and runs
 
@@ -216,6 +226,13 @@ class MonitorScreen(GputrainScreen):
         room = panel.text_width
         rows = [Row(row.folder, partial(run_line, row, width, room)) for row in shown]
         panel.set_rows(rows, empty_text=empty)
+        self._show_preview()
+
+    def _show_preview(self) -> None:
+        """Show more of the run under the cursor, where there is room."""
+        key = self.query_one("#runs", Lines).selected_key
+        rows = self.gputrain_app.run_list_poller.rows or []
+        self.query_one(Preview).show_run(next((row for row in rows if row.folder == key), None))
 
     def _count_title(self, name: str, shown: int, count: int) -> str:
         if not self.filter_text:
@@ -255,7 +272,9 @@ class MonitorScreen(GputrainScreen):
             return "open run" if selected is not None and self._run_of(selected[1]) is not None else None
         return {"gpus": "GPU details", "runs": "open run"}.get(focused.id or "")
 
-    def on_lines_moved(self) -> None:
+    def on_lines_moved(self, event: Lines.Moved) -> None:
+        if event.lines.id == "runs":
+            self._show_preview()
         self.update_keys()
 
     def action_pick(self) -> None:
@@ -269,8 +288,6 @@ class MonitorScreen(GputrainScreen):
             return
         picked = self.gputrain_app.picked_gpu_uuids
         picked ^= {gpu_key(gpu)}
-        if gpu_key(gpu) in picked and (names := users(gpu)):
-            self.gputrain_app.show_toast(f"GPU {gpu.index} is used by {', '.join(names)}; a run on it shares it")
         self._show_gpus()
         self.update_keys()
 

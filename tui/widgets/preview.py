@@ -24,6 +24,7 @@ from tui.widgets.lines import Lines
 DEBOUNCE_SECONDS = 0.08
 # Wide enough for two charts beside each other.
 MIN_TWO_COLUMNS = 84
+MIN_COMPACT_COLUMNS, COMPACT_CHART_LINES = 50, 8
 MIN_CHART_LINES, MAX_CHART_LINES = 6, 30
 # High enough for two charts below each other, which are wider then.
 MIN_STACKED_LINES = 24
@@ -123,8 +124,17 @@ class Preview(Lines):
             room -= max(len(figures), len(changes)) + 1
             charts = self._chart_lines(preview, room, column, beside=True)
             return [*_side_by_side(figures, changes, width=column), Text(""), *charts]
+        if room - len(figures) - len(changes) - 2 < MIN_CHART_LINES:
+            return self._compact_lines(preview, figures, room)
         charts = self._chart_lines(preview, room - len(figures) - len(changes) - 2, column, beside=False)
         return [*figures, Text(""), *charts, Text(""), *changes]
+
+    def _compact_lines(self, preview: RunPreview, figures: Sequence[Text], room: int) -> list[Text]:
+        """Return the charts for a low panel, below as many key figures as there is room for."""
+        shown = list(figures[: max(room - COMPACT_CHART_LINES, 0)])
+        beside = self.text_width >= MIN_COMPACT_COLUMNS
+        column = (self.text_width - len(GAP)) // 2 if beside else self.text_width
+        return [*shown, *self._chart_lines(preview, room - len(shown), column, beside=beside)]
 
     def _chart_lines(self, preview: RunPreview, room: int, width: int, *, beside: bool) -> list[Text]:
         """Return the charts, beside or below each other, in at most `room` lines; as few of them as are readable."""

@@ -89,9 +89,9 @@ def test_monitor_keys_in_a_burst_act_in_order(demo_runs_folder: Path) -> None:
 def test_monitor_tells_who_uses_picked_gpu(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "space")
-        assert toasts(pilot) == ["GPU 0 is used by fashion-17 rank 0; a run on it shares it"]
+        assert "shared with fashion-17 rank 0  picked: 0" in visible_text(pilot, "#gpus")
         await press(pilot, "space", "down", "down", "space")
-        assert len(toasts(pilot)) == 1
+        assert "shared" not in visible_text(pilot, "#gpus")
 
     drive(demo_app(demo_runs_folder), act)
 
