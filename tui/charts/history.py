@@ -19,6 +19,7 @@ MAX_HOLD_SECONDS = 6.0
 # Seconds that graphs can show. Unless the user zooms, they show all of the past, but not more than `MAX_AUTO_SPAN`.
 SPANS = (60, 120, 300, 600, 1800, 3600, 3 * 3600, 12 * 3600, 48 * 3600)
 MAX_AUTO_SPAN = SPANS.index(600)
+MAX_CACHED_GRAPHS = 4  # of different widths
 DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
 # Seconds between the labels of a time axis, and columns for each of them.
 AXIS_STEPS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
@@ -64,6 +65,11 @@ class _Level:
         mean = self._means[bucket % self.size]
         self._means[bucket % self.size] = value if self._count == 1 else mean + (value - mean) / self._count
 
+    @property
+    def latest_start(self) -> float:
+        """Unix seconds at which the latest bucket begins. Earlier buckets keep their means."""
+        return self._latest * self.seconds
+
     def mean(self, start: float, end: float) -> float | None:
         """Return the mean of the buckets that begin in [`start`, `end`), or of the one around `start`."""
         first = math.ceil(start / self.seconds)
@@ -86,6 +92,8 @@ class LoadHistory:
         """Unix seconds of the first value; None before it."""
         self._held = math.nan
         """The latest value, NaN if it is unknown."""
+        self._final_means: dict[tuple[int, float], dict[int, float | None]] = {}
+        """Means of columns that later values do not change, by level and seconds per column."""
 
     def add(self, time: float, value: float | None) -> None:
         """Add the value at `time` (Unix seconds); times increase. None is an unknown value, shown as a gap."""
@@ -107,7 +115,16 @@ class LoadHistory:
         index, width = _level_and_width(seconds, count)
         level = self._levels[index]
         last = math.floor(end / width)
-        return [level.mean((last - index) * width, (last - index + 1) * width) for index in reversed(range(count))]
+        known = self._final_means.get((index, width), {})
+        means = {
+            column: known[column] if column in known else level.mean(column * width, (column + 1) * width)
+            for column in range(last - count + 1, last + 1)
+        }
+        if len(self._final_means) >= MAX_CACHED_GRAPHS:
+            self._final_means.clear()
+        first_open = math.floor(level.latest_start / width)
+        self._final_means[index, width] = {column: mean for column, mean in means.items() if column < first_open}
+        return list(means.values())
 
 
 def _level_and_width(seconds: float, count: int) -> tuple[int, float]:

@@ -116,6 +116,7 @@ class GputrainScreen(Screen[None]):
     def __init__(self, app: AppServices) -> None:
         super().__init__()
         self.gputrain_app = app
+        self._filter: Filter | None = None
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
         for binding in make_bindings(self.SCREEN_COMMANDS):
@@ -130,7 +131,8 @@ class GputrainScreen(Screen[None]):
         yield TextLine(id="title")
         yield from self.compose_body()
         if any(command.action == "filter" for command in self.SCREEN_COMMANDS):
-            yield Filter()
+            self._filter = Filter()
+            yield self._filter
         yield Keys(self.COMMAND_TABLE, self.is_available, self.title_of)
         yield Static(
             f"The terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
@@ -215,8 +217,7 @@ class GputrainScreen(Screen[None]):
     @property
     def filter_text(self) -> str:
         """The filter in lower case; empty without a filter."""
-        inputs = self.query("#filter").results(Input)
-        return next((line.value.strip().lower() for line in inputs), "")
+        return "" if self._filter is None else self._filter.value.strip().lower()
 
     def action_filter(self) -> None:
         self.query_one(Filter).activate()

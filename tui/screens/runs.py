@@ -58,7 +58,8 @@ class RunsScreen(GputrainScreen):
         rows = poller.rows
         shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
         table = RunTable.fit(shown, lines.text_width, with_message=not self.has_class("-wide"))
-        lines.set_rows([Row(row.folder, partial(table.line, row)) for row in shown], [table.header], self._empty_text(query))
+        texts = [Row(row.folder, partial(table.line, row)) for row in shown]
+        lines.set_rows(texts, [table.header], self._empty_text(query))
         count = pluralize(len(shown), "run")
         if query:
             count = f"{len(shown)} of {len(rows or [])} match '{printable(query)}'"

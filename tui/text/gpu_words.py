@@ -34,7 +34,10 @@ def common_name(snapshot: Snapshot) -> str | None:
 
 def is_free(gpu: Gpu) -> bool:
     """Whether nothing uses the GPU, as far as is known."""
-    return gpu.state == "ok" and gpu.processes.value is not None and not users(gpu) and find_current_use(gpu) is None
+    processes = gpu.processes.value
+    if gpu.state != "ok" or processes is None or gpu.runs:
+        return False
+    return not any(process.run or process.kind == "compute" for process in processes) and find_current_use(gpu) is None
 
 
 def users(gpu: Gpu) -> list[str]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
@@ -89,6 +90,7 @@ class Lines(ScrollView, can_focus=True):
         self._header: list[Text] = []
         self._rows: list[Row] = []
         self._cursor = 0
+        self._base_style, self._line_width = Style(), 0
         self._row_height = 1
         self._empty_text = empty_text or Text("")
 
@@ -167,23 +169,25 @@ class Lines(ScrollView, can_focus=True):
         """Return the index of the row at line `y` of the widget, below the header, and the line of that row."""
         return divmod(y - len(self._header) + int(self.scroll_offset.y), self._row_height)
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        # Both follow from the style sheet, and are the same for all lines.
+        self._base_style, self._line_width = self.rich_style, self.text_width
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         text, under_cursor = self._visible_line(y)
-        width = self.text_width
-        base = self.rich_style
+        base, width = self._base_style, self._line_width
         if under_cursor:
             base += self.app.console.get_style(CURSOR if self.has_focus else CURSOR_BLURRED)
         if text.style:
             # Rich omits it if the text has no other style.
             base += self.app.console.get_style(text.style)
-        line = text.copy()
-        line.truncate(width, overflow="ellipsis", pad=True)
-        segments = [
-            Segment(part, base + style if style else base)
-            for part, style, _ in line.render(self.app.console, end="")
-            if part
-        ]
-        return Strip(segments, width)
+        if (room := width - text.cell_len) < 0:
+            text = text.copy()
+            text.truncate(width, overflow="ellipsis")
+        parts = text.render(self.app.console)
+        segments = [Segment(part, base + style if style else base) for part, style, _ in parts if part]
+        return Strip([*segments, Segment(" " * room, base)] if room > 0 else segments, width)
 
     def on_resize(self) -> None:
         self._update_virtual_size()
