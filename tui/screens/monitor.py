@@ -61,6 +61,8 @@ class MonitorScreen(GputrainScreen):
         self._processes: dict[str, tuple[Gpu, GpuProcess]] = {}
         self._signaler = ProcessSignaler(app)
         self._moved_focus_to_runs = False
+        self._shown: dict[str, tuple[object, ...]] = {}
+        """What the panels were last formatted from, by their IDs."""
         self._room: MonitorLayout | None = None
 
     def compose_body(self) -> ComposeResult:
@@ -93,7 +95,8 @@ class MonitorScreen(GputrainScreen):
     def update_content(self) -> None:
         snapshot, app = self._snapshot, self.gputrain_app
         processes, runs = self._matching_processes(), self._matching_runs()
-        self._divide_room(len(processes), len(runs))
+        # Of all rows, so that the panels keep their places while the user types a filter.
+        self._divide_room(len(self._all_processes()), len(app.run_list_poller.rows or ()))
         self._show_gpus()
         self._show_processes(processes)
         self._show_host()
@@ -134,6 +137,12 @@ class MonitorScreen(GputrainScreen):
         past = max((end - start for start, end in zip(starts, ends, strict=True) if start and end), default=0.0)
         return SPANS[automatic_span(past)]
 
+    def _is_shown(self, panel: Lines, *content: object) -> bool:
+        """Whether the panel shows this content already; note that it does from here on."""
+        before = self._shown.get(panel.id or "")
+        self._shown[panel.id or ""] = content
+        return before == content
+
     # GPUs
 
     def _show_gpus(self) -> None:
@@ -143,7 +152,9 @@ class MonitorScreen(GputrainScreen):
             lines.set_texts([Text(line, BAD) for line in textwrap.wrap(printable(self._gpu_problem), lines.text_width)])
         elif snapshot is not None and snapshot.gpus and self._room is not None:
             picked = self.gputrain_app.picked_gpu_uuids
-            view = TableView(lines.text_width, self._room.gpu_lines, self._seconds, picked)
+            view = TableView(lines.text_width, self._room.gpu_lines, self._seconds, frozenset(picked))
+            if self._is_shown(lines, snapshot, view):
+                return
             head, blocks = gpu_table(snapshot, self.gputrain_app.gpu_poller.loads, view)
             rows = [
                 Row(gpu_key(gpu), block[0], tuple(block[1:])) for gpu, block in zip(snapshot.gpus, blocks, strict=True)
@@ -172,16 +183,21 @@ class MonitorScreen(GputrainScreen):
 
     # Processes, host and runs
 
+    def _all_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
+        return list_gpu_processes(self._snapshot) if self._snapshot is not None else []
+
     def _matching_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
-        query, snapshot = self.filter_text, self._snapshot
+        query = self.filter_text
         return [
             (gpu, process)
-            for gpu, process in (list_gpu_processes(snapshot) if snapshot is not None else ())
+            for gpu, process in self._all_processes()
             if not query or (process and _matches_filter(query, gpu, process))
         ]
 
     def _show_processes(self, processes: list[tuple[Gpu, GpuProcess | None]]) -> None:
         panel = self.query_one("#processes", Lines)
+        if self._is_shown(panel, self._snapshot, self.filter_text, panel.text_width):
+            return
         head, *texts = process_lines(processes, panel.text_width)
         keys = [f"{gpu.index}/{process.pid if process else ''}" for gpu, process in processes]
         self._processes = {
