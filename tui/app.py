@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.theme import ThemeStackError
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tui.launcher import LaunchedRun
 
 EXIT_GRACE_SECONDS = 1.5
+MOUNT_POLL_SECONDS = 0.001
 STARTUP_SECONDS = 1.0
 # psutil is imported after the first frames.
 HOST_DELAY_SECONDS = 0.4
@@ -136,6 +138,21 @@ class GputrainApp(App[None]):
             self.show_toast(f"The screenshot cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
             return
         self.show_toast(f"Saved {path}", timeout_s=8)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Send keys that arrive together with the key that opens a screen to that screen.
+
+        Textual sends them to the widget that has the focus when they arrive, before the screen is open."""
+        if not isinstance(event, events.Key) or not isinstance(self.screen, GputrainScreen):
+            await super().on_event(event)
+        elif not event.is_forwarded:
+            while not self.screen.is_mounted:
+                await asyncio.sleep(MOUNT_POLL_SECONDS)
+            await super().on_event(event)
+        elif event.time < self.screen.opened_at:
+            self.post_message(events.Key(event.key, event.character))
+        else:
+            await super().on_event(event)
 
     def source_notice(self) -> str | None:
         """Return the notice that marks simulated or recorded data on every screen, or None."""

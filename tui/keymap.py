@@ -147,6 +147,7 @@ CONFUSION_COMMANDS = (
 )
 FORM_COMMANDS = (
     Command("ctrl+s", "start", "Validate the config and start the run.", "start", 9),
+    Command("enter", "choose", "List the choices of this field, or go to the next field.", "choose", 7),
     Command("ctrl+f,slash", "search", "Search all fields.", "search", 5),
     Command("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
     Command("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),

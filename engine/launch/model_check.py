@@ -34,18 +34,19 @@ from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.rank_state import RankState
 from engine.training.train import TrainingData, build_trainer
-from engine.utils.errors import UsageError, problems_to_json
+from engine.utils.errors import Problem, UsageError, problems_to_json
 
 FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
 # BatchNorm cannot normalize a single image whose feature maps are one pixel large.
 MIN_TRIAL_BATCH_SIZE = 2
+TORCH_BUILD_ADVICE = "install a build of torch for this driver (https://pytorch.org/get-started)"
 
 
 def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     """Build the training state of a rank on the CPU, with random instead of pretrained weights.
 
-    Return `problems` as JSON and `weight_bytes`, the size of parameters and buffers; or an `error` if no model was
-    built."""
+    Return `problems` as JSON, `weight_bytes`, the size of parameters and buffers, and the number of `parameters`; or an
+    `error` if no model was built."""
     if is_user_code(config.data.dataset):
         return {"error": f"only opening {config.data.dataset} shows its image size and classes"}
     trial = trial_config(
@@ -64,11 +65,25 @@ def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     )
     try:
         state = build_trial_state(trial, plan_node(trial, []), _stand_in_source(trial))
-        return {"problems": [], "weight_bytes": weight_bytes(state.model)}
+        parameters = sum(parameter.numel() for parameter in state.model.parameters())
+        return {"problems": [], "weight_bytes": weight_bytes(state.model), "parameters": parameters}
     except UsageError as error:
         return {"problems": problems_to_json(error.problems)}
     except Exception as error:
         return {"error": describe_cause(error)}
+
+
+def torch_gpu_problems() -> list[Problem]:
+    """Return why torch cannot train on the GPUs of this host, which NVML lists."""
+    reason, advice = "", f"{TORCH_BUILD_ADVICE}, or train on the CPU with --gpus cpu"
+    if torch.version.cuda is None and torch.version.hip is None:
+        reason = f"torch {torch.__version__} is built without CUDA"
+    else:
+        try:
+            torch.cuda.init()
+        except (AssertionError, RuntimeError) as error:
+            reason = f"torch {torch.__version__} cannot use the GPUs of this host: {describe_cause(error)}"
+    return [Problem("device.gpus", reason, advice)] if reason else []
 
 
 def _stand_in_source(config: Config) -> ImageSource:

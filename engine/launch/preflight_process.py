@@ -44,15 +44,15 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         Config.model_validate(values["config"]), Path(values["runs_dir"]), "form", dry_run=True, problems=problems
     )
 
-    cpu_fallback = ""
+    cpu_fallback, warnings = "", list[str]()
 
     def choose_gpus(wait: bool) -> list[CudaDevice]:
-        nonlocal cpu_fallback
+        nonlocal cpu_fallback, warnings
         device = request.config.device
         snapshot = Snapshot.from_line(values["snapshot"]) if values["snapshot"] else None
         try:
             allocation = preview_allocation(device.gpus, snapshot, wait=device.wait)
-            gpus, cpu_fallback = allocation.devices, allocation.cpu_fallback or ""
+            gpus, warnings, cpu_fallback = allocation.devices, allocation.warnings, allocation.cpu_fallback or ""
         except UsageError:
             if snapshot is not None and not snapshot.pending:
                 raise
@@ -68,17 +68,21 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         return sources[key]
 
     preflight = run_preflight(request, choose_gpus, open_source=open_source)
-    plan, counts = preflight.plan, preflight.counts
+    plan, counts, source = preflight.plan, preflight.counts, preflight.source
     return {
         "problems": problems_to_json(preflight.problems),
         "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
         "cpu_fallback": cpu_fallback,
+        "warnings": [warning for warning in warnings if warning != cpu_fallback],
         "on_gpu": None if plan is None else plan.on_gpu,
         "images": None if counts is None else [counts.train, counts.val],
+        "classes": None if source is None else len(source.classes),
     }
 
 
 def _check_model(values: dict[str, Any]) -> dict[str, Any]:
-    from engine.launch.model_check import check_model
+    from engine.launch.model_check import check_model, torch_gpu_problems
 
-    return check_model(Config.model_validate(values["config"]), on_gpu=values["on_gpu"])
+    gpu_problems = torch_gpu_problems() if values.get("check_gpus") else []
+    answer = check_model(Config.model_validate(values["config"]), on_gpu=values["on_gpu"])
+    return answer | {"problems": [*problems_to_json(gpu_problems), *answer.get("problems", ())]}

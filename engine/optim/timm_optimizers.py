@@ -46,12 +46,28 @@ def timm_options(name: str) -> dict[str, OptimizerOption]:
     if timm_name.startswith("lookahead_"):
         raise UsageError.one("optim.name", f"{name}: timm's lookahead wrapper is not supported")
     if timm_name not in catalog:
-        usable = [TIMM_PREFIX + key for key, entry in catalog.items() if "options" in entry]
+        usable = _usable_names(catalog)
         hint = did_you_mean(name, usable) or f"; choose from {', '.join(usable)}"
         raise UsageError.one("optim.name", f"timm has no optimizer {timm_name!r}{hint}")
     if "refused" in catalog[timm_name]:
         raise UsageError.one("optim.name", f"{name} cannot be used: it {catalog[timm_name]['refused']}")
     return {key: _option_from_default(key, **entry) for key, entry in catalog[timm_name]["options"].items()}
+
+
+def timm_optimizer_names() -> list[str]:
+    """Return the values of `optim.name` that select an optimizer of timm; none if timm is missing or broken."""
+    try:
+        return _usable_names(_catalog())
+    except UsageError:
+        return []
+
+
+def _usable_names(catalog: dict[str, Any]) -> list[str]:
+    return [
+        TIMM_PREFIX + name
+        for name, entry in catalog.items()
+        if "options" in entry and not name.startswith("lookahead_")
+    ]
 
 
 def _option_from_default(key: str, default: Any, optional: bool) -> OptimizerOption:

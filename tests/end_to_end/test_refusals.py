@@ -21,7 +21,7 @@ from factories import find_free_port
 from gputrain_command import GPUTRAIN, Gputrain, clean_environment
 from tui.cli.train import build_request
 from tui.form.checks import FormChecker
-from tui.form.model import Form, form_problems, valid_config
+from tui.form.model import Form, validate_form
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
@@ -139,14 +139,14 @@ def test_form_shows_all_problems(workdir: Path) -> None:
     try:
         for arguments, expected in (in_folder(refusal, workdir) for refusal in REFUSED.values()):
             form = Form("digits", dict(argument.split("=", 1) for argument in arguments))
-            config = valid_config(form)
+            config, problems = validate_form(form)
             assert config is not None
-            result = checker.check(checker.begin(config), config, snapshot, form_problems(form))
+            result = checker.check(checker.begin(config), config, snapshot, problems)
             assert result is not None
             assert_sentences([str(problem) for problem in result.problems], expected)
         for arguments, expected in (in_folder(refusal, workdir) for refusal in REFUSED_MODELS.values()):
             config = Form("digits", dict(argument.split("=", 1) for argument in arguments)).config()
-            problems = checker.check_model(checker.begin(config), config, on_gpu=False)
+            problems = checker.check_model(checker.begin(config), config, on_gpu=False).problems
             assert_sentences([str(problem) for problem in problems], expected)
     finally:
         checker.cancel()

@@ -24,8 +24,8 @@ TYPED = (("model.name", "linear"), ("run.epochs", "100000"), ("run.name", "mine"
 
 async def set_field(pilot: Pilot[None], key: str, text: str) -> None:
     screen: Any = pilot.app.screen
-    screen.query_one(f"#field-{key.replace('.', '-')}").control.value = text
-    await pilot.pause()
+    screen.fields.select(key)
+    await pilot.press(*text)
 
 
 def run_screen(pilot: Pilot[None]) -> RunScreen:

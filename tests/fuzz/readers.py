@@ -44,7 +44,7 @@ from engine.utils.errors import UsageError
 from engine.utils.files import MAX_JSON_BYTES, cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
 from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
-from tui.form.model import form_problems, load_last_form, valid_config
+from tui.form.model import load_last_form, validate_form
 from tui.pollers import EvaluationPoller, LogTail, RunPoller
 from tui.text.confusion import matrix_lines, mistakes
 from tui.text.models import list_models, print_models
@@ -260,8 +260,7 @@ def read_timm_optimizers(_: Path) -> None:
 
 def read_form(_: Path) -> None:
     form = load_last_form()
-    form_problems(form)
-    valid_config(form)
+    validate_form(form)
     with contextlib.suppress(UsageError):
         form.arguments()
 

@@ -264,10 +264,13 @@ def print_config_keys(*, as_json: bool) -> None:
     """Print every config key with its description, choices and default."""
     from engine.config.schema import fields
     from tui.flags import format_value
-    from tui.form.model import field_kind
+    from tui.form.fields import field_kind
+
+    def choices_of(annotation: object) -> list[str]:
+        return [choice for choice in field_kind(annotation)[0] if choice and annotation is not bool]
 
     rows = {
-        key: {"description": info.description, "choices": list(field_kind(info.annotation)[0]), "default": info.default}
+        key: {"description": info.description, "choices": choices_of(info.annotation), "default": info.default}
         for key, info in fields()
     }
     if as_json:

@@ -37,6 +37,20 @@ class FormCheckResult:
     problems: list[Problem] = field(default_factory=list)
     cpu_fallback: str = ""
     """Why the run would train on the CPU although this host has GPUs."""
+    warnings: tuple[str, ...] = ()
+    """What does not prevent the start, such as GPUs that others use."""
+    num_classes: int | None = None
+    """Number of classes of the dataset; None if it was not opened."""
+    parameters: int | None = None
+    """Number of parameters of the model; None until it is built."""
+
+
+@dataclass(frozen=True)
+class ModelCheckResult:
+    """The problems of building the model, and its number of parameters if it was built."""
+
+    problems: list[Problem] = field(default_factory=list)
+    parameters: int | None = None
 
 
 class FormChecker:
@@ -79,14 +93,29 @@ class FormChecker:
             train, val = answer["images"]
             sampler = build_sampler_from_counts(config, train, val, total_ranks)
         host_problems = problems_from_json(answer["problems"])
-        return FormCheckResult(total_ranks, answer["on_gpu"], sampler, host_problems, answer["cpu_fallback"])
+        return FormCheckResult(
+            total_ranks,
+            answer["on_gpu"],
+            sampler,
+            host_problems,
+            answer["cpu_fallback"],
+            tuple(answer["warnings"]),
+            num_classes=answer["classes"],
+        )
 
-    def check_model(self, canceled: threading.Event, config: Config, *, on_gpu: bool) -> list[Problem]:
-        """Build the model of a config that has no other problems, unless a newer check begins within a second."""
+    def check_model(
+        self, canceled: threading.Event, config: Config, *, on_gpu: bool, check_gpus: bool = False
+    ) -> ModelCheckResult:
+        """Build the model of a config that has no other problems, unless a newer check begins within a second.
+
+        `check_gpus` also checks whether torch can use the GPUs of this host."""
         if canceled.wait(MODEL_CHECK_DELAY_SECONDS):
-            return []
-        answer = self._ask("model", canceled, {"config": as_dict(config), "on_gpu": on_gpu})
-        return [] if answer is None else problems_from_json(answer.get("problems", ()))
+            return ModelCheckResult()
+        request = {"config": as_dict(config), "on_gpu": on_gpu, "check_gpus": check_gpus}
+        answer = self._ask("model", canceled, request)
+        if answer is None:
+            return ModelCheckResult()
+        return ModelCheckResult(problems_from_json(answer["problems"]), answer.get("parameters"))
 
     def cancel(self) -> None:
         self._replace("")

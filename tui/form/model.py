@@ -1,14 +1,16 @@
 """The form for a new run without its widgets: a base config, and the values that the user typed over it.
 
-Keys, descriptions and choices come from `engine.config.schema`; `tui.screens.form` shows them.
+`tui.form.fields` describes the fields, and `tui.screens.form` shows them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
 
 from engine.config.loader import (
     OPTIMIZER_SPECIFIC_KEYS,
@@ -17,13 +19,10 @@ from engine.config.loader import (
     resolve_config,
     user_presets_folder,
 )
-from engine.config.optimizer_options import default_options
-from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
-from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored, fields
-from engine.config.user_code import is_user_code
+from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
-from engine.runs.folder import sanitize_run_name
+from engine.runs.folder import runs_root, sanitize_run_name
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import (
     config_folder,
@@ -35,64 +34,12 @@ from engine.utils.files import (
 )
 from tui.charts.axis import FloatArray
 from tui.flags import format_value, run_arguments
+from tui.form.fields import form_fields
 
 FORM_FILE = "form.json"
 FORM_FORMAT = 1
-# Shown by default, in this order; the other keys are shown on demand.
-MAIN_KEYS = (
-    *("device.gpus", "device.ranks", "data.workers", "data.dataset", "data.path", "model.name", "model.weights"),
-    *("run.epochs", "data.batch_size", "optim.lr", "optim.lr_scaling", "optim.name", "optim.momentum"),
-    *("optim.nesterov", "optim.betas", "optim.eps", "optim.options", "optim.weight_decay", "schedule.name"),
-    "schedule.warmup_epochs",
-    *("schedule.step_size", "schedule.milestones", "schedule.gamma", "schedule.final_lr_ratio"),
-    *("schedule.restart_every", "schedule.restart_factor", "schedule.power", "schedule.peak_at"),
-    *("schedule.start_factor", "schedule.end_factor", "schedule.patience", "precision.amp", "augment.flip"),
-    "run.name",
-)
-# Keys without effect on a new run.
-EXCLUDED_KEYS = {"run.resume"}
 # Keys that the next form does not repeat: the name must be unique, and no file may set the others.
 TYPED_ONCE_KEYS = {"run.name", *UNSTORED_KEYS}
-
-
-@dataclass(frozen=True)
-class ConfigField:
-    """A config key as the form shows it. `choices` are its allowed values if it has a fixed set; `allows_other` means
-    that it accepts other values, too."""
-
-    key: str
-    description: str
-    choices: tuple[str, ...] = ()
-    is_boolean: bool = False
-    allows_other: bool = False
-
-    @property
-    def is_main(self) -> bool:
-        return self.key in MAIN_KEYS
-
-
-def form_fields() -> list[ConfigField]:
-    """Return a field per config key: the main keys in form order, then the others in schema order."""
-    by_key = {
-        key: ConfigField(key, info.description or "", *field_kind(info.annotation))
-        for key, info in fields()
-        if key not in EXCLUDED_KEYS
-    }
-    return [by_key[key] for key in MAIN_KEYS] + [info for key, info in by_key.items() if key not in MAIN_KEYS]
-
-
-def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool, bool]:
-    """Return how the form edits a config type: its choices, whether it is bool, and whether it accepts other text."""
-    if get_origin(annotation) is Literal:
-        return tuple(map(str, get_args(annotation))), False, False
-    parts = get_args(annotation)
-    if bool in parts:
-        return ("false", "true"), False, False
-    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
-    is_number = any(part in (int, float) or get_args(part)[:1] in ((int,), (float,)) for part in parts)
-    if choices and not is_number:
-        return tuple(map(str, choices)), False, True
-    return (), annotation is bool, False
 
 
 @dataclass
@@ -102,8 +49,9 @@ class Form:
     base: str | None = None
     overrides: dict[str, str] = field(default_factory=dict)
 
+    @cached_property
     def base_config(self) -> Config:
-        """Return the base without the overrides. Invalid or missing keys, such as `data.path`, keep their default.
+        """The base without the overrides, read once. Invalid or missing keys, such as `data.path`, keep their default.
         Raises UsageError if the base cannot be read."""
         try:
             return resolve_config(self.base).config
@@ -114,22 +62,42 @@ class Form:
         """Return the resolved config. Raises UsageError for its invalid values. Does not check the host."""
         return resolve_config(self.base, flags={key: (key, text) for key, text in self.overrides.items()}).config
 
-    def values(self) -> dict[str, str]:
-        """Return the text of each field: the override if there is one, else the value of the base."""
+    @cached_property
+    def base_values(self) -> dict[str, str]:
+        """Text of each field in the base, read once."""
         try:
-            values = as_dict(self.base_config())
+            values = as_dict(self.base_config)
         except UsageError:
             values = as_dict(Config())
-        texts = {
+        return {
             f"{section}.{name}": format_value(value) for section, part in values.items() for name, value in part.items()
         }
-        return texts | self.overrides
+
+    def values(self) -> dict[str, str]:
+        """Return the text of each field: the override if there is one, else the value of the base."""
+        values = dict(self.base_values)
+        if "optim.name" in self.overrides:
+            # As in `engine.config.loader`, another optimizer does not keep the parameters of the base's.
+            values |= dict.fromkeys((f"optim.{parameter}" for parameter in OPTIMIZER_SPECIFIC_KEYS), "")
+        return values | self.overrides
+
+    def with_base(self, base: str | None) -> Form:
+        """Return a form with another base that keeps the overrides, except those that equal the new base."""
+        form = Form(base)
+        # The optimizer first, because it drops its parameters.
+        for key, text in sorted(self.overrides.items(), key=lambda item: item[0] != "optim.name"):
+            form.set_value(key, text)
+        return form
+
+    def copy(self) -> Form:
+        """Return a copy that another thread can read."""
+        return Form(self.base, dict(self.overrides))
 
     def set_value(self, key: str, text: str) -> None:
         """Override a key, or drop its override if the text equals the value of the base."""
         self.overrides.pop(key, None)
         if key == "optim.name":
-            # A new optimizer invalidates parameters of the previous one, as in `engine.config.loader`.
+            # Those typed for the previous optimizer do not apply to the new one either.
             for parameter in OPTIMIZER_SPECIFIC_KEYS:
                 self.overrides.pop(f"optim.{parameter}", None)
         if self.values().get(key) != text:
@@ -137,7 +105,16 @@ class Form:
 
     def arguments(self) -> list[str]:
         """Return the `gputrain` arguments that start this run. Raises UsageError if the config is invalid."""
-        return run_arguments(self.base, self.base_config(), self.config())
+        return run_arguments(self.base, self.base_config, self.config())
+
+    def arguments_for(self, config: Config, runs_dir: Path) -> list[str]:
+        """Return the `gputrain` arguments that start a run with `config`, the resolved config of this form."""
+        arguments = run_arguments(self.base, self.base_config, config)
+        try:
+            is_default = runs_dir.absolute() == runs_root()
+        except UsageError:
+            is_default = False
+        return arguments if is_default else [*arguments, "--runs-dir", str(runs_dir)]
 
     def save_preset(self, name: str) -> Path:
         """Write the config to `name`, a path or a name in the user's presets folder, and return the path.
@@ -164,36 +141,22 @@ class Form:
         return path
 
 
-def optimizer_placeholders(values: dict[str, str]) -> dict[str, str]:
-    """Return the defaults of the selected optimizer, which empty `optim` fields stand for."""
-    defaults = default_options(values["optim.name"])
-    return {f"optim.{key}": format_value(value) for key, value in defaults.items()}
-
-
-def is_relevant(key: str, values: dict[str, str]) -> bool:
-    """Whether a key has an effect in combination with these values."""
-    controlling_key, enabling_values = DEPENDS_ON.get(key, ("", set()))
-    value = values.get(controlling_key)
-    return not controlling_key or value in enabling_values or (ANY_USER_CODE in enabling_values and is_user_code(value))
-
-
-def form_problems(form: Form) -> list[Problem]:
-    """Return the problems of the form's values, without the checks of this host."""
+def validate_form(form: Form) -> tuple[Config | None, list[Problem]]:
+    """Return the config of the form without the values that are invalid, None if its base cannot be read, and the
+    problems, without the checks of this host."""
     try:
-        form.config()
-    except UsageError as error:
-        return error.problems
-    return []
-
-
-def valid_config(form: Form) -> Config | None:
-    """Return the config of the form, without the values that are invalid; None if its base cannot be read."""
-    try:
-        return form.config()
+        return form.config(), []
     except ConfigError as error:
-        return error.valid_part
-    except UsageError:
-        return None
+        return error.valid_part, error.problems
+    except UsageError as error:
+        return None, error.problems
+
+
+def next_run_name(form: Form, config: Config, runs_dir: Path) -> str:
+    """Return the name that a run without `run.name` gets if it starts next."""
+    stem = Path(form.base).stem if form.base is not None else f"{config.data.dataset}-{config.model.name}"
+    names = (f"{sanitize_run_name(stem)}-{number}" for number in count(1))
+    return next(name for name in names if not os.path.lexists(runs_dir / name))
 
 
 def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) -> tuple[FloatArray, FloatArray]:
@@ -223,7 +186,7 @@ def load_last_form() -> Form:
         {key: text for key, text in typed.items() if key in known_keys and isinstance(text, str)},
     )
     try:
-        form.base_config()
+        _ = form.base_config
     except UsageError:
         # The preset was deleted.
         return Form("digits")

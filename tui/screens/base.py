@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -117,6 +118,7 @@ class GputrainScreen(Screen[None]):
         super().__init__()
         self.gputrain_app = app
         self._filter: Filter | None = None
+        self.opened_at = time.monotonic()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
         for binding in make_bindings(self.SCREEN_COMMANDS):

@@ -1,6 +1,7 @@
-"""The form for a new run: one field per config key, beside the learning rate curve, the plan and the command.
+"""The form for a new run: its fields in sections, beside the learning rate curve, the plan and the command.
 
-`tui.form.model` holds the values, `tui.form.checks` checks them against this host.
+`tui.form` holds the values, describes the fields and checks them against this host. A key only changes the values and
+the lines that show them; validation and plan follow when no key has been pressed for `CHECK_DELAY_SECONDS`.
 """
 
 from __future__ import annotations
@@ -13,67 +14,86 @@ from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
-from textual import events, on, work
+from textual import events, work
 from textual.app import ComposeResult
-from textual.containers import Container, Vertical, VerticalScroll
-from textual.widgets import Input, Select, Static
+from textual.containers import Container
+from textual.timer import Timer
 
 from engine.config.loader import presets
 from engine.config.schema import Config
-from engine.runs.folder import runs_root
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize, printable
-from tui.charts.axis import Series
-from tui.charts.plot import Curve, PlotWindow
-from tui.charts.view import LR_STYLE
 from tui.form.checks import FormChecker, FormCheckResult
+from tui.form.completions import CATALOG_KEYS, Completer, Completion
+from tui.form.fields import (
+    NO_PRESET,
+    PRESET_KEY,
+    ConfigField,
+    form_sections,
+    help_text,
+    preset_field,
+)
 from tui.form.model import (
     Form,
-    form_fields,
     form_from_run,
-    form_problems,
-    is_relevant,
     load_last_form,
-    lr_curve,
-    optimizer_placeholders,
+    next_run_name,
     save_last_form,
-    valid_config,
+    validate_form,
 )
+from tui.form.plan import field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
-from tui.palette import BAD, MUTED, WARNING
-from tui.screens.base import AppServices, Filter, GputrainScreen
-from tui.screens.dialogs import MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
+from tui.palette import MUTED
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import ChoiceDialog, MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
+from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows
 from tui.text.gpus import gpu_lines
-from tui.text.tables import UNKNOWN
-from tui.widgets.chart import Chart
-from tui.widgets.field import Chooser, Field
+from tui.widgets.field_lines import FieldRow, Heading
+from tui.widgets.field_list import FieldList
+from tui.widgets.form_sidebar import FormSidebar
 from tui.widgets.lines import Row
+from tui.widgets.text_line import TextLine
 
-# For the learning rate curve while the number of images is unknown.
-ASSUMED_STEPS_PER_EPOCH = 100
-MAX_LR_CURVE_POINTS = 1000
-NO_PRESET = "(none)"
+CHECK_DELAY_SECONDS = 0.15
+# Below this share of the lines in use, the common fields leave so much room that all fields are shown.
+FULL_LIST_SHARE = 0.75
+TWO_COLUMNS_MIN_WIDTH = 76
 
 
 class FormScreen(GputrainScreen):
-    """The form for a new run. Every change is validated immediately; checks of this host run in a worker thread."""
+    """The form for a new run, or for another run with the config of an existing one."""
 
     CSS_PATH = "form.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FORM_COMMANDS
     SHARED_COMMANDS: ClassVar[Sequence[Command]] = TYPING_GLOBAL_COMMANDS
-    AUTO_FOCUS = "#preset"
+    AUTO_FOCUS = "#field-entry"
 
     def __init__(self, app: AppServices, run_config: Path | None = None) -> None:
         """Start from the config of an existing run (`run_config`), or from the last submitted form."""
         super().__init__(app)
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (TWO_COLUMNS_MIN_WIDTH, "-wide")]
         self._run_config = run_config
+        self._sections = form_sections()
         self.form = Form()
-        self._fields = form_fields()
-        self._show_all = False
+        self._saved = Form()
+        """The form as it was opened or started, without which changes would be lost."""
+        self._show_all: bool | None = None
+        """Whether all fields are shown; None to decide by the height of the screen."""
+        self._shows_all = False
+        self._completer = Completer()
+        self._needs_catalogs = False
         self._checker = FormChecker(self.gputrain_app.runs_dir)
-        self._check_result: FormCheckResult | None = None
+        self._check_timer: Timer | None = None
+        self._config: Config | None = None
+        """The valid part of the form at the last check, None if its base cannot be read."""
         self._problems: list[Problem] = []
-        self._gpus_pending = self._are_gpus_pending()
+        self._result: FormCheckResult | None = None
+        """The latest answer of the host; it is that of the current values if `_is_checked`."""
+        self._is_checked = False
+        self._facts: dict[str, str] = {}
+        self._run_name = ""
+        self._gpu_use: object = None
+        self._shown_check: object = None
 
     def compose_body(self) -> ComposeResult:
         if self._run_config is not None:
@@ -82,279 +102,264 @@ class FormScreen(GputrainScreen):
             # The demo always shows the same form.
             self.form = load_last_form() if self.gputrain_app.demo_notice is None else Form("digits")
         self._apply_picked_gpus()
-        values = self.form.values()
+        self._saved = self.form.copy()
+        self._preset = preset_field(tuple(self._preset_names()))
         with Container(id="form"):
-            with Vertical(id="left"):
-                yield Filter("search", "Search all fields; enter goes to the matches, esc clears")
-                with VerticalScroll(id="fields", can_focus=False):
-                    with Container(classes="line preset"):
-                        yield Static("preset", classes="key")
-                        yield Chooser(
-                            self._presets(),
-                            value=self.form.base or NO_PRESET,
-                            allow_blank=False,
-                            compact=True,
-                            id="preset",
-                        )
-                        yield Static("Initial values of all fields.", classes="description")
-                    for info in self._fields:
-                        if info.is_main:
-                            yield Field(info, values[info.key])
-                yield Static("", id="about", markup=False)
-            with Container(id="sidebar"):
-                yield Chart("Learning rate", "form-lr")
-                with Vertical(id="summary"):
-                    yield Static("", id="plan", markup=False)
-                    command = Static("", id="command", markup=False)
-                    command.border_title = "Equivalent command"
-                    yield command
+            yield FieldList(self.edit, self._show_rows, self._complete, self._dialog_keys)
+            yield FormSidebar()
+        yield TextLine(id="about")
 
-    def _presets(self) -> list[tuple[Text, str]]:
-        names = [NO_PRESET, *presets()]
-        base = self.form.base
-        if base is not None and base not in names:
-            names.append(base)
-        return [(Text(printable(Path(name).parent.name if "/" in name else name)), name) for name in names]
+    def _preset_names(self) -> list[str]:
+        return list(dict.fromkeys([NO_PRESET, *presets(), self.form.base or NO_PRESET]))
 
     def _apply_picked_gpus(self) -> None:
         """Set `device.gpus` to the GPUs picked on the monitor screen."""
         snapshot, picked = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids
         if snapshot is not None and picked:
             indices = [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
-            self.form.set_value("device.gpus", ",".join(indices))
+            self.form.set_value(GPUS_KEY, ",".join(indices))
 
     def on_mount(self) -> None:
-        self.query_one("#plan").border_title = "Plan"
-        self._show_fields()
-        self._validate_form()
+        self._gpu_use = gpu_use(self.gputrain_app.gpu_poller.snapshot)
+        self._show_rows()
+        self._begin_check()
+
+    def on_resize(self, event: events.Resize) -> None:
+        # The widgets have their new sizes after the refresh.
+        self.call_after_refresh(self._show_rows)
 
     def on_unmount(self) -> None:
         self._checker.cancel()
+        if self.is_changed and self.gputrain_app.demo_notice is None:
+            # The app was quit: the next new run starts from these values.
+            save_last_form(self.form)
 
-    def _are_gpus_pending(self) -> bool | None:
-        """Whether a GPU has not answered yet; None before the first snapshot."""
-        snapshot = self.gputrain_app.gpu_poller.snapshot
-        return None if snapshot is None else snapshot.pending
+    @property
+    def fields(self) -> FieldList:
+        return self.query_one(FieldList)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether leaving the form would lose something that the user typed."""
+        return self.form != self._saved
+
+    # Rows
+
+    def _show_rows(self) -> None:
+        """Show the fields that match the search or, without one, that take effect with the current values."""
+        rows = self._rows(show_all=bool(self._show_all))
+        self._shows_all = bool(self._show_all)
+        if self._show_all is None and len(rows) < FULL_LIST_SHARE * (self.fields.size.height - 2):
+            rows, self._shows_all = self._rows(show_all=True), True
+        self.fields.set_title("Fields" if not self.fields.query_text else "Fields found")
+        self.fields.show(rows)
+        self._show_state()
+
+    def _rows(self, *, show_all: bool) -> list[FieldRow | Heading]:
+        errors: dict[str, str] = {}
+        for problem in self._all_problems():
+            errors.setdefault(problem.location, problem.message)
+        snapshot, query = self.gputrain_app.gpu_poller.snapshot, self.fields.query_text.strip().lower()
+        no_gpus = snapshot is None or not snapshot.gpus
+        known = KnownFacts(errors, self._facts, self._run_name, no_gpus=no_gpus)
+        rows: list[FieldRow | Heading] = []
+        if not query:
+            rows.append(FieldRow(self._preset, self.form.base or NO_PRESET))
+        return rows + field_rows(self._sections, self.form, known, query, show_all=show_all)
+
+    def _show_state(self) -> None:
+        """Show title, help and footer for the current values."""
+        self.update_title()
+        self._show_help()
+        self.update_keys()
+
+    def update_title(self) -> None:
+        wrong = len(self._all_problems())
+        ready = "✓ ready to start " if self._is_checked else "checking … "
+        right = f"✗ {pluralize(wrong, 'error')} to fix " if wrong else ready
+        self.show_title(form_title(self.form, self._run_config), right)
+
+    def _show_help(self) -> None:
+        info, about = self.fields.selected, Text("Enter goes to the fields found, esc shows all.", MUTED)
+        if info is not None:
+            errors = [problem.message for problem in self._all_problems() if problem.location == info.key]
+            about = help_text(info, errors[0] if errors else "")
+        self.query_one("#about", TextLine).show(about)
 
     def update_content(self) -> None:
-        if (pending := self._are_gpus_pending()) != self._gpus_pending:
-            self._gpus_pending = pending
-            self._validate_form()
-        wrong = len(self._all_problems())
-        ready = "ready to start " if self._check_result is not None else "checking … "
-        right = f"{pluralize(wrong, 'error')} to fix " if wrong else ready
-        self.show_title("new run", right)
+        if (use := gpu_use(self.gputrain_app.gpu_poller.snapshot)) != self._gpu_use:
+            self._gpu_use = use
+            self._begin_check()
+        elif self._check_timer is not None:
+            self._begin_check()
 
-    def _show_fields(self) -> None:
-        """Show the fields that match the search or, without one, that take effect with the current values."""
-        values, query = self.form.values(), self.query_one("#search", Input).value.strip().lower()
-        snapshot = self.gputrain_app.gpu_poller.snapshot
-        no_gpu = snapshot is None or not snapshot.gpus
-        self.query_one(".preset").display = not query
-        placeholders = optimizer_placeholders(values)
-        for field in self.query(Field):
-            key = field.info.key
-            if field.is_mounted:
-                field.set_placeholder(placeholders.get(key, ""))
-            if query:
-                field.display = query in key or query in field.info.description.lower()
-            else:
-                shown = field.info.is_main or self._show_all or key in self.form.overrides or field.has_class("-wrong")
-                ranks_apply = key != "device.ranks" or no_gpu or values["device.gpus"] == "cpu"
-                field.display = shown and ranks_apply and is_relevant(key, values)
+    def is_available(self, action: str) -> bool:
+        info = self.fields.selected
+        available = {
+            "choose": info is not None and (bool(info.choices) or info.key in self._dialog_keys()),
+            "copy": self._config is not None and not self._problems,
+            "reset": bool(self.form.overrides),
+        }
+        return available.get(action, True)
 
-    def _show_values(self) -> None:
-        """Copy the form's values to the fields, then validate."""
-        values = self.form.values()
-        for field in self.query(Field):
-            field.set_value(values[field.info.key])
-        self._show_fields()
-        self._validate_form()
+    def title_of(self, command: Command) -> str:
+        if command.action == "more" and self._shows_all:
+            return "fewer"
+        return "errors" if command.action == "start" and self._all_problems() else command.title
 
-    async def _mount_all_fields(self) -> None:
-        if len(self.query(Field)) < len(self._fields):
-            values = self.form.values()
-            others = [Field(info, values[info.key]) for info in self._fields if not info.is_main]
-            await self.query_one("#fields").mount(*others)
+    # Values
 
-    def on_field_typed(self, event: Field.Typed) -> None:
-        self.form.set_value(event.key, event.text)
-        self._show_fields()
-        self._validate_form()
-
-    def on_field_entered(self, event: Field.Entered) -> None:
-        snapshot = self.gputrain_app.gpu_poller.snapshot
-        if event.key == "device.gpus" and snapshot is not None and snapshot.gpus:
-            self._pick_gpus()
+    def edit(self, key: str, text: str) -> None:
+        """Set the value of a field."""
+        if key == PRESET_KEY:
+            self.form = self.form.with_base(None if text == NO_PRESET else text)
         else:
-            self.focus_next()
+            self.form.set_value(key, text)
+        self._is_checked = False
+        self._show_rows()
+        if self._check_timer is not None:
+            self._check_timer.stop()
+        self._check_timer = self.set_timer(CHECK_DELAY_SECONDS, self._begin_check)
 
-    def on_field_other(self, event: Field.Other) -> None:
-        info = event.info
+    def _complete(self, info: ConfigField, text: str) -> list[Completion]:
+        if info.key in CATALOG_KEYS and not self._needs_catalogs:
+            self._needs_catalogs = True
+            self._load_catalogs()
+        return self._completer.completions(info, text, self.form.values())
 
-        def answer(text: str | None) -> None:
-            if text:
-                self.form.set_value(info.key, text)
-                self._show_values()
+    @work(thread=True, group="catalogs", exit_on_error=False)
+    def _load_catalogs(self) -> None:
+        self._completer.load()
+        if self.is_attached:
+            self.app.call_from_thread(self.fields.update_completions)
 
-        self.app.push_screen(TextInputDialog(info.key, "", info.description), answer)
+    def _dialog_keys(self) -> tuple[str, ...]:
+        snapshot = self.gputrain_app.gpu_poller.snapshot
+        return (GPUS_KEY,) if snapshot is not None and snapshot.gpus else ()
 
-    def _pick_gpus(self) -> None:
+    def on_field_list_selected(self, event: FieldList.Selected) -> None:
+        self._show_help()
+        self.update_keys()
+
+    def on_field_list_activated(self, event: FieldList.Activated) -> None:
         snapshot = self.gputrain_app.gpu_poller.snapshot
         if snapshot is None:
             return
         lines = gpu_lines(snapshot, 70)[1:]
         rows = [Row(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
-        selected = self.form.values()["device.gpus"].split(",")
+        selected = self.form.values()[GPUS_KEY].split(",")
 
         def answer(picked: list[str] | None) -> None:
             if picked is not None:
-                self.form.set_value("device.gpus", ",".join(picked) or "cpu")
-                self._show_values()
+                self.edit(GPUS_KEY, ",".join(picked) or "cpu")
 
         self.app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
 
-    @on(Select.Changed, "#preset")
-    def _apply_preset(self, event: Select.Changed) -> None:
-        base = None if event.value == NO_PRESET else str(event.value)
-        if base != self.form.base:
-            kept = {key: text for key, text in self.form.overrides.items() if key == "device.gpus"}
-            self.form = Form(base, kept)
-            self._show_values()
-
-    @on(Input.Changed, "#search")
-    def _apply_search(self) -> None:
-        self._show_fields()
-
-    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        field = next((widget for widget in event.widget.ancestors_with_self if isinstance(widget, Field)), None)
-        about = Text()
-        if field is not None:
-            about.append(field.info.key, "bold")
-            about.append(f"  {field.info.description}")
-            if field.info.choices:
-                about.append(f"  Press enter for {pluralize(len(field.info.choices), 'choice')}.", MUTED)
-            elif field.info.key == "device.gpus":
-                about.append("  Press enter to pick from a list.", MUTED)
-        self.query_one("#about", Static).update(about)
-        super().on_descendant_focus(event)
-
-    def key_down(self) -> None:
-        self.focus_next()
-
-    def key_up(self) -> None:
-        self.focus_previous()
-
     # Validation and plan
 
-    def _validate_form(self) -> None:
-        self._problems = form_problems(self.form)
-        self._check_result = None
-        self._mark_problems()
-        config = valid_config(self.form)
-        self._show_plan(None if self._problems else config)
+    def _begin_check(self) -> None:
+        """Validate the values, and check them against this host in a thread."""
+        if self._check_timer is not None:
+            self._check_timer.stop()
+            self._check_timer = None
+        config, self._problems = validate_form(self.form)
+        self._config, self._is_checked = config, False
         if config is not None:
+            self._run_name = next_run_name(self.form, config, self.gputrain_app.runs_dir)
             self._run_machine_checks(self._checker.begin(config), config, self._problems)
+        self._show_check()
 
-    @work(thread=True, exclusive=True, group="checks", exit_on_error=False)
+    @work(thread=True, group="checks", exit_on_error=False)
     def _run_machine_checks(self, canceled: threading.Event, config: Config, problems: list[Problem]) -> None:
+        snapshot = self.gputrain_app.gpu_poller.snapshot
         try:
-            checked = self._checker.check(canceled, config, self.gputrain_app.gpu_poller.snapshot, problems)
+            checked = self._checker.check(canceled, config, snapshot, problems)
             if checked is None:
                 return
-            self._show_check_result(canceled, config, checked)
+            self._show_check_result(canceled, checked)
             if not checked.problems:
-                model_problems = self._checker.check_model(canceled, config, on_gpu=checked.on_gpus is not False)
-                self._show_check_result(canceled, config, replace(checked, problems=model_problems))
+                real_gpus = snapshot is not None and self.gputrain_app.source_notice() is None
+                model = self._checker.check_model(
+                    canceled,
+                    config,
+                    on_gpu=checked.on_gpus is not False,
+                    check_gpus=checked.on_gpus is True and real_gpus,
+                )
+                result = replace(checked, problems=model.problems, parameters=model.parameters)
+                self._show_check_result(canceled, result)
         except Exception as error:
             # A fault of the host, such as a broken mount, must not crash the screen.
             all_problems = [*problems, Problem("", f"checking this host failed: {error}")]
-            self._show_check_result(canceled, config, FormCheckResult(problems=all_problems))
+            self._show_check_result(canceled, FormCheckResult(problems=all_problems))
 
-    def _show_check_result(self, canceled: threading.Event, config: Config, result: FormCheckResult) -> None:
+    def _show_check_result(self, canceled: threading.Event, result: FormCheckResult) -> None:
         if self.is_attached:
-            self.app.call_from_thread(self._apply_check_result, canceled, config, result)
+            self.app.call_from_thread(self._apply_check_result, canceled, result)
 
-    def _apply_check_result(self, canceled: threading.Event, config: Config, result: FormCheckResult) -> None:
-        if not self.is_attached or canceled.is_set() or config != valid_config(self.form):
-            return
-        self._check_result = result
-        self._mark_problems()
-        self._show_plan(None if self._problems else config)
+    def _apply_check_result(self, canceled: threading.Event, result: FormCheckResult) -> None:
+        # A key pressed since then starts a new check.
+        if self.is_attached and not canceled.is_set() and self._check_timer is None:
+            self._result, self._is_checked = result, True
+            self._show_check()
 
     def _all_problems(self) -> list[Problem]:
-        return self._problems if self._check_result is None else self._check_result.problems
+        return self._result.problems if self._is_checked and self._result is not None else self._problems
 
-    def _mark_problems(self) -> None:
-        messages: dict[str, str] = {}
-        for problem in self._all_problems():
-            messages.setdefault(problem.location, problem.message)
-        for field in self.query(Field):
-            field.show_error(printable(messages.get(field.info.key, "")))
-        self.update_content()
-
-    def _show_plan(self, config: Config | None) -> None:
-        chart, checked = self.query_one("#form-lr", Chart), self._check_result
-        keys = {info.key for info in self._fields}
-        other_problems = [str(problem) for problem in self._all_problems() if problem.location not in keys]
-        if config is None or other_problems:
-            chart.draw([], PlotWindow(0.0, 1.0))
-            message = Text("Fix all errors to see the plan", MUTED)
-            if other_problems:
-                message = Text(printable("\n".join(other_problems)), BAD)
-            self.query_one("#plan", Static).update(message)
-            self.query_one("#command", Static).update(Text(UNKNOWN, MUTED))
-            return
-        steps = checked.sampler.steps_per_epoch if checked and checked.sampler else ASSUMED_STEPS_PER_EPOCH
-        if steps > 0:
-            x, y = lr_curve(config, checked.total_ranks if checked else config.device.ranks, steps, MAX_LR_CURVE_POINTS)
-            chart.draw(
-                [Curve("", Series(x, y), "braille", LR_STYLE)], PlotWindow(0.0, float(config.run.epochs)), "epoch"
-            )
-        self.query_one("#plan", Static).update(plan_text(config, checked))
-        self.query_one("#command", Static).update(Text(printable(self._shell_command())))
+    def _show_check(self) -> None:
+        """Show what is known about the values: errors, facts, plan, learning rate and command."""
+        config, result, problems = self._config, self._result, self._all_problems()
+        if config is not None and result is not None and self._is_checked:
+            self._facts = field_facts(config, result)
+        shown = (problems, self._facts, self._run_name)
+        if shown != self._shown_check:
+            self._shown_check = shown
+            self._show_rows()
+        else:
+            self._show_state()
+        sidebar = self.query_one(FormSidebar)
+        if self._is_checked or problems or result is None:
+            sidebar.show_plan(plan_text(config, problems, result if self._is_checked else None))
+        sidebar.draw_lr_curve(config, problems, result)
+        sidebar.show_command(None if self._problems else self._shell_command())
 
     def _command_arguments(self) -> list[str]:
-        arguments = self.form.arguments()
-        root = self.gputrain_app.runs_dir
-        try:
-            is_default = root.absolute() == runs_root()
-        except UsageError:
-            is_default = False
-        return arguments if is_default else [*arguments, "--runs-dir", str(root)]
+        config = self._config or self.form.config()
+        return self.form.arguments_for(config, self.gputrain_app.runs_dir)
 
     def _shell_command(self) -> str:
         return shlex.join(["gputrain", *self._command_arguments()])
 
+    # Actions
+
     def action_start(self) -> None:
-        self._problems = form_problems(self.form)
+        if self._check_timer is not None:
+            self._begin_check()
         if problems := self._all_problems():
-            self._mark_problems()
             lines = problem_lines([(problem.label, printable(problem.message)) for problem in problems])
-            wrapped = [part for line in lines for part in line.wrap(self.app.console, 100)]
-            self.app.push_screen(TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", wrapped))
+            self.app.push_screen(TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", lines))
             return
         if self.gputrain_app.launch([*self._command_arguments(), "--headless"]):
             save_last_form(self.form)
+            self._saved = self.form.copy()
 
-    async def action_search(self) -> None:
-        # Focus the search line first: keys typed while the fields are mounted belong to it.
-        self.query_one("#search", Filter).activate()
-        await self._mount_all_fields()
-        self._show_fields()
+    def action_search(self) -> None:
+        self.fields.start_search()
 
-    async def action_more(self) -> None:
-        await self._mount_all_fields()
-        self._show_all = not self._show_all
-        self._show_fields()
-        self._mark_problems()
+    def action_choose(self) -> None:
+        self.fields.consume_key("enter")
+
+    def action_more(self) -> None:
+        self._show_all = not self._shows_all
+        self._show_rows()
 
     def action_reset(self) -> None:
-        self.query_one("#search", Filter).action_dismiss()
         self.form = Form(self.form.base)
-        self._show_values()
+        self._show_rows()
+        self._begin_check()
 
     def action_copy(self) -> None:
+        if self._check_timer is not None:
+            self._begin_check()
         if self._problems:
             self.gputrain_app.show_toast("Fix the errors first; the command needs a valid config", warning=True)
             return
@@ -376,27 +381,20 @@ class FormScreen(GputrainScreen):
         note = "A name for `gputrain run NAME`, or the path of a YAML file."
         self.app.push_screen(TextInputDialog("Save as preset", "", note), answer)
 
+    async def action_back(self) -> None:
+        """Return to the previous screen; ask first if that would lose what the user typed."""
+        if not self.is_changed:
+            await super().action_back()
+            return
+        rows = [Row("stay", Text("Continue to edit")), Row("discard", Text("Discard the changes"))]
+        if self.gputrain_app.demo_notice is None:
+            rows.insert(1, Row("keep", Text("Leave, and keep the changes for the next new run")))
 
-def plan_text(config: Config, result: FormCheckResult | None) -> Text:
-    """Summarize the run: devices, global batch size, steps and images."""
-    if result is None:
-        return Text("Checking this host …", MUTED)
-    # In a terminal of 80 columns, the panel has 38 per line.
-    devices = pluralize(result.total_ranks, {True: "GPU", False: "CPU rank", None: "rank"}[result.on_gpus])
-    global_batch = "auto"
-    if config.data.batch_size != "auto":
-        global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)
-    lines = [f"{devices}, global batch size {global_batch}"]
-    if result.sampler is not None:
-        sampler = result.sampler
-        steps = sampler.steps_per_epoch
-        lines.append(f"{pluralize(steps, 'step')} per epoch, {steps * config.run.epochs:,} total")
-        lines.append(f"{sampler.train_images:,} train, {sampler.val_images:,} val images")
-    elif not result.problems:
-        lines.append("Counting images …")
-    style = BAD if result.problems else ""
-    plan = Text(lines[0], style)
-    if result.cpu_fallback:
-        # Before the rest, which does not fit into a narrow panel.
-        plan.append(f"\n{printable(result.cpu_fallback)}", WARNING)
-    return plan.append("".join(f"\n{line}" for line in lines[1:]), style)
+        async def answer(choice: str | None) -> None:
+            if choice == "keep":
+                save_last_form(self.form)
+            if choice in ("keep", "discard"):
+                self._saved = self.form.copy()
+                await self.gputrain_app.action_back()
+
+        self.app.push_screen(ChoiceDialog("Discard the changes?", rows), answer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from textual.binding import Binding
 from textual.events import Key
+from textual.geometry import Size
+from textual.reactive import Reactive
 from textual.widgets import Input
 
 # Key -> action of Textual's `Input`.
@@ -14,6 +16,9 @@ INPUT_ACTIONS = {
 
 class Entry(Input):
     """`Input` without a blinking cursor, which would send output over an otherwise idle connection."""
+
+    # The height and the width of the line are fixed, so another value needs no layout of the screen.
+    virtual_size = Reactive(Size(0, 0), layout=False)
 
     def __init__(self, value: str = "", *, id: str | None = None, placeholder: str = "") -> None:  # noqa: A002 (Textual's name)
         super().__init__(value, id=id, compact=True, placeholder=placeholder)

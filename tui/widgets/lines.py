@@ -115,6 +115,11 @@ class Lines(ScrollView, can_focus=True):
         return self.scrollable_content_region.width
 
     @property
+    def cursor_style(self) -> str:
+        """Style of the row under the cursor."""
+        return CURSOR if self.has_focus else CURSOR_BLURRED
+
+    @property
     def selected_key(self) -> str | None:
         """Key of the row under the cursor; None without rows or cursor."""
         return self._rows[self._cursor].key if self._selectable and self._rows else None
@@ -178,7 +183,7 @@ class Lines(ScrollView, can_focus=True):
         text, under_cursor = self._visible_line(y)
         base, width = self._base_style, self._line_width
         if under_cursor:
-            base += self.app.console.get_style(CURSOR if self.has_focus else CURSOR_BLURRED)
+            base += self.app.console.get_style(self.cursor_style)
         if text.style:
             # Rich omits it if the text has no other style.
             base += self.app.console.get_style(text.style)
@@ -191,6 +196,7 @@ class Lines(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self._update_virtual_size()
+        self._scroll_to_cursor()
 
     def _update_virtual_size(self) -> None:
         """Tell Textual how many lines there are. A change lays out the whole screen, which takes ten milliseconds, so
@@ -238,20 +244,30 @@ class Lines(ScrollView, can_focus=True):
             self.refresh()
         self.post_message(self.Moved(self))
 
+    def select_key(self, key: str) -> None:
+        """Move the cursor to a row, if it exists."""
+        self._move_to(next((index for index, row in enumerate(self._rows) if row.key == key), self._cursor))
+
     def _scroll_to_cursor(self) -> None:
         room = max(self.size.height - len(self._header), 1)
         top, first = int(self.scroll_offset.y), self._cursor * self._row_height
         end = first + self._row_height
         if self._selectable and not top <= first <= end <= top + room:
             # Of a row that is taller than the room, the first line is shown.
-            self.scroll_to(y=first if first < top else min(end - room, first), animate=False, force=True)
+            y = first if first < top else min(end - room, first)
+            self.scroll_to(y=y, animate=False, force=True, immediate=True)
+
+    def index_at(self, event: events.Click) -> int | None:
+        """Return the index of the row under the pointer, None if there is none."""
+        offset = event.get_content_offset(self)
+        if offset is None or offset.y < len(self._header):
+            return None
+        index, _ = self._row_at(offset.y)
+        return index if index < len(self._rows) else None
 
     def on_click(self, event: events.Click) -> None:
-        offset = event.get_content_offset(self)
-        if offset is None or not self._selectable or offset.y < len(self._header):
-            return
-        index, _ = self._row_at(offset.y)
-        if index < len(self._rows):
+        index = self.index_at(event)
+        if self._selectable and index is not None:
             double_clicked = index == self._cursor and event.chain > 1
             self._move_to(index)
             if double_clicked:

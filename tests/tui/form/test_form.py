@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+from pydantic import Field
 
 from demo_app import demo_snapshot
 from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
+from engine.config.section import Section
 from engine.gpus.selection import find_current_use
 from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight import RunRequest
@@ -27,17 +30,18 @@ from gputrain_command import Gputrain, clean_environment, wait_for
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.checks import FormChecker
+from tui.form.completions import Completer
+from tui.form.fields import form_fields, form_sections, help_text, is_relevant
 from tui.form.model import (
     Form,
-    form_fields,
     form_from_run,
-    form_problems,
-    is_relevant,
     load_last_form,
     lr_curve,
+    next_run_name,
     save_last_form,
-    valid_config,
+    validate_form,
 )
+from tui.widgets.field_lines import LABEL_COLUMNS
 
 TYPED = {
     "device.ranks": "3",
@@ -90,6 +94,67 @@ def test_form_has_described_field_for_every_key() -> None:
     assert all(info.description for info in infos)
 
 
+def test_form_shows_new_config_keys_without_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ProbeConfig(Section):
+        every_steps: int = Field(5, description="Steps between probes. Used by tests.")
+        kind: Literal["fast", "full"] = Field("fast", title="probe kind", description="How deep to probe.")
+
+    class WiderConfig(Config):
+        probe: ProbeConfig = Field(ProbeConfig(), description="Probes.")
+
+    monkeypatch.setattr("engine.config.schema.Config", WiderConfig)
+    monkeypatch.setattr("tui.form.fields.Config", WiderConfig)
+    section = form_sections()[-1]
+    steps, kind = section.fields
+    assert (section.title, steps.key, steps.label) == ("Probe", "probe.every_steps", "every steps")
+    assert (kind.label, kind.choices, kind.is_fixed) == ("probe kind", ("fast", "full"), True)
+    assert "How deep to probe." in help_text(kind).plain and "probe.kind" in help_text(kind).plain
+
+
+def test_form_labels_fit_their_column_and_differ() -> None:
+    for section in form_sections():
+        labels = [info.label for info in section.fields]
+        assert len(labels) == len(set(labels))
+        assert max(map(len, labels)) <= LABEL_COLUMNS
+
+
+def test_help_text_names_error_choices_default_and_key() -> None:
+    [info] = [info for info in form_fields() if info.key == "data.drop_last"]
+    text = help_text(info, "must be true or false").plain
+    assert text.startswith("✗ must be true or false  drop last batch  data.drop_last  Drop the last")
+    assert "Choices: false, true." in text and text.endswith("Default: true.")
+
+
+def test_next_run_name_skips_names_that_are_taken(tmp_path: Path) -> None:
+    form = Form("digits")
+    (tmp_path / "digits-1").mkdir()
+    assert next_run_name(form, form.config(), tmp_path) == "digits-2"
+    nothing = Form(None)
+    assert next_run_name(nothing, nothing.config(), tmp_path) == "digits-cnn-1"
+
+
+def test_completions_list_names_that_begin_with_text_first() -> None:
+    kinds, completer = {info.key: info for info in form_fields()}, Completer()
+    found = completer.completions(kinds["optim.name"], "ada", {})
+    assert [completion.value for completion in found] == [
+        "adam",
+        "adamw",
+        "adagrad",
+        "adadelta",
+        "adamax",
+        "adafactor",
+        "nadam",
+        "radam",
+    ]
+    assert completer.completions(kinds["model.name"], "mine:build", {}) == []
+    assert [completion.value for completion in completer.completions(kinds["optim.nesterov"], "", {})] == [
+        "",
+        "false",
+        "true",
+    ]
+    assert completer.completions(kinds["run.epochs"], "1", {}) == []
+
+
 def test_dependent_keys_refer_to_existing_keys() -> None:
     keys = {key for key, _ in fields()}
     assert set(DEPENDS_ON) <= keys
@@ -101,7 +166,7 @@ def test_dependent_keys_refer_to_existing_keys() -> None:
 
 def test_form_checks_report_each_invalid_key() -> None:
     form = Form("digits", {"run.epochs": "many", "optim.lr": "-1", "data.dataset": "cifar"})
-    assert {problem.location for problem in form_problems(form)} == {"run.epochs", "optim.lr", "data.dataset"}
+    assert {problem.location for problem in validate_form(form)[1]} == {"run.epochs", "optim.lr", "data.dataset"}
 
 
 def test_form_ignores_value_equal_to_base() -> None:
@@ -139,7 +204,7 @@ def test_form_saves_preset_under_name() -> None:
 def test_form_accepts_preset_that_requires_data_path() -> None:
     form = Form("flowers")
     assert form.values()["model.name"] == "resnet34"
-    assert [problem.location for problem in form_problems(form)] == ["data.path"]
+    assert [problem.location for problem in validate_form(form)[1]] == ["data.path"]
     form.set_value("data.path", "/data/flowers")
     assert form.arguments() == ["run", "flowers", "--data-path", "/data/flowers"]
 
@@ -148,7 +213,7 @@ def test_form_drops_parameters_of_previous_optimizer() -> None:
     form = Form("digits", {"optim.momentum": "0.8", "optim.lr": "0.2"})
     form.set_value("optim.name", "adamw")
     assert form.overrides == {"optim.lr": "0.2", "optim.name": "adamw"}
-    assert form_problems(form) == []
+    assert validate_form(form)[1] == []
 
 
 def test_form_shows_data_path_for_user_dataset() -> None:
@@ -184,9 +249,9 @@ def checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormChe
 
 def check(checker: FormChecker, snapshot: Snapshot | None = None, **typed: str) -> tuple[int, list[str]]:
     form = Form("digits", {key.replace("__", "."): text for key, text in typed.items()})
-    config = valid_config(form)
+    config, invalid = validate_form(form)
     assert config is not None
-    checked = checker.check(checker.begin(config), config, snapshot, form_problems(form))
+    checked = checker.check(checker.begin(config), config, snapshot, invalid)
     assert checked is not None
     return checked.total_ranks, [str(problem) for problem in checked.problems]
 
@@ -225,12 +290,12 @@ def test_checker_cancels_scan_of_other_data(checker: FormChecker) -> None:
 
 def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) -> None:
     config = Form("digits", {"model.freeze": "[nothing]"}).config()
-    [problem] = checker.check_model(checker.begin(config), config, on_gpu=False)
+    [problem] = checker.check_model(checker.begin(config), config, on_gpu=False).problems
     assert str(problem).startswith("model.freeze: the model has no weights named 'nothing'")
     with ThreadPoolExecutor(1) as pool:
         delayed = pool.submit(checker.check_model, checker.begin(config), config, on_gpu=False)
         checker.cancel()
-        assert delayed.result() == []
+        assert delayed.result().problems == []
 
 
 def test_checker_starts_no_helper_for_canceled_check(checker: FormChecker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +305,7 @@ def test_checker_starts_no_helper_for_canceled_check(checker: FormChecker, monke
     # A newer check, which is not that of the thread whose model check comes late.
     checker.begin(config)
     assert checker.check(canceled, config, None) is None
-    assert checker.check_model(canceled, config, on_gpu=False) == []
+    assert checker.check_model(canceled, config, on_gpu=False).problems == []
 
 
 def test_checker_ends_threads_of_replaced_checks_while_helper_hangs(checker: FormChecker) -> None:
@@ -259,7 +324,7 @@ def test_checker_answers_concurrent_requests_with_their_own_answers(checker: For
     canceled = checker.begin(Form("digits").config())
     refused = [Form("digits", {"model.freeze": f"[nothing{number}]"}).config() for number in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        answers = pool.map(lambda config: checker.check_model(canceled, config, on_gpu=False), refused)
+        answers = pool.map(lambda config: checker.check_model(canceled, config, on_gpu=False).problems, refused)
         for number, [problem] in enumerate(answers):
             assert f"named 'nothing{number}'" in str(problem)
 

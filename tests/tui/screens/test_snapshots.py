@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until_idle
+from demo_app import demo_app, demo_runs
 from screen_snapshots import Compare, matches_snapshot, size_name
 from tui.demo.server import LIVE_RUN
 
@@ -29,21 +27,6 @@ def test_run(snap_compare: Compare, size: tuple[int, int]) -> None:
 def test_run_with_one_chart(snap_compare: Compare, size: tuple[int, int]) -> None:
     demo_runs(Path("runs"))[0].release()
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run="digits-3"), size, "f x g left left left")
-
-
-def test_form(snap_compare: Compare, size: tuple[int, int]) -> None:
-    demo_runs(Path("runs"))[0].release()
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "space n")
-
-
-def test_form_with_mistakes(snap_compare: Compare, size: tuple[int, int]) -> None:
-    async def mistakes(pilot: Pilot[None]) -> None:
-        screen: Any = pilot.app.screen
-        for key, text in (("run.epochs", "many"), ("optim.lr", "-1")):
-            screen.query_one(f"#field-{key.replace('.', '-')}").control.value = text
-        await wait_until_idle(pilot)
-
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None), size, "n", mistakes)
 
 
 def test_help(snap_compare: Compare, size: tuple[int, int]) -> None:

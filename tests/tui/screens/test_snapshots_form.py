@@ -1,0 +1,79 @@
+"""SVG snapshots of the form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until_idle
+from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from tui.form.checks import FormChecker, ModelCheckResult
+from tui.palette import LIGHT
+from tui.theme import save_palette
+
+SIZES = [(60, 20), (80, 24), (120, 34), (160, 48), (200, 60)]
+SMALL_SIZES = [(60, 20), (80, 24), (160, 48)]
+
+pytestmark = pytest.mark.usefixtures("frozen_environment", "known_model", "large_terminal")
+
+
+@pytest.fixture
+def known_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without building the model, which imports torch for each snapshot."""
+    known = ModelCheckResult(parameters=21_578)
+    monkeypatch.setattr(FormChecker, "check_model", lambda *_, **__: known)
+
+
+@pytest.fixture
+def large_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """plotext draws no chart that is larger than the terminal of the process."""
+    monkeypatch.setenv("LINES", "60")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=size_name)
+def test_form(snap_compare: Compare, size: Size) -> None:
+    """A GPU that others use is selected, and the number of epochs is changed."""
+    demo_runs(Path("runs"))[0].release()
+    keys = "n down down 0 down 3 0"
+    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, keys)
+
+
+def test_form_in_light_theme(snap_compare: Compare) -> None:
+    demo_runs(Path("runs"))[0].release()
+    save_palette(LIGHT)
+    app = demo_app(Path("runs"))
+    assert matches_snapshot(snap_compare, app, (120, 34), "n down down down 3 0")
+
+
+@pytest.mark.parametrize("size", SMALL_SIZES, ids=size_name)
+def test_form_with_mistakes(snap_compare: Compare, size: Size) -> None:
+    async def mistakes(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        for key, text in (("run.epochs", "many"), ("optim.lr", "-1")):
+            screen.fields.select(key)
+            await pilot.press(*text)
+        await wait_until_idle(pilot)
+
+    app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
+    assert matches_snapshot(snap_compare, app, size, "n", mistakes)
+
+
+@pytest.mark.parametrize("size", SMALL_SIZES, ids=size_name)
+def test_form_with_choices(snap_compare: Compare, size: Size) -> None:
+    async def open_schedules(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        screen.fields.select("schedule.name")
+        await pilot.press("enter", "down")
+        await wait_until_idle(pilot)
+
+    app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
+    assert matches_snapshot(snap_compare, app, size, "n", open_schedules)
+
+
+def test_form_with_search(snap_compare: Compare) -> None:
+    app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
+    assert matches_snapshot(snap_compare, app, (80, 24), "n ctrl+f e p o c h")

@@ -1,0 +1,156 @@
+"""The fields of the form, derived from the config schema: sections, labels, choices and help.
+
+A new config key or section needs no change here. `MAIN_KEYS` only selects and orders what the form shows first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from rich.text import Text
+
+from engine.config.optimizer_options import default_options
+from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
+from engine.config.schema import Config, fields
+from engine.config.user_code import is_user_code
+from engine.utils.text import printable
+from tui.flags import format_value
+from tui.palette import ACCENT, BAD, MUTED, STRONG
+
+# The main keys of each section, by config section, in form order; the other sections and keys follow in schema order.
+MAIN_KEYS: dict[str, tuple[str, ...]] = {
+    "run": ("run.name", "device.gpus", "device.ranks", "run.epochs"),
+    "data": ("data.dataset", "data.path", "data.batch_size", "data.workers"),
+    "model": ("model.name", "model.weights"),
+    "optim": (
+        *("optim.name", "optim.lr", "optim.lr_scaling", "optim.momentum", "optim.nesterov", "optim.betas"),
+        *("optim.eps", "optim.options", "optim.weight_decay"),
+    ),
+    "schedule": (
+        *("schedule.name", "schedule.warmup_epochs", "schedule.step_size", "schedule.milestones", "schedule.gamma"),
+        *("schedule.final_lr_ratio", "schedule.restart_every", "schedule.restart_factor", "schedule.power"),
+        *("schedule.peak_at", "schedule.start_factor", "schedule.end_factor", "schedule.patience"),
+    ),
+    "precision": ("precision.amp",),
+    "device": ("device.wait", "device.deterministic"),
+    "augment": ("augment.flip",),
+}
+# Keys without effect on a new run.
+EXCLUDED_KEYS = {"run.resume"}
+BOOLEAN_CHOICES = ("false", "true")
+PRESET_KEY = "preset"
+NO_PRESET = "(none)"
+
+
+@dataclass(frozen=True)
+class ConfigField:
+    """A config key as the form shows it. `choices` are its allowed values if it has a fixed set; `allows_other` means
+    that it accepts other values, too."""
+
+    key: str
+    label: str
+    description: str
+    choices: tuple[str, ...] = ()
+    allows_other: bool = False
+    is_main: bool = False
+    default: str = ""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether only the choices are allowed."""
+        return bool(self.choices) and not self.allows_other
+
+    @cached_property
+    def summary(self) -> str:
+        """The first sentence of the description."""
+        first, dot, _ = self.description.partition(". ")
+        return first + "." if dot else first
+
+
+@dataclass(frozen=True)
+class FormSection:
+    """A group of fields under a title, the main fields first."""
+
+    title: str
+    fields: tuple[ConfigField, ...]
+
+
+def preset_field(presets: tuple[str, ...]) -> ConfigField:
+    """Return the field that selects the base of the form."""
+    return ConfigField(PRESET_KEY, "preset", "Initial values of all fields.", presets, is_main=True)
+
+
+def form_sections() -> list[FormSection]:
+    """Return a section per config section with a field per key. A main key may be in another section than its own."""
+    placed = {key: section for section, keys in MAIN_KEYS.items() for key in keys}
+    by_key = {
+        key: ConfigField(
+            key,
+            info.title or key.partition(".")[2].replace("_", " "),
+            info.description or "",
+            *field_kind(info.annotation),
+            is_main=key in placed,
+            default="" if info.default in (None, (), {}) else format_value(info.get_default()),
+        )
+        for key, info in fields()
+        if key not in EXCLUDED_KEYS
+    }
+    sections = []
+    names = dict.fromkeys([*MAIN_KEYS, *Config.model_fields])
+    for name in names:
+        main = [by_key[key] for key in MAIN_KEYS.get(name, ())]
+        rest = [info for key, info in by_key.items() if key not in placed and key.startswith(f"{name}.")]
+        title = Config.model_fields[name].title or name.capitalize()
+        sections.append(FormSection(title, (*main, *rest)))
+    return sections
+
+
+def form_fields() -> list[ConfigField]:
+    """Return all fields in form order."""
+    return [info for section in form_sections() for info in section.fields]
+
+
+def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the choices of a config type, and whether it accepts other text. An empty choice stands for None."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+    others = [part for part in parts if part not in (bool, NoneType) and get_origin(part) is not Literal]
+    if any(part in (int, float) or get_args(part)[:1] in ((int,), (float,)) for part in others):
+        return (), False
+    if bool in parts:
+        choices = BOOLEAN_CHOICES
+    empty = ("",) if choices and not others and NoneType in parts else ()
+    return (*empty, *map(str, choices)), bool(choices and others)
+
+
+def is_relevant(key: str, values: Mapping[str, str]) -> bool:
+    """Whether a key has an effect in combination with these values."""
+    controlling_key, enabling_values = DEPENDS_ON.get(key, ("", set()))
+    value = values.get(controlling_key)
+    return not controlling_key or value in enabling_values or (ANY_USER_CODE in enabling_values and is_user_code(value))
+
+
+def optimizer_placeholders(optimizer: str) -> dict[str, str]:
+    """Return the defaults of an optimizer, which empty `optim` fields stand for."""
+    return {f"optim.{key}": format_value(value) for key, value in default_options(optimizer).items()}
+
+
+def help_text(info: ConfigField, error: str = "", placeholder: str = "") -> Text:
+    """Describe a field: its error if any, key, description, choices and default."""
+    text = Text()
+    if error:
+        text.append(f"✗ {printable(error)}  ", BAD)
+    text.append(info.label, STRONG)
+    if info.key != PRESET_KEY:
+        text.append(f"  {info.key}", ACCENT)
+    text.append(f"  {info.description}")
+    if info.choices and not all(choice in info.description for choice in info.choices):
+        text.append(f"  Choices: {', '.join(info.choices)}.", MUTED)
+    default = placeholder or info.default
+    if default and "efault:" not in info.description:
+        text.append(f"  Default: {default}.", MUTED)
+    return text

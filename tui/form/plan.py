@@ -1,0 +1,90 @@
+"""What the form says about a run before it starts: title, problems, warnings, plan, and facts beside the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from engine.config.schema import Config
+from engine.gpus.selection import find_current_use
+from engine.gpus.snapshot import Snapshot
+from engine.optim.lr_schedule import scaled_lr
+from engine.utils.errors import Problem
+from engine.utils.text import pluralize, printable
+from tui.charts.axis import format_number
+from tui.form.checks import FormCheckResult
+from tui.form.completions import format_count
+from tui.form.model import Form
+from tui.palette import BAD, MUTED, WARNING
+
+
+def form_title(form: Form, run_config: Path | None) -> str:
+    """Return the title of the form: its preset or the run whose config it repeats, and the number of changes."""
+    changes = len(form.overrides.keys() - {"run.name"})
+    words = [pluralize(changes, "change")] if changes else []
+    if run_config is not None:
+        return printable(f"again: {run_config.parent.name}   {', '.join(words)}")
+    base = form.base
+    if base is not None and base.endswith("/config.yaml"):
+        # The config of a run, whose folder is its name.
+        base = Path(base).parent.name
+    return printable(f"new run   {', '.join(['no preset' if base is None else f'preset {base}', *words])}")
+
+
+def gpu_use(snapshot: Snapshot | None) -> object:
+    """Return what the plan depends on: which GPUs answer, and who computes on them. None before the first snapshot."""
+    if snapshot is None:
+        return None
+    uses = ((gpu, find_current_use(gpu)) for gpu in snapshot.gpus)
+    return snapshot.pending, [
+        (gpu.uuid, gpu.state, use and use.obstacle, [process.pid for process in gpu.processes.value or ()])
+        for gpu, use in uses
+    ]
+
+
+def plan_text(config: Config | None, problems: Sequence[Problem], result: FormCheckResult | None) -> Text:
+    """Return the problems, the warnings and the plan of a run, one per line, the most urgent first."""
+    lines = [Text(f"✗ {printable(str(problem))}", BAD) for problem in problems]
+    if result is not None:
+        warnings = [*([result.cpu_fallback] if result.cpu_fallback else []), *result.warnings]
+        lines += [Text(f"! {printable(warning)}", WARNING) for warning in warnings]
+    if problems:
+        lines.append(Text("The plan follows when all errors are fixed.", MUTED))
+    elif config is None or result is None:
+        lines.append(Text("Checking this host …", MUTED))
+    else:
+        lines += [Text(line) for line in _plan_lines(config, result)]
+    return Text("\n").join(lines)
+
+
+def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
+    devices = pluralize(result.total_ranks, {True: "GPU", False: "CPU rank", None: "rank"}[result.on_gpus])
+    global_batch = "auto"
+    if config.data.batch_size != "auto":
+        global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)
+    lines = [f"{devices}, global batch size {global_batch}"]
+    sampler = result.sampler
+    if sampler is None:
+        return [*lines, "Images are counted at the start"]
+    if steps := sampler.steps_per_epoch:
+        lines.append(f"{pluralize(steps, 'step')} per epoch, {steps * config.run.epochs:,} total")
+    return [*lines, f"{sampler.train_images:,} train, {sampler.val_images:,} val images"]
+
+
+def field_facts(config: Config, result: FormCheckResult) -> dict[str, str]:
+    """Return by key what the check found out about the value of a field."""
+    facts = {"run.name": "" if config.run.name else "next free name"}
+    if result.on_gpus is not None:
+        facts["device.gpus"] = pluralize(result.total_ranks, "GPU") if result.on_gpus else "trains on the CPU"
+    facts["data.batch_size"] = "per rank" if result.on_gpus is False else "per GPU"
+    if result.sampler is not None:
+        images = f"{result.sampler.train_images + result.sampler.val_images:,} images"
+        classes = "" if result.num_classes is None else f"{result.num_classes} classes, "
+        facts["data.path" if config.data.path else "data.dataset"] = classes + images
+    if result.parameters is not None:
+        facts["model.name"] = f"{format_count(result.parameters)} parameters"
+    if config.optim.lr_scaling != "none":
+        facts["optim.lr"] = f"{format_number(scaled_lr(config.optim, result.total_ranks))} after scaling"
+    return facts

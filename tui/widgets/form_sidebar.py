@@ -1,0 +1,75 @@
+"""The panels beside the fields of the form: learning rate, plan and command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Container
+
+from engine.config.schema import Config
+from engine.utils.errors import Problem
+from engine.utils.text import printable
+from tui.charts.axis import Series
+from tui.charts.plot import DOTS_PER_COLUMN, Curve, PlotWindow
+from tui.charts.view import LR_STYLE
+from tui.form.checks import FormCheckResult
+from tui.form.model import lr_curve
+from tui.palette import MUTED
+from tui.text.tables import UNKNOWN
+from tui.widgets.chart import Chart
+from tui.widgets.text_line import TextLine
+
+# While the number of images is unknown.
+ASSUMED_STEPS_PER_EPOCH = 100
+# Beginnings of the keys on which the learning rate depends.
+LR_KEYS = ("optim.", "schedule.", "run.epochs")
+
+
+class FormSidebar(Container):
+    """Learning rate, plan and command of the values in the form."""
+
+    def __init__(self) -> None:
+        super().__init__(id="sidebar")
+        self._drawn_curve: object = None
+
+    def compose(self) -> ComposeResult:
+        chart = Chart("Learning rate", "form-lr")
+        # The input of the form keeps the focus.
+        chart.can_focus = False
+        yield chart
+        for name, title in (("plan", "Plan"), ("command", "As a command")):
+            block = TextLine(id=name)
+            block.border_title = title
+            yield block
+
+    def show_plan(self, text: Text) -> None:
+        self._show_block("#plan", text)
+
+    def show_command(self, command: str | None) -> None:
+        """Show the command of a valid config, None if it is invalid."""
+        self._show_block("#command", Text(UNKNOWN, MUTED) if command is None else Text(printable(command)))
+
+    def _show_block(self, selector: str, text: Text) -> None:
+        block = self.query_one(selector, TextLine)
+        if block.text != text:
+            block.show(text)
+            if len(text.wrap(self.app.console, max(block.size.width, 1))) != block.size.height:
+                block.refresh(layout=True)
+
+    def draw_lr_curve(self, config: Config | None, problems: Sequence[Problem], result: FormCheckResult | None) -> None:
+        """Draw the learning rate over the epochs, unless a value that it depends on is wrong."""
+        chart = self.query_one(Chart)
+        if config is None or any(problem.location.startswith(LR_KEYS) for problem in problems):
+            self._drawn_curve = None
+            chart.draw([], PlotWindow(0.0, 1.0))
+        elif result is not None:
+            steps = result.sampler.steps_per_epoch if result.sampler is not None else 0
+            points = max(chart.size.width, 1) * DOTS_PER_COLUMN
+            curve = (config.optim, config.schedule, config.run.epochs, result.total_ranks, steps, points)
+            if curve != self._drawn_curve:
+                self._drawn_curve = curve
+                x, y = lr_curve(config, result.total_ranks, steps or ASSUMED_STEPS_PER_EPOCH, points)
+                window = PlotWindow(0.0, float(config.run.epochs))
+                chart.draw([Curve("", Series(x, y), "braille", LR_STYLE)], window, "epoch")
