@@ -310,7 +310,7 @@ class PreviewPoller(Poller):
     The readers of the last `MAX_PREVIEWS` runs are kept, so that a preview appears at once when its run is shown again.
     """
 
-    def __init__(self, publish: Callable[[], object], refresh_s: float = POLL_INTERVAL_SECONDS) -> None:
+    def __init__(self, publish: Callable[[], object], refresh_s: float = RefreshIntervals.charts_s) -> None:
         super().__init__("preview", 0.0)
         self._publish, self._refresh_s = publish, refresh_s
         self._requested = threading.Event()

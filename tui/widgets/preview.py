@@ -86,6 +86,9 @@ class Preview(Lines):
         """Draw the run, if anything that is shown has changed."""
         if self._timer is not None or not self.display or not self.size.width:
             return
+        if self.app.screen is not self.screen:
+            # Textual repaints the whole screen on top when one below it changes.
+            return
         row = self._row
         preview = self._poller.find(row.folder) if row else None
         key = (row, preview, self.size, self.with_text)
