@@ -18,7 +18,7 @@ from textual.widget import Widget
 
 from engine.gpus.recording import shift_times
 from engine.gpus.snapshot import Reading, Snapshot
-from engine.runs.events import RunFinished, RunStarted
+from engine.runs.events import Event, GpuEvent, RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from tui.app import GputrainApp
@@ -105,17 +105,51 @@ def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
     ReplayedRun(
         RunFolder(root / FINISHED_RUN), FINISHED_RUN, recorded_events(FINISHED_RUN, DEMO_START_TIME - 9000)
     ).close()
-    failed = RunFinished(time=FROZEN_NOW - 100, state="failed", message="rank 1 on GPU-1: CUDA out of memory")
+    device, cause = gpu_uuid(1), "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.1 GiB, 1.2 GiB are free."
+    message = f"rank 1 on GPU-1: {cause}; lower data.batch_size, then resume with `gputrain resume cifar-4`"
+    failed = [
+        RankFailed(time=DEMO_START_TIME - 5881, rank=1, device=device, cause=cause),
+        RunFinished(time=DEMO_START_TIME - 5880, state="failed", message=message),
+    ]
     failed_events = [
         event for event in recorded_events(LIVE_RUN, DEMO_START_TIME - 6000) if event.time < DEMO_START_TIME - 5880
     ]
     failed_events = [
         replace(event, name="cifar-4", epochs=20) if isinstance(event, RunStarted) else event for event in failed_events
     ]
-    ReplayedRun(RunFolder(root / "cifar-4"), LIVE_RUN, [*failed_events, failed]).close()
+    ReplayedRun(RunFolder(root / "cifar-4"), LIVE_RUN, [*failed_events, *failed]).close()
     past_events = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
     ReplayedRun(RunFolder(root / LIVE_RUN), LIVE_RUN, past_events).close()
     return folder
+
+
+def four_rank_run(root: Path) -> Ownership:
+    """Create a live run of four ranks on the first GPUs of the demo server."""
+    run = RunFolder(root / "wide-4")
+    events = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
+    ReplayedRun(run, LIVE_RUN, [_on_four_ranks(event) for event in events]).close()
+    return Ownership(run)
+
+
+def _on_four_ranks(event: Event) -> Event:
+    uuids = [gpu_uuid(rank) for rank in range(4)]
+    if isinstance(event, RunStarted):
+        ranks = [replace(event.ranks[0], rank=rank, pid=41200 + rank, device=uuid) for rank, uuid in enumerate(uuids)]
+        return replace(event, name="wide-4", world_size=4, devices=uuids, ranks=ranks)
+    if isinstance(event, GpuEvent):
+        loads = [1.0, 0.9, 0.75, 0.6 + 0.4 * math.sin(event.time / 60)]
+        sample = event.gpus[0]
+        samples = [
+            replace(sample, uuid=uuid, busy=round((sample.busy or 0) * abs(load)))
+            for uuid, load in zip(uuids, loads, strict=True)
+        ]
+        return replace(event, gpus=samples)
+    return event
+
+
+def gpu_uuid(index: int) -> str:
+    """Return the UUID of a GPU of the demo server."""
+    return str(demo_snapshot(FROZEN_NOW).gpus[index].uuid)
 
 
 def demo_snapshot(time: float) -> Snapshot:

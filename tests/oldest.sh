@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run the suite with the oldest release of every dependency that pyproject.toml allows: tests/oldest.sh [PYTEST OPTION…]
 # UV_RESOLUTION=highest tests/oldest.sh runs it with the newest releases.
-# Without the pictures of the screens, which differ between releases of rich and of plotext.
+# Without the pictures of the screens, which differ between releases of rich.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 environment=$(mktemp -d)

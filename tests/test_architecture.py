@@ -45,7 +45,7 @@ LIGHT = [
 
 
 # Each takes 5 to 100 ms to import, and the first frame of the screen needs none of them.
-LATE_MODULES = {"engine.config.schema", "engine.runs.events", "numpy", "plotext", "psutil", "pydantic", "typer", "yaml"}
+LATE_MODULES = {"engine.config.schema", "engine.runs.events", "numpy", "psutil", "pydantic", "typer", "yaml"}
 
 
 def modules_after(statement: str) -> set[str]:

@@ -34,6 +34,11 @@ def series_style(number: int) -> str:
     return SERIES[(number - 1) % len(SERIES)]
 
 
+def theme_variable(series: str) -> str:
+    """Return the theme variable of a curve's style, for the markup of a border title."""
+    return f"$series-{SERIES.index(series) + 1}"
+
+
 def pale_style(series: str) -> str:
     """Return the style of a curve that is in the background of its smoothed version."""
     return f"{series}-pale"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
@@ -21,10 +21,12 @@ from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import UsageError
 from engine.utils.files import open_regular_file
 from tui.charts.gpu_loads import GpuLoads
+from tui.charts.rank_loads import RankLoads
+from tui.text.ranks import rank_readings
 from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds
 
 if TYPE_CHECKING:
-    from engine.runs.events import Event
+    from engine.runs.events import Event, GpuEvent
     from engine.runs.history import History
     from engine.runs.journal import JournalReader
     from engine.runs.watcher import RunWatcher
@@ -43,6 +45,8 @@ READ_CHUNK_BYTES = 1 << 20
 MAX_PREVIEWS = 64
 MAX_LOG_BYTES = 1 << 16
 MAX_LOG_LINES = 2000
+# Epochs whose lines of the log are shown in columns.
+MAX_LOG_EPOCHS = 60
 # Longer lines fit on no screen, and are slow to draw.
 MAX_LOG_LINE_LENGTH = 4096
 
@@ -240,6 +244,7 @@ class RunPoller(Poller):
         self._reader: JournalReader = JournalReader(self.folder.journal)
         self._history: History = History()
         self._ends: RunWatcher | None = None
+        self._loads = RankLoads()
 
     def poll(self) -> None:
         if self.latest is not None and not self.folder.path.is_dir():
@@ -270,6 +275,8 @@ class RunPoller(Poller):
         try:
             for event in events:
                 self._history.add(event)
+                if event.type == "gpus":
+                    self._loads.add(cast("GpuEvent", event))
             # No progress means that the journal is gone or unreadable.
             more = start_offset < self._reader.offset < size
             if not more:
@@ -287,14 +294,18 @@ class RunPoller(Poller):
         history = self._history
         if self._ends is not None:
             history, partial, problem = self._ends.poll(), self._ends.partial, self._ends.problem
-        latest = history.latest_gpus
+        row = row_of_history(self.folder, history, partial=partial, problem=problem)
+        if row.live and history.started is not None:
+            self._loads.measure_cpu(history.started, time.time())
         self.latest = RunSnapshot(
-            row_of_history(self.folder, history, partial=partial, problem=problem),
-            history.started,
-            latest.gpus if latest else (),
-            latest.time if latest else 0.0,
+            row,
+            rank_readings(history, self._loads, live=row.live),
+            tuple(history.failures),
             self._log.lines(),
+            tuple(history.epochs[-MAX_LOG_EPOCHS:]),
             not self.folder.path.is_dir(),
+            self.folder.resumable,
+            self.folder.evaluation.exists(),
         )
 
     def _enqueue(self, batch: list[Event] | None) -> None:

@@ -135,6 +135,11 @@ class RunFolder:
         return self.root / "tensorboard"
 
     @property
+    def exports(self) -> Path:
+        """Folder of the charts that the screen exports."""
+        return self.root / "exports"
+
+    @property
     def control(self) -> Path:
         """Folder of the control requests, see `engine.runs.control`."""
         return self.root / "control"

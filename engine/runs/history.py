@@ -297,10 +297,15 @@ class History:
         """Model FLOPs utilization of the latest epoch, 0 to 1."""
         return model_flops_utilization(self.started, self.latest_session_epoch)
 
+    @property
+    def total_seconds(self) -> float:
+        """Duration of all sessions together, up to the latest event."""
+        running = self._latest_time - self._session_start if self._session_start is not None else 0.0
+        return self.seconds + running
+
     def summary(self) -> RunSummary:
         """Return the content of `summary.json`."""
         last, best, bottleneck = (self.epochs[-1] if self.epochs else None), self.best, self.bottleneck
-        running = self._latest_time - self._session_start if self._session_start is not None else 0.0
         return RunSummary(
             state=self.finished.state if self.finished else "running",
             epochs=last.epoch if last else 0,
@@ -310,7 +315,7 @@ class History:
             best_epoch=best.epoch if best else None,
             best_val_accuracy=best.selection_accuracy if best and best.selection_accuracy >= 0 else None,
             images_per_second=self._median_images_per_second(),
-            seconds=round(self.seconds + running, 3),
+            seconds=round(self.total_seconds, 3),
             message=self.finished.message if self.finished else "",
             bottleneck=bottleneck,
             data_wait=self.data_wait,

@@ -44,8 +44,9 @@ from tui.charts.curves import CurveData
 from tui.charts.plot import plot
 from tui.charts.view import ChartView
 from tui.pollers import RunPoller
+from tui.text.ranks import rank_lines
 from tui.text.run_lines import RunTable, run_line
-from tui.text.run_progress import device_lines, progress_line
+from tui.text.run_progress import progress_line
 from tui.text.runs import make_run_row, row_cells
 
 # hypothesis writes files even without a database; keep them out of the checkout.
@@ -253,7 +254,7 @@ def read_like_screens(path: Path) -> None:
     feed = RunPoller(folder)
     feed.poll()
     assert feed.latest is not None and feed.caught_up
-    device_lines(feed.latest, 80)
+    rank_lines(feed.latest.ranks, None, 80, 2)
     data, view = CurveData(), ChartView()
     while not feed.events.empty():
         data.add_events(feed.events.get())

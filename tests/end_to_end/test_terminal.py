@@ -177,13 +177,13 @@ def test_launch_run_uses_systemd_scope_or_warns_about_logout(tmp_path: Path, mon
     assert "will NOT survive" in messages["yes", "no"][0] and "enable-linger" in messages["yes", "no"][0]
 
 
-def test_tui_first_frame_imports_neither_torch_nor_plotext_nor_pydantic() -> None:
+def test_tui_first_frame_imports_neither_torch_nor_numpy_nor_pydantic() -> None:
     program = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom tui.app import GputrainApp\n"
         "async def main():\n"
         "    async with GputrainApp(Path('nowhere')).run_test() as pilot:\n"
         "        pass\n"
-        "asyncio.run(main())\nprint(sorted({'torch', 'plotext', 'pydantic', 'numpy'} & set(sys.modules)))"
+        "asyncio.run(main())\nprint(sorted({'torch', 'pydantic', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"

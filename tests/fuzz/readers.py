@@ -49,8 +49,9 @@ from tui.pollers import EvaluationPoller, LogTail, RunPoller
 from tui.text.confusion import matrix_lines, mistakes
 from tui.text.models import list_models, print_models
 from tui.text.preview import figure_lines
+from tui.text.ranks import rank_lines
 from tui.text.run_lines import RunTable, run_line
-from tui.text.run_progress import device_lines, progress_line
+from tui.text.run_progress import progress_line
 from tui.text.runs import make_run_row, row_cells
 
 HOST = os.uname().nodename
@@ -143,7 +144,7 @@ def read_run(root: Path) -> None:
     feed = RunPoller(run)
     feed.poll()
     assert feed.latest is not None
-    device_lines(feed.latest, 80)
+    rank_lines(feed.latest.ranks, None, 80, 2)
 
 
 def read_partial_run(root: Path) -> None:

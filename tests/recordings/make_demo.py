@@ -84,6 +84,7 @@ def gpu_uuid(index: int) -> str:
 def events(run: Training) -> Iterator[Event]:
     """Yield the events of a run that started at time 0."""
     rng = random.Random(run.seed)  # noqa: S311 (not for cryptography)
+    norms = random.Random(run.seed)  # noqa: S311
     schedule, total, losses = run.config.schedule, run.epochs * run.steps_per_epoch, []
     ranks = [RankDevice(rank, HOST, FIRST_PID + rank, gpu_uuid(rank)) for rank in (0, 1)]
     yield RunStarted(
@@ -104,10 +105,13 @@ def events(run: Training) -> Iterator[Event]:
             yield StepEvent(
                 time=now, step=step, epoch=epoch, losses=losses, lr=lr,
                 images_per_second=round(rate + rng.gauss(0, 50), 1), data_wait=0.01,
+                grad_norm=round(0.5 + 3.2 * math.exp(-6 * share) + abs(norms.gauss(0, 0.25)), 4),
             )  # fmt: skip
             losses = []
         if step % GPUS_EVERY == 0:
-            yield GpuEvent(time=now, gpus=[gpu_use(rank, 96 + rng.randrange(3)) for rank in (0, 1)])
+            # The validation and the checkpoint after each epoch.
+            dip = 35 if step > run.steps_per_epoch and (step - 1) % run.steps_per_epoch < GPUS_EVERY else 0
+            yield GpuEvent(time=now, gpus=[gpu_use(rank, 96 + rng.randrange(3) - dip) for rank in (0, 1)])
         if step % run.steps_per_epoch == 0:
             done = epoch / run.epochs
             yield EpochEvent(

@@ -29,8 +29,9 @@ from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.launcher import LaunchedRun
 from tui.pollers import MAX_LOG_LINE_LENGTH, GpuPoller, LogTail, RunListPoller, RunPoller
+from tui.text.ranks import rank_lines
 from tui.text.run_lines import RunTable, run_line
-from tui.text.run_progress import device_lines, progress_line
+from tui.text.run_progress import progress_line
 from tui.text.runs import make_run_row
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "eight-gpus.jsonl"
@@ -69,7 +70,7 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     run_poller = RunPoller(malformed)
     run_poller.poll()
     assert run_poller.latest is not None
-    device_lines(run_poller.latest, 80)
+    rank_lines(run_poller.latest.ranks, None, 80, 2)
     data = CurveData()
     while not run_poller.events.empty():
         data.add_events(run_poller.events.get())

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
+# An axis begins at zero if at most this share of it lies below the values.
+MAX_SHARE_BELOW = 0.15
 # Padding a larger limit would overflow to infinity.
 MAX_AXIS_LIMIT = 1e307
 
@@ -148,16 +150,31 @@ def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
     return [10.0**power for power in range(first, last + 1, stride)]
 
 
-def tick_labels(values: list[float]) -> list[str]:
-    """Format numbers with as few digits as needed to keep them distinct and accurate."""
+# Numbers that need more decimals have an exponent.
+MAX_TICK_DECIMALS = 4
+
+
+def tick_labels(values: list[float], *, log: bool = False) -> list[str]:
+    """Format numbers with as few digits as needed to keep them distinct and accurate, with aligned decimals unless they
+    are the ticks of a logarithmic axis."""
+    if not log and all(abs(value) < 1e6 for value in values):
+        for decimals in range(MAX_TICK_DECIMALS + 1):
+            labels = [f"{value:.{decimals}f}" for value in values]
+            if _are_accurate(labels, values):
+                # A tick of a tiny negative number is zero.
+                return [label.removeprefix("-") if float(label) == 0 else label for label in labels]
     for digits in range(1, 8):
         labels = [format_number(value, digits) for value in values]
-        if len(set(labels)) == len(values) and all(
-            math.isclose(float(label), value, rel_tol=1e-3, abs_tol=1e-12)
-            for label, value in zip(labels, values, strict=True)
-        ):
+        if _are_accurate(labels, values):
             return labels
     return [f"{value:g}" for value in values]
+
+
+def _are_accurate(labels: list[str], values: list[float]) -> bool:
+    return len(set(labels)) == len(values) and all(
+        math.isclose(float(label), value, rel_tol=1e-3, abs_tol=1e-12)
+        for label, value in zip(labels, values, strict=True)
+    )
 
 
 def format_number(value: float, digits: int = 4) -> str:
@@ -170,11 +187,16 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def pad_limits(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Widen the limits of an axis by 5% on each side; a single value gets some room, too."""
+    """Widen the limits of an axis by 5% on each side; a single value gets some room, too.
+
+    An axis of positive values that come near zero begins at zero.
+    """
     if log:
         span = math.log10(high) - math.log10(low)
         margin = 0.05 * span if span > 0 else 0.5
         return 10 ** max(math.log10(low) - margin, -307.0), 10 ** min(math.log10(high) + margin, 308.0)
     low, high = max(low, -MAX_AXIS_LIMIT), min(high, MAX_AXIS_LIMIT)
     margin = 0.05 * (high - low) if high > low else abs(low) * 0.1 or 0.5
+    if 0 <= low < MAX_SHARE_BELOW * high:
+        return 0.0, high + margin
     return low - margin, high + margin

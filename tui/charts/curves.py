@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -62,6 +63,16 @@ class GrowingArray:
         return self._values[: self.length]
 
 
+@dataclass(frozen=True)
+class BestEpoch:
+    """The epoch with the highest validation accuracy, of the EMA weights if there are any, and its last step."""
+
+    epoch: int
+    step: float
+    accuracy: float
+    of_ema: bool
+
+
 class CurveData:
     """The curves of one run. `version` increases with every change."""
 
@@ -80,12 +91,12 @@ class CurveData:
         self._missing_steps_left = MAX_MISSING_STEPS
         self._step_positions: dict[XAxis, GrowingArray] = {}
         """x positions of those steps, per axis."""
-        self._step_events = {name: GrowingArray() for name in ("step", "time", "lr")}
+        self._step_events = {name: GrowingArray() for name in ("step", "time", "lr", "grad_norm")}
         """Columns of the `step` events."""
         self._epoch_events = {
             name: GrowingArray()
             for name in (
-                *("step", "train_loss", "val_loss", "train_accuracy", "val_accuracy"),
+                *("epoch", "step", "train_loss", "val_loss", "train_accuracy", "val_accuracy"),
                 *("ema_val_loss", "ema_val_accuracy"),
             )
         }
@@ -121,8 +132,11 @@ class CurveData:
                     losses = [loss if is_finite_number(loss) else math.nan for loss in losses]
                     self.nonfinite_count += sum(map(math.isnan, losses))
                 self._losses.set(first, losses)
-                for name, value in (("step", event.step), ("time", event.time + self._time_offset_s), ("lr", event.lr)):
-                    self._step_events[name].append(value)
+                columns = self._step_events
+                columns["step"].append(event.step)
+                columns["time"].append(event.time + self._time_offset_s)
+                columns["lr"].append(event.lr)
+                columns["grad_norm"].append(event.grad_norm)
             case EpochEvent():
                 for name, numbers in self._epoch_events.items():
                     value = getattr(event, name)
@@ -163,9 +177,25 @@ class CurveData:
         """Return a field of the `epoch` events, such as `val_loss` or `ema_val_accuracy`."""
         return self._series_over_steps(self._epoch_events["step"].values, self._epoch_events[name].values, axis)
 
-    def lr(self, axis: XAxis) -> Series:
-        """Return the learning rate at every `step` event."""
-        return self._series_over_steps(self._step_events["step"].values, self._step_events["lr"].values, axis)
+    def step_metric(self, name: Literal["lr", "grad_norm"], axis: XAxis) -> Series:
+        """Return the learning rate or the gradient norm at every `step` event."""
+        return self._series_over_steps(self._step_events["step"].values, self._step_events[name].values, axis)
+
+    @property
+    def has_grad_norm(self) -> bool:
+        """Whether the journal has gradient norms; old ones have none."""
+        return bool(np.isfinite(self._step_events["grad_norm"].values).any())
+
+    @property
+    def best(self) -> BestEpoch | None:
+        """The best epoch, the first one of equals; None without a validation accuracy."""
+        ema, plain = (self._epoch_events[name].values for name in ("ema_val_accuracy", "val_accuracy"))
+        selection = np.where(np.isfinite(ema), ema, plain)
+        if not np.isfinite(selection).any():
+            return None
+        index = int(np.nanargmax(selection))
+        epoch, step = (self._epoch_events[name].values[index] for name in ("epoch", "step"))
+        return BestEpoch(int(epoch), float(step), float(selection[index]), bool(np.isfinite(ema[index])))
 
     def _series_over_steps(self, steps: FloatArray, values: FloatArray, axis: XAxis) -> Series:
         return Series(self.x_positions(steps, axis), values)

@@ -20,7 +20,7 @@ from tui.charts.axis import (
     tick_labels,
     ticks,
 )
-from tui.charts.plot import Curve, PlotWindow
+from tui.charts.plot import LINE_MARKERS, Curve, PlotWindow
 
 Scale = Callable[[float], float]
 
@@ -28,6 +28,7 @@ WIDTH, HEIGHT = 900, 480
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 # From the color-blind safe palette of Okabe and Ito, in the order of the curves.
 COLORS = ("#0072B2", "#E69F00", "#009E73")
+DASHES = ' stroke-dasharray="6 4"'
 
 
 def export_chart(
@@ -80,7 +81,7 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
         f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_label)}</text>',
     ]
     y_ticks = (log_ticks if window.log else ticks)(low, high, 6)
-    for tick, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
+    for tick, label in zip(y_ticks, tick_labels(y_ticks, log=window.log), strict=True):
         y = y_to_px(tick)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
@@ -89,8 +90,8 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
         parts.append(f'<text x="{x_to_px(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
     legend_x = LEFT + 260.0
     for number, (curve, series) in enumerate(visible):
-        color, connected = COLORS[number % len(COLORS)], curve.marker == "braille"
-        smoothed = connected and window.smoothing > 0
+        color, connected = COLORS[number % len(COLORS)], curve.marker in LINE_MARKERS
+        smoothed = curve.marker == "braille" and window.smoothing > 0
         for drawn, opacity in (
             ((series, 0.3), (smooth(series, window.smoothing), 1.0)) if smoothed else ((series, 1.0),)
         ):
@@ -102,9 +103,11 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
                 color=color,
                 opacity=opacity,
                 connected=connected,
+                dashes=DASHES if curve.marker == "dashed" else "",
             )
         if curve.label:
-            symbol = f'<path d="M{legend_x} 20h24" stroke="{color}" stroke-width="2"/>'
+            dashes = DASHES if curve.marker == "dashed" else ""
+            symbol = f'<path d="M{legend_x} 20h24" stroke="{color}" stroke-width="2"{dashes}/>'
             parts.append(symbol if connected else f'<circle cx="{legend_x + 12}" cy="20" r="4" fill="{color}"/>')
             parts.append(f'<text x="{legend_x + 32}" y="24">{escape(curve.label)}</text>')
             legend_x += 110
@@ -113,7 +116,15 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
 
 
 def _strokes(
-    series: Series, window: PlotWindow, x_to_px: Scale, y_to_px: Scale, color: str, opacity: float, connected: bool
+    *,
+    series: Series,
+    window: PlotWindow,
+    x_to_px: Scale,
+    y_to_px: Scale,
+    color: str,
+    opacity: float,
+    connected: bool,
+    dashes: str,
 ) -> list[str]:
     elements = []
     for piece in downsample_min_max(series, window.low, window.high, WIDTH):
@@ -121,8 +132,8 @@ def _strokes(
         if connected and len(points) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             elements.append(
-                f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5" opacity="{opacity}" '
-                'clip-path="url(#window)"/>'
+                f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5" opacity="{opacity}"'
+                f'{dashes} clip-path="url(#window)"/>'
             )
         else:
             elements += [

@@ -183,8 +183,8 @@ def _dots(value: float, rows: int) -> int:
     return max(round(min(max(value, 0.0), 100.0) / 100 * rows * DOTS_PER_ROW), 1)
 
 
-def time_axis(seconds: float, columns: int, reserved: int = 0) -> Text:
-    """Return the labels of a time axis that ends now, at round times: `-10 min    -5 min    now`.
+def time_axis(seconds: float, columns: int, reserved: int = 0, end: str = "now") -> Text:
+    """Return the labels of a time axis, at round times before its end: `-10 min    -5 min    now`.
 
     The first `reserved` columns have no labels.
     """
@@ -200,5 +200,5 @@ def time_axis(seconds: float, columns: int, reserved: int = 0) -> Text:
         if reserved <= start <= columns - 4 - len(label):
             line[start : start + len(label)] = label
     if columns >= 3:
-        line[columns - 3 : columns] = "now"
+        line[columns - len(end) : columns] = end
     return Text("".join(line[:columns]), MUTED, no_wrap=True, end="")

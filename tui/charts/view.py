@@ -16,8 +16,10 @@ from tui.palette import series_style
 
 SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
 CURSOR_STEP_SHARE = 0.01
-TRAIN_STYLE, VALIDATION_STYLE, LR_STYLE, EMA_STYLE = map(series_style, (1, 2, 3, 4))
-VALIDATION_MARKER = "•"
+TRAIN_STYLE, VALIDATION_STYLE, LR_STYLE, EMA_STYLE, GRAD_NORM_STYLE = map(series_style, (1, 2, 3, 4, 5))
+# In the order of importance.
+CHART_TITLES = {"loss": "loss", "accuracy": "accuracy", "lr": "learning rate", "grad_norm": "gradient norm"}
+SMOOTHED_CHARTS = ("loss", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -39,31 +41,44 @@ class ChartView:
         return end - (last if self.span is None else self.span), end
 
     def window(self, data: CurveData, chart_id: str) -> PlotWindow:
-        """Return the plot window of a chart; only the loss is smoothed, and accuracy has no log scale."""
+        """Return the plot window of a chart; only curves of single steps are smoothed, and accuracy has no log
+        scale."""
         low, high = self.x_limits(data)
-        smoothing = self.smoothing if chart_id == "loss" else 0.0
-        return PlotWindow(low, high, self.log and chart_id != "accuracy", smoothing)
+        smoothing = self.smoothing if chart_id in SMOOTHED_CHARTS else 0.0
+        return PlotWindow(low, high, self.log and chart_id != "accuracy", smoothing, self.axis)
 
     def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
-        """Return the curves of the chart `loss`, `accuracy` or `lr`."""
+        """Return the curves of a chart, one of `CHART_TITLES`. A star marks the best epoch."""
         if chart_id == "lr":
-            return [Curve("", data.lr(self.axis), "braille", LR_STYLE)]
+            return [Curve("", data.step_metric("lr", self.axis), "braille", LR_STYLE)]
+        if chart_id == "grad_norm":
+            return [Curve("", data.step_metric("grad_norm", self.axis), "braille", GRAD_NORM_STYLE)]
         train = data.train_loss(self.axis) if chart_id == "loss" else data.epoch_metric("train_accuracy", self.axis)
         curves = [
             Curve("train", train, "braille", TRAIN_STYLE),
-            Curve("val", data.epoch_metric(f"val_{chart_id}", self.axis), VALIDATION_MARKER, VALIDATION_STYLE),
+            Curve("val", data.epoch_metric(f"val_{chart_id}", self.axis), "dashed", VALIDATION_STYLE),
         ]
         averaged = data.epoch_metric(f"ema_val_{chart_id}", self.axis)
         if np.isfinite(averaged.y).any():
-            curves.append(Curve("ema", averaged, VALIDATION_MARKER, EMA_STYLE))
+            curves.append(Curve("ema", averaged, "dashed", EMA_STYLE))
+        best = data.best
+        if best is not None:
+            starred = -1 if best.of_ema else 1
+            star_x = float(data.x_positions(np.array([best.step]), self.axis)[0])
+            curves[starred] = replace(curves[starred], star_x=star_x)
         return curves
 
+    def best_note(self, data: CurveData, chart_id: str) -> str:
+        """Return the best validation accuracy and its epoch, for the accuracy chart."""
+        best = data.best if chart_id == "accuracy" else None
+        return "" if best is None else f"★ best {best.accuracy:.4f} @{best.epoch}"
+
     def subtitle(self, data: CurveData, chart_id: str) -> str:
-        """Describe the x axis or cursor position, log scale, smoothing, and the number of non-finite values."""
-        words = [self.axis if self.cursor is None else f"{self.axis} {format_number(self.cursor)}"]
+        """Describe the position of the cursor, log scale, smoothing, and the number of non-finite values."""
+        words = [] if self.cursor is None else [f"{self.axis} {format_number(self.cursor)}"]
         if self.log and chart_id != "accuracy":
             words.append("log")
-        if self.smoothing and chart_id == "loss":
+        if self.smoothing and chart_id in SMOOTHED_CHARTS:
             words.append(f"smooth {self.smoothing:.0%}")
         if data.nonfinite_count and chart_id == "loss":
             words.append(f"{data.nonfinite_count} not finite")

@@ -16,8 +16,9 @@ from textual.containers import Container
 
 from engine.runs.folder import RunFolder
 from engine.utils.text import pluralize, printable
+from tui.charts.meter import meter
 from tui.keymap import CONFUSION_COMMANDS, Command
-from tui.palette import BAD, MUTED, STRONG
+from tui.palette import BAD, MUTED, STRONG, series_style
 from tui.pollers import EvaluationPoller
 from tui.screens.base import AppServices, GputrainScreen
 from tui.text.confusion import (
@@ -29,7 +30,6 @@ from tui.text.confusion import (
     truncate_cells,
     worst_first,
 )
-from tui.text.run_progress import progress_bar
 from tui.widgets.lines import Lines, Row
 from tui.widgets.matrix import Matrix
 from tui.widgets.text_line import TextLine
@@ -204,6 +204,6 @@ def class_line(name: str, accuracy: float, images: int | None, name_columns: int
     tail = f" {accuracy:6.1%}" + ("" if images is None else f" of {images:,}")
     room = min(width - line.cell_len - len(tail), MAX_BAR_COLUMNS)
     if room >= MIN_BAR_COLUMNS:
-        line.append_text(progress_bar(accuracy, room))
+        line.append_text(meter(accuracy, room, series_style(1)))
     line.append(tail)
     return line

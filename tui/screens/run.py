@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import Container
+from textual.binding import Binding, BindingType
 
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
@@ -28,10 +28,10 @@ from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.pollers import RunPoller
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import TextDialog, stop_dialog
-from tui.text.run_progress import bottleneck_text, device_lines, progress_line
+from tui.screens.run_panels import PanelRoom, RunPanels
+from tui.text.run_progress import FAILED_STATES, bottleneck_text, failure_lines, progress_line
 from tui.text.runs import RunSnapshot
 from tui.widgets.chart import Chart
-from tui.widgets.lines import Lines
 from tui.widgets.text_line import TextLine
 
 # A long journal is read in slices, so that the screen stays responsive meanwhile.
@@ -50,6 +50,11 @@ class RunScreen(GputrainScreen):
 
     CSS_PATH = "run.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUN_COMMANDS
+    # Instead of Textual's, which skip the hidden charts.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab", "next_panel(1)", show=False),
+        Binding("shift+tab", "next_panel(-1)", show=False),
+    ]
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
         super().__init__(app)
@@ -67,16 +72,7 @@ class RunScreen(GputrainScreen):
         yield TextLine(id="progress")
         yield TextLine(id="bottleneck")
         yield TextLine(id="message")
-        with Container(id="charts"):
-            yield Chart("Loss", "loss")
-            yield Chart("Accuracy", "accuracy")
-            yield Chart("Learning rate", "lr")
-            devices = Lines(id="devices")
-            devices.border_title = "GPUs of this run"
-            yield devices
-        log = Lines(id="log")
-        log.border_title = "Log"
-        yield log
+        yield RunPanels(id="panels")
 
     def on_mount(self) -> None:
         self._poller.start()
@@ -126,7 +122,7 @@ class RunScreen(GputrainScreen):
             if chart.display and chart.id is not None:
                 data, view = self.data, self.view
                 curves, window = view.curves_for(data, chart.id), view.window(data, chart.id)
-                chart.draw(curves, window, view.subtitle(data, chart.id), view.cursor)
+                chart.draw(curves, window, view.subtitle(data, chart.id), view.cursor, view.best_note(data, chart.id))
                 self.call_after_refresh(self._draw_next)
                 return
 
@@ -140,15 +136,32 @@ class RunScreen(GputrainScreen):
         bottleneck = bottleneck_text(snapshot.row, self.size.width)
         self.query_one("#bottleneck").display = bool(bottleneck.plain)
         self.show_line("#bottleneck", bottleneck)
-        self._show_message(snapshot)
-        devices = self.query_one("#devices", Lines)
-        title, lines = device_lines(snapshot, devices.text_width)
-        devices.set_titles(title)
-        devices.set_texts(lines)
-        log = self.query_one("#log", Lines)
-        log.set_texts([Text(printable(line)) for line in snapshot.log[-max(log.size.height, 1) :]])
+        message = self._message_lines(snapshot)
+        message_line = self.query_one("#message", TextLine)
+        message_line.display, message_line.styles.height = bool(message), max(len(message), 1)
+        message_line.show(Text("\n", end="").join(message))
+        self._fit_panels(snapshot, 1 + bool(bottleneck.plain) + len(message))
+        self.query_one(RunPanels).show(snapshot, self.gputrain_app.gpu_poller.snapshot)
 
-    def _show_message(self, snapshot: RunSnapshot) -> None:
+    def _fit_panels(self, snapshot: RunSnapshot, status_lines: int) -> None:
+        started = snapshot.ranks.started
+        self.query_one(RunPanels).fit(
+            PanelRoom(
+                width=self.size.width,
+                # Title and footer have a line each.
+                height=self.size.height - status_lines - 2,
+                ranks=max(len(started.ranks), 1) if started else 1,
+                log_lines=len(snapshot.log),
+                has_grad_norm=self.data.has_grad_norm or self.data.last_step == 0,
+                has_loads=bool(snapshot.ranks.loads),
+            )
+        )
+
+    def _message_lines(self, snapshot: RunSnapshot) -> list[Text]:
+        """Return the lines below the progress: why the run failed, or what else the user should know."""
+        known = self._poller.unexpected_error is None and not snapshot.folder_missing and not snapshot.row.foreign
+        if known and snapshot.row.state in FAILED_STATES:
+            return failure_lines(snapshot, self.gputrain_app.gpu_poller.snapshot, self.size.width, self.app.console)
         line = Text(no_wrap=True, overflow="ellipsis", end="")
         if self._poller.unexpected_error is not None:
             line.append(f" {printable(self._poller.unexpected_error)}", BAD)
@@ -156,15 +169,35 @@ class RunScreen(GputrainScreen):
             line.append(" The run folder was deleted; this is the last known state", BAD)
         elif snapshot.row.foreign:
             line.append(f" {printable(f'This run {snapshot.row.foreign}')}", WARNING)
-        elif snapshot.row.message:
-            style = BAD if snapshot.row.state in (RunState.FAILED, RunState.CRASHED) else MUTED
-            line.append(f" {printable(snapshot.row.message)}", style)
+        elif snapshot.row.message and snapshot.row.state != RunState.FINISHED:
+            line.append(f" {printable(snapshot.row.message)}", MUTED)
         elif snapshot.row.state == RunState.STARTING:
             line.append(" Starting the ranks", MUTED)
         elif not self._poller.caught_up:
             line.append(f" Reading the journal: {self.data.last_step:,} steps so far", WARNING)
-        self.query_one("#message").display = bool(line.plain)
-        self.show_line("#message", line)
+        return [line] if line.plain else []
+
+    def is_available(self, action: str) -> bool:
+        """Hide commands that have no effect in the state of the run."""
+        snapshot, state = self._poller.latest, self.state
+        name = action.partition("(")[0]
+        if name in ("stop", "pause", "checkpoint"):
+            return state is not None and state.live and (name == "stop" or state is not RunState.STOPPING)
+        if name == "resume":
+            return state is not None and not state.live and snapshot is not None and snapshot.resumable
+        if name == "confusion":
+            return snapshot is not None and snapshot.evaluated
+        if name == "zoom_all":
+            return self.view != self.view.reset_zoom()
+        return True
+
+    def title_of(self, command: Command) -> str:
+        """Return `continue` for a paused run, and `all panels` while one chart fills the screen."""
+        if command.action == "pause" and self.state is RunState.PAUSED:
+            return "continue"
+        if command.action == "full" and self.query_one(RunPanels).is_full:
+            return "all panels"
+        return command.title
 
     @property
     def state(self) -> RunState | None:
@@ -210,6 +243,7 @@ class RunScreen(GputrainScreen):
     def _set_view(self, view: ChartView) -> None:
         self.view = view
         self._draw()
+        self.update_keys()
 
     def action_x_axis(self) -> None:
         self._set_view(self.view.next_axis())
@@ -241,16 +275,16 @@ class RunScreen(GputrainScreen):
 
     @property
     def active_chart(self) -> Chart:
-        """The focused chart, else the loss chart."""
-        return self.focused if isinstance(self.focused, Chart) else self.query_one("#loss", Chart)
+        """The chart that was focused last."""
+        return self.query_one(RunPanels).active_chart
 
     def action_full(self) -> None:
-        full = not self.has_class("-full")
-        chart = self.active_chart
-        for panel in self.query("#charts > Lines"):
-            panel.set_class(full and panel is chart, "shown")
-        self.set_class(full, "-full")
-        chart.focus()
+        self.query_one(RunPanels).toggle_full()
+        self.call_after_refresh(self._draw)
+        self.update_keys()
+
+    def action_next_panel(self, step: int) -> None:
+        self.query_one(RunPanels).focus_next_panel(step)
         self.call_after_refresh(self._draw)
 
     def action_export(self) -> None:
@@ -260,12 +294,14 @@ class RunScreen(GputrainScreen):
         if not any(len(curve.series.y) for curve in chart.curves):
             self.gputrain_app.show_toast("This chart has no data to export yet", warning=True)
             return
+        folder = Path.cwd()
         try:
-            paths = export_chart(
-                self.folder.name, str(chart.id), chart.curves, chart.window, self.view.axis, Path.cwd()
-            )
+            if self.folder.is_own:
+                folder = self.folder.exports
+                folder.mkdir(exist_ok=True)
+            paths = export_chart(self.folder.name, str(chart.id), chart.curves, chart.window, self.view.axis, folder)
         except OSError as error:
-            self.gputrain_app.show_toast(f"The chart cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
+            self.gputrain_app.show_toast(f"The chart cannot be written to {folder}: {error.strerror}", warning=True)
             return
         self.gputrain_app.show_toast(f"Saved {' and '.join(map(str, paths))}", timeout_s=8)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import plotext  # noqa: F401 (imported here, because the thread that draws must not wait for it)
 import yaml
 
 from engine.config.schema import Config, as_dict, without_unstored

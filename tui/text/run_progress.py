@@ -1,119 +1,123 @@
-"""Progress, bottleneck and devices of one run as lines for the run screen."""
+"""Progress, diagnosis and failure of one run as lines for the run screen."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.text import Text
 
+from engine.gpus.snapshot import Snapshot
 from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
-from engine.runs.records import GpuSample
-from engine.utils.text import printable
-from tui.palette import MUTED, STRONG
-from tui.text.gpus import GIB
+from engine.utils.text import pluralize, printable
+from tui.charts.axis import format_number
+from tui.charts.meter import meter
+from tui.palette import BAD, GOOD, MUTED, STRONG, series_style
+from tui.text.gpu_names import gpu_name
 from tui.text.run_lines import state_symbol
 from tui.text.runs import RunRow, RunSnapshot, format_duration
-from tui.text.tables import UNKNOWN
 
-STATE_LABELS = {RunState.RUNNING: "training"}
+if TYPE_CHECKING:
+    from engine.runs.events import RankFailed
+
+MIN_GAP_COLUMNS = 3
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 8, 40
-# Three times the five seconds between `gpus` events.
-GPU_STALE_SECONDS = 15.0
+MAX_FAILED_RANKS, MAX_FAILURE_LINES = 2, 8
+FAILED_STATES = (RunState.FAILED, RunState.CRASHED)
 
 
 def progress_line(row: RunRow, width: int) -> Text:
-    """Return a line with state, epoch, step, progress bar, percentage, ETA and throughput (images/s)."""
+    """Return a line with phase, epoch, step, progress bar, ETA and throughput; of an ended run, what it reached."""
     sign, style = state_symbol(row.state)
-    state = RunState(row.state)
     line = Text(no_wrap=True, overflow="ellipsis", end="")
     line.append(f" {sign} ", style)
-    line.append(STATE_LABELS.get(state, row.state), STRONG)
-    share = None if not row.steps else min(row.step / row.steps, 1.0)
-    tail = "" if share is None else f"  {share:4.0%}"
-    if row.eta_seconds is not None and row.live and share != 1.0:
-        tail += f"   ETA {format_duration(row.eta_seconds)}"
-    if row.images_per_second is not None:
-        tail += f"   {row.images_per_second:,.0f} images/s"
-    if row.epochs and row.steps:
-        per_epoch = row.steps // row.epochs
-        epoch = min(row.step // max(per_epoch, 1) + (1 if row.live else 0), row.epochs)
-        done = row.step - (epoch - 1) * per_epoch if row.live else row.step % max(per_epoch, 1)
-        line.append(f"   epoch {epoch}/{row.epochs}")
-        if row.live and width >= 80:
-            line.append(f"   step {max(min(done, per_epoch), 0)}/{per_epoch}")
-    room = width - line.cell_len - len(tail) - 3
-    if share is not None and room >= MIN_BAR_COLUMNS:
-        line.append("  ")
-        line.append_text(progress_bar(share, min(room, MAX_BAR_COLUMNS)))
-    line.append(tail)
+    line.append(phase_label(row), STRONG)
+    if row.live:
+        _append_progress(line, row, width)
+    else:
+        _append_results(line, row, width)
     return line
 
 
+def phase_label(row: RunRow) -> str:
+    """Return what the run does: its state, or the phase of its ranks while they run."""
+    return (row.phase or "training") if row.state == RunState.RUNNING else str(row.state)
+
+
+def _append_progress(line: Text, row: RunRow, width: int) -> None:
+    share = None if not row.steps else min(row.step / row.steps, 1.0)
+    tail = "" if share is None else f" {share:4.0%}"
+    if row.eta_seconds is not None and share != 1.0:
+        tail += f"   ETA {format_duration(row.eta_seconds)}"
+    if row.epochs and row.steps:
+        per_epoch = max(row.steps // row.epochs, 1)
+        epoch = min(max(row.current_epoch, 1), row.epochs)
+        line.append(f"   epoch {epoch}/{row.epochs}")
+        if width >= 80:
+            line.append(f"   step {max(min(row.step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
+    rate = "" if row.images_per_second is None else f"   {row.images_per_second:,.0f} images/s"
+    room = width - line.cell_len - len(tail) - 4
+    if room - len(rate) >= MIN_BAR_COLUMNS:
+        tail, room = tail + rate, room - len(rate)
+    if share is not None and room >= MIN_BAR_COLUMNS:
+        line.append("  ")
+        line.append_text(meter(share, min(room, MAX_BAR_COLUMNS), series_style(1)))
+    line.append(tail)
+
+
+def _append_results(line: Text, row: RunRow, width: int) -> None:
+    parts = [f"epoch {row.epoch}/{row.epochs}" if row.epochs else ""]
+    if row.epochs and row.epoch == row.epochs:
+        parts = [pluralize(row.epochs, "epoch")]
+    parts.append(f"in {format_duration(row.seconds)}" if row.seconds else "")
+    line.append("   " + " ".join(filter(None, parts)))
+    if row.best_val_accuracy is not None:
+        line.append("   best ")
+        line.append(f"{row.best_val_accuracy:.4f}", GOOD)
+        line.append(f" @{row.best_epoch}" if row.best_epoch is not None else "")
+    for text in (
+        f"   last {row.val_accuracy:.4f}" if row.val_accuracy is not None else "",
+        f"   {row.images_per_second:,.0f} images/s" if row.images_per_second else "",
+    ):
+        if line.cell_len + len(text) < width:
+            line.append(text)
+
+
 def bottleneck_text(row: RunRow, width: int) -> Text:
-    """Return the bottleneck, then data wait and MFU (model FLOPs utilization) if they fit; empty if all are unknown."""
-    line = Text(f" {printable(row.bottleneck)}  " if row.bottleneck else "", no_wrap=True, end="")
+    """Return the bottleneck, then data wait, gradient norm and MFU at the right; empty if all are unknown or if the run
+    failed."""
+    line = Text(no_wrap=True, end="")
+    if RunState(row.state) in FAILED_STATES:
+        return line
     figures = describe_efficiency(row.data_wait, row.mfu)
-    if figures and line.cell_len + 1 + len(figures) < width:
-        line.append(f" {figures}", MUTED)
-    line.rstrip()
+    if row.grad_norm is not None and row.live:
+        figures = "   ".join(filter(None, [figures, f"grad norm {format_number(row.grad_norm, 3)}"]))
+    if row.bottleneck:
+        line.append(f" {printable(row.bottleneck)}")
+    room = width - line.cell_len - len(figures) - 1
+    if figures and room >= MIN_GAP_COLUMNS:
+        line.append(" " * (room if row.bottleneck else 1)).append(figures, MUTED)
     line.truncate(max(width - 1, 1), overflow="ellipsis")
     return line
 
 
-def progress_bar(share: float, length: int) -> Text:
-    """Return a bar of `length` cells with half-cell resolution: ━ done, ─ remaining."""
-    halves = round(2 * share * length)
-    full, half = divmod(halves, 2)
-    done = "━" * full + ("╸" if half else "")
-    return Text.assemble((done, STRONG), ("─" * (length - len(done)), MUTED))
+def failure_lines(snapshot: RunSnapshot, gpus: Snapshot | None, width: int, console: Console) -> list[Text]:
+    """Return why a run failed or crashed, wrapped: rank, host, GPU and error of each failed rank, and what to do."""
+    message, lines = snapshot.row.message, list[Text]()
+    for failure in snapshot.failures[:MAX_FAILED_RANKS]:
+        lines.append(Text.assemble((_failed_rank(failure, snapshot, gpus), BAD), f"  {printable(failure.cause)}"))
+        # The message repeats the cause, and says after it what to do.
+        message = message.partition(failure.cause)[2].lstrip(" ;.") if failure.cause in message else message
+    if message:
+        lines.append(Text(printable(message), STRONG if lines else BAD))
+    wrapped = [part for line in lines for part in line.wrap(console, max(width - 3, 20))][:MAX_FAILURE_LINES]
+    return [Text.assemble((" ┃ ", BAD), part, no_wrap=True, end="") for part in wrapped]
 
 
-def device_lines(snapshot: RunSnapshot, width: int) -> tuple[str, list[Text]]:
-    """Return a title and one line for each rank: its GPU readings, or its process if it trains on the CPU."""
-    started = snapshot.started
-    if started is None:
-        return "Ranks", [Text("The run is starting", MUTED)]
-    by_uuid = {sample.uuid: sample for sample in snapshot.gpus}
-    on_cpu = set(started.devices) == {"cpu"}
-    lines = []
-    for rank in started.ranks:
-        if on_cpu:
-            lines.append(_device_line(f"rank {rank.rank}  CPU  pid {rank.pid}  {rank.host}", width))
-        else:
-            lines.append(
-                _device_line(
-                    f"rank {rank.rank}  {rank.device[:12]}  {_format_gpu_values(by_uuid.get(rank.device))}", width
-                )
-            )
-    lines += [Text(f"{len(started.devices)} devices; no rank info in the journal", MUTED)] if not started.ranks else []
-    age = time.time() - snapshot.gpus_time
-    stale = f", {format_duration(age)} ago" if snapshot.gpus and snapshot.row.live and age > GPU_STALE_SECONDS else ""
-    kind = "Ranks of this run, on the CPU" if on_cpu else f"GPUs of this run{stale}"
-    return kind, lines
-
-
-def _device_line(text: str, width: int) -> Text:
-    line = Text(printable(text), no_wrap=True, end="")
-    line.truncate(max(width, 1), overflow="ellipsis")
-    return line
-
-
-def _format_gpu_values(sample: GpuSample | None) -> str:
-    if sample is None:
-        return "readings unknown"
-    if sample.state not in (None, "ok"):
-        return sample.state
-    memory = UNKNOWN if sample.memory_used is None else f"{sample.memory_used / GIB:.1f}"
-    parts = [
-        f"busy {_format_number(sample.busy)}%",
-        f"SM {_format_number(sample.sm_active)}%",
-        f"{memory} GiB",
-        f"{_format_number(sample.power)} W",
-        f"{_format_number(sample.temperature)}°C",
-    ]
-    return "  ".join(parts + sample.throttle_reasons)
-
-
-def _format_number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}"
+def _failed_rank(failure: RankFailed, snapshot: RunSnapshot, gpus: Snapshot | None) -> str:
+    started = snapshot.ranks.started
+    hosts: Sequence[str] = [rank.host for rank in started.ranks if rank.rank == failure.rank] if started else ()
+    device = "CPU" if failure.device == "cpu" else f"GPU {gpu_name(failure.device, gpus)}" if failure.device else ""
+    return printable(" · ".join(filter(None, [f"rank {failure.rank}", *hosts[:1], device])))

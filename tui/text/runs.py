@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,10 +14,10 @@ from engine.utils.text import printable
 from tui.text.tables import UNKNOWN
 
 if TYPE_CHECKING:
-    from engine.runs.events import RunFinished, RunStarted
+    from engine.runs.events import EpochEvent, RankFailed, RunFinished
     from engine.runs.history import History
-    from engine.runs.records import GpuSample
     from engine.runs.watcher import RunWatcher
+    from tui.text.ranks import RankReadings
 
 # The readings of one GPU take 400 bytes.
 MAX_SUMMARY_BYTES = 1 << 22
@@ -32,7 +33,9 @@ class RunRow:
     throughput. `step` of `steps` is the global step. `bottleneck` is the bottleneck message, `data_wait` the share of
     the training time spent waiting for data, `mfu` the model FLOPs utilization. `message` says why the run ended, or
     why its files are `unreadable`. `foreign` is why other users can change the run, None if they cannot.
-    `cpu_fallback` is why it trains on the CPU although the host has GPUs.
+    `cpu_fallback` is why it trains on the CPU although the host has GPUs. `phase` is what its ranks do: training,
+    validating, saving, or "" if unknown. `current_epoch` is the epoch that they are in, and `grad_norm` the latest norm
+    of the gradient. `seconds` is the duration of all sessions.
     """
 
     name: str
@@ -55,6 +58,11 @@ class RunRow:
     unreadable: bool = False
     foreign: str | None = None
     cpu_fallback: str = ""
+    phase: str = ""
+    current_epoch: int = 0
+    best_epoch: int | None = None
+    grad_norm: float | None = None
+    seconds: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
         values = asdict(self)
@@ -111,7 +119,17 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         unreadable=problem is not None,
         foreign=folder.owner_problem(),
         cpu_fallback=history.cpu_fallback or stored.cpu_fallback,
+        phase=history.phase,
+        current_epoch=history.current_epoch,
+        best_epoch=stored.best_epoch if partial else best.epoch if best else None,
+        grad_norm=_finite(history.latest_step.grad_norm) if history.latest_step else None,
+        seconds=stored.seconds if partial else round(history.total_seconds, 3),
     )
+
+
+def _finite(value: float | None) -> float | None:
+    """Return None for a value that is not finite, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def unreadable_row(folder: RunFolder, message: str) -> RunRow:
@@ -188,11 +206,15 @@ def format_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """Latest state of a run, its GPU samples (`gpus_time` in Unix seconds) and the end of its log."""
+    """Latest state of a run, its ranks, the end of its log and its latest epochs."""
 
     row: RunRow
-    started: RunStarted | None
-    gpus: Sequence[GpuSample] = ()
-    gpus_time: float = 0.0
+    ranks: RankReadings
+    failures: tuple[RankFailed, ...] = ()
     log: tuple[str, ...] = ()
+    epochs: tuple[EpochEvent, ...] = ()
     folder_missing: bool = False
+    resumable: bool = False
+    """Whether it has a checkpoint."""
+    evaluated: bool = False
+    """Whether it has an evaluation, for the confusion matrix."""

@@ -8,13 +8,14 @@ from rich.text import Text
 
 from tui.charts.axis import format_number
 from tui.charts.plot import Curve, Plot, PlotWindow, plot
+from tui.palette import theme_variable
 from tui.text.tables import UNKNOWN
 from tui.widgets.lines import Lines
 
-MARKER_SYMBOLS = {"braille": "⣀"}
+MARKER_SYMBOLS = {"braille": "─", "dashed": "╌"}
 CURSOR_CHARACTER = "│"
-# The axis line and its labels, at the bottom of the plot.
-X_AXIS_LINES = 2
+# Columns of the blanks around a title.
+TITLE_MARGIN = 2
 
 
 class Chart(Lines):
@@ -25,20 +26,28 @@ class Chart(Lines):
         self._title = title
         self._plot = Plot([])
         self._cursor_x: float | None = None
-        self._note_text = ""
+        self._note_text = self._best = ""
         self.curves: list[Curve] = []
         self.window = PlotWindow(0.0, 1.0)
 
-    def draw(self, curves: Sequence[Curve], window: PlotWindow, note: str = "", cursor: float | None = None) -> None:
-        """Draw the curves within `window`. `note` is the panel's subtitle, `cursor` a position on the x axis."""
-        self.curves, self.window = list(curves), window
+    def draw(
+        self,
+        curves: Sequence[Curve],
+        window: PlotWindow,
+        note: str = "",
+        cursor: float | None = None,
+        best: str = "",
+    ) -> None:
+        """Draw the curves within `window`. `note` is the panel's subtitle, `cursor` a position on the x axis, and
+        `best` describes the best epoch in the title, or in the subtitle if the title has no room for it."""
+        self.curves, self.window, self._best = list(curves), window, best
         self._redraw()
         self.set_cursor(cursor, note)
 
     def set_cursor(self, cursor: float | None, note: str) -> None:
         """Move the cursor to a position on the x axis, or hide it with None, without plotting the curves again."""
         self._cursor_x, self._note_text = cursor, note
-        self.set_titles(self._legend(), note)
+        self._update_titles()
         self._update_lines()
 
     def _redraw(self) -> None:
@@ -53,21 +62,36 @@ class Chart(Lines):
         if self._cursor_x is None or not plotted.area_width or not low <= self._cursor_x <= high:
             return plotted.lines
         column = plotted.area_left + round((self._cursor_x - low) / (high - low) * (plotted.area_width - 1))
-        crossed = [_draw_cursor(line, column) for line in plotted.lines[:-X_AXIS_LINES]]
-        return crossed + plotted.lines[-X_AXIS_LINES:]
+        rows = len(plotted.lines) - plotted.axis_lines
+        return [_draw_cursor(line, column) for line in plotted.lines[:rows]] + plotted.lines[rows:]
 
     def on_resize(self) -> None:
         self._redraw()
+        self._update_titles()
         self._update_lines()
 
-    def _legend(self) -> str:
-        """Title, and marker, label and value of each curve. Textual parses it as markup, so keep user text out."""
-        words = [self._title]
-        for curve in self.curves:
-            value = curve.series.latest() if self._cursor_x is None else curve.series.value_at(self._cursor_x)
-            text = UNKNOWN if value is None else format_number(value, 3)
-            words.append(f"{MARKER_SYMBOLS.get(curve.marker, curve.marker)}{curve.label} {text}")
-        return "  ".join(words)
+    def _update_titles(self) -> None:
+        """Show the legend: marker, label and value of each curve in its color, with the digits that fit."""
+        for decimals in (4, 3, 2):
+            parts = [self._legend_part(curve, decimals) for curve in self.curves]
+            columns = len("  ".join([self._title, *parts])) + TITLE_MARGIN
+            if columns <= self.size.width:
+                break
+        in_title = columns + len(f"  {self._best}") <= self.size.width
+        legend = [f"[{theme_variable(curve.style)}]{part}[/]" for curve, part in zip(self.curves, parts, strict=True)]
+        self.set_titles(
+            "  ".join(filter(None, [self._title, *legend, self._best if in_title else ""])),
+            "  ".join(filter(None, ["" if in_title else self._best, self._note_text])),
+        )
+
+    def _legend_part(self, curve: Curve, decimals: int) -> str:
+        value = curve.series.latest() if self._cursor_x is None else curve.series.value_at(self._cursor_x)
+        text = UNKNOWN if value is None else _format_value(value, decimals)
+        return " ".join(filter(None, (MARKER_SYMBOLS.get(curve.marker, ""), curve.label, text)))
+
+
+def _format_value(value: float, decimals: int) -> str:
+    return f"{value:.{decimals}f}" if 0.01 <= abs(value) < 100 else format_number(value, 3)
 
 
 def _draw_cursor(line: Text, column: int) -> Text:

@@ -53,7 +53,7 @@ def test_curves_drop_steps_after_resumed_checkpoint() -> None:
     first = [make_run_started(), steps(10, [1.0] * 10, 10.0), make_epoch(1, 0.5), steps(14, [9.0] * 4, 14.0)]
     data = curves(*first, make_run_resumed(10, 100.0), steps(12, [2.0, 2.0], 102.0))
     assert data.train_loss("step").y.tolist() == [1.0] * 10 + [2.0] * 2
-    assert data.lr("step").x.tolist() == [10, 12]
+    assert data.step_metric("lr", "step").x.tolist() == [10, 12]
     assert data.epoch_metric("val_accuracy", "step").y.tolist() == [0.5]
 
 
@@ -74,9 +74,9 @@ def test_curves_support_step_epoch_and_hour_axes() -> None:
         steps(20, [1.0] * 10, 93_600.0),
     ]
     data = curves(*events)
-    assert data.lr("step").x.tolist() == [10, 20]
-    assert data.lr("epoch").x.tolist() == [1, 2]
-    assert data.lr("hours").x.tolist() == [1, 2]
+    assert data.step_metric("lr", "step").x.tolist() == [10, 20]
+    assert data.step_metric("lr", "epoch").x.tolist() == [1, 2]
+    assert data.step_metric("lr", "hours").x.tolist() == [1, 2]
 
 
 def test_curves_without_events_are_empty() -> None:

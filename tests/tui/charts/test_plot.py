@@ -9,6 +9,7 @@ import pytest
 
 from tui.charts.axis import FloatArray, Series, downsample_min_max, log_ticks, smooth, tick_labels, ticks
 from tui.charts.plot import Curve, PlotWindow, plot
+from tui.palette import series_style
 
 WIDTH, HEIGHT = 60, 10
 
@@ -21,7 +22,7 @@ def series(values: list[float] | FloatArray) -> Series:
 def plot_lines(
     values: list[float] | FloatArray, *, log: bool = False, low: float = 0.0, high: float | None = None
 ) -> list[str]:
-    curve = Curve("train", series(values), "braille", 75)
+    curve = Curve("train", series(values), "braille", series_style(1))
     window = PlotWindow(low, len(values) if high is None else high, log)
     return [line.plain for line in plot([curve], window, WIDTH, HEIGHT).lines]
 
@@ -93,8 +94,8 @@ def test_smooth_averages_neighbors_within_gaps() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        (0, 1, ["0", "0.5", "1"]),
-        (0.02, 0.03, ["0.02", "0.025", "0.03"]),
+        (0, 1, ["0.0", "0.5", "1.0"]),
+        (0.02, 0.03, ["0.020", "0.025", "0.030"]),
         (0, 15, ["0", "5", "10", "15"]),
         (-5, 3, ["-4", "-2", "0", "2"]),
     ],
@@ -104,4 +105,4 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[str]) -
 
 
 def test_log_ticks_are_powers_of_ten() -> None:
-    assert tick_labels(log_ticks(1e-4, 3, 6)) == ["0.0001", "0.001", "0.01", "0.1", "1"]
+    assert tick_labels(log_ticks(1e-4, 3, 6), log=True) == ["0.0001", "0.001", "0.01", "0.1", "1"]

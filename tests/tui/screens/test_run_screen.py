@@ -29,8 +29,8 @@ def test_run_screen_shows_progress_curves_and_log(demo_runs_folder: Path) -> Non
         assert "ETA 7m08s" in shown
         assert "train 0." in visible_text(pilot, "#loss")
         assert "val 0.9" in visible_text(pilot, "#accuracy")
-        assert "rank 1  GPU-1de01de0  busy" in visible_text(pilot, "#devices")
-        assert "epoch  18  train loss" in visible_text(pilot, "#log")
+        assert "61.2 GiB" in visible_text(pilot, "#ranks") and "612 W" in visible_text(pilot, "#ranks")
+        assert "epoch  18   val 0.2469 / 0.9242   train 0.0975" in visible_text(pilot, "#log")
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (120, 34))
 
@@ -86,18 +86,19 @@ def test_run_screen_leaving_sends_no_request(demo_runs_folder: Path) -> None:
     assert not list(consume_requests(RunFolder(demo_runs_folder / LIVE_RUN).control))
 
 
-def test_run_screen_exports_chart_as_svg_and_csv(demo_runs_folder: Path, tmp_path: Path) -> None:
+def test_run_screen_exports_chart_as_svg_and_csv(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "m", "e", "tab", "e", "e")
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+    exports = RunFolder(demo_runs_folder / FINISHED_RUN).exports
     names = ["accuracy-2.csv", "accuracy-2.svg", "accuracy.csv", "accuracy.svg", "loss.csv", "loss.svg"]
-    assert sorted(path.name for path in tmp_path.glob("*-3-*")) == [f"{FINISHED_RUN}-{name}" for name in names]
-    rows = (tmp_path / f"{FINISHED_RUN}-loss.csv").read_text().splitlines()
+    assert sorted(path.name for path in exports.iterdir()) == [f"{FINISHED_RUN}-{name}" for name in names]
+    rows = (exports / f"{FINISHED_RUN}-loss.csv").read_text().splitlines()
     assert rows[0] == "curve,epoch,value"
     assert sum(row.startswith("train,") for row in rows) == 600
-    drawing = (tmp_path / f"{FINISHED_RUN}-loss.svg").read_text()
-    assert drawing.startswith("<svg") and drawing.count("<polyline") == 2 and ">val</text>" in drawing
+    drawing = (exports / f"{FINISHED_RUN}-loss.svg").read_text()
+    assert drawing.startswith("<svg") and drawing.count("<polyline") == 3 and ">val</text>" in drawing
 
 
 def test_run_screen_names_axis_scale_and_cursor(demo_runs_folder: Path) -> None:
@@ -140,7 +141,7 @@ def test_run_screen_reports_deleted_run_folder(demo_runs_folder: Path) -> None:
         await wait_until(pilot, lambda: screen._poller.latest.folder_missing)
         await wait_until_idle(pilot)
         assert "The run folder was deleted" in visible_text(pilot)
-        assert "rank 1" in visible_text(pilot, "#devices")
+        assert "GPU-1de01de0" in visible_text(pilot, "#ranks") or " 1 " in visible_text(pilot, "#ranks")
         assert "train 0." in visible_text(pilot, "#loss")
         await press(pilot, "d", "s", "e")
 

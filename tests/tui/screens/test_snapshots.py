@@ -18,17 +18,6 @@ SIZES = [(80, 24), (120, 34), (200, 60)]
 pytestmark = [pytest.mark.usefixtures("frozen_environment"), pytest.mark.parametrize("size", SIZES, ids=size_name)]
 
 
-def test_run(snap_compare: Compare, size: tuple[int, int]) -> None:
-    owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "m")
-    owners[0].release()
-
-
-def test_run_with_one_chart(snap_compare: Compare, size: tuple[int, int]) -> None:
-    demo_runs(Path("runs"))[0].release()
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run="digits-3"), size, "f x g left left left")
-
-
 def test_help(snap_compare: Compare, size: tuple[int, int]) -> None:
     demo_runs(Path("runs"))[0].release()
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "question_mark")

@@ -31,9 +31,9 @@ def row(root: Path, *events: Event) -> RunRow:
 
 
 def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
-    run_row = row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH)
+    run_row = replace(row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH), state="running")
     assert bottleneck_text(run_row, 80).plain == (
-        " waiting for data 34% of the time; try data.workers=4   data wait 34%   MFU 6%"
+        " waiting for data 34% of the time; try data.workers=4    data wait 34%   MFU 6%"
     )
     assert bottleneck_text(run_row, 78).plain == " waiting for data 34% of the time; try data.workers=4"
     assert bottleneck_text(run_row, 30).plain == " waiting for data 34% of the…"

@@ -1,18 +1,118 @@
-"""The ranks of a run on its screen."""
+"""Progress, results and ranks of a run on its screen."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from factories import make_gpu_run_started, make_run_folder
+from rich.console import Console
+
+from engine.runs.events import (
+    EpochEvent,
+    Event,
+    GpuEvent,
+    PhaseChanged,
+    RankFailed,
+    RunFinished,
+    RunPaused,
+)
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import Ownership
+from engine.runs.records import GpuSample
+from factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_started, make_step
 from tui.pollers import RunPoller
-from tui.text.run_progress import device_lines
+from tui.text.log_lines import log_lines
+from tui.text.ranks import rank_lines
+from tui.text.run_progress import failure_lines, progress_line
+from tui.text.runs import RunSnapshot
+
+GIB = 2**30
 
 
-def test_device_lines_show_unknown_readings_without_gpu_samples(tmp_path: Path) -> None:
-    run_poller = RunPoller(make_run_folder(tmp_path, "unmonitored", make_gpu_run_started(backend="nccl")))
-    run_poller.poll()
-    assert run_poller.latest is not None
-    title, lines = device_lines(run_poller.latest, 80)
-    assert title == "GPUs of this run"
-    assert [line.plain for line in lines][:2] == ["rank 0  GPU-0  readings unknown", "rank 1  GPU-1  readings unknown"]
+def polled(folder: RunFolder) -> RunSnapshot:
+    poller = RunPoller(folder)
+    poller.poll()
+    assert poller.latest is not None
+    return poller.latest
+
+
+def live_progress(root: Path, *events: Event) -> str:
+    folder = make_run_folder(root, "live", *events)
+    owner = Ownership(folder)
+    try:
+        return progress_line(polled(folder).row, 100).plain
+    finally:
+        owner.release()
+
+
+def busy_at(time: float, busy: float) -> GpuEvent:
+    return GpuEvent(
+        time=time,
+        gpus=[GpuSample("GPU-0", "h", "ok", busy=busy, memory_used=30 * GIB, temperature=60, power=300.0)],
+    )
+
+
+def test_progress_line_shows_step_of_pause(tmp_path: Path) -> None:
+    line = live_progress(tmp_path, make_run_started(), make_step(10), make_epoch(1), RunPaused(step=17, epoch=2))
+    assert "paused   epoch 2/3   step 7/10" in line and "57%" in line
+
+
+def test_progress_line_names_phase(tmp_path: Path) -> None:
+    validating = PhaseChanged(phase="validating", step=10, epoch=1)
+    assert "validating   epoch 1/3   step 10/10" in live_progress(
+        tmp_path, make_run_started(), make_step(8), validating
+    )
+
+
+def test_progress_line_of_finished_run_shows_results_without_eta(tmp_path: Path) -> None:
+    events = [make_run_started(0.0), *(make_epoch(number, 0.5 + number / 10, 40.0 * number) for number in (1, 2, 3))]
+    folder = make_run_folder(tmp_path, "done", *events, RunFinished(time=125.0, state="finished"))
+    line = progress_line(polled(folder).row, 100).plain
+    assert "finished   3 epochs in 2m05s   best 0.8000 @3" in line
+    assert "ETA" not in line and "%" not in line
+
+
+def test_rank_lines_show_unknown_readings_without_gpu_samples(tmp_path: Path) -> None:
+    snapshot = polled(make_run_folder(tmp_path, "unmonitored", make_gpu_run_started(backend="nccl")))
+    header, first, *_ = (line.plain.split() for line in rank_lines(snapshot.ranks, None, 80, 1)[1])
+    assert (header[:2], first[:2]) == (["rank", "GPU"], ["0", "GPU-0"])
+    assert "–" in first
+
+
+def test_rank_lines_of_ended_run_show_mean_and_maximum(tmp_path: Path) -> None:
+    events = [make_gpu_run_started(backend="nccl"), busy_at(5.0, 100.0), busy_at(10.0, 50.0)]
+    snapshot = polled(make_run_folder(tmp_path, "done", *events, RunFinished(time=12.0, state="finished")))
+    title, lines = rank_lines(snapshot.ranks, None, 100, 2)
+    assert title == "ranks ─ mean and maximum of the whole run"
+    assert "75%" in lines[1].plain and "30.0 GiB" in lines[1].plain
+    assert "⣿" in lines[2].plain, "the load that the GPU had during the run"
+
+
+def test_rank_lines_show_data_wait_of_each_rank(tmp_path: Path) -> None:
+    from engine.runs.records import RankEpochTiming
+
+    work = [RankEpochTiming(0, 10.0, 1.0, 4.0), RankEpochTiming(1, 10.0, 5.0, 4.0)]
+    epoch: EpochEvent = replace(make_epoch(1, time=9.0), work=work)
+    snapshot = polled(make_run_folder(tmp_path, "a", make_gpu_run_started(backend="nccl"), epoch))
+    lines = rank_lines(snapshot.ranks, None, 100, 1)[1]
+    assert "10%" in lines[1].plain and "50%" in lines[2].plain
+
+
+def test_failure_lines_name_rank_host_and_gpu_once(tmp_path: Path) -> None:
+    cause = "CUDA out of memory"
+    failed = RankFailed(rank=1, device="GPU-1", cause=cause)
+    end = RunFinished(state="failed", message=f"rank 1 (GPU-1) failed: {cause}; lower data.batch_size")
+    snapshot = polled(make_run_folder(tmp_path, "failed", make_gpu_run_started(backend="nccl"), failed, end))
+    lines = [line.plain for line in failure_lines(snapshot, None, 80, Console())]
+    assert lines == [" ┃ rank 1 · h · GPU GPU-1  CUDA out of memory", " ┃ lower data.batch_size"]
+
+
+def test_log_lines_align_figures_of_epochs() -> None:
+    from engine.runs.event_lines import event_line
+
+    epochs = [make_epoch(9, 0.5), make_epoch(10, 0.25)]
+    lines = [f"2026-01-02 03:04:05  {event_line(epoch)}" for epoch in epochs]
+    first, second, other = (line.plain for line in log_lines([*lines, "a line of \x1b a rank"], epochs))
+    assert first.startswith("03:04:05  epoch   9   val 0.1222 / 0.5000   train 0.1111 / 0.4000")
+    assert second.index("val") == first.index("val") and second.index("train") == first.index("train")
+    assert other == "a line of \\x1b a rank"

@@ -1,0 +1,65 @@
+"""Lines of `log.txt` for the panel of the run screen: the time shortened, the figures of an epoch in columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from engine.utils.text import printable
+from tui.palette import MUTED, STRONG, series_style
+from tui.text.tables import UNKNOWN
+
+if TYPE_CHECKING:
+    from engine.runs.events import EpochEvent
+
+STAMP = re.compile(r"\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d)  ")
+TRAIN_STYLE, VALIDATION_STYLE = series_style(1), series_style(2)
+
+
+def log_lines(lines: Sequence[str], epochs: Sequence[EpochEvent]) -> list[Text]:
+    """Return the lines as text. The line of an epoch in `epochs` gets its figures in columns."""
+    from engine.runs.event_lines import event_line
+
+    by_line = {event_line(epoch): epoch for epoch in epochs}
+    return [_log_line(line, by_line) for line in lines]
+
+
+def _log_line(line: str, by_line: dict[str | None, EpochEvent]) -> Text:
+    text = Text(no_wrap=True, end="")
+    if (stamp := STAMP.match(line)) is None:
+        return text.append(printable(line))
+    text.append(f"{stamp[1]}  ", MUTED)
+    rest = line[stamp.end() :]
+    epoch = by_line.get(rest)
+    return text.append(printable(rest)) if epoch is None else text.append_text(_epoch_figures(epoch))
+
+
+def _epoch_figures(epoch: EpochEvent) -> Text:
+    """Return what an epoch reached, the most important figures first."""
+    text = Text.assemble(
+        (f"epoch {epoch.epoch:>3}", STRONG),
+        ("   val ", VALIDATION_STYLE),
+        f"{_format(epoch.val_loss)} / {_format(epoch.val_accuracy)}",
+        ("   train ", TRAIN_STYLE),
+        f"{_format(epoch.train_loss)} / {_format(epoch.train_accuracy)}",
+        no_wrap=True,
+        end="",
+    )
+    if epoch.ema_val_accuracy is not None and epoch.ema_val_accuracy == epoch.ema_val_accuracy:
+        text.append(f"   ema {epoch.ema_val_accuracy:.4f}")
+    rate = UNKNOWN if epoch.images_per_second is None else f"{epoch.images_per_second:,.0f}"
+    seconds = UNKNOWN if epoch.seconds is None else f"{epoch.seconds:.1f} s"
+    lr = UNKNOWN if epoch.lr is None else f"{epoch.lr:.3g}"
+    text.append(f"   {rate:>7} images/s  {seconds:>8}   lr {lr}", MUTED)
+    if epoch.skipped:
+        text.append(f"   {epoch.skipped} steps skipped")
+    if epoch.unread:
+        text.append(f"   {epoch.unread} images skipped")
+    return text
+
+
+def _format(value: float | None) -> str:
+    return f"{UNKNOWN:>6}" if value is None else f"{value:.4f}"
