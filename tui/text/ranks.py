@@ -190,6 +190,8 @@ def _graph_seconds(readings: RankReadings, keys: Sequence[str], values: int) -> 
 
 def _details(readings: RankReadings, rank: RankDevice) -> str:
     """Return more readings of a rank, and its process, for its second line."""
+    if rank.device == "cpu":
+        return ""  # the first line has them
     sample = next((sample for sample in readings.samples if sample.uuid == rank.device), None)
     parts = []
     if readings.live and sample is not None:
