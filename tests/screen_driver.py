@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from textual import events
 from textual.pilot import Pilot
 
 from demo_app import demo_app, no_gpu_feed, wait_until_idle
@@ -31,3 +32,9 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
 
 def real_app(root: Path, run: str | None = None) -> GputrainApp:
     return demo_app(root, no_gpu_feed(), demo=None, run=run)
+
+
+def press_in_burst(pilot: Pilot[None], *keys: str) -> None:
+    """Send all keys at once, like a terminal after a pause of the program."""
+    for key in keys:
+        pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))

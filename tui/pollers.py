@@ -24,6 +24,7 @@ from tui.charts.gpu_loads import GpuLoads
 from tui.charts.rank_loads import RankLoads
 from tui.text.ranks import rank_readings
 from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds
+from tui.text.waiting import WaitingRun, read_waiting_runs
 
 if TYPE_CHECKING:
     from engine.runs.events import Event, GpuEvent
@@ -172,6 +173,7 @@ class RunListPoller(Poller):
         self._polls = 0
         self.enabled = True
         self.rows: list[RunRow] | None = None
+        self.waiting: list[WaitingRun] = []
         self.problem: str | None = None
 
     def poll(self) -> None:
@@ -186,6 +188,7 @@ class RunListPoller(Poller):
             self.rows, self.problem = [], str(error)
             return
         self.rows = [self._row(path, watcher, full) for path, watcher in self._watchers.items()]
+        self.waiting = read_waiting_runs()
         self.problem = None
 
     def has_result(self) -> bool:

@@ -44,7 +44,8 @@ class Filter(Entry):
         if not self.has_focus:
             self._previous_focus = self.screen.focused
         self.display = True
-        self.focus()
+        # At once, unlike `focus`, so that the next key is typed into the filter.
+        self.screen.set_focus(self)
 
     def action_dismiss(self) -> None:
         self.value = ""
@@ -127,7 +128,10 @@ class GputrainScreen(Screen[None]):
     def add_binding(self, binding: Binding) -> None:
         """Bind the keys of one command on this instance."""
         for key in binding.key.split(","):
-            self._bindings.bind(key, binding.action, binding.description, show=False)
+            # With priority, the letters that follow at once are typed into the filter, not handled by the list.
+            self._bindings.bind(
+                key, binding.action, binding.description, show=False, priority=binding.action == "filter"
+            )
 
     def compose(self) -> ComposeResult:
         yield TextLine(id="title")
@@ -191,6 +195,8 @@ class GputrainScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable all actions except `quit` while the terminal is too small to show their effect."""
+        if action == "filter" and isinstance(self.focused, Input):
+            return False
         return action == "quit" or not self.has_class("-too-small")
 
     def show_title(self, left: str, right: str = "") -> None:

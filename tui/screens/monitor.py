@@ -31,6 +31,7 @@ from tui.text.gpus import list_gpu_processes, no_driver_message, process_lines
 from tui.text.host import header_line, host_graphs
 from tui.text.run_lines import name_columns, run_line
 from tui.text.runs import RunRow
+from tui.text.waiting import WaitingRun
 from tui.widgets.lines import Lines, Row
 from tui.widgets.preview import Preview
 
@@ -96,7 +97,7 @@ class MonitorScreen(GputrainScreen):
         snapshot, app = self._snapshot, self.gputrain_app
         processes, runs = self._matching_processes(), self._matching_runs()
         # Of all rows, so that the panels keep their places while the user types a filter.
-        self._divide_room(len(self._all_processes()), len(app.run_list_poller.rows or ()))
+        self._divide_room(len(self._all_processes()), self._count_runs())
         self._show_gpus()
         self._show_processes(processes)
         self._show_host()
@@ -224,6 +225,13 @@ class MonitorScreen(GputrainScreen):
         texts += host_graphs(host.load, (host.cpu, host.memory), panel.text_width, room, self._seconds)
         panel.set_texts(texts)
 
+    def _count_runs(self) -> int:
+        poller = self.gputrain_app.run_list_poller
+        return len(poller.waiting) + len(poller.rows or ())
+
+    def _matching_waiters(self) -> list[WaitingRun]:
+        return [run for run in self.gputrain_app.run_list_poller.waiting if self.filter_text in run.name.lower()]
+
     def _matching_runs(self) -> list[RunRow]:
         query = self.filter_text
         rows = self.gputrain_app.run_list_poller.rows or []
@@ -232,15 +240,20 @@ class MonitorScreen(GputrainScreen):
     def _show_runs(self, shown: list[RunRow]) -> None:
         panel, poller = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller
         problem = printable(poller.problem or poller.unexpected_error or "")
-        count = len(poller.rows or ())
+        count, waiters = self._count_runs(), self._matching_waiters()
         no_match = self._no_match("runs", count) or "No runs yet; press n to start one"
         empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)
-        width = name_columns(shown, panel.text_width)
+        width = name_columns([*(run.name for run in waiters), *(row.name for row in shown)], panel.text_width)
         live = sum(row.live for row in shown)
-        title = self._count_title("Runs", len(shown), count)
-        panel.set_titles(f"{title}, {live} live" if live and not self.filter_text else title)
+        title = self._count_title("Runs", len(waiters) + len(shown), count)
+        if not self.filter_text:
+            title += "".join(
+                f", {number} {state}" for number, state in ((live, "live"), (len(waiters), "waiting")) if number
+            )
+        panel.set_titles(title)
         room = panel.text_width
-        rows = [Row(row.folder, partial(run_line, row, width, room)) for row in shown]
+        rows = [Row(run.key, run.line(width)) for run in waiters]
+        rows += [Row(row.folder, partial(run_line, row, width, room)) for row in shown]
         panel.set_rows(rows, empty_text=empty)
         self._show_preview()
 
@@ -286,6 +299,8 @@ class MonitorScreen(GputrainScreen):
         if focused.id == "processes":
             selected = self._selected_process()
             return "open run" if selected is not None and self._run_of(selected[1]) is not None else None
+        if any(run.key == focused.selected_key for run in self.gputrain_app.run_list_poller.waiting):
+            return None
         return {"gpus": "GPU details", "runs": "open run"}.get(focused.id or "")
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
@@ -318,6 +333,8 @@ class MonitorScreen(GputrainScreen):
     def _open(self, panel: Lines, key: str) -> None:
         if panel.id == "gpus":
             self.gputrain_app.open_gpu(key)
+        elif panel.id == "runs" and any(run.key == key for run in self.gputrain_app.run_list_poller.waiting):
+            self.gputrain_app.show_toast("This run waits for GPUs; it can be opened when it has started")
         elif panel.id == "runs":
             self.gputrain_app.open_run(key)
         elif (selected := self._selected_process()) is not None:

@@ -8,7 +8,7 @@ FRAME_LINES = 2
 HEADER_LINES = 1
 # Below this width, the panels are stacked and each GPU has one line.
 SIDE_BY_SIDE_MIN_COLUMNS = 100
-MAX_GPU_LINES = 10
+MAX_GPU_LINES = 8
 MIN_HOST_LINES = 4
 MIN_PREVIEW_LINES = 8
 MIN_LIST_LINES = 4

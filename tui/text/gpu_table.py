@@ -330,12 +330,13 @@ def _fact_lines(gpu: Gpu, lines: int) -> list[Text]:
     return facts
 
 
-def _span_title(seconds: float) -> str:
-    """Return the time that a narrow graph shows: `last 10 min`."""
+def _span_title(seconds: float, columns: int) -> str:
+    """Return the time that a narrow graph shows: `last 10 min` or `10 min`."""
     value, unit = next(
         (value, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if (value := seconds / size) >= 1
     )
-    return f"last {value:g} {unit}"
+    title = f"last {value:g} {unit}"
+    return title if len(title) <= columns else title.removeprefix("last ")
 
 
 def _graph_zone(snapshot: Snapshot, loads: GpuLoads, view: TableView, columns: int) -> Zone:
@@ -348,7 +349,9 @@ def _graph_zone(snapshot: Snapshot, loads: GpuLoads, view: TableView, columns: i
     shown = shown_seconds(view.seconds, each * DOTS_PER_COLUMN)
     titles = []
     for label in metrics if two else ("",):
-        axis = time_axis(shown, each, len(label) + 1).plain if each >= MIN_AXIS_COLUMNS else _span_title(view.seconds)
+        axis = time_axis(shown, each, len(label) + 1).plain
+        if each < MIN_AXIS_COLUMNS:
+            axis = _span_title(view.seconds, each)
         titles.append(f"{label}{axis[len(label) :]}"[:each])
     blocks = []
     for gpu in snapshot.gpus:

@@ -39,9 +39,9 @@ def state_symbol(state: str) -> tuple[str, str]:
     return STATE_SYMBOLS[RunState(state)]
 
 
-def name_columns(rows: list[RunRow], width: int) -> int:
+def name_columns(names: Sequence[str], width: int) -> int:
     """Return the width of the name column: the longest name within limits."""
-    longest = max((cell_len(printable(row.name)) for row in rows), default=0)
+    longest = max((cell_len(printable(name)) for name in names), default=0)
     return min(max(longest, MIN_NAME_COLUMNS), MAX_NAME_COLUMNS, max(width - 44, MIN_NAME_COLUMNS))
 
 

@@ -10,13 +10,14 @@ from textual.pilot import Pilot
 
 from demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
 from engine.gpus.snapshot import Snapshot
-from screen_driver import drive, press, real_app
+from screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
+from tui.text.waiting import WaitingRun
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -79,9 +80,18 @@ def test_monitor_picked_gpus_fill_form(demo_runs_folder: Path) -> None:
 
 def test_monitor_keys_in_a_burst_act_in_order(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await pilot.press("down", "down", "space", "down", "space", "G", "k", "space")
+        press_in_burst(pilot, "down", "down", "space", "down", "space", "G", "k", "space")
         await wait_until_idle(pilot)
         assert picked(pilot) == [2, 3, 6]
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_monitor_keys_in_a_burst_reach_filter(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        press_in_burst(pilot, "slash", *"dig/", "backspace")
+        await wait_until_idle(pilot)
+        assert "Runs  1 of 3 match 'dig'" in visible_text(pilot, "#runs")
 
     drive(demo_app(demo_runs_folder), act)
 
@@ -199,6 +209,23 @@ def test_monitor_asks_for_signal_only_with_process_focused(demo_runs_folder: Pat
         assert isinstance(pilot.app.screen, ChoiceDialog)
 
     drive(demo_app(demo_runs_folder, demo=None), act)
+
+
+def test_monitor_lists_waiting_run_that_cannot_be_opened(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, GputrainApp)
+        app.run_list_poller.close()
+        app.run_list_poller.waiting = [WaitingRun("key", "sweep-3", "waits for 2 free GPUs, next in the queue")]
+        await press(pilot, "tab", "tab", "home")
+        assert "Runs  4, 1 live, 1 waiting" in visible_text(pilot, "#runs")
+        assert "◌ sweep-3     waits for 2 free GPUs, next in the queue" in visible_text(pilot, "#runs")
+        assert "enter" not in visible_text(pilot, "Keys")
+        await press(pilot, "enter")
+        screen_of(pilot)
+        assert "waits for GPUs" in toasts(pilot)[-1]
+
+    drive(demo_app(demo_runs_folder), act, (120, 34))
 
 
 def test_monitor_filter_counts_matches(demo_runs_folder: Path) -> None:
