@@ -27,7 +27,7 @@ from textual.screen import Screen
 
 from engine.utils.text import printable
 from tui.host import HostPoller
-from tui.keymap import GLOBAL_COMMANDS, CommandProvider, make_bindings
+from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
 from tui.screens.base import GputrainScreen
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 EXIT_GRACE_SECONDS = 1.5
 MOUNT_POLL_SECONDS = 0.001
 STARTUP_SECONDS = 1.0
+PENDING_RUN_SECONDS = 1.0
+MAX_TOAST_LINES = 8
 # psutil is imported after the first frames.
 HOST_DELAY_SECONDS = 0.4
 
@@ -98,6 +100,8 @@ class GputrainApp(App[None]):
         self._got_sigtstp = False
         self.pending_run: LaunchedRun | None = None
         """A run launched by this app whose journal has no events yet."""
+        self.opened_runs: list[RunFolder] = []
+        """Runs that were opened or started in this session."""
         self.picked_gpu_uuids: set[str] = set()
         """UUIDs of the GPUs picked for the next run."""
 
@@ -176,6 +180,7 @@ class GputrainApp(App[None]):
         self.call_after_refresh(self.run_list_poller.start)
         self.set_timer(HOST_DELAY_SECONDS, self.host_poller.start)
         self.set_timer(STARTUP_SECONDS, resume_garbage_collection)
+        self.set_interval(PENDING_RUN_SECONDS, self._watch_pending_run)
 
     def _show_first_result(self) -> None:
         """Update the screen without waiting for its refresh interval. Called in the thread of a poller."""
@@ -231,7 +236,10 @@ class GputrainApp(App[None]):
         from engine.runs.folder import RunFolder
         from tui.screens.run import RunScreen
 
-        self.push_screen(RunScreen(self, RunFolder(Path(folder))))
+        opened = RunFolder(Path(folder))
+        if opened not in self.opened_runs:
+            self.opened_runs.append(opened)
+        self.push_screen(RunScreen(self, opened))
 
     def open_gpu(self, key: str) -> None:
         """Open the screen of the GPU with this key (`tui.text.gpu_names.gpu_key`)."""
@@ -247,7 +255,7 @@ class GputrainApp(App[None]):
         self.pending_run = launched
         self.push_screen(StartingScreen(self, launched))
 
-    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> bool:
+    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None, title: str = "new run") -> bool:
         """Start `gputrain` with these arguments and show its start. Return whether it was started; the demo refuses."""
         from engine.utils.errors import UsageError
         from tui.launcher import launch_run
@@ -256,14 +264,17 @@ class GputrainApp(App[None]):
             self.show_toast("Demo mode: runs cannot be started", warning=True)
             return False
         try:
-            self.show_launch(launch_run(arguments, runs_dir or self.runs_dir))
+            self.show_launch(launch_run(arguments, runs_dir or self.runs_dir, title))
         except UsageError as error:
             self.show_toast(str(error), warning=True)
             return False
         return True
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
-        """Resume a run that has ended from its last checkpoint."""
+        """Resume a run that has ended from its last checkpoint. For a finished one, ask for the number of epochs."""
+        from tui.screens.dialogs import epochs_dialog
+        from tui.text.runs import read_summary
+
         if state is None:
             self.show_toast(f"{folder.name} is still loading", warning=True)
             return
@@ -274,7 +285,35 @@ class GputrainApp(App[None]):
             why = f"is {state}" if state.live else "has no checkpoint to resume from"
             self.show_toast(f"{folder.name} {why}", warning=True)
             return
-        self.launch(["resume", "--headless", str(folder.path)], folder.path.parent)
+
+        def resume(epochs: str | None) -> None:
+            if epochs is not None:
+                changes = [f"run.epochs={epochs}"] if epochs else []
+                arguments = ["resume", "--headless", str(folder.path), *changes]
+                self.launch(arguments, folder.path.parent, f"resume {folder.name}")
+
+        # A finished run has nothing left to do unless it gets more epochs.
+        if state == "finished" and (epochs := read_summary(folder).epochs):
+            self.push_screen(epochs_dialog(folder.name, epochs), resume)
+        else:
+            resume("")
+
+    def _watch_pending_run(self) -> None:
+        """Report what becomes of a run whose starting screen was left."""
+        from tui.screens.starting import StartingScreen
+
+        launched = self.pending_run
+        if launched is None or any(isinstance(screen, StartingScreen) for screen in self.screen_stack):
+            return
+        folder, code = launched.find_folder(), launched.exit_code
+        if folder is not None:
+            self.pending_run = None
+            self.opened_runs.append(folder)
+            self.show_toast(f"{folder.name} has started")
+        elif code is not None:
+            self.pending_run = None
+            reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
+            self.show_toast(f"The run did not start.\n{reason}", warning=True, timeout_s=30)
 
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""
@@ -307,10 +346,16 @@ class GputrainApp(App[None]):
             self.pop_screen()
 
     def action_help(self) -> None:
-        from tui.screens.dialogs import TextDialog, help_lines
+        from tui.screens.dialogs import HelpDialog
 
-        commands: Sequence[Any] = getattr(self.screen, "COMMAND_TABLE", GLOBAL_COMMANDS)
-        self.push_screen(TextDialog("Keys", help_lines(commands)))
+        screen = self.screen
+        if isinstance(screen, GputrainScreen):
+            groups = {
+                "This screen": screen.SCREEN_COMMANDS,
+                "Lists": LIST_COMMANDS,
+                "Everywhere": screen.SHARED_COMMANDS,
+            }
+            self.push_screen(HelpDialog(groups, screen.is_available))
 
     async def action_quit(self) -> None:
         self.exit()

@@ -34,6 +34,11 @@ class Command:
         return KEY_LABELS.get(self.keys[0], self.keys[0])
 
     @property
+    def key_labels(self) -> str:
+        """All keys of the command."""
+        return " ".join(KEY_LABELS.get(key, key) for key in self.keys)
+
+    @property
     def palette_label(self) -> str:
         return f"{self.title}  ({self.key_label})" if self.key else self.title
 
@@ -47,10 +52,14 @@ KEY_LABELS = {
     "comma": ",",
     "full_stop": ".",
     "left": "←",
+    "shift+left": "⇧←",
+    "shift+right": "⇧→",
     "right": "→",
     "escape": "esc",
     "f1": "F1",
     "ctrl+c": "^c",
+    "ctrl+d": "^d",
+    "ctrl+u": "^u",
     "ctrl+k": "^k",
     "ctrl+f": "^f",
     "ctrl+p": "^p",
@@ -77,6 +86,12 @@ TYPING_GLOBAL_COMMANDS = (
 PALETTE_COMMANDS = (
     Command("", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 0),
     Command("", "screenshot", "Save this screen as SVG in the working directory.", "app.save_screenshot", 0),
+)
+# Keys of `tui.widgets.lines`, for the help only.
+LIST_COMMANDS = (
+    Command("j,k", "move", "Move by one line, as the arrow keys do.", "", 0),
+    Command("ctrl+d,ctrl+u", "page", "Move by half a page; page down and page up by a page.", "", 0),
+    Command("g,G", "first, last", "Move to the first or the last line, as home and end do.", "", 0),
 )
 BACK_COMMAND = Command("escape", "back", "Return to the previous screen; runs continue.", "back", 8)
 

@@ -10,13 +10,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from engine.runs.folder import MAX_OWNER_BYTES, RunFolder, list_runs
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json
+
+if TYPE_CHECKING:
+    from engine.runs.watcher import RunWatcher
 
 FALLBACK_PROGRAM = "from tui import main; main()"
 LOGINCTL_TIMEOUT_SECONDS = 3.0
@@ -34,6 +37,9 @@ class LaunchedRun:
     warning: str | None
     launched_at: float
     """Unix seconds."""
+    title: str = "new run"
+    """What was started, for the title of the screen."""
+    _watchers: dict[Path, RunWatcher] = field(default_factory=dict)
 
     def output_lines(self) -> list[str]:
         """Return what the supervisor has printed so far."""
@@ -42,12 +48,23 @@ class LaunchedRun:
         return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace").splitlines()
 
     def find_folder(self) -> RunFolder | None:
-        """Return the run folder once its journal has grown since the launch; a refused start writes no journal."""
+        """Return the run folder once the run has begun or ended there. A refused start deletes the folder again."""
         try:
             runs = list_runs(self.runs_dir)
         except UsageError:
             return None
-        return next((run for run in runs if self._is_owner(run) and _mtime(run.journal) > self.launched_at), None)
+        return next((run for run in runs if self._is_owner(run) and self._has_begun(run)), None)
+
+    def _has_begun(self, run: RunFolder) -> bool:
+        """Return whether the journal has the start or the end of this session. Warnings may precede its start."""
+        from engine.runs.watcher import RunWatcher
+
+        if _mtime(run.journal) <= self.launched_at:
+            return False
+        history = self._watchers.setdefault(run.path, RunWatcher(run)).poll()
+        return any(
+            event is not None and event.time >= self.launched_at for event in (history.started, history.finished)
+        )
 
     def _is_owner(self, run: RunFolder) -> bool:
         """Return whether this process owns the run. PIDs are reused, so owner.json must be newer than the launch."""
@@ -69,7 +86,7 @@ def _mtime(path: Path) -> float:
         return 0.0
 
 
-def launch_run(arguments: Sequence[str], runs_dir: Path, cwd: Path | None = None) -> LaunchedRun:
+def launch_run(arguments: Sequence[str], runs_dir: Path, title: str = "new run") -> LaunchedRun:
     """Start `gputrain ARGUMENTS` in its own session. Raises UsageError if the command cannot be started."""
     scope, warning = systemd_scope_prefix()
     output = tempfile.TemporaryFile()  # noqa: SIM115 (read while the run starts)
@@ -82,14 +99,13 @@ def launch_run(arguments: Sequence[str], runs_dir: Path, cwd: Path | None = None
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            cwd=cwd,
             env=environment | {"GPUTRAIN_RUNS": str(runs_dir)},
             start_new_session=True,
         )
     except OSError as error:
         output.close()
         raise UsageError.one(command[0], f"cannot be started: {error.strerror}") from error
-    return LaunchedRun(process, output, runs_dir, warning, launched_at)
+    return LaunchedRun(process, output, runs_dir, warning, launched_at, title)
 
 
 def gputrain_command() -> list[str]:

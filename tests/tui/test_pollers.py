@@ -7,6 +7,7 @@ import os
 import queue
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -206,7 +207,8 @@ def test_started_run_is_matched_by_pid_and_host(tmp_path: Path) -> None:
     owned_by(tmp_path / "runs", "elsewhere", {"pid": 4242, "host": "other"}, make_run_started())
     owned_by(tmp_path / "runs", "another", {"pid": 4243, "host": host}, make_run_started())
     assert launched.find_folder() is None
-    owned_by(tmp_path / "runs", "mine", {"pid": 4242, "host": host}, make_run_started())
+    started = replace(make_run_started(), time=time.time())
+    owned_by(tmp_path / "runs", "mine", {"pid": 4242, "host": host}, started)
     started_folder = launched.find_folder()
     assert started_folder is not None and started_folder.name == "mine"
     output.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 from engine.runs.folder import RunFolder, find_run, runs_root
+from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from tui.app import GputrainApp
 from tui.launcher import LaunchedRun
@@ -78,7 +80,8 @@ def require_terminal() -> None:
 
 
 def exit_after_screen(app: GputrainApp) -> None:
-    """Print the output of a run that has not started, and exit with the exit code of the screen or of that run."""
+    """Print how to come back to the live runs of this session, or the output of a run that has not started, and exit
+    with the exit code of the screen or of that run."""
     code = app.return_code or 0
     if code == 1:
         print("The screen crashed; runs continue. Reopen the latest run: gputrain attach last", file=sys.stderr)
@@ -89,4 +92,15 @@ def exit_after_screen(app: GputrainApp) -> None:
         if app.pending_run.exit_code is None:
             print("The run is still starting. List runs: gputrain runs", file=sys.stderr)
         code = code or app.pending_run.exit_code or 0
+    for folder in live_runs(app):
+        # A name is enough where the commands look for runs.
+        run = folder.name if folder.path.parent == runs_root() else shlex.quote(str(folder.path))
+        print(f"{folder.name} goes on in {folder.path}. To return: gputrain attach {run}", file=sys.stderr)
     sys.exit(code)
+
+
+def live_runs(app: GputrainApp) -> list[RunFolder]:
+    """Return the live ones of the runs that were opened or started in this session; none of the demo's."""
+    if app.demo_notice is not None:
+        return []
+    return [folder for folder in app.opened_runs if folder.state(RunWatcher(folder).poll()).live]

@@ -11,7 +11,7 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
@@ -90,7 +90,7 @@ class AppServices(Protocol):
 
     def open_form(self, run_config: Path | None = None) -> None: ...
 
-    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None) -> bool: ...
+    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None, title: str = "new run") -> bool: ...
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None: ...
 
@@ -183,8 +183,13 @@ class GputrainScreen(Screen[None]):
 
     @property
     def is_on_top(self) -> bool:
-        """Whether this screen is topmost. Textual's `is_current` also holds for a screen covered by a modal one."""
-        return self.app.screen_stack[-1:] == [self]
+        """Whether no screen covers this one. A dialog does not: the screen goes on below it."""
+        for screen in reversed(self.app.screen_stack):
+            if screen is self:
+                return True
+            if not isinstance(screen, ModalScreen):
+                break
+        return False
 
     def update_content(self) -> None:
         """Show the latest results of the pollers."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -12,10 +14,17 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from engine.utils.files import read_bytes
+from engine.utils.text import pluralize, printable
 from tui.keymap import Command
-from tui.palette import BAD, MUTED, STRONG
+from tui.palette import ACCENT, BAD, MUTED, STRONG
+from tui.text.tables import wrap_text
 from tui.widgets.entry import Entry
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import Lines, Row, escape_markup
+
+# Of a dialog with a text: frame, empty line and hint.
+FRAME_ROWS = 4
+MIN_HELP_COLUMNS = 20
 
 
 class ChoiceDialog(ModalScreen[str | None]):
@@ -29,7 +38,7 @@ class ChoiceDialog(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
-            box.border_title = Text(self._title).plain.replace("[", "\\[")
+            box.border_title = escape_markup(self._title)
             if self._note:
                 yield Static(self._note, classes="note", markup=False)
             yield Lines(selectable=True)
@@ -67,7 +76,7 @@ class MultiChoiceDialog(ModalScreen[list[str] | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
-            box.border_title = self._title
+            box.border_title = escape_markup(self._title)
             yield Lines(selectable=True)
             yield Static("space select   enter confirm   esc cancel", classes="hint")
 
@@ -95,45 +104,75 @@ class MultiChoiceDialog(ModalScreen[list[str] | None]):
 
 
 class TextInputDialog(ModalScreen[str | None]):
-    """Enter a line of text. Returns it stripped, or None if empty or canceled."""
+    """Enter a line of text. Returns it stripped, or None if empty or canceled.
+
+    `problem_of` returns why a text is refused, or None; the dialog stays open and says so.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
-    def __init__(self, title: str, value: str, note: str) -> None:
+    def __init__(
+        self, title: str, value: str, note: str, problem_of: Callable[[str], str | None] = lambda _: None
+    ) -> None:
         super().__init__()
-        self._title, self._value, self._note = title, value, note
+        self._title, self._value, self._note, self._problem_of = title, value, note, problem_of
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
-            box.border_title = self._title
+            box.border_title = escape_markup(self._title)
             yield Static(self._note, classes="note", markup=False)
             yield Entry(self._value)
+            yield Static("", classes="problem", markup=False)
             yield Static("enter confirm   esc cancel", classes="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip() or None)
+        value = event.value.strip()
+        problem = self._problem_of(value) if value else None
+        self.query_one(".problem", Static).update(problem or "")
+        if problem is None:
+            self.dismiss(value or None)
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
+def epochs_dialog(name: str, epochs: int) -> TextInputDialog:
+    """Ask for how many epochs to train a finished run. Returns the number as text, or None."""
+
+    def problem_of(text: str) -> str | None:
+        if text.isdecimal() and int(text) > epochs:
+            return None
+        return f"Enter a whole number above {epochs}: the run has finished {pluralize(epochs, 'epoch')}"
+
+    note = f"The run has finished {pluralize(epochs, 'epoch')}. Train it on, to this number of epochs in all:"
+    return TextInputDialog(f"Resume {printable(name)}", str(2 * epochs), note, problem_of)
+
+
 class TextDialog(ModalScreen[None]):
-    """Read and copy lines of text, wrapped to the dialog's width. `at_end` opens it at the last line."""
+    """Read lines of text, wrapped to the dialog's width, and copy them, or `copied_text` instead."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "leave", show=False),
         Binding("ctrl+y", "copy", show=False),
     ]
 
-    def __init__(self, title: str, lines: Sequence[Text], *, at_end: bool = False) -> None:
+    def __init__(self, title: str, lines: Sequence[Text], copied_text: str = "") -> None:
         super().__init__()
-        self._title, self._lines, self._at_end = title, list(lines), at_end
+        self._title = title
+        self.show(lines, copied_text)
+
+    def show(self, lines: Sequence[Text], copied_text: str = "") -> None:
+        """Replace the text."""
+        self._lines = list(lines)
+        self._copied_text = copied_text or "\n".join(line.plain for line in self._lines)
+        if self.is_mounted:
+            self._update_lines()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide") as box:
-            box.border_title = self._title
+            box.border_title = escape_markup(self._title)
             yield Lines()
-            yield Static("esc close   ^y copy", classes="hint")
+            yield Static("j k g G scroll   ^y copy   esc close", classes="hint")
 
     def on_mount(self) -> None:
         self.query_one(Lines).focus()
@@ -143,30 +182,73 @@ class TextDialog(ModalScreen[None]):
 
     def _update_lines(self) -> None:
         lines = self.query_one(Lines)
-        wrapped = [part for line in self._lines for part in line.wrap(self.app.console, max(lines.text_width, 20))]
-        lines.styles.height = len(wrapped)
+        wrapped = self._wrapped(lines.text_width)
+        lines.styles.height = min(len(wrapped), max(self.size.height * 9 // 10 - FRAME_ROWS, 1))
         lines.set_texts(wrapped)
-        if self._at_end:
-            lines.scroll_end(animate=False)
+
+    def _wrapped(self, width: int) -> list[Text]:
+        return [part for line in self._lines for part in wrap_text(line, width)]
 
     def action_copy(self) -> None:
-        self.app.copy_to_clipboard("\n".join(line.plain for line in self._lines))
+        self.app.copy_to_clipboard(self._copied_text)
         self.app.notify("Copied to the clipboard")
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
-def help_lines(commands: Sequence[Command]) -> list[Text]:
-    """Return one aligned line per command: key, title, help."""
-    width = max(len(command.key_label) for command in commands)
-    titles = max(len(command.title) for command in commands)
-    return [
-        Text.assemble(
-            (command.key_label.rjust(width), STRONG), "  ", command.title.ljust(titles), "  ", (command.help, MUTED)
-        )
-        for command in commands
-    ]
+class ConfigDialog(TextDialog):
+    """The stored config of a run; keys that differ from their defaults are marked."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(f"Config of {printable(name)}", [Text("Loading …", MUTED)])
+        self._path = path
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        # The config schema takes a fifth of a second to import.
+        self.run_worker(self._load, thread=True)
+
+    def _load(self) -> None:
+        from engine.config.yaml_io import MAX_CONFIG_BYTES
+        from tui.text.config import config_lines
+
+        try:
+            text = read_bytes(self._path, MAX_CONFIG_BYTES).decode(errors="replace")
+        except OSError as error:
+            self.app.call_from_thread(self.show, [Text(f"The config cannot be read: {error.strerror}", BAD)])
+            return
+        self.app.call_from_thread(self.show, config_lines(text), text)
+
+
+class HelpDialog(TextDialog):
+    """The keys of a screen by group, with what they do. Those that have no effect at the moment are muted."""
+
+    def __init__(self, groups: Mapping[str, Sequence[Command]], is_available: Callable[[str], bool]) -> None:
+        self._groups, self._is_available = groups, is_available
+        super().__init__("Keys", [])
+
+    def _wrapped(self, width: int) -> list[Text]:
+        return help_lines(self._groups, self._is_available, width)
+
+
+def help_lines(groups: Mapping[str, Sequence[Command]], is_available: Callable[[str], bool], width: int) -> list[Text]:
+    """Return a heading per group, and per command its keys, title and help, wrapped to `width` columns."""
+    commands = [command for group in groups.values() for command in group]
+    key_columns = max(cell_len(command.key_labels) for command in commands)
+    title_columns = max(len(command.title) for command in commands)
+    indent = key_columns + title_columns + 4
+    lines: list[Text] = []
+    for title, group in groups.items():
+        lines += [Text(""), Text(title, STRONG)] if lines else [Text(title, STRONG)]
+        for command in group:
+            works = is_available(command.action)
+            keys = (f"{command.key_labels:<{key_columns}}  ", ACCENT if works else MUTED)
+            name = (f"{command.title:<{title_columns}}  ", "" if works else MUTED)
+            first, *others = wrap_text(Text(command.help, MUTED), max(width - indent, MIN_HELP_COLUMNS))
+            lines.append(Text.assemble(keys, name, (first.plain, MUTED)))
+            lines += [Text(" " * indent + other.plain, MUTED) for other in others]
+    return lines
 
 
 def problem_lines(problems: Sequence[tuple[str, str]]) -> list[Text]:

@@ -19,15 +19,15 @@ from textual.binding import Binding, BindingType
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import UsageError
-from engine.utils.files import read_bytes
 from engine.utils.text import printable
 from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.keymap import RUN_COMMANDS, Command
-from tui.palette import BAD, MUTED, STRONG, WARNING
+from tui.palette import BAD, MUTED, WARNING
 from tui.pollers import RunPoller
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.dialogs import TextDialog, stop_dialog
+from tui.screens.dialogs import ConfigDialog, stop_dialog
+from tui.screens.log import LogDialog
 from tui.screens.run_panels import PanelRoom, RunPanels
 from tui.text.run_progress import FAILED_STATES, bottleneck_text, failure_lines, progress_line
 from tui.text.runs import RunSnapshot
@@ -311,16 +311,9 @@ class RunScreen(GputrainScreen):
         self.app.push_screen(ConfusionScreen(self.gputrain_app, self.folder))
 
     def action_config(self) -> None:
-        from engine.config.yaml_io import MAX_CONFIG_BYTES
-
-        try:
-            text = read_bytes(self.folder.config, MAX_CONFIG_BYTES).decode(errors="replace")
-        except OSError as error:
-            self.gputrain_app.show_toast(f"The config cannot be read: {error.strerror}", warning=True)
-            return
-        self.app.push_screen(TextDialog("Config", [Text(printable(line)) for line in text.splitlines()]))
+        self.app.push_screen(ConfigDialog(self.folder.name, self.folder.config))
 
     def action_log(self) -> None:
-        snapshot = self._poller.latest
-        lines = [Text(printable(line)) for line in (snapshot.log if snapshot else ())]
-        self.app.push_screen(TextDialog("Log", lines or [Text("The log is empty", STRONG)], at_end=True))
+        self.app.push_screen(
+            LogDialog(self.folder.name, lambda: self._poller.latest.log if self._poller.latest else ())
+        )

@@ -22,7 +22,7 @@ from tui.screens.dialogs import stop_dialog
 from tui.text.preview import change_lines, figure_lines
 from tui.text.run_lines import RunTable, note
 from tui.text.runs import RunRow
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import Lines, Row, escape_markup
 from tui.widgets.preview import Preview
 
 # Wide enough for the preview beside the list, high enough for it below the list.
@@ -98,7 +98,7 @@ class RunsScreen(GputrainScreen):
         subtitle = note(row) if row is not None and not preview.region else ""
         room = max(lines.text_width - 4, 0)
         subtitle = subtitle if len(subtitle) <= room else subtitle[: room - 1] + "…"
-        lines.set_titles(self._count.replace("[", "\\["), subtitle.replace("[", "\\["))
+        lines.set_titles(escape_markup(self._count), escape_markup(subtitle))
         preview.show_run(row)
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
@@ -111,7 +111,7 @@ class RunsScreen(GputrainScreen):
         if not details.display or row is None:
             return
         changes = [Text(""), *change_lines(preview.changes, details.text_width)] if preview is not None else []
-        details.set_titles(printable(row.name).replace("[", "\\["))
+        details.set_titles(escape_markup(printable(row.name)))
         details.set_texts([*figure_lines(row, preview, details.text_width), *changes])
 
     def _selected_row(self) -> RunRow | None:

@@ -1,4 +1,4 @@
-"""The screen of a run that is starting: its supervisor's output until the run folder exists, or why it failed."""
+"""The screen of a run that is starting: its supervisor's output until training begins, or why it did not start."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from textual.app import ComposeResult
 from engine.utils.text import printable
 from tui.keymap import STARTING_COMMANDS, Command
 from tui.launcher import LaunchedRun
-from tui.palette import BAD, MUTED, WARNING
+from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.screens.base import AppServices, GputrainScreen
+from tui.text.tables import wrap_text
 from tui.widgets.lines import Lines
+from tui.widgets.text_line import TextLine
 
 POLL_INTERVAL_SECONDS = 0.2
 
 
 class StartingScreen(GputrainScreen):
-    """Shows the output of a launched run, and switches to the run screen once its run folder is found."""
+    """Shows the output of a launched run, and switches to the run screen when training begins."""
 
     CSS_PATH = "starting.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = STARTING_COMMANDS
@@ -30,15 +32,18 @@ class StartingScreen(GputrainScreen):
         self._launched = launched
 
     def compose_body(self) -> ComposeResult:
+        yield TextLine(id="launch-state")
         lines = Lines(id="output")
-        lines.border_title = "Starting"
+        lines.set_titles("Output")
         yield lines
 
     def on_mount(self) -> None:
+        self.query_one("#output").focus()
         self.set_interval(POLL_INTERVAL_SECONDS, self._poll_launch)
 
     def _poll_launch(self) -> None:
-        if not self.is_on_top:
+        # Below a dialog, this screen must not close itself.
+        if self.app.screen is not self:
             return
         folder = self._launched.find_folder()
         if folder is not None:
@@ -49,22 +54,27 @@ class StartingScreen(GputrainScreen):
         self.update_content()
 
     def update_content(self) -> None:
-        code, output = self._launched.exit_code, self._launched.output_lines()
-        seconds = time.time() - self._launched.launched_at
-        texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in output]
-        if self._launched.warning is not None:
-            texts.append(Text(self._launched.warning, WARNING))
+        code, launched = self._launched.exit_code, self._launched
+        self.show_title(printable(launched.title))
+        self.show_line("#launch-state", self._state_line(code))
+        texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in launched.output_lines()]
+        if launched.warning is not None:
+            texts.append(Text(launched.warning, WARNING))
+        lines = self.query_one("#output", Lines)
+        lines.set_texts([part for text in texts for part in wrap_text(text, lines.text_width)])
+
+    def _state_line(self, code: int | None) -> Text:
         if code is None:
-            progress = f"The run is being set up ({seconds:.0f} s). It continues when you leave this screen."
-            texts.append(Text(progress, MUTED))
+            seconds = time.time() - self._launched.launched_at
+            state, style, note = "◌ starting", WARNING, f"{seconds:.0f} s; the run continues when you leave this screen"
         elif code == 0:
-            texts.append(Text("The run had nothing left to do. Press esc to go back.", MUTED))
+            state, style, note = "○ nothing left to do", STRONG, "press esc to go back"
         else:
-            texts.append(Text("The run did not start. Press esc to go back.", BAD))
-        lines = self.query_one(Lines)
-        lines.border_title = "Starting" if code is None else "Done" if code == 0 else "Not started"
-        lines.set_texts([part for text in texts for part in text.wrap(self.app.console, max(lines.text_width, 20))])
-        self.show_title("new run")
+            state, style, note = "✗ not started", BAD, "nothing was changed; press esc to go back and correct it"
+        return Text.assemble(" ", (state, style), ("   " + note, MUTED), no_wrap=True, end="", overflow="ellipsis")
+
+    def is_available(self, action: str) -> bool:
+        return action != "stop" or self._launched.exit_code is None
 
     async def action_back(self) -> None:
         if self._launched.exit_code is not None:
@@ -73,6 +83,8 @@ class StartingScreen(GputrainScreen):
         await super().action_back()
 
     def action_stop(self) -> None:
-        if self._launched.exit_code is None:
-            self._launched.process.terminate()
-            self.gputrain_app.show_toast("Sent the stop request to the run")
+        if self._launched.exit_code is not None:
+            self.gputrain_app.show_toast("The run is not starting any more", warning=True)
+            return
+        self._launched.process.terminate()
+        self.gputrain_app.show_toast("Sent the stop request to the run")

@@ -23,18 +23,10 @@ if TYPE_CHECKING:
     from engine.runs.events import RunStarted
     from engine.runs.history import RunSummary
     from tui.charts.plot import Curve, PlotWindow
+    from tui.text.config import ConfigChange
 
 CHARTS = ("loss", "accuracy")
 LABEL_COLUMNS = 10
-
-
-@dataclass(frozen=True)
-class ConfigChange:
-    """A config key that differs from its default. The values are formatted as on the command line."""
-
-    key: str
-    value: str
-    default: str
 
 
 @dataclass(frozen=True, eq=False)

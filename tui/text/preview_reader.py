@@ -7,29 +7,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from engine.config.schema import Config, as_dict, without_unstored
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
+from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal import MAX_LINE_BYTES, JournalReader, from_line
 from engine.utils.files import open_regular_file, read_bytes
-from engine.utils.text import printable
 from tui.charts.curves import CurveData
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
-from tui.flags import format_value
-from tui.text.preview import CHARTS, ConfigChange, RunPreview
+from tui.text.config import ConfigChange, config_changes
+from tui.text.preview import CHARTS, RunPreview
 
 # Before the second epoch, the training loss of the steps is all there is to draw.
 MIN_EPOCHS = 2
-# Not worth a line: the title names the run.
-HIDDEN_KEYS = {"run.name", "run.resume"}
-MAX_VALUE_LENGTH = 200
 # Events that the curves and figures need from the whole journal. All others are read from its end only.
 EVENT_PREFIXES = (b'{"type": "epoch"', b'{"type": "run_')
 # A fifth of a second of comparing.
@@ -120,28 +112,3 @@ def _selected_events(journal: Path, start: int, end: int) -> tuple[list[Event], 
             if line.startswith(EVENT_PREFIXES) and (event := from_line(line.decode(errors="replace"))) is not None:
                 events.append(event)
     return events, offset
-
-
-def config_changes(text: str) -> tuple[ConfigChange, ...]:
-    """Return the keys in which a stored config differs from the defaults, in schema order."""
-    try:
-        stored = parse_yaml(text)
-    except yaml.YAMLError:
-        return ()
-    changes = []
-    for section, defaults in without_unstored(as_dict(Config())).items():
-        values = stored.get(section) if isinstance(stored, dict) else None
-        for name, default in defaults.items():
-            key, value = f"{section}.{name}", values.get(name, default) if isinstance(values, dict) else default
-            if value != default and key not in HIDDEN_KEYS:
-                changes.append(ConfigChange(key, _shown(value), _shown(default)))
-    return tuple(changes)
-
-
-def _shown(value: Any) -> str:
-    # The aliases of YAML can make a small file a value of any length.
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if any(isinstance(part, dict | list) for part in parts):
-        return "…"
-    text = printable(format_value(value))
-    return text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + "…"

@@ -15,7 +15,7 @@ from tui.text.tables import UNKNOWN
 
 if TYPE_CHECKING:
     from engine.runs.events import EpochEvent, RankFailed, RunFinished
-    from engine.runs.history import History
+    from engine.runs.history import History, RunSummary
     from engine.runs.watcher import RunWatcher
     from tui.text.ranks import RankReadings
 
@@ -130,6 +130,13 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
 def _finite(value: float | None) -> float | None:
     """Return None for a value that is not finite, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def read_summary(folder: RunFolder) -> RunSummary:
+    """Return the stored summary of a run; one of defaults if there is none."""
+    from engine.runs.history import RunSummary
+
+    return RunSummary.from_dict(read_json(folder.summary, MAX_SUMMARY_BYTES) or {})
 
 
 def unreadable_row(folder: RunFolder, message: str) -> RunRow:

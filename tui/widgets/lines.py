@@ -20,6 +20,11 @@ from textual.strip import Strip
 from tui.palette import CURSOR, CURSOR_BLURRED
 
 
+def escape_markup(text: str) -> str:
+    """Return a text for the title of a frame, which Textual parses as markup."""
+    return text.replace("[", "\\[")
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of text, and further lines below it. `key` identifies the row across updates for the cursor.
@@ -112,7 +117,10 @@ class Lines(ScrollView, can_focus=True):
     @property
     def text_width(self) -> int:
         """Columns that a line of text has: the content without the scrollbar."""
-        return self.scrollable_content_region.width
+        width = self.scrollable_content_region.width
+        if self.styles.scrollbar_gutter == "stable" and not self.show_vertical_scrollbar:
+            width -= self.styles.scrollbar_size_vertical
+        return width
 
     @property
     def cursor_style(self) -> str:
@@ -224,6 +232,10 @@ class Lines(ScrollView, can_focus=True):
     def action_page(self, pages: float) -> None:
         rows = int(abs(pages) * max(self.size.height - len(self._header) - 1, 1) / self._row_height)
         self.action_move(max(rows, 1) if pages > 0 else -max(rows, 1))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave enter to the screen where there is nothing to choose."""
+        return action != "choose" or self._selectable
 
     def action_choose(self) -> None:
         if self.selected_key is not None:

@@ -18,7 +18,7 @@ from tui.pollers import PreviewPoller
 from tui.text.preview import CHARTS, RunPreview, change_lines, figure_lines
 from tui.text.runs import RunRow
 from tui.text.tables import wrap_text
-from tui.widgets.lines import Lines
+from tui.widgets.lines import Lines, escape_markup
 
 # Keys that arrive faster than this pass over the runs in between.
 DEBOUNCE_SECONDS = 0.08
@@ -94,7 +94,7 @@ class Preview(Lines):
         key = (row, preview, self.size, self.with_text)
         if key != self._drawn:
             self._drawn = key
-            self.set_titles(f"[b]{printable(row.name).replace('[', chr(92) + '[')}[/b]" if row else "Preview")
+            self.set_titles(escape_markup(printable(row.name)) if row else "Preview")
             self.set_texts(self._lines(row, preview) if row else [Text("No run is selected", MUTED)])
             self.post_message(self.Drawn())
 

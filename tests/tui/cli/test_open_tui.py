@@ -1,0 +1,51 @@
+"""What the terminal shows after the screen has closed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from demo_app import demo_app, demo_runs
+from tui.app import GputrainApp
+from tui.cli.open_tui import exit_after_screen
+from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN
+
+
+def messages_after(app: GputrainApp, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exit_info:
+        exit_after_screen(app)
+    assert exit_info.value.code == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def opened_app(root: Path, demo: str | None = None) -> GputrainApp:
+    """An app in which a live and a finished run were opened."""
+    from engine.runs.folder import RunFolder
+
+    app = demo_app(root, demo=demo)
+    app.opened_runs = [RunFolder(root / LIVE_RUN), RunFolder(root / FINISHED_RUN)]
+    return app
+
+
+def test_exit_after_screen_says_how_to_return_to_live_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "runs"
+    [owner] = demo_runs(root)
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(root))
+    expected = f"{LIVE_RUN} goes on in {root / LIVE_RUN}. To return: gputrain attach "
+    assert messages_after(opened_app(root), capsys) == f"{expected}{LIVE_RUN}\n"
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
+    assert messages_after(opened_app(root), capsys) == f"{expected}{root / LIVE_RUN}\n"
+    owner.release()
+
+
+def test_exit_after_screen_is_silent_without_live_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "runs"
+    [owner] = demo_runs(root)
+    assert messages_after(opened_app(root, DEMO_NOTICE), capsys) == ""
+    owner.release()
+    assert messages_after(opened_app(root), capsys) == ""

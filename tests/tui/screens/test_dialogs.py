@@ -1,0 +1,233 @@
+"""The dialogs: log, config, help, and text input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from engine.runs.folder import RunFolder
+from screen_driver import drive, press
+from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.dialogs import ConfigDialog, HelpDialog, TextInputDialog, epochs_dialog, stop_dialog
+from tui.screens.log import LogDialog
+from tui.screens.run import RunScreen
+from tui.widgets.lines import Lines
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+SIZE = (100, 24)
+
+
+def log_lines(pilot: Pilot[None]) -> Lines:
+    return pilot.app.screen.query_one("#log-lines", Lines)
+
+
+def log_app(root: Path, read: Callable[[], list[str]], act: Callable[[Pilot[None]], object]) -> None:
+    """Open the log dialog on the lines that `read` returns."""
+
+    async def open_log(pilot: Pilot[None]) -> None:
+        pilot.app.push_screen(LogDialog("a-run", read))
+        await pilot.pause()
+        await pilot.pause()
+        await act(pilot)  # type: ignore[misc]
+
+    drive(demo_app(root), open_log, SIZE)
+
+
+def test_log_dialog_opens_at_end_and_follows(tmp_path: Path) -> None:
+    log = [f"line {number}" for number in range(200)]
+
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "#log-lines"))
+        assert "Log of a-run: following" in visible_text(pilot)
+        log.append("a new line")
+        await wait_until(pilot, lambda: "a new line" in visible_text(pilot, "#log-lines"))
+
+    log_app(tmp_path, lambda: log, act)
+
+
+def test_log_dialog_stays_in_place_when_scrolled_up(tmp_path: Path) -> None:
+    log = [f"line {number}" for number in range(200)]
+
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "#log-lines"))
+        await pilot.press("ctrl+u", "k")
+        await wait_until(pilot, lambda: "below" in visible_text(pilot))
+        shown = visible_text(pilot, "#log-lines")
+        log.append("a new line")
+        del log[:50]
+        await wait_until(pilot, lambda: len(pilot.app.screen._log) == 151)  # type: ignore[attr-defined]
+        await pilot.pause()
+        assert visible_text(pilot, "#log-lines").split()[:6] == shown.split()[:6]
+        await pilot.press("G")
+        await wait_until(pilot, lambda: "a new line" in visible_text(pilot, "#log-lines"))
+        await pilot.press("g")
+        assert "line 50" in visible_text(pilot, "#log-lines")
+
+    log_app(tmp_path, lambda: log, act)
+
+
+def test_log_dialog_wraps_long_lines_beside_scrollbar(tmp_path: Path) -> None:
+    log = ["word " * 60 + "END"] * 20
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert visible_text(pilot, "#log-lines").count("END") > 1
+        assert "…" not in visible_text(pilot, "#log-lines")
+
+    log_app(tmp_path, lambda: log, act)
+
+
+def test_log_dialog_searches(tmp_path: Path) -> None:
+    log = [f"line {number}{' with an Error' if number in (5, 90) else ''}" for number in range(200)]
+
+    async def act(pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"error", "enter")
+        await wait_until(pilot, lambda: "match 2 of 2" in visible_text(pilot))
+        assert "line 90 with an Error" in visible_text(pilot, "#log-lines")
+        await pilot.press("N")
+        await wait_until(pilot, lambda: "match 1 of 2" in visible_text(pilot))
+        assert "line 5 with an Error" in visible_text(pilot, "#log-lines")
+        await pilot.press("n")
+        await wait_until(pilot, lambda: "match 2 of 2" in visible_text(pilot))
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: "match" not in visible_text(pilot))
+        assert isinstance(pilot.app.screen, LogDialog)
+        await pilot.press("escape")
+        assert not isinstance(pilot.app.screen, LogDialog)
+
+    log_app(tmp_path, lambda: log, act)
+
+
+def test_log_dialog_reports_no_match(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await pilot.press("slash", "x", "y", "enter", "n")
+        await wait_until(pilot, lambda: "no match" in visible_text(pilot))
+
+    log_app(tmp_path, lambda: ["a line"], act)
+
+
+def test_log_dialog_search_takes_letters_of_keys(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"qnNlgG")
+        assert isinstance(pilot.app.screen, LogDialog)
+        assert "qnNlgG" in visible_text(pilot)
+
+    log_app(tmp_path, lambda: ["a line"], act)
+
+
+def test_log_dialog_shows_markup_and_escapes_as_text(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "[b]bold[/b]" in visible_text(pilot, "#log-lines")
+        assert "\x1b" not in visible_text(pilot, "#log-lines")
+
+    log_app(tmp_path, lambda: ["[b]bold[/b] \x1b[31mred"], act)
+
+
+@pytest.mark.parametrize("key", ["q", "l", "escape"])
+def test_log_dialog_of_run_closes(demo_runs_folder: Path, key: str) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        await wait_until(pilot, lambda: "epoch  18" in visible_text(pilot))
+        await press(pilot, key)
+        assert isinstance(pilot.app.screen, RunScreen)
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (160, 40))
+
+
+def test_run_screen_goes_on_below_dialog(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        run = pilot.app.screen
+        assert isinstance(run, RunScreen)
+        await press(pilot, "question_mark")
+        steps = run.data.last_step
+        journal = RunFolder(demo_runs_folder / LIVE_RUN).journal
+        step = next(line for line in reversed(journal.read_text().splitlines()) if '"type": "step"' in line)
+        with journal.open("a") as file:
+            file.write(step.replace(f'"step": {steps}', f'"step": {steps + 10}') + "\n")
+        await wait_until(pilot, lambda: run.data.last_step == steps + 10)
+        assert isinstance(pilot.app.screen, HelpDialog)
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, SIZE)
+
+
+def test_config_dialog_marks_changed_keys(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "d")
+        await wait_until(pilot, lambda: "• epochs" in visible_text(pilot))
+        assert "default 10" in visible_text(pilot)
+        assert "  seed" in visible_text(pilot)
+        copied: list[str] = []
+        pilot.app.copy_to_clipboard = copied.append  # type: ignore[method-assign]
+        await press(pilot, "G", "ctrl+y")
+        assert copied == [RunFolder(demo_runs_folder / FINISHED_RUN).config.read_text()]
+        await press(pilot, "enter")
+        assert not isinstance(pilot.app.screen, ConfigDialog)
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
+
+
+def test_config_dialog_of_missing_config_says_so(demo_runs_folder: Path) -> None:
+    RunFolder(demo_runs_folder / FINISHED_RUN).config.unlink()
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "d")
+        await wait_until(pilot, lambda: "The config cannot be read: No such file" in visible_text(pilot))
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
+
+
+def test_help_dialog_groups_keys_and_wraps_help_below_itself(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "question_mark")
+        assert "…" not in visible_text(pilot, ".dialog")
+        texts = [row.text for row in pilot.app.screen.query_one(Lines)._rows]
+        assert {"This screen", "Lists", "Everywhere"} <= {text.plain for text in texts}
+        indent = texts[1].plain.index("Open this run")
+        continued = [text.plain for text in texts if text.plain.startswith(" " * 8)]
+        assert continued
+        assert all(line[:indent].isspace() and not line[indent].isspace() for line in continued)
+
+    drive(demo_app(demo_runs_folder), act, (60, 20))
+
+
+def test_stop_dialog_selects_safe_answer(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        answers: list[str | None] = []
+        pilot.app.push_screen(stop_dialog("Stop?"), answers.append)
+        await pilot.pause()
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: answers == ["no"])
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_text_input_dialog_takes_letters_of_keys_and_confirms(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        answers: list[str | None] = []
+        pilot.app.push_screen(TextInputDialog("A name [x]", "", "a note"), answers.append)
+        await pilot.pause()
+        await pilot.press(*"qtrn?/")
+        assert "qtrn?/" in visible_text(pilot)
+        assert "A name [x]" in visible_text(pilot)
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: answers == ["qtrn?/"])
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_epochs_dialog_refuses_fewer_epochs(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        answers: list[str | None] = []
+        pilot.app.push_screen(epochs_dialog("a-run", 6), answers.append)
+        await pilot.pause()
+        assert "12" in visible_text(pilot)
+        await pilot.press("ctrl+u", "5", "enter")
+        await wait_until_idle(pilot)
+        assert "Enter a whole number above 6" in visible_text(pilot)
+        await pilot.press("ctrl+u", "8", "enter")
+        await wait_until(pilot, lambda: answers == ["8"])
+
+    drive(demo_app(demo_runs_folder), act)

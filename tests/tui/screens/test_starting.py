@@ -1,0 +1,222 @@
+"""The screen of a run that is starting, with a stand-in for the supervisor, and resuming runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import visible_text, wait_until, wait_until_idle
+from engine.runs.folder import RunFolder
+from screen_driver import drive, press, real_app
+from tui.app import GputrainApp
+from tui.demo.server import FINISHED_RUN
+from tui.screens.dialogs import TextInputDialog
+from tui.screens.form import FormScreen
+from tui.screens.run import RunScreen
+from tui.screens.runs import RunsScreen
+from tui.screens.starting import StartingScreen
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+# Owns a run folder as a supervisor does. A warning precedes the start, as that about a GPU that others use.
+SUPERVISOR = """
+import dataclasses, os, pathlib, shutil, sys, time
+from engine.runs.events import RunFinished, WarningEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal import Journal
+from engine.runs.ownership import Ownership
+from factories import make_run_started
+what, root = sys.argv[1], pathlib.Path(os.environ["GPUTRAIN_RUNS"])
+run = RunFolder(root / "a-run")
+run.path.mkdir(parents=True, mode=0o700)
+ownership = Ownership(run)
+journal = Journal(run.journal)
+journal.append(WarningEvent(message="GPU 0 is also used by another process"))
+print("warning: GPU 0 is also used by another process", flush=True)
+deadline = time.monotonic() + 40
+while not (root / "go").exists() and time.monotonic() < deadline:
+    time.sleep(0.02)
+if what == "refused":
+    shutil.rmtree(run.path)
+    print("error: device.gpus: torch cannot use GPU 0 [sm_30]; train on the CPU with --gpus cpu", flush=True)
+    sys.exit(2)
+journal.append(dataclasses.replace(make_run_started(), time=time.time()))
+if what == "failed":
+    journal.append(RunFinished(state="failed", message="CUDA out of memory"))
+    sys.exit(1)
+time.sleep(40)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GputrainApp:
+    """An app whose runs are started by the stand-in."""
+    script = tmp_path / "supervisor.py"
+    paths = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
+    script.write_text(f"import sys; sys.path[:0] = {paths}\n{SUPERVISOR}")
+    monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [sys.executable, str(script)])
+    monkeypatch.setattr("tui.launcher.systemd_scope_prefix", lambda: ([], None))
+    (tmp_path / "runs").mkdir(mode=0o700)
+    return real_app(tmp_path / "runs")
+
+
+def let_go(app: GputrainApp) -> None:
+    (app.runs_dir / "go").touch()
+
+
+async def wait_for_warning(pilot: Pilot[None]) -> None:
+    await wait_until(pilot, lambda: "is also used" in visible_text(pilot))
+
+
+def test_starting_screen_keeps_reason_of_refused_start_after_warning(app: GputrainApp) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        form: Any = pilot.app.screen
+        form.fields.select("run.name")
+        await press(pilot, *"my-name")
+        assert app.launch(["refused"])
+        await wait_for_warning(pilot)
+        let_go(app)
+        await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
+        await pilot.pause(0.5)
+        assert isinstance(pilot.app.screen, StartingScreen)
+        shown = " ".join(visible_text(pilot, "#output").replace("│", " ").split())
+        assert "torch cannot use GPU 0 [sm_30]; train on the CPU with --gpus cpu" in shown
+        assert "s stop" not in visible_text(pilot, "Keys")
+        await press(pilot, "s", "escape")
+        assert pilot.app.screen is form
+        assert "my-name" in visible_text(pilot)
+        assert app.pending_run is None
+
+    drive(app, act, (60, 20))
+
+
+def test_starting_screen_opens_run_that_begins(app: GputrainApp) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        app.launch(["started"])
+        await wait_for_warning(pilot)
+        assert "new run" in visible_text(pilot, "#title")
+        launched = app.pending_run
+        assert launched is not None
+        let_go(app)
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        assert not any(isinstance(screen, FormScreen) for screen in app.screen_stack)
+        assert [folder.name for folder in app.opened_runs] == ["a-run"]
+        launched.process.kill()
+        launched.process.wait()
+
+    drive(app, act)
+
+
+def test_starting_screen_opens_run_that_fails_at_once(app: GputrainApp) -> None:
+    let_go(app)
+
+    async def act(pilot: Pilot[None]) -> None:
+        app.launch(["failed"])
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await wait_until(pilot, lambda: "CUDA out of memory" in visible_text(pilot))
+
+    drive(app, act)
+
+
+def test_starting_screen_stays_below_dialog(app: GputrainApp) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        app.launch(["started"])
+        await wait_for_warning(pilot)
+        launched = app.pending_run
+        assert launched is not None
+        await press(pilot, "question_mark")
+        let_go(app)
+        await pilot.pause(0.5)
+        await press(pilot, "escape")
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        launched.process.kill()
+        launched.process.wait()
+
+    drive(app, act)
+
+
+def test_starting_screen_stops_run(app: GputrainApp) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        app.launch(["started"])
+        await wait_for_warning(pilot)
+        await press(pilot, "s")
+        await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
+
+    drive(app, act)
+
+
+@pytest.mark.parametrize(("what", "report"), [("refused", "The run did not start"), ("started", "a-run has started")])
+def test_app_reports_start_whose_screen_was_left(
+    app: GputrainApp, monkeypatch: pytest.MonkeyPatch, what: str, report: str
+) -> None:
+    toasts: list[str] = []
+    monkeypatch.setattr(app, "show_toast", lambda message, **_: toasts.append(message))
+
+    async def act(pilot: Pilot[None]) -> None:
+        app.launch([what])
+        await wait_for_warning(pilot)
+        launched = app.pending_run
+        assert launched is not None
+        await press(pilot, "escape")
+        let_go(app)
+        await wait_until(pilot, lambda: any(report in toast for toast in toasts))
+        assert app.pending_run is None
+        launched.process.kill()
+        launched.process.wait()
+
+    drive(app, act)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
+    """Arguments and titles of the runs that the app starts, instead of the runs."""
+    calls: list[tuple[list[str], str]] = []
+
+    def launch(app: GputrainApp, arguments: Sequence[str], runs_dir: Any = None, title: str = "") -> bool:
+        calls.append((list(arguments), title))
+        return True
+
+    monkeypatch.setattr(GputrainApp, "launch", launch)
+    return calls
+
+
+def add_checkpoint(run: RunFolder) -> None:
+    run.checkpoints.mkdir(exist_ok=True)
+    (run.checkpoints / "last.pt").touch()
+
+
+def test_resume_of_finished_run_asks_for_epochs(demo_runs_folder: Path, launches: list[tuple[list[str], str]]) -> None:
+    run = RunFolder(demo_runs_folder / FINISHED_RUN)
+    add_checkpoint(run)
+    run.summary.write_text('{"state": "finished", "epochs": 6}')
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j", "u")
+        assert isinstance(pilot.app.screen, TextInputDialog)
+        assert "The run has finished 6 epochs" in visible_text(pilot)
+        await press(pilot, "escape")
+        assert launches == []
+        await press(pilot, "u", "enter")
+        await wait_until_idle(pilot)
+        assert launches == [(["resume", "--headless", str(run.path), "run.epochs=12"], f"resume {FINISHED_RUN}")]
+        assert isinstance(pilot.app.screen, RunsScreen)
+
+    drive(real_app(demo_runs_folder), act)
+
+
+def test_resume_of_failed_run_starts_at_once(demo_runs_folder: Path, launches: list[tuple[list[str], str]]) -> None:
+    run = RunFolder(demo_runs_folder / "cifar-4")
+    add_checkpoint(run)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j", "j", "u")
+        assert launches == [(["resume", "--headless", str(run.path)], "resume cifar-4")]
+
+    drive(real_app(demo_runs_folder), act)

@@ -1,0 +1,87 @@
+"""The stored config of a run as text: all keys, or those that differ from their defaults.
+
+This module imports the config schema, which takes a fifth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from rich.text import Text
+
+from engine.config.schema import Config, as_dict, without_unstored
+from engine.config.yaml_io import parse_yaml
+from engine.utils.text import printable
+from tui.flags import format_value
+from tui.palette import ACCENT, MUTED, STRONG
+
+# Not worth a line: the title names the run.
+HIDDEN_KEYS = {"run.name", "run.resume"}
+MAX_VALUE_LENGTH = 200
+CHANGE_SIGN = "•"
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """A config key that differs from its default. The values are formatted as on the command line."""
+
+    key: str
+    value: str
+    default: str
+
+
+def config_changes(text: str) -> tuple[ConfigChange, ...]:
+    """Return the keys in which a stored config differs from the defaults, in schema order."""
+    try:
+        stored = parse_yaml(text)
+    except yaml.YAMLError:
+        return ()
+    return tuple(
+        ConfigChange(key, _shown(value), _shown(default))
+        for key, value, default in _values(stored)
+        if value != default and key not in HIDDEN_KEYS
+    )
+
+
+def config_lines(text: str) -> list[Text]:
+    """Return all keys of a stored config by section; the text as it is if that is no config."""
+    try:
+        stored = parse_yaml(text)
+    except yaml.YAMLError:
+        return [Text(printable(line)) for line in text.splitlines()]
+    lines: list[Text] = []
+    values = list(_values(stored))
+    width = max(len(key.partition(".")[2]) for key, _, _ in values)
+    shown_section = ""
+    for key, value, default in values:
+        section, _, name = key.partition(".")
+        if section != shown_section:
+            lines += [Text(""), Text(section, STRONG)] if lines else [Text(section, STRONG)]
+            shown_section = section
+        changed = value != default
+        line = Text.assemble((f"{CHANGE_SIGN if changed else ' '} ", ACCENT), (f"{name:<{width}}  ", MUTED))
+        line.append(_shown(value) or "none", ACCENT if changed else "")
+        if changed:
+            line.append(f"   default {_shown(default) or 'none'}", MUTED)
+        lines.append(line)
+    return lines
+
+
+def _values(stored: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key of the schema with its stored value and its default."""
+    for section, defaults in without_unstored(as_dict(Config())).items():
+        values = stored.get(section) if isinstance(stored, dict) else None
+        for name, default in defaults.items():
+            yield f"{section}.{name}", values.get(name, default) if isinstance(values, dict) else default, default
+
+
+def _shown(value: Any) -> str:
+    # The aliases of YAML can make a small file a value of any length.
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if any(isinstance(part, dict | list) for part in parts):
+        return "…"
+    text = printable(format_value(value))
+    return text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + "…"
