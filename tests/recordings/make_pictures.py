@@ -48,7 +48,7 @@ TOUR = (
     ("", 2.5), (DOWN, 0.5), (DOWN, 0.5), (" ", 0.7), (DOWN, 0.4), (" ", 1.5),  # pick two free GPUs
     ("n", 2.5), (DOWN, 0.4), (DOWN, 0.4), (DOWN, 0.4), (DOWN, 1.2), (ESCAPE, 0.8),
     ("r", 2.0), (DOWN, 1.5), (UP, 0.8), (ENTER, 4.0),
-    ("m", 1.5), (LEFT, 0.3), (LEFT, 0.3), (LEFT, 1.2), ("v", 2.5), (ESCAPE, 1.5), ("t", 2.0), ("t", 0.3), ("t", 1.0),
+    ("m", 1.5), (LEFT, 0.3), (LEFT, 0.3), (LEFT, 1.2), ("v", 3.0), (ESCAPE, 1.5), ("t", 2.0),
 )  # fmt: skip
 RECORDINGS = {
     "tour": Recording("gputrain: monitor, form, runs and a run", 120, 34, keys=TOUR),
@@ -144,7 +144,7 @@ def record(recording: Recording) -> str:
     with tempfile.TemporaryDirectory(prefix="gputrain-pictures-") as folder:
         kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "GPUTRAIN_NVML")}
         homes = {f"XDG_{kind}_HOME": str(Path(folder) / kind) for kind in ("STATE", "CONFIG", "CACHE")}
-        environment = kept | homes | {"TMPDIR": folder, "TZ": "UTC"}
+        environment = kept | homes | {"TZ": "UTC"}
         with PseudoTerminal(PROGRAM, recording.columns, recording.rows, environment) as terminal:
             screen = Screen(terminal, recording.columns, recording.rows)
             frames = screen.follow(START_SECONDS)
