@@ -222,7 +222,7 @@ class RunFolder:
 
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
-        folders = (self.checkpoints, self.tensorboard, self.control, self.export)
+        folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
         more_files = (self.evaluation, self.skipped_files, *self.checkpoints.glob("*.pt"))
         for path in (*folders, *files, *more_files):

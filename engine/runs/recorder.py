@@ -73,7 +73,7 @@ class Recorder:
                 # Not earlier, because a resume that fails during setup must leave the run unchanged.
                 self._write_config()
             if isinstance(event, EpochEvent):
-                self._tensorboard.write(event)
+                self._tensorboard.write(event, self.history.latest_step)
             if isinstance(event, EpochEvent | RunFinished):
                 self._journal.sync()
                 write_json(self.folder.summary, self.history.summary().to_dict())

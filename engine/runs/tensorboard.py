@@ -1,4 +1,5 @@
-"""Write the metrics of each epoch as TensorBoard event files: `loss`, `accuracy`, `learning_rate` and `top5`.
+"""Write the metrics of each epoch as TensorBoard event files: `loss`, `accuracy`, `learning_rate`, `gradient_norm` (of
+the latest step event) and `top5`.
 
 `engine.runs.recorder` calls it after each epoch. Training, validation and EMA metrics are separate TensorBoard runs.
 """
@@ -9,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from engine.runs.events import EpochEvent
+from engine.runs.events import EpochEvent, StepEvent
 
 
 class TensorBoardWriter:
@@ -22,9 +23,11 @@ class TensorBoardWriter:
         self._folder = folder
         self._writers: dict[str, Any] = {}
 
-    def write(self, epoch: EpochEvent) -> None:
+    def write(self, epoch: EpochEvent, latest_step: StepEvent | None) -> None:
         """Write the metrics of one epoch. Raises OSError."""
-        self._write("train", epoch, loss=epoch.train_loss, accuracy=epoch.train_accuracy, learning_rate=epoch.lr)
+        norm = {"gradient_norm": latest_step.grad_norm} if latest_step is not None else {}
+        train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr, **norm}
+        self._write("train", epoch, **train)
         self._write("val", epoch, loss=epoch.val_loss, accuracy=epoch.val_accuracy, top5=epoch.val_top5)
         if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
             self._write("ema", epoch, loss=epoch.ema_val_loss, accuracy=epoch.ema_val_accuracy)

@@ -78,7 +78,10 @@ def test_digits_run_is_reproducible_with_same_seed(
 
 def test_digits_run_writes_tensorboard_scalars(digits_run: FinishedRun) -> None:
     epochs = [event for event in read_events(digits_run.path) if event["type"] == "epoch"]
-    for series, tags in (("train", {"loss", "accuracy", "learning_rate"}), ("val", {"loss", "accuracy", "top5"})):
+    for series, tags in (
+        ("train", {"loss", "accuracy", "learning_rate", "gradient_norm"}),
+        ("val", {"loss", "accuracy", "top5"}),
+    ):
         scalars = EventAccumulator(str(digits_run.path / "tensorboard" / series)).Reload()
         assert set(scalars.Tags()["scalars"]) == tags
         accuracies = scalars.Scalars("accuracy")

@@ -14,8 +14,10 @@ from tui.widgets.lines import Lines
 
 MARKER_SYMBOLS = {"braille": "─", "dashed": "╌"}
 CURSOR_CHARACTER = "│"
-# Columns of the blanks around a title.
-TITLE_MARGIN = 2
+# Columns of the frame and of the blanks around a title, within the width of the content.
+TITLE_MARGIN = 4
+# Decimals of the values and gaps between them, from the best to the shortest legend.
+LEGEND_FORMATS = ((4, "  "), (4, " "), (3, "  "), (3, " "), (2, " "))
 
 
 class Chart(Lines):
@@ -72,15 +74,15 @@ class Chart(Lines):
 
     def _update_titles(self) -> None:
         """Show the legend: marker, label and value of each curve in its color, with the digits that fit."""
-        for decimals in (4, 3, 2):
+        for decimals, gap in LEGEND_FORMATS:
             parts = [self._legend_part(curve, decimals) for curve in self.curves]
-            columns = len("  ".join([self._title, *parts])) + TITLE_MARGIN
+            columns = len(gap.join([self._title, *parts])) + TITLE_MARGIN
             if columns <= self.size.width:
                 break
         in_title = columns + len(f"  {self._best}") <= self.size.width
         legend = [f"[{theme_variable(curve.style)}]{part}[/]" for curve, part in zip(self.curves, parts, strict=True)]
         self.set_titles(
-            "  ".join(filter(None, [self._title, *legend, self._best if in_title else ""])),
+            gap.join(filter(None, [self._title, *legend, self._best if in_title else ""])),
             "  ".join(filter(None, ["" if in_title else self._best, self._note_text])),
         )
 

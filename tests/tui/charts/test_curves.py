@@ -115,3 +115,17 @@ def test_view_resets_when_journal_restarts() -> None:
     data = curves(make_run_started(), steps(40, [1.0] * 40, 10.0))
     data.add_events(None)
     assert data.last_step == 0
+
+
+def test_curves_have_gradient_norm_of_new_journals_only() -> None:
+    old = curves(make_run_started(), steps(3, [1.0] * 3, 1.0))
+    new = curves(make_run_started(), replace(steps(3, [1.0] * 3, 1.0), grad_norm=0.5))
+    assert (old.has_grad_norm, new.has_grad_norm) == (False, True)
+    assert new.step_metric("grad_norm", "step").y.tolist() == [0.5]
+
+
+def test_curves_star_the_first_best_epoch() -> None:
+    data = curves(make_run_started(), make_epoch(1, 0.5), make_epoch(2, 0.75), make_epoch(3, 0.75))
+    view = ChartView()
+    assert view.best_note(data, "accuracy") == "★ best 0.7500 @2"
+    assert [curve.star_x for curve in view.curves_for(data, "accuracy")] == [None, 2.0]

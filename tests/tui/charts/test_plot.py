@@ -106,3 +106,42 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[str]) -
 
 def test_log_ticks_are_powers_of_ten() -> None:
     assert tick_labels(log_ticks(1e-4, 3, 6), log=True) == ["0.0001", "0.001", "0.01", "0.1", "1"]
+
+
+@pytest.mark.parametrize("height", range(4, 20))
+@pytest.mark.parametrize(("low", "high"), [(0.93, 0.989), (0.4, 0.989), (0.0, 12.0), (0.012, 0.031)])
+def test_plot_draws_no_value_above_label_of_larger_value(height: int, low: float, high: float) -> None:
+    curve = Curve("", series(np.linspace(low, high, 40)), "braille", series_style(1))
+    lines = [line.plain for line in plot([curve], PlotWindow(0, 40), 36, height).lines]
+    labels = [(row, float(line.partition("┤")[0])) for row, line in enumerate(lines) if "┤" in line]
+    highest = min(row for row, line in enumerate(lines) if any("\u2800" < character <= "\u28ff" for character in line))
+    lowest = max(row for row, line in enumerate(lines) if any("\u2800" < character <= "\u28ff" for character in line))
+    assert len(labels) >= 2 or height < 6
+    for row, label in labels:
+        assert row <= highest if label > high else row >= lowest if label < low else highest <= row <= lowest
+
+
+def test_plot_labels_have_aligned_decimals() -> None:
+    lines = plot_lines([0.75, 1.0])
+    labels = [line.partition("┤")[0] for line in lines if "┤" in line]
+    assert len({label.index(".") for label in labels}) == 1
+
+
+def test_plot_distinguishes_dashed_curve_without_color() -> None:
+    def dots(marker: str) -> str:
+        curve = Curve("", series([1.0] * 50), marker, series_style(1))
+        return next(
+            line.plain
+            for line in plot([curve], PlotWindow(0, 49), 60, 8).lines
+            if "⠒" in line.plain or "⠤" in line.plain or "⠉" in line.plain or "⣀" in line.plain
+        )
+
+    assert " " not in dots("braille").split("┤")[-1].strip()
+    assert dots("dashed").strip().count(" ") > 10
+
+
+def test_plot_marks_star_and_names_axis() -> None:
+    curve = Curve("", series([0.0, 1.0, 0.5]), "dashed", series_style(2), star_x=1.0)
+    lines = [line.plain for line in plot([curve], PlotWindow(0, 2, x_name="epoch"), 40, 9).lines]
+    assert [row for row, line in enumerate(lines) if "★" in line] == [0]
+    assert lines[-1].endswith("epoch")

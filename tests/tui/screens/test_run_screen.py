@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from demo_app import demo_app, four_rank_run, visible_text, wait_until, wait_until_idle
 from engine.runs.control import consume_requests
-from engine.runs.events import StepEvent
+from engine.runs.events import RunPaused, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
+from engine.runs.ownership import Ownership
 from factories import make_epoch, make_run_folder, make_run_started
 from screen_driver import drive, press, real_app
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
@@ -170,3 +171,130 @@ def test_log_dialog_opens_at_end(demo_runs_folder: Path) -> None:
         assert "line 200" in visible_text(pilot) and "line 100" not in visible_text(pilot)
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+
+
+def test_run_screen_footer_shows_only_keys_that_work(demo_runs_folder: Path) -> None:
+    async def live(pilot: Pilot[None]) -> None:
+        shown = visible_text(pilot, "Keys")
+        assert "s stop" in shown and "p pause" in shown and "u resume" not in shown
+
+    async def ended(pilot: Pilot[None]) -> None:
+        shown = visible_text(pilot, "Keys")
+        assert "s stop" not in shown and "p pause" not in shown and "C checkpoint" not in shown
+        assert "u resume" not in shown, "the demo's run has no checkpoint"
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), live, (200, 60))
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), ended, (200, 60))
+
+
+def test_run_screen_footer_offers_continue_while_paused(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "runs", "a", make_run_started(), RunPaused(step=7, epoch=1))
+    owner = Ownership(folder)
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert "p continue" in visible_text(pilot, "Keys")
+        assert "paused   epoch 1/3   step 7/10" in visible_text(pilot, "#progress")
+
+    drive(real_app(tmp_path / "runs", run="a"), act)
+    owner.release()
+
+
+def test_every_key_of_the_footer_works(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        await press(pilot, "x", "m", "L", "plus")
+        assert (screen.view.axis, screen.view.smoothing, screen.view.log) == ("step", 0.02, True)
+        zoomed = screen.view.span
+        await press(pilot, "comma")
+        assert zoomed is not None and screen.view.end is not None
+        await press(pilot, "full_stop", "minus", "0")
+        assert screen.view.span is None
+        await press(pilot, "left")
+        assert screen.view.cursor is not None
+        await press(pilot, "0", "f")
+        assert [chart.id for chart in screen.query("Chart") if chart.display] == ["loss"]
+        assert "f all panels" in visible_text(pilot, "Keys")
+        await press(pilot, "f")
+        for key, dialog in (
+            ("d", "TextDialog"),
+            ("l", None),
+            ("question_mark", "TextDialog"),
+            ("v", "ConfusionScreen"),
+        ):
+            await pilot.press(key)
+            await pilot.pause()
+            assert pilot.app.screen is not screen
+            assert dialog is None or type(pilot.app.screen).__name__ == dialog
+            await pilot.press("escape")
+            await pilot.pause()
+            assert pilot.app.screen is screen
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, (120, 34))
+
+
+def test_tab_shows_charts_that_share_a_place_in_turn(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        shown = []
+        for _ in range(5):
+            shown.append([chart.id for chart in screen.query("Chart") if chart.display])
+            await press(pilot, "tab")
+        assert shown == [["loss"], ["accuracy"], ["lr"], ["grad_norm"], ["grad_norm"]]
+        assert screen.focused.id == "loss", "after the ranks, the loss again"
+        await press(pilot, "shift+tab")
+        assert screen.focused.id == "ranks"
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (60, 20))
+
+
+@pytest.mark.parametrize("panel", ["loss", "accuracy", "lr", "grad_norm", "ranks", "log"])
+def test_click_focuses_panel(demo_runs_folder: Path, panel: str) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await pilot.click(f"#{panel}", offset=(5, 3))
+        assert pilot.app.screen.focused is not None and pilot.app.screen.focused.id == panel
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (160, 48))
+
+
+def test_burst_of_keys_reaches_the_chart(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        await pilot.press("x", "left", "left", "left", "L", "tab", "f")
+        await wait_until_idle(pilot)
+        assert screen.view.cursor == pytest.approx(588)
+        assert [chart.id for chart in screen.query("Chart") if chart.display] == ["accuracy"]
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, (160, 48))
+
+
+def test_log_panel_follows_until_scrolled_up(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "runs", "a", make_run_started(), make_epoch(1))
+    folder.log.write_text("".join(f"line {number}\n" for number in range(60)))
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        await wait_until(pilot, lambda: "line 59" in visible_text(pilot, "#log"))
+        screen.query_one("#log").focus()
+        await press(pilot, "k", "k")
+        with folder.log.open("a") as log:
+            log.write("line 60\n")
+        await wait_until(pilot, lambda: "line 60" in screen._poller.latest.log)
+        await wait_until_idle(pilot)
+        assert "line 60" not in visible_text(pilot, "#log")
+        await press(pilot, "G")
+        assert "line 60" in visible_text(pilot, "#log")
+
+    drive(real_app(tmp_path / "runs", run="a"), act)
+
+
+def test_run_of_four_ranks_fills_its_panels(tmp_path: Path) -> None:
+    owner = four_rank_run(tmp_path / "runs")
+
+    async def act(pilot: Pilot[None]) -> None:
+        for panel in ("loss", "accuracy", "lr", "grad_norm", "ranks", "log"):
+            rows = visible_text(pilot, f"#{panel}").splitlines()[1:-1]
+            empty = [row for row in rows if not row.strip("│ ")]
+            assert len(empty) <= len(rows) / 4, panel
+
+    drive(demo_app(tmp_path / "runs", run="wide-4"), act, (160, 48))
+    owner.release()

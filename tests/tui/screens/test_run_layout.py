@@ -1,0 +1,30 @@
+"""Layout of the run screen at each size."""
+
+from __future__ import annotations
+
+import pytest
+
+from tui.screens.run_layout import CHARTS, PanelRoom, run_layout
+
+MIN_PANEL_ROWS = 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
+@pytest.mark.parametrize("size", [(60, 12), (60, 17), (60, 44), (80, 20), (99, 44), (120, 30), (160, 44), (200, 56)])
+@pytest.mark.parametrize("has_grad_norm", [True, False])
+def test_run_layout_leaves_room_for_every_row(size: tuple[int, int], ranks: int, has_grad_norm: bool) -> None:
+    width, height = size
+    layout = run_layout(PanelRoom(width, height, ranks, 100, has_grad_norm))
+    fixed = sum(int(row) for row in layout.rows if not row.endswith("fr"))
+    flexible = [row for row in layout.rows if row.endswith("fr")]
+    assert flexible and height - fixed >= MIN_PANEL_ROWS * len(flexible) + 2
+    assert all(int(row) >= MIN_PANEL_ROWS for row in layout.rows if row not in flexible)
+    assert sum(layout.slot_spans) % 12 == 0 or layout.slot_spans == (6, 6, 4)
+    assert sorted(chart for slot in layout.slots for chart in slot) == sorted(
+        CHARTS[: len(CHARTS) - (not has_grad_norm)]
+    )
+
+
+def test_run_layout_gives_ranks_more_rows_with_more_room() -> None:
+    rows = [run_layout(PanelRoom(160, height, 4, 100)).rows_per_rank for height in (26, 44, 60)]
+    assert rows == sorted(rows) and rows[0] == 1 and rows[-1] > 1
