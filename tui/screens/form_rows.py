@@ -29,20 +29,21 @@ def field_rows(
 
     Without `show_all`, fields that are neither main fields nor changed nor wrong are left out."""
     values = form.values()
-    on_cpu = known.no_gpus or values[GPUS_KEY] == "cpu"
     placeholders = optimizer_placeholders(values["optim.name"]) | {"run.name": known.run_name}
+    if query:
+        sections = _found_sections(sections, query)
+    else:
+        on_cpu = known.no_gpus or values[GPUS_KEY] == "cpu"
+        visible = form.overrides.keys() | known.errors.keys()
 
-    def is_shown(info: ConfigField) -> bool:
-        key = info.key
-        if query:
-            return any(query in text.lower() for text in (key, info.label, info.description))
-        shown = info.is_main or show_all or key in form.overrides or key in known.errors
-        return shown and is_relevant(key, values) and (key != RANKS_KEY or on_cpu)
+        def is_shown(info: ConfigField) -> bool:
+            shown = info.is_main or show_all or info.key in visible
+            return shown and is_relevant(info.key, values) and (info.key != RANKS_KEY or on_cpu)
 
+        sections = [FormSection(part.title, tuple(filter(is_shown, part.fields))) for part in sections]
     rows: list[FieldRow | Heading] = []
     for section in sections:
-        infos = [info for info in section.fields if is_shown(info)]
-        rows += [Heading(section.title)] if infos else []
+        rows += [Heading(section.title)] if section.fields else []
         rows += [
             FieldRow(
                 info,
@@ -52,6 +53,19 @@ def field_rows(
                 known.errors.get(info.key, ""),
                 info.key in form.overrides,
             )
-            for info in infos
+            for info in section.fields
         ]
     return rows
+
+
+def _found_sections(sections: Sequence[FormSection], query: str) -> list[FormSection]:
+    """Return the fields with `query` in their label or key by section, then those with it in their description."""
+    found, described = [], list[ConfigField]()
+    for section in sections:
+        named = [info for info in section.fields if query in info.label.lower() or query in info.key]
+        described += [info for info in section.fields if info not in named and query in info.description.lower()]
+        # The best match is the first field, to which enter goes.
+        named.sort(key=lambda info: info.label.lower() != query)
+        found.append(FormSection(section.title, tuple(named)))
+    found.sort(key=lambda section: all(info.label.lower() != query for info in section.fields))
+    return [*found, FormSection("In the description", tuple(described))]

@@ -246,6 +246,19 @@ def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("query", "key"), [("model", "model.name"), ("epochs", "run.epochs"), ("max_r", "run.max_restarts")]
+)
+def test_form_screen_search_goes_to_field_of_that_label_or_key(query: str, key: str, tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n", "ctrl+f", *query, "enter")
+        selected = form_of(pilot).fields.selected
+        assert selected is not None and selected.key == key
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_form_screen_arrow_keys_walk_inside_open_choices(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
