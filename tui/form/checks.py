@@ -43,6 +43,8 @@ class FormCheckResult:
     """Number of classes of the dataset; None if it was not opened."""
     parameters: int | None = None
     """Number of parameters of the model; None until it is built."""
+    run_name: str = ""
+    """Name that the run gets if none is typed."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,6 @@ class FormScreen(GputrainScreen):
         """The latest answer of the host; it is that of the current values if `_is_checked`."""
         self._is_checked = False
         self._facts: dict[str, str] = {}
-        self._run_name = ""
         self._gpu_use: object = None
         self._shown_check: object = None
 
@@ -103,14 +102,12 @@ class FormScreen(GputrainScreen):
             self.form = load_last_form() if self.gputrain_app.demo_notice is None else Form("digits")
         self._apply_picked_gpus()
         self._saved = self.form.copy()
-        self._preset = preset_field(tuple(self._preset_names()))
+        names = dict.fromkeys([NO_PRESET, *presets(), self.form.base or NO_PRESET])
+        self._preset = preset_field(tuple(names))
         with Container(id="form"):
             yield FieldList(self.edit, self._show_rows, self._complete, self._dialog_keys)
             yield FormSidebar()
         yield TextLine(id="about")
-
-    def _preset_names(self) -> list[str]:
-        return list(dict.fromkeys([NO_PRESET, *presets(), self.form.base or NO_PRESET]))
 
     def _apply_picked_gpus(self) -> None:
         """Set `device.gpus` to the GPUs picked on the monitor screen."""
@@ -130,18 +127,13 @@ class FormScreen(GputrainScreen):
 
     def on_unmount(self) -> None:
         self._checker.cancel()
-        if self.is_changed and self.gputrain_app.demo_notice is None:
+        if self.form != self._saved and self.gputrain_app.demo_notice is None:
             # The app was quit: the next new run starts from these values.
             save_last_form(self.form)
 
     @property
     def fields(self) -> FieldList:
         return self.query_one(FieldList)
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether leaving the form would lose something that the user typed."""
-        return self.form != self._saved
 
     # Rows
 
@@ -161,7 +153,8 @@ class FormScreen(GputrainScreen):
             errors.setdefault(problem.location, problem.message)
         snapshot, query = self.gputrain_app.gpu_poller.snapshot, self.fields.query_text.strip().lower()
         no_gpus = snapshot is None or not snapshot.gpus
-        known = KnownFacts(errors, self._facts, self._run_name, no_gpus=no_gpus)
+        run_name = "" if self._result is None else self._result.run_name
+        known = KnownFacts(errors, self._facts, run_name, no_gpus=no_gpus)
         rows: list[FieldRow | Heading] = []
         if not query:
             rows.append(FieldRow(self._preset, self.form.base or NO_PRESET))
@@ -265,17 +258,23 @@ class FormScreen(GputrainScreen):
         config, self._problems = validate_form(self.form)
         self._config, self._is_checked = config, False
         if config is not None:
-            self._run_name = next_run_name(self.form, config, self.gputrain_app.runs_dir)
-            self._run_machine_checks(self._checker.begin(config), config, self._problems)
-        self._show_check()
+            self._run_machine_checks(self._checker.begin(config), self.form.copy(), config, self._problems)
+        if self._problems or self._result is None:
+            self._show_check()
+        else:
+            # The rest follows with the answer of the host, a moment later.
+            self.query_one(FormSidebar).show_command(self._shell_command())
 
     @work(thread=True, group="checks", exit_on_error=False)
-    def _run_machine_checks(self, canceled: threading.Event, config: Config, problems: list[Problem]) -> None:
+    def _run_machine_checks(
+        self, canceled: threading.Event, form: Form, config: Config, problems: list[Problem]
+    ) -> None:
         snapshot = self.gputrain_app.gpu_poller.snapshot
         try:
             checked = self._checker.check(canceled, config, snapshot, problems)
             if checked is None:
                 return
+            checked = replace(checked, run_name=next_run_name(form, config, self.gputrain_app.runs_dir))
             self._show_check_result(canceled, checked)
             if not checked.problems:
                 real_gpus = snapshot is not None and self.gputrain_app.source_notice() is None
@@ -310,7 +309,7 @@ class FormScreen(GputrainScreen):
         config, result, problems = self._config, self._result, self._all_problems()
         if config is not None and result is not None and self._is_checked:
             self._facts = field_facts(config, result)
-        shown = (problems, self._facts, self._run_name)
+        shown = (problems, self._facts, result and result.run_name)
         if shown != self._shown_check:
             self._shown_check = shown
             self._show_rows()
@@ -383,7 +382,7 @@ class FormScreen(GputrainScreen):
 
     async def action_back(self) -> None:
         """Return to the previous screen; ask first if that would lose what the user typed."""
-        if not self.is_changed:
+        if self.form == self._saved:
             await super().action_back()
             return
         rows = [Row("stay", Text("Continue to edit")), Row("discard", Text("Discard the changes"))]
