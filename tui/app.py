@@ -95,7 +95,9 @@ class GputrainApp(App[None]):
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
-        self.host_poller = host_poller or HostPoller(runs_dir, self.intervals.poll_s)
+        self.host_poller = host_poller or HostPoller(
+            runs_dir, self.intervals.poll_s, lambda: self.run_list_poller.cpu_ranks
+        )
         self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
         self._got_sigtstp = False
         self.pending_run: LaunchedRun | None = None

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from engine.gpus.snapshot import GpuProcess, Missing, Reading
 from tui.charts.history import LoadHistory
 from tui.pollers import Poller
 from tui.text.host import HostLoad
+
+if TYPE_CHECKING:
+    import psutil
+
+    from engine.runs.records import RankDevice
 
 # CPU utilization is the mean since the previous poll.
 POLL_INTERVAL_SECONDS = 1.0
@@ -17,8 +25,18 @@ FIRST_CPU_SECONDS = 0.2
 class HostPoller(Poller):
     """Publishes the latest load of the host, and records the past of its CPU and memory."""
 
-    def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
+    def __init__(
+        self,
+        runs_dir: Path,
+        interval_s: float = POLL_INTERVAL_SECONDS,
+        find_ranks: Callable[[], Sequence[tuple[str, RankDevice]]] = tuple,
+    ) -> None:
+        """`find_ranks` returns the ranks to read, with the names of their runs."""
         super().__init__("host", interval_s)
+        self._find_ranks = find_ranks
+        self._rank_processes: dict[int, psutil.Process] = {}
+        self.ranks: tuple[GpuProcess, ...] = ()
+        """The processes of the ranks."""
         self._runs_dir = runs_dir
         self._network: tuple[float, int, int] | None = None
         """Monotonic time, and bytes sent and received, of the previous poll."""
@@ -34,12 +52,39 @@ class HostPoller(Poller):
         sent, received = self._network_rates()
         self.load = HostLoad(cpu, memory.total - memory.available, memory.total, self._disk_free(), sent, received)
         self.record(time.time())
+        self.ranks = tuple(self._read_ranks())
 
     def record(self, now: float) -> None:
         """Add the latest load to the past."""
         if self.load is not None:
             self.cpu.add(now, self.load.cpu_percent)
             self.memory.add(now, 100.0 * self.load.memory_used_bytes / max(self.load.memory_total_bytes, 1))
+
+    def _read_ranks(self) -> Iterator[GpuProcess]:
+        import psutil
+
+        now, known = time.time(), self._rank_processes
+        self._rank_processes = {}
+        for run, rank in self._find_ranks():
+            try:
+                process = known.get(rank.pid) or psutil.Process(rank.pid)
+                cpu = process.cpu_percent() if rank.pid in known else None
+                user, command, memory = process.username(), " ".join(process.cmdline()), process.memory_info().rss
+            except psutil.Error:
+                continue
+            self._rank_processes[rank.pid] = process
+            yield GpuProcess(
+                pid=rank.pid,
+                kind="compute",
+                instance=None,
+                user=Reading(user, now),
+                command=Reading(command, now),
+                gpu_memory=Reading(None, now, Missing.NOT_SUPPORTED),
+                cpu=Reading(cpu, now, None if cpu is not None else Missing.NOT_REQUESTED),
+                memory=Reading(memory, now),
+                run=run,
+                rank=rank.rank,
+            )
 
     def _disk_free(self) -> int | None:
         """Return the free space of the disk of the runs, which may not have a folder yet."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from engine.runs.events import Event, GpuEvent
     from engine.runs.history import History
     from engine.runs.journal import JournalReader
+    from engine.runs.records import RankDevice
     from engine.runs.watcher import RunWatcher
     from tui.text.confusion import RunEvaluations
     from tui.text.preview import RunPreview
@@ -174,6 +176,8 @@ class RunListPoller(Poller):
         self.enabled = True
         self.rows: list[RunRow] | None = None
         self.waiting: list[WaitingRun] = []
+        self.cpu_ranks: list[tuple[str, RankDevice]] = []
+        """The ranks of live runs that train on the CPU of this host, with the names of their runs."""
         self.problem: str | None = None
 
     def poll(self) -> None:
@@ -189,6 +193,13 @@ class RunListPoller(Poller):
             return
         self.rows = [self._row(path, watcher, full) for path, watcher in self._watchers.items()]
         self.waiting = read_waiting_runs()
+        self.cpu_ranks = [
+            (row.name, rank)
+            for row, watcher in zip(self.rows, self._watchers.values(), strict=True)
+            if row.live and (started := watcher.history.started) is not None
+            for rank in started.ranks
+            if rank.device == "cpu" and rank.host == socket.gethostname()
+        ]
         self.problem = None
 
     def has_result(self) -> bool:

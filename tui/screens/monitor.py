@@ -27,7 +27,7 @@ from tui.screens.signals import ProcessSignaler
 from tui.text.gpu_names import gpu_key
 from tui.text.gpu_table import TableView, gpu_table
 from tui.text.gpu_words import is_free, users
-from tui.text.gpus import list_gpu_processes, no_driver_message, process_lines
+from tui.text.gpus import list_gpu_processes, no_driver_message, process_lines, rank_lines
 from tui.text.host import header_line, host_graphs
 from tui.text.run_lines import name_columns, run_line
 from tui.text.runs import RunRow
@@ -59,7 +59,7 @@ class MonitorScreen(GputrainScreen):
         super().__init__(app)
         self._span: int | None = None
         """Index in `SPANS`; None for one that the recorded past fills."""
-        self._processes: dict[str, tuple[Gpu, GpuProcess]] = {}
+        self._processes: dict[str, GpuProcess] = {}
         self._signaler = ProcessSignaler(app)
         self._moved_focus_to_runs = False
         self._shown: dict[str, tuple[object, ...]] = {}
@@ -97,9 +97,13 @@ class MonitorScreen(GputrainScreen):
         snapshot, app = self._snapshot, self.gputrain_app
         processes, runs = self._matching_processes(), self._matching_runs()
         # Of all rows, so that the panels keep their places while the user types a filter.
-        self._divide_room(len(self._all_processes()), self._count_runs())
+        ranks = self._cpu_ranks()
+        self._divide_room(len(ranks) if ranks else len(self._all_processes()), self._count_runs())
         self._show_gpus()
-        self._show_processes(processes)
+        if ranks:
+            self._show_ranks(ranks)
+        else:
+            self._show_processes(processes)
         self._show_host()
         self._show_runs(runs)
         header = header_line(
@@ -202,14 +206,28 @@ class MonitorScreen(GputrainScreen):
         head, *texts = process_lines(processes, panel.text_width)
         keys = [f"{gpu.index}/{process.pid if process else ''}" for gpu, process in processes]
         self._processes = {
-            key: (gpu, process) for key, (gpu, process) in zip(keys, processes, strict=True) if process is not None
+            key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
         }
-        self._signaler.remember(process for _, process in self._processes.values())
+        self._signaler.remember(self._processes.values())
         known = sum(len(gpu.processes.value or ()) for gpu in self._gpus)
         panel.set_titles(self._count_title("Processes", len(self._processes), known))
         empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
         rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [Text(head.plain.lower(), MUTED)], empty)
+
+    def _cpu_ranks(self) -> Sequence[GpuProcess]:
+        """Return the ranks on the CPU, on a host without a GPU."""
+        return self.gputrain_app.host_poller.ranks if self._snapshot is not None and not self._gpus else ()
+
+    def _show_ranks(self, ranks: Sequence[GpuProcess]) -> None:
+        panel, query = self.query_one("#processes", Lines), self.filter_text
+        shown = [rank for rank in ranks if query in f"{rank.pid} {rank.run} {rank.command.value}".lower()]
+        head, *texts = rank_lines(shown, panel.text_width)
+        self._processes = {str(rank.pid): rank for rank in shown}
+        self._signaler.remember(shown)
+        panel.set_titles(self._count_title("Ranks on the CPU", len(shown), len(ranks)))
+        rows = [Row(key, text) for key, text in zip(self._processes, texts, strict=True)]
+        panel.set_rows(rows, [Text(head.plain.lower(), MUTED)], Text(self._no_match("ranks", len(ranks)), MUTED))
 
     def _show_host(self) -> None:
         panel, snapshot = self.query_one("#host", Lines), self._snapshot
@@ -298,7 +316,7 @@ class MonitorScreen(GputrainScreen):
             return None
         if focused.id == "processes":
             selected = self._selected_process()
-            return "open run" if selected is not None and self._run_of(selected[1]) is not None else None
+            return "open run" if selected is not None and self._run_of(selected) is not None else None
         if any(run.key == focused.selected_key for run in self.gputrain_app.run_list_poller.waiting):
             return None
         return {"gpus": "GPU details", "runs": "open run"}.get(focused.id or "")
@@ -338,12 +356,12 @@ class MonitorScreen(GputrainScreen):
         elif panel.id == "runs":
             self.gputrain_app.open_run(key)
         elif (selected := self._selected_process()) is not None:
-            if (run := self._run_of(selected[1])) is not None:
+            if (run := self._run_of(selected)) is not None:
                 self.gputrain_app.open_run(run.folder)
             else:
                 self.gputrain_app.show_toast("Not a process of a run in this folder; ctrl+k sends it a signal")
 
-    def _selected_process(self) -> tuple[Gpu, GpuProcess] | None:
+    def _selected_process(self) -> GpuProcess | None:
         return self._processes.get(self.query_one("#processes", Lines).selected_key or "")
 
     def _run_of(self, process: GpuProcess) -> RunRow | None:
@@ -355,8 +373,7 @@ class MonitorScreen(GputrainScreen):
         if not self.query_one("#processes").has_focus:
             self.gputrain_app.show_toast("Select a process first, with tab or the mouse")
             return
-        selected = self._selected_process()
-        self._signaler.ask(self, selected[1] if selected is not None else None)
+        self._signaler.ask(self, self._selected_process())
 
     def action_zoom(self, steps: int) -> None:
         """Show a longer or a shorter past."""

@@ -13,7 +13,7 @@ from engine.gpus.snapshot import Gpu, GpuProcess, Reading, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.utils.text import pluralize, printable
 from tui.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
-from tui.text.tables import UNKNOWN
+from tui.text.tables import UNKNOWN, shorten_middle
 
 GIB = 2**30
 GAP = "  "
@@ -206,6 +206,26 @@ def list_gpu_processes(snapshot: Snapshot) -> list[tuple[Gpu, GpuProcess | None]
         if gpu.processes.value is None:
             pairs.append((gpu, None))
     return pairs
+
+
+def rank_lines(ranks: Sequence[GpuProcess], width: int) -> list[Text]:
+    """Return a header and one line per rank that trains on the CPU."""
+    columns = [
+        Column(title, lambda _: Cell(""), align_right=title not in ("RUN", "COMMAND"))
+        for title in ("RUN", "RANK", "PID", "CPU", "HOST MEM", "COMMAND")
+    ]
+    rows = [
+        (
+            shorten_middle(rank.run or "", max(width // 3, 8)),
+            str(rank.rank),
+            str(rank.pid),
+            UNKNOWN if rank.cpu.value is None else f"{rank.cpu.value:.0f}%",
+            _format_size(rank.memory),
+            rank.command.value or "",
+        )
+        for rank in ranks
+    ]
+    return _table(columns, [[Cell(printable(cell)) for cell in row] for row in rows], width)
 
 
 def process_lines(processes: Sequence[tuple[Gpu, GpuProcess | None]], width: int) -> list[Text]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
+from demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, no_gpu_feed, visible_text, wait_until_idle
 from engine.gpus.snapshot import Snapshot
 from screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
@@ -274,6 +274,23 @@ def test_monitor_without_gpu_shows_host_and_focuses_runs(tmp_path: Path) -> None
         assert "space" not in visible_text(pilot, "Keys")
 
     drive(real_app(tmp_path / "runs"), act)
+
+
+def test_monitor_without_gpu_lists_ranks_on_cpu(demo_runs_folder: Path) -> None:
+    (process,) = demo_snapshot(FROZEN_NOW).gpus[0].processes.value or ()
+
+    async def act(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, GputrainApp)
+        app.host_poller.ranks = (process, replace(process, pid=41201, rank=1))
+        screen_of(pilot).update_content()
+        await wait_until_idle(pilot)
+        assert "Ranks on the CPU  2" in visible_text(pilot, "#processes")
+        assert "fashion-17     1  41201  97%" in visible_text(pilot, "#processes")
+        await press(pilot, "shift+tab", "enter")
+        assert isinstance(pilot.app.screen, RunScreen)
+
+    drive(demo_app(demo_runs_folder, no_gpu_feed(), demo=None), act, WIDE)
 
 
 def test_monitor_names_each_gpu_of_mixed_models(demo_runs_folder: Path) -> None:
