@@ -22,6 +22,20 @@ TRACK, TRACK_LINE = "gt.track", "gt.track-line"
 CURSOR, CURSOR_BLURRED = "gt.cursor", "gt.cursor-blurred"
 SERIES = tuple(f"gt.series{number}" for number in range(1, 9))
 LOADS = tuple(f"gt.load{number}" for number in range(1, 6))
+# Cells of the confusion matrix by increasing share of their row: correct and wrong predictions.
+CORRECT = tuple(f"gt.correct{number}" for number in range(1, 6))
+WRONG = tuple(f"gt.wrong{number}" for number in range(1, 6))
+# Share of the color in the background of these cells.
+CELL_SHARES = (0.2, 0.35, 0.5, 0.7, 0.95)
+# In 256 colors. Terminals with 16 colors map them to blue (correct) and red to yellow.
+ANSI_CORRECT = (
+    *("color(231) on color(17)", "color(231) on color(18)", "color(231) on color(25)"),
+    *("color(16) on color(32)", "bold color(16) on color(75)"),
+)
+ANSI_WRONG = (
+    *("color(231) on color(52)", "color(231) on color(88)", "color(231) on color(130)"),
+    *("color(16) on color(172)", "bold color(16) on color(214)"),
+)
 
 
 def load_style(percent: float) -> str:
@@ -127,6 +141,28 @@ ANSI = Palette(
 PALETTES = (DARK, LIGHT, ANSI)
 
 
+def cell_styles(palette: Palette, color: str) -> list[str]:
+    """Return rich styles of matrix cells, from the background toward `color`, with dark or light text as readable."""
+    styles = []
+    for share in CELL_SHARES:
+        ground = blend(palette.background, color, share)
+        texts = sorted((palette.foreground, palette.background), key=lambda text: -abs(_light(text) - _light(ground)))
+        styles.append(f"{texts[0]} on {ground}")
+    return styles
+
+
+def blend(first: str, second: str, share: float) -> str:
+    """Return a color `share` of the way from the first to the second; all as `#rrggbb`."""
+    pairs = ((int(first[index : index + 2], 16), int(second[index : index + 2], 16)) for index in (1, 3, 5))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def _light(color: str) -> float:
+    """Return the approximate lightness of `#rrggbb`, 0 to 255 (luma, ITU-R BT.709)."""
+    red, green, blue = (int(color[index : index + 2], 16) for index in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 def rich_theme(palette: Palette) -> Theme:
     """Return the rich styles that the style names stand for."""
     # The terminal's own colors may be unreadable on each other, so that theme reverses or dims instead of coloring.
@@ -136,6 +172,8 @@ def rich_theme(palette: Palette) -> Theme:
         cursor = f"{palette.cursor_foreground} on {palette.cursor_background}"
         blurred, muted = f"on {palette.surface}", palette.muted
         notice = f"bold {palette.background} on {palette.warning}"
+    correct = ANSI_CORRECT if palette.ansi else cell_styles(palette, palette.series[0])
+    wrong = ANSI_WRONG if palette.ansi else cell_styles(palette, palette.bad)
     return Theme(
         {
             MUTED: muted,
@@ -151,6 +189,8 @@ def rich_theme(palette: Palette) -> Theme:
             CURSOR_BLURRED: blurred,
             **dict(zip(LOADS, palette.loads, strict=True)),
             **dict(zip(SERIES, palette.series, strict=True)),
+            **dict(zip(CORRECT, correct, strict=True)),
+            **dict(zip(WRONG, wrong, strict=True)),
             **{pale_style(name): f"dim {color}" for name, color in zip(SERIES, palette.series, strict=True)},
         }
     )

@@ -92,7 +92,7 @@ class ConfusionScreen(GputrainScreen):
         )
         if evaluations is not None and drawn_key != self._drawn_key:
             self._drawn_key = drawn_key
-            self._draw(evaluations)
+            self._draw_evaluation(evaluations)
 
     def _scores_line(self, evaluations: RunEvaluations | None, problem: str | None, *, has_polled: bool) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis", end="")
@@ -114,7 +114,7 @@ class ConfusionScreen(GputrainScreen):
     def _selected_evaluation(self, evaluations: RunEvaluations) -> EpochEvaluation:
         return evaluations.best if self._show_best else evaluations.last
 
-    def _draw(self, evaluations: RunEvaluations) -> None:
+    def _draw_evaluation(self, evaluations: RunEvaluations) -> None:
         evaluation = self._selected_evaluation(evaluations)
         names = [printable(name) for name in evaluations.classes]
         worst = worst_first(evaluation.per_class)

@@ -19,29 +19,20 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from engine.utils.text import printable
+from tui.palette import CORRECT, MUTED, WRONG
 from tui.text.confusion import ConfusionCounts, format_percent, row_shares, shorten_names, truncate_cells
 
-# In order of increasing share, in 256 colors. Terminals with 16 colors map them to blue (correct) and red to yellow.
-CORRECT_STYLES = (
-    *("color(231) on color(17)", "color(231) on color(18)", "color(231) on color(25)"),
-    *("color(16) on color(32)", "bold color(16) on color(75)"),
-)
-WRONG_STYLES = (
-    *("color(231) on color(52)", "color(231) on color(88)", "color(231) on color(130)"),
-    *("color(16) on color(172)", "bold color(16) on color(214)"),
-)
 # The smallest share of a row for each style; mistakes below the first threshold have no background.
 CORRECT_THRESHOLDS, WRONG_THRESHOLDS = (0.0, 0.5, 0.7, 0.85, 0.95), (0.01, 0.03, 0.06, 0.12, 0.25)
-EMPTY_CELL_STYLE = Style(dim=True)
 CURSOR_STYLE = Style(reverse=True, bold=True)
 MAX_LABEL_WIDTH, MIN_CELL_WIDTH, MAX_CELL_WIDTH, MAX_CELL_HEIGHT = 16, 4, 12, 4
 
 
-def cell_style(share: float, *, correct: bool) -> Style:
-    """Return the style of a cell that holds `share` of its row's images."""
-    styles, thresholds = (CORRECT_STYLES, CORRECT_THRESHOLDS) if correct else (WRONG_STYLES, WRONG_THRESHOLDS)
+def cell_style(share: float, *, correct: bool) -> str:
+    """Return the name of the style of a cell that holds `share` of its row's images; "" for a negligible share."""
+    styles, thresholds = (CORRECT, CORRECT_THRESHOLDS) if correct else (WRONG, WRONG_THRESHOLDS)
     level = sum(share >= threshold for threshold in thresholds)
-    return Style.parse(styles[level - 1]) if level else Style.null()
+    return styles[level - 1] if level else ""
 
 
 class Matrix(Widget, can_focus=True):
@@ -122,8 +113,9 @@ class Matrix(Widget, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
+        base = self.rich_style
         if not self._order:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, base)
         shown = self._order[self._first_column : self._first_column + self._visible_columns]
         if y == 0:
             names = shorten_names(self._names, self._cell_width - 1)
@@ -131,13 +123,12 @@ class Matrix(Widget, can_focus=True):
             for column, name in enumerate((names[number] for number in shown), self._first_column):
                 style = CURSOR_STYLE if column == self._cursor_column and self.has_focus else Style(bold=True)
                 segments += [Segment(" " * (self._cell_width - 1 - cell_len(name))), Segment(name, style), Segment(" ")]
-            return Strip(segments).adjust_cell_length(width, self.rich_style)
+            return Strip(Segment.apply_style(segments, base)).adjust_cell_length(width, base)
         row, line = self._first_row + (y - 1) // self._cell_height, (y - 1) % self._cell_height
         if row >= len(self._order):
-            return Strip.blank(width, self.rich_style)
-        return Strip(self._row_segments(row, shown, middle=line == self._cell_height // 2)).adjust_cell_length(
-            width, self.rich_style
-        )
+            return Strip.blank(width, base)
+        row_segments = self._row_segments(row, shown, middle=line == self._cell_height // 2)
+        return Strip(Segment.apply_style(row_segments, base)).adjust_cell_length(width, base)
 
     def _row_segments(self, row: int, shown: Sequence[int], *, middle: bool) -> list[Segment]:
         true = self._order[row]
@@ -148,9 +139,11 @@ class Matrix(Widget, can_focus=True):
             segments = [Segment(name, style), Segment(" " * (self._label_width - cell_len(name)))]
         for column, predicted in enumerate(shown, self._first_column):
             count, share = int(self._counts[true, predicted]), float(self._shares[true, predicted])
-            style = cell_style(share, correct=true == predicted) if count else EMPTY_CELL_STYLE
+            name = (cell_style(share, correct=true == predicted) if count else "") or MUTED
+            style = self.app.console.get_style(name)
             if self.has_focus and (row, column) == (self._cursor_row, self._cursor_column):
-                style += CURSOR_STYLE
+                # Some of the cell colors, reversed, look like a cell without the cursor.
+                style = CURSOR_STYLE
             text = str(count or "·") if middle else ""
             segments.append(Segment(f"{text:>{self._cell_width - 1}} ", style))
         return segments

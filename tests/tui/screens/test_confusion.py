@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.color import ColorSystem
-from rich.style import Style
 from textual.pilot import Pilot
 
 from demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
@@ -20,6 +19,7 @@ from engine.runs.folder import RunFolder
 from engine.training.metrics import MAX_CONFUSION_CLASSES
 from engine.utils.files import write_json
 from tui.demo.server import LIVE_RUN
+from tui.palette import ANSI, CORRECT, WRONG, rich_theme
 from tui.screens.confusion import ConfusionScreen
 from tui.text.confusion import (
     format_percent,
@@ -30,7 +30,7 @@ from tui.text.confusion import (
     truncate_cells,
     worst_first,
 )
-from tui.widgets.matrix import CORRECT_STYLES, WRONG_STYLES, Matrix, cell_style
+from tui.widgets.matrix import Matrix, cell_style
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
 
@@ -193,10 +193,11 @@ def test_matrix_lines_have_row_and_column_per_class() -> None:
 
 
 def test_shades_are_monotonic_and_readable_in_16_colors() -> None:
-    for shades, right in ((CORRECT_STYLES, True), (WRONG_STYLES, False)):
-        levels = [str(cell_style(share, correct=right)) for share in np.linspace(0, 1, 401)]
+    styles = rich_theme(ANSI).styles
+    for shades, right in ((CORRECT, True), (WRONG, False)):
+        levels = [cell_style(share, correct=right) for share in np.linspace(0, 1, 401)]
         assert list(dict.fromkeys(levels))[-5:] == list(shades)
-        for style in map(Style.parse, shades):
+        for style in (styles[shade] for shade in shades):
             assert style.color is not None
             assert style.bgcolor is not None
             ink, ground = (color.downgrade(ColorSystem.STANDARD).number for color in (style.color, style.bgcolor))

@@ -5,16 +5,21 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 
 from demo_app import demo_app, demo_runs, wait_until, wait_until_idle
+from engine.runs.folder import RunFolder
+from engine.utils.files import write_json
 from screen_snapshots import Compare, Size, matches_snapshot, size_name
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.launcher import LaunchedRun
+from tui.palette import DARK, LIGHT, Palette
 from tui.screens.dialogs import ConfigDialog
 from tui.screens.starting import StartingScreen
+from tui.theme import save_palette
 
 SIZES = [(80, 24), (160, 48)]
 REFUSAL = """warning: GPU 0 is also used by bob, with 11.0 GiB
@@ -47,6 +52,36 @@ def test_config(snap_compare: Compare, size: Size) -> None:
         await wait_until_idle(pilot)
 
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=FINISHED_RUN), size, before=open_config)
+
+
+def write_evaluation(path: Path) -> None:
+    """Write an evaluation of ten classes, in which 4 and 9 are confused most."""
+    counts = [[(row * 7 + column * 3) % 4 * (abs(row - column) < 4) for column in range(10)] for row in range(10)]
+    for row in range(10):
+        counts[row][row] = 88 + row
+    counts[4][9], counts[9][4] = 17, 9
+    sums = [sum(row) for row in counts]
+    correct = sum(counts[row][row] for row in range(10))
+    result = {"loss": 0.21, "top1": correct / sum(sums), "top5": 0.998, "images": sum(sums), "confusion": counts}
+    result["per_class"] = [counts[row][row] / sums[row] for row in range(10)]
+    classes = ["t-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
+    write_json(path, {"format": 1, "classes": classes, "last": result | {"epoch": 18}, "best": result | {"epoch": 17}})
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=lambda palette: palette.name)
+def test_confusion(snap_compare: Compare, size: Size, palette: Palette) -> None:
+    owners = demo_runs(Path("runs"))
+    write_evaluation(RunFolder(Path("runs") / LIVE_RUN).evaluation)
+    save_palette(palette)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "v", wait_for_matrix)
+    owners[0].release()
+
+
+async def wait_for_matrix(pilot: Pilot[None]) -> None:
+    screen: Any = pilot.app.screen
+    await wait_until(pilot, lambda: screen.evaluation_poller.latest is not None)
+    await wait_until_idle(pilot)
+    await wait_until_idle(pilot)
 
 
 def test_start_that_was_refused(snap_compare: Compare, size: Size) -> None:
