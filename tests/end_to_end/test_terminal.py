@@ -102,7 +102,7 @@ def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run
 
 def test_run_command_opens_tui_and_survives_its_exit(gputrain: Gputrain) -> None:
     terminal = Terminal(gputrain, GPUTRAIN, *(word for word in LONG if word != "--headless"))
-    terminal.wait_for("being set up")
+    terminal.wait_for("starting")
     terminal.wait_for("training")
     terminal.press("q")
     assert terminal.wait_for_end() == 0
@@ -193,7 +193,7 @@ def test_tui_screens_never_load_torch(gputrain: Gputrain) -> None:
     terminal = Terminal(gputrain, SCREEN, "--demo")
     terminal.wait_for("digits-3")
     for keys, text in (
-        ("\t\t\r", "Learning rate"),
+        ("\t\t\r", "learning rate"),
         ("\x1b", "Processes"),
         ("n", "preset"),
         ("\x1b", "Processes"),

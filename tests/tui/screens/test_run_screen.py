@@ -215,16 +215,10 @@ def test_every_key_of_the_footer_works(demo_runs_folder: Path) -> None:
         assert [chart.id for chart in screen.query("Chart") if chart.display] == ["loss"]
         assert "f all panels" in visible_text(pilot, "Keys")
         await press(pilot, "f")
-        for key, dialog in (
-            ("d", "TextDialog"),
-            ("l", None),
-            ("question_mark", "TextDialog"),
-            ("v", "ConfusionScreen"),
-        ):
+        for key in ("d", "l", "question_mark", "v"):
             await pilot.press(key)
             await pilot.pause()
             assert pilot.app.screen is not screen
-            assert dialog is None or type(pilot.app.screen).__name__ == dialog
             await pilot.press("escape")
             await pilot.pause()
             assert pilot.app.screen is screen
