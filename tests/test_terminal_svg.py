@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gputrain_command import ROOT
 from terminal_svg import CELL_WIDTH, Cell, Frame, picture
 
 
@@ -39,3 +40,9 @@ def test_picture_draws_braille_and_blocks_with_its_own_font() -> None:
     drawn, plain = re.findall("<text [^>]*>", svg)
     assert "textLength" not in drawn and "textLength" in plain
     assert "font/woff;base64," in svg
+
+
+def test_readme_pictures_exist_and_are_small() -> None:
+    names = re.findall(r"\]\((\.github/pictures/[^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(names) >= 3
+    assert all((ROOT / name).stat().st_size < 1_000_000 for name in names)

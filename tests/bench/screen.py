@@ -210,18 +210,22 @@ def measure_start(server: Server, rounds: int, nvitop: str | None) -> Iterator[s
     }
     if nvitop is not None:
         programs["nvitop: first GPU"] = ([nvitop], MEMORY_SHOWN)
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for round_number in range(rounds + 1):
         for name, (command, pattern) in programs.items():
             with PseudoTerminal(command, COLUMNS, ROWS, server.environment) as terminal:
-                taken = terminal.seconds_until(pattern)
+                taken = (terminal.seconds_until(pattern), terminal.cpu_seconds())
             # The first round warms up caches.
-            seconds[name] += [taken] if round_number else []
-    reference = statistics.median(next(iter(seconds.values())))
-    yield "| | seconds | range | ratio |\n|---|---|---|---|"
-    for name, values in seconds.items():
-        median = statistics.median(values)
-        yield f"| {name} | {median:.3f} | {min(values):.3f} to {max(values):.3f} | {median / reference:.2f} |"
+            measured[name] += [taken] if round_number else []
+    yield "| | seconds | range | ratio | CPU time (s) | ratio |\n|---|---|---|---|---|---|"
+    references: tuple[float, ...] = ()
+    for name, values in measured.items():
+        seconds, cpu_seconds = zip(*values, strict=True)
+        medians = (statistics.median(seconds), statistics.median(cpu_seconds))
+        references = references or medians
+        wall, cpu = (median / reference for median, reference in zip(medians, references, strict=True))
+        spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
+        yield f"| {name} | {medians[0]:.3f} | {spread} | {wall:.2f} | {medians[1]:.3f} | {cpu:.2f} |"
 
 
 @dataclass

@@ -25,6 +25,9 @@ def escape_markup(text: str) -> str:
     return text.replace("[", "\\[")
 
 
+NO_TEXT = Text("")
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of text, and further lines below it. `key` identifies the row across updates for the cursor.
@@ -142,18 +145,18 @@ class Lines(ScrollView, can_focus=True):
             matches = [index for index, row in enumerate(rows) if row.key == key]
             self._cursor = matches[0] if matches else min(self._cursor, max(len(rows) - 1, 0))
         self._update_virtual_size()
-        after = self._visible_lines()
+        after, width = self._visible_lines(), self.text_width
         for y, (old, new) in enumerate(zip(before, after, strict=True)):
             if old != new or old[0].style != new[0].style:
-                self._refresh_change(y, old, new)
+                self._refresh_change(y, width, old, new)
 
     def set_texts(self, texts: Sequence[Text], header: Sequence[Text] = ()) -> None:
         """Replace the rows by plain lines, identified by their position."""
         self.set_rows([Row(str(index), text) for index, text in enumerate(texts)], header)
 
-    def _refresh_change(self, y: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
+    def _refresh_change(self, y: int, width: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
         """Redraw a line from the first to the last cell that differs."""
-        first, end = 0, self.text_width
+        first, end = 0, width
         before, after = old[0].plain, new[0].plain
         same_style = old[1] == new[1] and old[0].spans == new[0].spans and old[0].style == new[0].style
         # In ASCII text, the index of a character is its column. Other characters may take zero or two cells.
@@ -173,9 +176,9 @@ class Lines(ScrollView, can_focus=True):
             return self._header[y], False
         index, part = self._row_at(y)
         if index >= len(self._rows):
-            return (self._empty_text if not self._rows and index == 0 else Text("")), False
+            return (self._empty_text if not self._rows and index == 0 else NO_TEXT), False
         row = self._rows[index]
-        text = row.text if part == 0 else row.more[part - 1] if part <= len(row.more) else Text("")
+        text = row.text if part == 0 else row.more[part - 1] if part <= len(row.more) else NO_TEXT
         return text, self._selectable and index == self._cursor
 
     def _row_at(self, y: int) -> tuple[int, int]:
