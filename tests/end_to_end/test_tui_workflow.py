@@ -115,7 +115,7 @@ def test_tui_workflow_returns_to_form_when_run_is_rejected(gputrain: Gputrain, m
             # After the form has checked the name.
             (gputrain.runs / "taken").mkdir(parents=True)
             await pilot.press("ctrl+s")
-            await wait_until(pilot, lambda: "Not started" in visible_text(pilot), PATIENCE)
+            await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot), PATIENCE)
             assert "taken already exists" in " ".join(visible_text(pilot).split())
             await pilot.press("escape")
             await pilot.pause()

@@ -9,6 +9,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import as_dict
+from engine.launch.model_check import torch_gpu_problems
 from engine.utils.helper_process import ask_helper
 from photo_folder import write_photo_folder
 
@@ -57,3 +58,23 @@ def test_model_check_opens_no_image_of_folder(folder: Path, tmp_path: Path) -> N
 
 def test_model_check_does_not_run_code_of_user_dataset(folder: Path) -> None:
     assert "opening mine:build" in check_model(None, "data.dataset=mine:build")["error"]
+
+
+def test_torch_gpu_problems_report_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr("torch.version.hip", None)
+    [problem] = torch_gpu_problems()
+    assert problem.location == "device.gpus"
+    assert "is built without CUDA; install a build of torch for this driver" in problem.message
+    assert "train on the CPU with --gpus cpu" in problem.message
+
+
+def test_torch_gpu_problems_report_why_cuda_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system")
+
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.init", fail)
+    [problem] = torch_gpu_problems()
+    assert "cannot use the GPUs of this host: " in problem.reason
+    assert "Found no NVIDIA driver" in problem.reason
