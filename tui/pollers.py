@@ -20,9 +20,9 @@ from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import UsageError
-from engine.utils.files import open_regular_file
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.rank_loads import RankLoads
+from tui.log_tail import LogTail
 from tui.text.ranks import rank_readings
 from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds
 from tui.text.waiting import WaitingRun, read_waiting_runs
@@ -40,18 +40,13 @@ if TYPE_CHECKING:
 POLL_INTERVAL_SECONDS = 1.0
 RUN_POLL_INTERVAL_SECONDS = 0.5
 # Events are queued in batches, so that a screen that loads a long journal stays responsive.
-MAX_EVENTS_PER_BATCH = 400
-MAX_QUEUED_BATCHES = 8
+MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES = 400, 8
 FULL_POLL_INTERVAL = 10  # polls
 NEW_RUN_SECONDS = 5.0
 READ_CHUNK_BYTES = 1 << 20
 MAX_PREVIEWS = 64
-MAX_LOG_BYTES = 1 << 16
-MAX_LOG_LINES = 2000
 # Epochs whose lines of the log are shown in columns.
 MAX_LOG_EPOCHS = 60
-# Longer lines fit on no screen, and are slow to draw.
-MAX_LOG_LINE_LENGTH = 4096
 
 
 @dataclass(frozen=True)
@@ -196,8 +191,7 @@ class RunListPoller(Poller):
         self.cpu_ranks = [
             (row.name, rank)
             for row, watcher in zip(self.rows, self._watchers.values(), strict=True)
-            if row.live and (started := watcher.history.started) is not None
-            for rank in started.ranks
+            for rank in (watcher.history.started.ranks if row.live and watcher.history.started else ())
             if rank.device == "cpu" and rank.host == socket.gethostname()
         ]
         self.problem = None
@@ -404,27 +398,3 @@ class EvaluationPoller(Poller):
         except ValueError as error:
             self.problem, self._file_stamp = f"{self._path.name} cannot be read: {error}", stamp
         self.has_polled = True
-
-
-class LogTail:
-    """Reads the last lines of a growing log file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._size = -1
-        self._lines: tuple[str, ...] = ()
-
-    def lines(self) -> tuple[str, ...]:
-        """Return the last lines, reread only when the file size changed."""
-        try:
-            size = self._path.stat().st_size
-            if size != self._size:
-                with open_regular_file(self._path) as file:
-                    start = max(size - MAX_LOG_BYTES, 0)
-                    file.seek(start)
-                    text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-                lines = text.splitlines()[1 if start else 0 :][-MAX_LOG_LINES:]
-                self._size, self._lines = size, tuple(line[:MAX_LOG_LINE_LENGTH] for line in lines)
-        except OSError:
-            pass
-        return self._lines

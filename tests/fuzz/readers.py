@@ -45,7 +45,8 @@ from engine.utils.files import MAX_JSON_BYTES, cache_folder, config_folder, make
 from engine.utils.helper_process import HelperError
 from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
 from tui.form.model import load_last_form, validate_form
-from tui.pollers import EvaluationPoller, LogTail, RunPoller
+from tui.log_tail import LogTail
+from tui.pollers import EvaluationPoller, RunPoller
 from tui.text.confusion import matrix_lines, mistakes
 from tui.text.models import list_models, print_models
 from tui.text.preview import figure_lines

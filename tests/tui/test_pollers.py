@@ -29,7 +29,8 @@ from gputrain_command import wait_for
 from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.launcher import LaunchedRun
-from tui.pollers import MAX_LOG_LINE_LENGTH, GpuPoller, LogTail, RunListPoller, RunPoller
+from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
+from tui.pollers import GpuPoller, RunListPoller, RunPoller
 from tui.text.ranks import rank_lines
 from tui.text.run_lines import RunTable, run_line
 from tui.text.run_progress import progress_line

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from engine.runs.folder import RunFolder, find_run, runs_root
-from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from tui.app import GputrainApp
 from tui.launcher import LaunchedRun
@@ -103,4 +102,7 @@ def live_runs(app: GputrainApp) -> list[RunFolder]:
     """Return the live ones of the runs that were opened or started in this session; none of the demo's."""
     if app.demo_notice is not None:
         return []
+    # Imports the events of a journal, which the first frame does without.
+    from engine.runs.watcher import RunWatcher
+
     return [folder for folder in app.opened_runs if folder.state(RunWatcher(folder).poll()).live]

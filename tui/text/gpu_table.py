@@ -105,7 +105,8 @@ def _index_zone(snapshot: Snapshot, view: TableView) -> Zone:
     for gpu in snapshot.gpus:
         picked = gpu_key(gpu) in view.picked
         line = Text(no_wrap=True, end="")
-        line.append(f"{PICKED_MARK if picked else ' '} ", ACCENT)
+        # A blank has no style: a cursor of reversed colors would show it.
+        line.append(f"{PICKED_MARK} " if picked else "  ", ACCENT if picked else "")
         line.append(f"{gpu.index:>2}", ACCENT if picked else FREE if is_free(gpu) else STRONG)
         blocks.append([line, *[Text()] * (view.lines - 1)])
     return Zone(" GPU", blocks)

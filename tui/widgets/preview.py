@@ -125,6 +125,8 @@ class Preview(Lines):
         figures, changes = figure_lines(row, preview, column), change_lines(preview.changes, column)
         if two_columns:
             room -= max(len(figures), len(changes)) + 1
+            if room < MIN_CHART_LINES:
+                return self._compact_lines(preview, figures, self.size.height)
             charts = self._chart_lines(preview, room, column, beside=True)
             return [*_side_by_side(figures, changes, width=column), Text(""), *charts]
         if room - len(figures) - len(changes) - 2 < MIN_CHART_LINES:
