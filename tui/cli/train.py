@@ -228,7 +228,9 @@ def config(
     arguments: ConfigArguments = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print only keys that differ from their defaults.")] = False,
     sources: Annotated[bool, typer.Option("--sources", help="Print where each value comes from.")] = False,
-    described: Annotated[bool, typer.Option("--describe", help="Describe every key, its choices and default.")] = False,
+    described: Annotated[
+        bool, typer.Option("--describe", help="Describe every key, or the given keys and sections: choices, default.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the resolved config.
@@ -236,7 +238,8 @@ def config(
     Later layers take precedence: defaults, base config, CONFIG, KEY=VALUE.
     """
     if described:
-        print_config_keys(as_json=as_json)
+        with exit_on_usage_error():
+            print_config_keys(arguments or [], as_json=as_json)
         return
     from engine.config.schema import as_dict, without_unstored
     from engine.config.yaml_io import to_yaml
@@ -262,9 +265,12 @@ def config(
         typer.echo(f"{setting:<48}  {row['source']}")
 
 
-def print_config_keys(*, as_json: bool) -> None:
-    """Print every config key with its description, choices and default."""
+def print_config_keys(names: list[str], *, as_json: bool) -> None:
+    """Print every config key, or those of the given names and sections, with description, choices and default.
+
+    Raises UsageError for a name that is neither a key nor a section."""
     from engine.config.schema import fields
+    from engine.utils.errors import UsageError, did_you_mean
     from tui.flags import format_value
     from tui.form.fields import field_kind
 
@@ -275,6 +281,11 @@ def print_config_keys(*, as_json: bool) -> None:
         key: {"description": info.description, "choices": choices_of(info.annotation), "default": info.default}
         for key, info in fields()
     }
+    for name in names:
+        if not any(key == name or key.startswith(f"{name}.") for key in rows):
+            raise UsageError.one(name, f"is no config key or section{did_you_mean(name, rows)}")
+    if names:
+        rows = {key: row for key, row in rows.items() if key in names or key.partition(".")[0] in names}
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return

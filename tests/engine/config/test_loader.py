@@ -58,6 +58,14 @@ def test_config_describe_lists_every_key_with_allowed_values(gputrain: Gputrain)
     assert [line for line in output.splitlines() if not line.startswith(" ")] == [key for key, _ in fields()]
 
 
+def test_config_describe_lists_given_keys_and_sections(gputrain: Gputrain) -> None:
+    output = gputrain("config", "--describe", "optim.lr", "loss").stdout
+    assert {line.partition(".")[0] for line in output.splitlines() if not line.startswith(" ")} == {"optim", "loss"}
+    refused = gputrain("config", "--describe", "optim.lrr")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "optim.lrr: is no config key or section; did you mean optim.lr?" in refused.stderr
+
+
 def test_resolve_reports_value_errors_together_with_conflicts() -> None:
     reported = problems("optim.lr=high", "schedule.name=multistep", "augment.crop_scale=[2, 1]", "run.resume=true")
     assert [line.split(":")[0] for line in reported] == [
