@@ -86,6 +86,15 @@ def test_gpu_screen_opens_with_enter_and_shows_readings_and_past(demo_runs_folde
     drive(demo_app(demo_runs_folder), act, SIZE)
 
 
+def test_gpu_screen_leaves_the_layout_of_the_monitor_as_it_was(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        before = visible_text(pilot, "#processes")
+        await press(pilot, "enter", "escape")
+        assert visible_text(pilot, "#processes") == before
+
+    drive(demo_app(demo_runs_folder), act, (80, 24))
+
+
 def test_gpu_screen_opens_with_double_click(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         row = next(y for y, line in enumerate(visible_text(pilot).splitlines()) if " bob" in line)
