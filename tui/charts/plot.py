@@ -1,21 +1,24 @@
-"""Plots of curves as lines of text in Braille characters; `tui.widgets.chart` shows them.
+"""Plots of curves as lines of text; `tui.widgets.chart` shows them.
 
-A curve is reduced to the columns of Braille dots, so the run time depends on the size of the plot, not on the number
-of points. Limits, ticks and curves share one mapping from values to dots, so a label and the curve beside it agree.
+plotext draws the curves, each reduced to at most two points per column of Braille dots, because its run time grows with
+the points. Axes and labels are drawn here, by the same mapping from values to characters: a label and the curve beside
+it agree.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.text import Text
 
 from tui.charts.axis import (
+    FloatArray,
     Series,
     downsample_min_max,
     log_ticks,
@@ -27,12 +30,11 @@ from tui.charts.axis import (
 )
 from tui.palette import MUTED, pale_style
 
-DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
-BLANK_BRAILLE = 0x2800
-# Bits of the dots of a Braille character, of shape (rows, columns) (Unicode 15, section 21.1).
-DOT_BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], np.int64)
-# Columns of dots that a dash and the gap after it take.
-DASH_PERIOD, DASH_LENGTH = 6, 4
+ANSI_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
+# A Braille character is two dots wide.
+DOTS_PER_COLUMN = 2
+# Columns of a dash, and from one dash to the next.
+DASH_COLUMNS, DASH_PERIOD = 2, 3
 MIN_WIDTH, MIN_HEIGHT = 16, 3
 # From this height, the labels of the x axis have a line of their own.
 MIN_HEIGHT_OF_TWO_AXIS_LINES = 7
@@ -40,8 +42,6 @@ POINT, STAR = "•", "★"
 MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 1.8
 X_TICK_COLUMNS = 7
 LINE_MARKERS = ("braille", "dashed")
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -117,19 +117,21 @@ def _draw(
     for curve, series in visible:
         if curve.star_x is not None and window.low <= curve.star_x <= window.high:
             canvas.draw_star(series, curve.star_x, curve.style)
-    labels = {int(canvas.dot_rows(tick)) // DOTS_PER_ROW: label for tick, label in zip(y_ticks, y_labels, strict=True)}
+    labels = {canvas.row_of(tick): label for tick, label in zip(y_ticks, y_labels, strict=True)}
     lines = []
     for row in range(rows):
-        line = Text(labels.get(row, "").rjust(left - 1), MUTED, no_wrap=True, end="")
-        line = Text.assemble(line, ("┤" if row in labels else "│", MUTED), no_wrap=True, end="")
-        for text, style in canvas.row(row):
-            line.append(text, style)
-        lines.append(line)
+        label = labels.get(row, "").rjust(left - 1) + ("┤" if row in labels else "│")
+        lines.append(Text.assemble((label, MUTED), *canvas.row(row), no_wrap=True, end=""))
     return Plot([*lines, *_x_axis(window, left, width, axis_lines)], left, width - left, axis_lines)
 
 
 class _Canvas:
-    """A grid of `columns` x `rows` characters. Where curves meet, a character shows the one that was drawn last."""
+    """A grid of `columns` x `rows` characters. Where curves meet, a character shows the one that was drawn last.
+
+    Limits are at the centers of the first and the last character, as plotext has them. plotext receives finite values
+    only, because a NaN ends the process (plotext 6.1), and positions from 0 to 1, which no scale overflows. Its figure
+    is global, so draw from one thread only.
+    """
 
     def __init__(self, columns: int, rows: int, window: PlotWindow, y_limits: tuple[float, float]) -> None:
         self._columns, self._rows, self._window = columns, rows, window
@@ -138,51 +140,43 @@ class _Canvas:
         self._styles = np.zeros((rows, columns), np.int64)
         self._style_names = [""]
 
-    def dot_rows(self, y: NDArray[np.float64] | float) -> NDArray[np.int64]:
-        """Return rows of dots, counted from the top."""
+    def _x_positions(self, x: FloatArray | float) -> FloatArray:
+        """Return positions from 0 to 1, of points beside the window beyond them."""
+        window = self._window
+        return np.asarray((np.asarray(x) - window.low) / max(window.high - window.low, 1e-300))
+
+    def _y_positions(self, y: FloatArray | float) -> FloatArray:
         scaled = np.log10(y) if self._window.log else np.asarray(y)
         # Divided first: the difference of huge limits overflows.
-        share = (self._high / 2 - scaled / 2) / (self._high / 2 - self._low / 2)
-        last = self._rows * DOTS_PER_ROW - 1
-        return np.clip(np.rint(share * last), 0, last).astype(np.int64)
+        return np.asarray((scaled / 2 - self._low / 2) / (self._high / 2 - self._low / 2))
 
-    def dot_columns(self, x: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Return columns of dots, as fractions; those outside of the window are negative or too large."""
-        last = self._columns * DOTS_PER_COLUMN - 1
-        window = self._window
-        return np.asarray((np.asarray(x) - window.low) / max(window.high - window.low, 1e-300) * last)
+    def row_of(self, y: float) -> int:
+        """Return the row of characters of a value, counted from the top."""
+        # Between two rows, plotext takes the upper one.
+        return math.ceil((1 - float(self._y_positions(y))) * (self._rows - 1) - 0.5 - 1e-9)
 
     def draw(self, series: Series, marker: str, style: str) -> None:
         """Draw a curve, or a point where a value has no neighbors."""
-        columns = self._columns * DOTS_PER_COLUMN
-        points: list[tuple[int, int]] = []
-        mask = np.zeros((self._rows * DOTS_PER_ROW, columns), bool)
-        for piece in downsample_min_max(series, self._window.low, self._window.high, columns):
-            x, y = self.dot_columns(piece.x), self.dot_rows(piece.y)
-            if marker in LINE_MARKERS and len(x) > 1:
-                _draw_line(mask, x, y)
+        figure = _empty_figure(self._columns, self._rows)
+        for piece in downsample_min_max(series, self._window.low, self._window.high, self._columns * DOTS_PER_COLUMN):
+            x, y = self._x_positions(piece.x), self._y_positions(piece.y)
+            if marker not in LINE_MARKERS or len(x) == 1:
+                _draw_points(figure, x, y, POINT if marker in LINE_MARKERS else marker)
             else:
-                points += zip(np.rint(x).astype(np.int64).tolist(), y.tolist(), strict=True)
+                _draw_line(figure, x, y)
+        lines = ANSI_SEQUENCE.sub("", figure.build().string()).splitlines()
+        drawn = np.array([list(line) for line in lines])
+        mask = drawn != " "
         if marker == "dashed":
-            mask[:, np.arange(columns) % DASH_PERIOD >= DASH_LENGTH] = False
-        cells = mask.reshape(self._rows, DOTS_PER_ROW, self._columns, DOTS_PER_COLUMN)
-        bits = np.einsum("rdcx,dx->rc", cells.astype(np.int64), DOT_BITS)
-        number = self._style_number(style)
-        drawn = bits > 0
-        self._characters[drawn] = np.array([chr(BLANK_BRAILLE + bit) for bit in range(256)])[bits[drawn]]
-        self._styles[drawn] = number
-        for x_dot, y_dot in points:
-            self._put(x_dot, y_dot, POINT if marker in LINE_MARKERS else marker, number)
+            mask &= (np.arange(self._columns) % DASH_PERIOD < DASH_COLUMNS) | (drawn == POINT)
+        self._characters[mask] = drawn[mask]
+        self._styles[mask] = self._style_number(style)
 
     def draw_star(self, series: Series, x: float, style: str) -> None:
         """Mark the point of a curve that is nearest to `x`."""
         if (y := series.value_at(x)) is not None:
-            self._put(round(float(self.dot_columns(x))), int(self.dot_rows(y)), STAR, self._style_number(style))
-
-    def _put(self, x_dot: int, y_dot: int, character: str, style: int) -> None:
-        column, row = x_dot // DOTS_PER_COLUMN, y_dot // DOTS_PER_ROW
-        if 0 <= column < self._columns:
-            self._characters[row, column], self._styles[row, column] = character, style
+            row, column = self.row_of(y), math.floor(float(self._x_positions(x)) * (self._columns - 1) + 0.5)
+            self._characters[row, column], self._styles[row, column] = STAR, self._style_number(style)
 
     def _style_number(self, style: str) -> int:
         self._style_names.append(style)
@@ -196,21 +190,30 @@ class _Canvas:
         return [("".join(characters[first:last]), self._style_names[styles[first]]) for first, last in pairwise(edges)]
 
 
-def _draw_line(mask: Mask, x: NDArray[np.float64], y: NDArray[np.int64]) -> None:
-    """Connect points, sorted by `x` (columns of dots, may lie outside of the mask), by a line without gaps."""
-    height, width = mask.shape
-    first, last = max(math.ceil(x[0] - 0.5), 0), min(math.floor(x[-1] + 0.5), width - 1)
-    if last < first:
-        return
-    # The line crosses the edges between columns at these rows: neighboring columns touch there.
-    edges = np.interp(np.arange(first, last + 2) - 0.5, x, y)
-    highest, lowest = np.minimum(edges[:-1], edges[1:]), np.maximum(edges[:-1], edges[1:])
-    columns = np.rint(x).astype(np.int64) - first
-    inside = (columns >= 0) & (columns <= last - first)
-    np.minimum.at(highest, columns[inside], y[inside])
-    np.maximum.at(lowest, columns[inside], y[inside])
-    rows = np.arange(height)[:, None]
-    mask[:, first : last + 1] |= (rows >= np.floor(highest + 0.5)) & (rows <= np.ceil(lowest - 0.5).clip(highest))
+def _empty_figure(columns: int, rows: int) -> Any:
+    """Return plotext's figure with both axes from 0 to 1, without anything drawn."""
+    import plotext
+
+    # Otherwise it is no larger than the terminal was when plotext was imported.
+    plotext.terminal.limit(False, False)
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(columns, rows)
+    figure.legend(False)
+    figure.axes(False)
+    for axis in (0, 1):
+        figure.ruler(axis, 0).lim(0.0, 1.0)
+        figure.ruler(axis, 0).ticks([], [])
+    return figure
+
+
+def _draw_line(figure: Any, x: FloatArray, y: FloatArray) -> None:
+    figure.draw(figure.signal(x.tolist(), y.tolist(), marker="braille").lines())
+
+
+def _draw_points(figure: Any, x: FloatArray, y: FloatArray, marker: str) -> None:
+    figure.draw(figure.signal(x.tolist(), y.tolist(), marker=marker))
 
 
 def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[Text]:
