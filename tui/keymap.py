@@ -134,7 +134,7 @@ RUN_COMMANDS = (
     Command("s", "stop", "Stop at the next step and save a checkpoint.", "stop", 9),
     Command("C", "checkpoint", "Save a checkpoint at the next step.", "checkpoint", 6),
     Command("p", "pause", "Pause at the next step, or continue.", "pause", 7),
-    Command("u", "resume", "Resume an ended run from its last checkpoint.", "resume", 3),
+    Command("u", "resume", "Resume an ended run from its last checkpoint.", "resume", 9),
     Command("a", "again", "Configure a new run with the config of this one.", "again", 2),
     Command("x", "x axis", "Plot over epochs, steps or hours.", "x_axis", 5),
     Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),

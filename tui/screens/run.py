@@ -145,17 +145,17 @@ class RunScreen(GputrainScreen):
 
     def _fit_panels(self, snapshot: RunSnapshot, status_lines: int) -> None:
         started = snapshot.ranks.started
-        self.query_one(RunPanels).fit(
-            PanelRoom(
-                width=self.size.width,
-                # Title and footer have a line each.
-                height=self.size.height - status_lines - 2,
-                ranks=max(len(started.ranks), 1) if started else 1,
-                log_lines=len(snapshot.log),
-                has_grad_norm=self.data.has_grad_norm or self.data.last_step == 0,
-                has_loads=bool(snapshot.ranks.loads),
-            )
+        room = PanelRoom(
+            width=self.size.width,
+            # Title and footer have a line each.
+            height=self.size.height - status_lines - 2,
+            ranks=max(len(started.ranks), 1) if started else 1,
+            log_lines=len(snapshot.log),
+            has_grad_norm=self.data.has_grad_norm or self.data.last_step == 0,
+            has_loads=bool(snapshot.ranks.loads),
         )
+        if self.query_one(RunPanels).fit(room) and self._drawn_version >= 0:
+            self.call_after_refresh(self._draw)
 
     def _message_lines(self, snapshot: RunSnapshot) -> list[Text]:
         """Return the lines below the progress: why the run failed, or what else the user should know."""
@@ -214,7 +214,9 @@ class RunScreen(GputrainScreen):
         except UsageError as error:
             self.gputrain_app.show_toast(str(error), warning=True)
             return
-        self.gputrain_app.show_toast(f"Sent the {request} request to {self.folder.name}; the log shows its effect")
+        # Toasts of earlier requests would cover the charts.
+        self.app.clear_notifications()
+        self.gputrain_app.show_toast(f"Sent the {request} request; the log shows its effect")
 
     def action_stop(self) -> None:
         question = STOP_QUESTIONS.get(self.state) if self.state is not None else None
@@ -303,7 +305,7 @@ class RunScreen(GputrainScreen):
         except OSError as error:
             self.gputrain_app.show_toast(f"The chart cannot be written to {folder}: {error.strerror}", warning=True)
             return
-        self.gputrain_app.show_toast(f"Saved {' and '.join(map(str, paths))}", timeout_s=8)
+        self.gputrain_app.show_toast(f"Saved {' and '.join(path.name for path in paths)} in {folder}", timeout_s=8)
 
     def action_confusion(self) -> None:
         from tui.screens.confusion import ConfusionScreen

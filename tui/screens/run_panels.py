@@ -75,22 +75,27 @@ class RunPanels(Container):
         yield Lines(id="ranks")
         yield LogPanel(id="log")
 
-    def fit(self, room: PanelRoom) -> None:
-        """Arrange the panels, unless nothing has changed that the layout depends on."""
+    def fit(self, room: PanelRoom) -> bool:
+        """Arrange the panels, unless nothing has changed that the layout depends on.
+
+        Return whether a chart appeared, which is then to be drawn.
+        """
         self._room = room
         wanted = (room, self.is_full, list(self._focused_charts))
         if wanted == self._arranged:
-            return
+            return False
         self._arranged = wanted
         layout = self._layout_of_room = run_layout(room, full=self.is_full)
         self.styles.grid_rows = " ".join(layout.rows)
         self.styles.grid_size_rows = len(layout.rows)
         shown = [self._shown_chart(slot) for slot in layout.slots]
+        hidden = [panel for panel in self.query(Chart) if not panel.display]
         for panel in self.query(Lines):
             span = layout.span_of(str(panel.id))
             panel.display = span > 0 and (panel.id in shown or not isinstance(panel, Chart))
             if span:
                 panel.styles.column_span = span
+        return any(panel.display for panel in hidden)
 
     def _shown_chart(self, slot: Sequence[str]) -> str:
         """Return the chart of a slot that was focused last."""

@@ -102,6 +102,17 @@ def test_run_screen_exports_chart_as_svg_and_csv(demo_runs_folder: Path) -> None
     assert drawing.startswith("<svg") and drawing.count("<polyline") == 3 and ">val</text>" in drawing
 
 
+def test_run_screen_export_names_the_files_and_their_folder(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await pilot.press("e")
+        await pilot.pause()
+        folder = RunFolder(demo_runs_folder / FINISHED_RUN).exports
+        toasts = [toast.message for toast in pilot.app._notifications]
+        assert toasts == [f"Saved {FINISHED_RUN}-loss.svg and {FINISHED_RUN}-loss.csv in {folder}"]
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+
+
 def test_run_screen_names_axis_scale_and_cursor(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "x", "L", "m", "left")
@@ -185,6 +196,38 @@ def test_run_screen_footer_shows_only_keys_that_work(demo_runs_folder: Path) -> 
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), live, (200, 60))
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), ended, (200, 60))
+
+
+def test_run_screen_footer_offers_resume_of_ended_run_in_small_terminal(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "runs", "a", make_run_started(), make_epoch(1))
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "step-1.pt").write_bytes(b"")
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert "u resume" in visible_text(pilot, "Keys")
+
+    drive(real_app(tmp_path / "runs", run="a"), act, (80, 24))
+
+
+def test_run_screen_shows_only_the_latest_of_many_requests(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "p", "C")
+        assert [toast.message for toast in pilot.app._notifications] == [
+            "Sent the checkpoint request; the log shows its effect"
+        ]
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+
+
+def test_run_screen_draws_chart_that_appears_in_larger_terminal(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        chart = pilot.app.screen.query_one("#lr")
+        assert not chart.display
+        await pilot.resize_terminal(160, 48)
+        # `wait_until_idle` would draw the charts.
+        await wait_until(pilot, lambda: chart.display and "3e-6" in visible_text(pilot, "#lr"), seconds=5)
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, (80, 24))
 
 
 def test_run_screen_footer_offers_continue_while_paused(tmp_path: Path) -> None:
