@@ -46,8 +46,7 @@ from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.palette import MUTED
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog, MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
-from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows
-from tui.text.gpus import gpu_lines
+from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, gpu_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
 from tui.widgets.form_sidebar import FormSidebar
@@ -112,9 +111,10 @@ class FormScreen(GputrainScreen):
     def _apply_picked_gpus(self) -> None:
         """Set `device.gpus` to the GPUs picked on the monitor screen."""
         snapshot, picked = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids
-        if snapshot is not None and picked:
-            indices = [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
-            self.form.set_value(GPUS_KEY, ",".join(indices))
+        found = [] if snapshot is None else [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
+        # Empty also if the picked GPUs have gone.
+        if found:
+            self.form.set_value(GPUS_KEY, ",".join(found))
 
     def on_mount(self) -> None:
         self._gpu_use = gpu_use(self.gputrain_app.gpu_poller.snapshot)
@@ -158,7 +158,8 @@ class FormScreen(GputrainScreen):
         rows: list[FieldRow | Heading] = []
         if not query:
             rows.append(FieldRow(self._preset, self.form.base or NO_PRESET))
-        return rows + field_rows(self._sections, self.form, known, query, show_all=show_all)
+        selected = "" if self.fields.selected is None else self.fields.selected.key
+        return rows + field_rows(self._sections, self.form, known, query, show_all=show_all, selected_key=selected)
 
     def _show_state(self) -> None:
         """Show title, help and footer for the current values."""
@@ -238,12 +239,11 @@ class FormScreen(GputrainScreen):
         snapshot = self.gputrain_app.gpu_poller.snapshot
         if snapshot is None:
             return
-        lines = gpu_lines(snapshot, 70)[1:]
-        rows = [Row(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
-        selected = self.form.values()[GPUS_KEY].split(",")
+        rows, selected = gpu_choices(snapshot, self.form.values()[GPUS_KEY])
 
         def answer(picked: list[str] | None) -> None:
-            if picked is not None:
+            # A value such as `auto` selects no row, and stays as it is unless the selection is changed.
+            if picked is not None and picked != selected:
                 self.edit(GPUS_KEY, ",".join(picked) or "cpu")
 
         self.app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)

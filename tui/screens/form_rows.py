@@ -1,15 +1,19 @@
-"""Which fields the form shows, and what its rows say about their values."""
+"""Which fields the form shows, what its rows say about their values, and the GPUs to choose from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.gpus.snapshot import Snapshot
 from tui.form.fields import ConfigField, FormSection, is_relevant, optimizer_placeholders
 from tui.form.model import Form
+from tui.text.gpus import gpu_lines
 from tui.widgets.field_lines import FieldRow, Heading
+from tui.widgets.lines import Row
 
 GPUS_KEY, RANKS_KEY = "device.gpus", "device.ranks"
+GPU_LINE_COLUMNS = 70
 
 
 @dataclass(frozen=True)
@@ -23,18 +27,19 @@ class KnownFacts:
 
 
 def field_rows(
-    sections: Sequence[FormSection], form: Form, known: KnownFacts, query: str, *, show_all: bool
+    sections: Sequence[FormSection], form: Form, known: KnownFacts, query: str, *, show_all: bool, selected_key: str
 ) -> list[FieldRow | Heading]:
     """Return the fields that contain `query` or, without one, that take effect with the current values.
 
-    Without `show_all`, fields that are neither main fields nor changed nor wrong are left out."""
+    Without `show_all`, fields that are neither main fields nor changed nor wrong are left out, except the selected
+    one: what is typed into it may equal its default for a moment."""
     values = form.values()
     placeholders = optimizer_placeholders(values["optim.name"]) | {"run.name": known.run_name}
     if query:
         sections = _found_sections(sections, query)
     else:
         on_cpu = known.no_gpus or values[GPUS_KEY] == "cpu"
-        visible = form.overrides.keys() | known.errors.keys()
+        visible = form.overrides.keys() | known.errors.keys() | {selected_key}
 
         def is_shown(info: ConfigField) -> bool:
             shown = info.is_main or show_all or info.key in visible
@@ -69,3 +74,11 @@ def _found_sections(sections: Sequence[FormSection], query: str) -> list[FormSec
         found.append(FormSection(section.title, tuple(named)))
     found.sort(key=lambda section: all(info.label.lower() != query for info in section.fields))
     return [*found, FormSection("In the description", tuple(described))]
+
+
+def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[Row], list[str]]:
+    """Return a row per GPU, and the keys of those that `device.gpus` names by index or UUID."""
+    lines = gpu_lines(snapshot, GPU_LINE_COLUMNS)[1:]
+    rows = [Row(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
+    names = {name.strip() for name in value.split(",")}
+    return rows, [str(gpu.index) for gpu in snapshot.gpus if names & {str(gpu.index), gpu.uuid}]

@@ -16,7 +16,7 @@ from engine.utils.files import state_folder
 from screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.form.checks import FormChecker
-from tui.form.model import Form, load_last_form
+from tui.form.model import Form, load_last_form, save_last_form
 from tui.palette import PALETTES
 from tui.screens.dialogs import ChoiceDialog, TextDialog, TextInputDialog
 from tui.screens.form import FormScreen
@@ -552,3 +552,46 @@ def test_form_screen_names_file_of_preset_outside_presets_folder(tmp_path: Path)
         assert any(message.endswith("Start it with `gputrain run mine.yaml`.") for message in messages)
 
     drive(real_app(tmp_path / "runs"), act)
+
+
+def test_field_equal_to_its_default_stays_while_it_is_typed_in(tmp_path: Path, unchecked: None) -> None:
+    save_last_form(Form("digits", {"optim.accumulate": "2"}))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "optim.accumulate", "1")  # the default
+        await press(pilot, "6")
+        assert form_of(pilot).form.overrides == {"optim.accumulate": "16"}
+
+    drive(real_app(tmp_path), act, (80, 24))
+
+
+@pytest.mark.parametrize("value", ["auto", "all", "free:2", "0, 2"])
+def test_gpu_dialog_keeps_value_that_is_only_confirmed(value: str, tmp_path: Path, unchecked: None) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "device.gpus", value)
+        await press(pilot, "enter", "enter")
+        assert form_of(pilot).form.values()["device.gpus"] == value
+
+    drive(demo_app(tmp_path), act)
+
+
+def test_gpu_dialog_selects_gpu_of_uuid(tmp_path: Path, unchecked: None) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "device.gpus", str(demo_snapshot(0.0).gpus[2].uuid))
+        await press(pilot, "enter", "space", "enter")
+        assert form_of(pilot).form.values()["device.gpus"] == "0,2"
+
+    drive(demo_app(tmp_path), act)
+
+
+def test_form_ignores_picked_gpu_that_has_gone(tmp_path: Path, unchecked: None) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app, GputrainApp)
+        pilot.app.picked_gpu_uuids = {"GPU-of-before"}
+        await press(pilot, "n")
+        assert form_of(pilot).form.values()["device.gpus"] == "auto"
+
+    drive(demo_app(tmp_path), act)
