@@ -18,7 +18,7 @@ GOOD, WARNING, BAD = "gt.good", "gt.warning", "gt.bad"
 ACCENT = "gt.accent"
 FREE = "gt.free"
 NOTICE = "gt.notice"
-TRACK, TRACK_LINE = "gt.track", "gt.track-line"
+TRACK = "gt.track"
 CURSOR, CURSOR_BLURRED = "gt.cursor", "gt.cursor-blurred"
 SERIES = tuple(f"gt.series{number}" for number in range(1, 9))
 LOADS = tuple(f"gt.load{number}" for number in range(1, 6))
@@ -88,12 +88,12 @@ DARK = Palette(
     background="#10151c",
     surface="#18202a",
     foreground="#d5dce4",
-    muted="#8592a1",
+    muted="#8d9aa9",
     accent="#4cc4d8",
     border="#364351",
     track="#28323e",
     cursor_foreground="#f2f6fa",
-    cursor_background="#24405a",
+    cursor_background="#1c3349",
     good="#4ec48c",
     warning="#f0b64d",
     bad="#ff7566",
@@ -107,7 +107,7 @@ LIGHT = Palette(
     background="#fbfbf9",
     surface="#f0f2f3",
     foreground="#22292f",
-    muted="#65707b",
+    muted="#5d6872",
     accent="#00708a",
     border="#c3cad1",
     track="#e1e5e9",
@@ -183,8 +183,7 @@ def rich_theme(palette: Palette) -> Theme:
             ACCENT: f"bold {palette.accent}",
             FREE: f"bold {palette.good}",
             NOTICE: notice,
-            TRACK: f"on {palette.track}",
-            TRACK_LINE: palette.track,
+            TRACK: palette.track,
             CURSOR: cursor,
             CURSOR_BLURRED: blurred,
             **dict(zip(LOADS, palette.loads, strict=True)),

@@ -61,6 +61,7 @@ def test_palette_text_is_readable_on_its_background(palette: Palette) -> None:
 def test_palette_colors_stay_visible_under_cursor(palette: Palette) -> None:
     colors = (*palette.loads, palette.good, palette.warning, palette.bad, palette.muted)
     assert min(contrast_ratio(color, palette.cursor_background) for color in colors) >= 3
+    assert contrast_ratio(palette.muted, palette.cursor_background) >= 4.5, "it is text"
 
 
 @pytest.mark.parametrize("palette", TRUECOLOR, ids=lambda palette: palette.name)

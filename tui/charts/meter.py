@@ -1,4 +1,4 @@
-"""Horizontal meters: a share of a whole as a bar with a resolution of an eighth of a cell."""
+"""Horizontal meters: a share of a whole as a bar. The bars of adjacent lines do not touch."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import math
 
 from rich.text import Text
 
-from tui.palette import LOADS, MUTED, TRACK, TRACK_LINE
+from tui.palette import LOADS, MUTED, TRACK
 
-EIGHTHS = " ▏▎▍▌▋▊▉█"
 SQUARE = "■"
 
 
 def meter(share: float | None, columns: int, style: str) -> Text:
     """Return a bar of `columns` cells, filled up to `share` (0 to 1) in `style`; an unknown share fills nothing."""
-    eighths = round(min(max(share or 0.0, 0.0), 1.0) * columns * 8)
-    full, rest = divmod(eighths, 8)
-    filled = "█" * full + (EIGHTHS[rest] if rest else "")
-    bar = Text(style=TRACK, no_wrap=True, end="")
+    filled = SQUARE * _filled(share or 0.0, columns)
+    bar = Text(no_wrap=True, end="")
     bar.append(filled, style)
-    return bar.append(" " * (columns - len(filled)))
+    return bar.append(SQUARE * (columns - len(filled)), TRACK)
 
 
 def load_meter(share: float | None, columns: int) -> Text:
-    """Return a bar of a load that is colored from calm to hot along its length; an unknown share is dotted.
-
-    Unlike those of `meter`, the bars of adjacent lines do not touch.
-    """
+    """Return a bar of a load that is colored from calm to hot along its length; an unknown share is dotted."""
     if share is None:
         return Text("┄" * columns, MUTED, no_wrap=True, end="")
-    filled = SQUARE * round(min(max(share, 0.0), 1.0) * columns)
+    filled = SQUARE * _filled(share, columns)
     bar = Text(no_wrap=True, end="")
     # One piece per color, each from the first column whose share of the bar has that color.
     starts = [math.ceil(columns * step / len(LOADS)) for step in range(len(LOADS) + 1)]
     for start, end, style in zip(starts, starts[1:], LOADS, strict=False):
         if start < len(filled):
             bar.append(filled[start:end], style)
-    return bar.append(SQUARE * (columns - len(filled)), TRACK_LINE)
+    return bar.append(SQUARE * (columns - len(filled)), TRACK)
+
+
+def _filled(share: float, columns: int) -> int:
+    return round(min(max(share, 0.0), 1.0) * columns)

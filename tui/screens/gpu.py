@@ -164,7 +164,7 @@ class GpuScreen(GputrainScreen):
         self._signaler.remember(self._processes.values())
         panel.set_titles("Processes")
         rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
-        panel.set_rows(rows, [head], Text("No process uses this GPU", MUTED))
+        panel.set_rows(rows, [Text(head.plain.lower(), MUTED)], Text("No process uses this GPU", MUTED))
 
     @property
     def _process(self) -> GpuProcess | None:

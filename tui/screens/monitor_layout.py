@@ -13,8 +13,9 @@ MIN_HOST_LINES = 4
 MIN_PREVIEW_LINES = 8
 MIN_LIST_LINES = 4
 MAX_STACKED_HOST_LINES = 9
-# Lines below the GPUs, in a terminal of at least `TALL_MIN_LINES` lines and in a smaller one.
+# Lines below the GPUs, at least, in a terminal of at least `TALL_MIN_LINES` lines and in a smaller one.
 TALL_MIN_LINES, BELOW_LINES, SMALL_BELOW_LINES = 30, 13, 7
+BELOW_SHARE = 0.4
 LOW_MAX_LINES = 16
 
 
@@ -71,7 +72,7 @@ def _gpu_panel(demand: Demand, side_by_side: bool) -> tuple[int, int]:
     """Return the lines for each GPU, and the height of their panel."""
     frame, height = FRAME_LINES + HEADER_LINES, demand.height
     if side_by_side:
-        below = SMALL_BELOW_LINES if height < TALL_MIN_LINES else BELOW_LINES
+        below = SMALL_BELOW_LINES if height < TALL_MIN_LINES else max(BELOW_LINES, int(BELOW_SHARE * height))
     else:
         # A low terminal has no room for the processes.
         below = 2 * (MIN_LIST_LINES + 1) if height >= LOW_MAX_LINES else MIN_LIST_LINES + 1

@@ -16,6 +16,8 @@ MIN_CHART_ROWS = 8
 MIN_ROWS_WITH_LOG = 17
 FRAME_ROWS, HEADER_ROWS = 2, 1
 MAX_ROWS_PER_RANK = 3
+# The panel of the ranks scrolls only if there are more of them, or if charts would be too low.
+VISIBLE_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def run_layout(room: PanelRoom, *, full: bool = False) -> Layout:
     chart_rows = ["3fr", *["2fr"] * (-(-len(slots) * span // GRID_COLUMNS) - 1)]
     budget = height // 4 - FRAME_ROWS - HEADER_ROWS
     per_rank = min(max(budget // ranks, 1), max_per_rank)
-    rank_rows = min(ranks * per_rank + HEADER_ROWS, max(height // 3 - FRAME_ROWS, 2)) + FRAME_ROWS
+    max_rank_rows = max(height // 3 - FRAME_ROWS, min(HEADER_ROWS + VISIBLE_RANKS, height - 15), 2)
+    rank_rows = min(ranks * per_rank + HEADER_ROWS, max_rank_rows) + FRAME_ROWS
     rows, spans = [*chart_rows, str(rank_rows)], {"ranks": 12}
     rest = height - rank_rows - MIN_CHART_ROWS * len(chart_rows)
     if height >= MIN_ROWS_WITH_LOG and rest >= 4:

@@ -16,7 +16,7 @@ from engine.utils.text import printable
 from tui.charts.gpu_loads import GpuLoads, share_percent
 from tui.charts.history import DOTS_PER_COLUMN, history_graph, shown_seconds, time_axis
 from tui.charts.meter import load_meter
-from tui.palette import ACCENT, BAD, FREE, MUTED, STRONG, TRACK_LINE, WARNING
+from tui.palette import ACCENT, BAD, FREE, MUTED, STRONG, TRACK, WARNING
 from tui.text.gpu_names import gpu_key
 from tui.text.gpu_words import common_name, is_free, notes, short_name, silence_reason, users
 from tui.text.gpus import GIB
@@ -129,7 +129,7 @@ def _silence(gpu: Gpu, last: Gpu | None) -> Text:
 def _faded(line: Text) -> Text:
     """Return a line of old readings without the colors of the current ones."""
     faded = Text(line.plain, MUTED, no_wrap=True, end="")
-    faded.spans = [span for span in line.spans if span.style in (TRACK_LINE, BAD)]
+    faded.spans = [span for span in line.spans if span.style in (TRACK, BAD)]
     return faded
 
 
@@ -221,7 +221,7 @@ def _line_zones(snapshot: Snapshot, answers: Answers, view: TableView) -> list[Z
         makers.append(("W", True, lambda gpu: Text(_number(gpu.value("power")), _value_style(gpu, 0))))
     makers.append(("temp" if width >= WIDE_MIN_WIDTH else "°C", True, _temperature))
     used_by = (
-        12
+        17
         if width < METERS_MIN_WIDTH
         else 18
         if width < POWER_METER_MIN_WIDTH

@@ -229,9 +229,11 @@ def rank_lines(ranks: Sequence[GpuProcess], width: int) -> list[Text]:
 
 
 def process_lines(processes: Sequence[tuple[Gpu, GpuProcess | None]], width: int) -> list[Text]:
-    """Return a header and one line per process."""
+    """Return a header and one line per process. The type is shown if some are not of compute."""
     titles = ["GPU", "PID", "USER", "TYPE", "GPU MEM", "CPU", "HOST MEM", "COMMAND"]
-    shown = range(len(titles)) if width >= FULL_PROCESS_MIN_WIDTH else [0, 1, 2, 4, 5, 7]
+    shown = list(range(len(titles))) if width >= FULL_PROCESS_MIN_WIDTH else [0, 1, 2, 4, 5, 7]
+    if 3 in shown and all(process is None or process.kind == "compute" for _, process in processes):
+        shown.remove(3)
     rows = [
         [str(gpu.index), *[UNKNOWN] * 6, f"unknown: {gpu.processes.reason}"]
         if process is None

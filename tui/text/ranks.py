@@ -16,9 +16,9 @@ from rich.text import Text
 from engine.gpus.snapshot import Snapshot
 from engine.utils.text import printable
 from tui.charts.history import LoadHistory, history_graph, shown_seconds, time_axis
-from tui.charts.meter import meter
+from tui.charts.meter import load_meter
 from tui.charts.rank_loads import RankLoads, cpu_load_key
-from tui.palette import BAD, MUTED, STRONG, WARNING, load_style
+from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.text.gpu_names import gpu_name
 from tui.text.gpus import GIB
 from tui.text.runs import format_duration
@@ -113,14 +113,18 @@ def rank_readings(history: History, loads: RankLoads, *, live: bool) -> RankRead
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of the table, right-aligned to `columns`."""
+    """A cell of the table, right-aligned to `columns`. The title of a meter begins with the meter."""
 
     title: str
     columns: int
     text: Text
+    metered: bool = False
 
     def aligned(self) -> Text:
         return Text(" " * max(self.columns - self.text.cell_len, 0), end="").append_text(self.text)
+
+    def header(self) -> str:
+        return self.title.ljust(self.columns) if self.metered else self.title.rjust(self.columns)
 
 
 def rank_lines(readings: RankReadings, snapshot: Snapshot | None, width: int, rows: int) -> tuple[str, list[Text]]:
@@ -143,7 +147,7 @@ def rank_lines(readings: RankReadings, snapshot: Snapshot | None, width: int, ro
         graph_columns = 0
     header = Text(no_wrap=True, end="")
     for cell in table[0]:
-        header.append(cell.title.rjust(cell.columns) + GAP, MUTED)
+        header.append(cell.header() + GAP, MUTED)
     seconds = _graph_seconds(readings, keys, 2 * graph_columns)
     if graph_columns:
         header.append_text(
@@ -263,8 +267,8 @@ def _data_wait_cell(readings: RankReadings, rank: int) -> _Cell:
 
 def _metered(title: str, share: float | None, text: str, bar: int, columns: int) -> _Cell:
     """Return a cell with a meter before its text."""
-    drawn = meter(share, bar, load_style(100 * (share or 0.0)))
-    return _Cell(title, bar + 1 + columns, Text.assemble(drawn, " ", text.rjust(columns)))
+    line = Text.assemble(load_meter(share, bar), " ", text.rjust(columns))
+    return _Cell(title, bar + 1 + columns, line, metered=True)
 
 
 def _format(value: float | None, unit: str = "") -> str:

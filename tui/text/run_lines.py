@@ -143,7 +143,7 @@ class RunTable:
         line = "  ".join(
             ["  " + fit_cells("NAME", self.name_columns), *padded, *["MESSAGE"] * bool(self.message_columns)]
         )
-        return Text(line, MUTED, no_wrap=True, end="")
+        return Text(line.lower(), MUTED, no_wrap=True, end="")
 
     def line(self, row: RunRow) -> Text:
         """Return the line of a run. The sign before its name marks a run that other users can change."""

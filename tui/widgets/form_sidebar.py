@@ -11,7 +11,7 @@ from textual.containers import Container
 from engine.config.schema import Config
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.charts.axis import Series
+from tui.charts.axis import Series, format_number
 from tui.charts.plot import DOTS_PER_COLUMN, Curve, PlotWindow
 from tui.charts.view import LR_STYLE
 from tui.form.checks import FormCheckResult
@@ -27,6 +27,13 @@ ASSUMED_STEPS_PER_EPOCH = 100
 LR_KEYS = ("optim.", "schedule.", "run.epochs")
 
 
+class LearningRateChart(Chart):
+    """The planned learning rate. Its title shows the highest: the last one is close to 0."""
+
+    def _legend_part(self, curve: Curve, decimals: int) -> str:
+        return f"peak {format_number(float(curve.series.y.max()))}"
+
+
 class FormSidebar(Container):
     """Learning rate, plan and command of the values in the form."""
 
@@ -35,7 +42,7 @@ class FormSidebar(Container):
         self._drawn_curve: object = None
 
     def compose(self) -> ComposeResult:
-        chart = Chart("Learning rate", "form-lr")
+        chart = LearningRateChart("Learning rate", "form-lr")
         # The input of the form keeps the focus.
         chart.can_focus = False
         yield chart
@@ -71,5 +78,5 @@ class FormSidebar(Container):
             if curve != self._drawn_curve:
                 self._drawn_curve = curve
                 x, y = lr_curve(config, result.total_ranks, steps or ASSUMED_STEPS_PER_EPOCH, points)
-                window = PlotWindow(0.0, float(config.run.epochs))
-                chart.draw([Curve("", Series(x, y), "braille", LR_STYLE)], window, "epoch")
+                window = PlotWindow(0.0, float(config.run.epochs), x_name="epoch")
+                chart.draw([Curve("", Series(x, y), "braille", LR_STYLE)], window)

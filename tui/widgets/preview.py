@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual.message import Message
@@ -20,6 +21,9 @@ from tui.text.runs import RunRow
 from tui.text.tables import wrap_text
 from tui.widgets.lines import Lines, escape_markup
 
+if TYPE_CHECKING:
+    from tui.charts.plot import Curve
+
 # Keys that arrive faster than this pass over the runs in between.
 DEBOUNCE_SECONDS = 0.08
 # Wide enough for two charts beside each other.
@@ -29,6 +33,8 @@ MIN_CHART_LINES, MAX_CHART_LINES = 6, 30
 # High enough for two charts below each other, which are wider then.
 MIN_STACKED_LINES = 24
 GAP = "   "
+# Gap between the curves of a legend, and whether they have labels beside their markers: the first that fits is used.
+LEGENDS = (("   ", True), ("  ", True), (" ", True), ("  ", False), (" ", False))
 
 
 class Preview(Lines):
@@ -160,20 +166,29 @@ class Preview(Lines):
 def _chart(preview: RunPreview, name: str, width: int, height: int) -> list[Text]:
     """Plot the curves of one chart below a line with its name and legend."""
     # NumPy is not needed for the first screen, and the poller has imported it by now.
-    from tui.charts.axis import format_number
     from tui.charts.plot import plot
+
+    curves = preview.curves[name]
+    titles = (_legend(name, curves, gap, labeled) for gap, labeled in LEGENDS)
+    title = next((title for title in titles if title.cell_len <= width), _legend(name, curves, *LEGENDS[-1]))
+    title.truncate(width, overflow="ellipsis")
+    lines = [title, *plot(curves, preview.window, width, height - 1).lines]
+    return lines + [Text("")] * (height - len(lines))
+
+
+def _legend(name: str, curves: Sequence[Curve], gap: str, labeled: bool) -> Text:
+    """Return the name of a chart, and the marker, label and latest value of each of its curves."""
+    from tui.charts.axis import format_number
     from tui.widgets.chart import MARKER_SYMBOLS
 
-    title = Text.assemble((name, STRONG), no_wrap=True, end="")
-    for curve in preview.curves[name]:
+    legend = Text.assemble((name, STRONG), no_wrap=True, end="")
+    for curve in curves:
         value = curve.series.latest()
         sign = MARKER_SYMBOLS.get(curve.marker, curve.marker)
-        title.append_text(Text.assemble("   ", (f"{sign} {curve.label}", curve.style)))
+        legend.append_text(Text.assemble(gap, (f"{sign} {curve.label}" if labeled else sign, curve.style)))
         if value is not None:
-            title.append(f" {format_number(value, 3)}")
-    title.truncate(width, overflow="ellipsis")
-    lines = [title, *plot(preview.curves[name], preview.window, width, height - 1).lines]
-    return lines + [Text("")] * (height - len(lines))
+            legend.append(f" {format_number(value, 3)}")
+    return legend
 
 
 def _side_by_side(left: Sequence[Text], right: Sequence[Text], *, width: int) -> list[Text]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tui.charts.history import LoadHistory, history_graph, shown_seconds, time_axis
-from tui.charts.meter import meter
+from tui.charts.meter import load_meter, meter
 from tui.palette import LOADS, TRACK
 
 NOW = 1_760_000_000.0
@@ -96,10 +96,19 @@ def test_shown_seconds_are_those_of_the_columns() -> None:
     assert columns.count(50.0) == pytest.approx(600 / 6, abs=1)
 
 
-def test_meter_fills_eighths_of_a_cell() -> None:
-    assert [meter(share, 2, LOADS[0]).plain for share in (0.0, 1 / 16, 0.5, 1.0, 7.0)] == ["  ", "▏ ", "█ ", "██", "██"]
+def test_meter_fills_whole_cells() -> None:
+    filled = [meter(share, 4, LOADS[0]).spans[:1] for share in (0.0, 0.3, 1.0, 7.0)]
+    assert [[(span.end, span.style) for span in spans] for spans in filled[1:]] == [
+        [(1, LOADS[0])],
+        [(4, LOADS[0])],
+        [(4, LOADS[0])],
+    ]
+    assert filled[0][0].style == TRACK
+
+
+def test_meters_of_all_kinds_have_the_same_cells() -> None:
+    assert meter(0.5, 6, LOADS[0]).plain == load_meter(0.5, 6).plain
 
 
 def test_meter_of_unknown_share_is_an_empty_track() -> None:
-    bar = meter(None, 3, LOADS[0])
-    assert (bar.plain, bar.style) == ("   ", TRACK)
+    assert [(span.end, span.style) for span in meter(None, 3, LOADS[0]).spans] == [(3, TRACK)]

@@ -40,3 +40,8 @@ def test_arrange_leaves_no_list_half_empty() -> None:
 def test_arrange_long_lists_share_room_with_graphs() -> None:
     layout = arrange(Demand(160, 46, 8, 4, 300))
     assert layout.runs >= layout.preview >= 8
+
+
+def test_arrange_leaves_room_for_charts_of_preview_in_tall_terminal() -> None:
+    layout = arrange(Demand(200, 58, 8, 6, 3))
+    assert layout.gpu_lines >= 4 and layout.preview >= 17

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tui.screens.run_layout import CHARTS, PanelRoom, run_layout
+from tui.screens.run_layout import CHARTS, FRAME_ROWS, HEADER_ROWS, PanelRoom, run_layout
 
 MIN_PANEL_ROWS = 3
 
@@ -28,3 +28,10 @@ def test_run_layout_leaves_room_for_every_row(size: tuple[int, int], ranks: int,
 def test_run_layout_gives_ranks_more_rows_with_more_room() -> None:
     rows = [run_layout(PanelRoom(160, height, 4, 100)).rows_per_rank for height in (26, 44, 60)]
     assert rows == sorted(rows) and rows[0] == 1 and rows[-1] > 1
+
+
+@pytest.mark.parametrize("size", [(80, 20), (160, 44)])
+def test_run_layout_shows_four_ranks_without_scrolling(size: tuple[int, int]) -> None:
+    layout = run_layout(PanelRoom(*size, 4, 100))
+    panel = int(layout.rows[-2])
+    assert panel - FRAME_ROWS - HEADER_ROWS >= 4 * layout.rows_per_rank

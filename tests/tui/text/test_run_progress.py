@@ -20,6 +20,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.records import GpuSample
 from factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_started, make_step
+from tui.charts.meter import SQUARE
 from tui.pollers import RunPoller
 from tui.text.log_lines import log_lines
 from tui.text.ranks import rank_lines
@@ -96,6 +97,13 @@ def test_rank_lines_show_data_wait_of_each_rank(tmp_path: Path) -> None:
     snapshot = polled(make_run_folder(tmp_path, "a", make_gpu_run_started(backend="nccl"), epoch))
     lines = rank_lines(snapshot.ranks, None, 100, 1)[1]
     assert "10%" in lines[1].plain and "50%" in lines[2].plain
+
+
+def test_rank_lines_begin_title_of_meter_at_meter(tmp_path: Path) -> None:
+    events = [make_gpu_run_started(backend="nccl"), busy_at(5.0, 100.0), RunFinished(time=12.0, state="finished")]
+    snapshot = polled(make_run_folder(tmp_path, "done", *events))
+    header, first = (line.plain for line in rank_lines(snapshot.ranks, None, 100, 1)[1][:2])
+    assert header.index("busy") == first.index(SQUARE)
 
 
 def test_failure_lines_name_rank_host_and_gpu_once(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""What the cells of the drawn screens show: how full the panels are, and which colors the row under the cursor has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.style import Style
+from textual.geometry import Region
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from demo_app import demo_app, demo_runs, four_rank_run, no_gpu_feed, visible_text
+from screen_driver import Drive, drive, press
+from tui.palette import ANSI
+from tui.theme import save_palette
+from tui.widgets.lines import Lines
+
+pytestmark = pytest.mark.usefixtures("frozen_environment")
+
+LARGE = (160, 48)
+MAX_BLANK_ROWS = 1 / 4
+"""Share of the rows of a panel."""
+MAX_BLANK_AREA = (30, 8)
+"""Columns and rows outside of the panels."""
+BLANK = {" ", "\u2800"}
+
+
+def drawn_text(screen: Screen[None]) -> list[str]:
+    return ["".join(segment.text for segment in strip) for strip in screen._compositor.render_strips()]
+
+
+def shown_panels(screen: Screen[None]) -> list[Lines]:
+    return [panel for panel in screen.query(Lines) if panel.region and panel.is_on_screen]
+
+
+def blank_shares(screen: Screen[None]) -> dict[str, float]:
+    """Return the share of blank rows of each panel, without its frame."""
+    text, shares = drawn_text(screen), {}
+    for panel in shown_panels(screen):
+        inside = panel.region.shrink(panel.styles.gutter)
+        rows = [set(text[y][inside.x : inside.right]) - BLANK for y in range(inside.y, inside.bottom)]
+        shares[str(panel.id)] = sum(not row for row in rows) / len(rows)
+    return shares
+
+
+def blank_areas(screen: Screen[None], size: tuple[int, int]) -> list[Region]:
+    """Return the areas of `size` that are blank and belong to no panel."""
+    text, (columns, rows) = drawn_text(screen), size
+    panels = [panel.region for panel in shown_panels(screen)]
+    areas = []
+    for y in range(len(text) - rows + 1):
+        for x in range(len(text[y]) - columns + 1):
+            area = Region(x, y, columns, rows)
+            if any(set(line[x : x + columns]) - BLANK for line in text[y : y + rows]):
+                continue
+            if not any(panel.overlaps(area) for panel in panels):
+                areas.append(area)
+    return areas
+
+
+def checks_room() -> Drive:
+    async def act(pilot: Pilot[None]) -> None:
+        screen = pilot.app.screen
+        shares = blank_shares(screen)
+        assert len(shares) > 4
+        assert {name: share for name, share in shares.items() if share > MAX_BLANK_ROWS} == {}
+        columns, rows = MAX_BLANK_AREA
+        assert blank_areas(screen, (columns + 1, rows + 1)) == []
+
+    return act
+
+
+def test_monitor_of_eight_gpus_leaves_no_panel_empty() -> None:
+    owners = [*demo_runs(Path("runs")), four_rank_run(Path("runs"))]
+    drive(demo_app(Path("runs")), checks_room(), LARGE)
+    for owner in owners:
+        owner.release()
+
+
+@pytest.mark.parametrize("run", ["wide-4", "digits-3", "cifar-4"])
+def test_run_screen_leaves_no_panel_empty(run: str) -> None:
+    owners = [*demo_runs(Path("runs")), four_rank_run(Path("runs"))]
+    drive(demo_app(Path("runs"), run=run), checks_room(), LARGE)
+    for owner in owners:
+        owner.release()
+
+
+@pytest.mark.parametrize("size", [(100, 34), (120, 34), (160, 48)])
+def test_preview_legends_fit(size: tuple[int, int]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        legends = [line for line in drawn_text(pilot.app.screen) if "accuracy " in line and "─ " in line]
+        assert legends and not any("…" in legend[size[0] // 2 :] for legend in legends)
+
+    owners = demo_runs(Path("runs"))
+    drive(demo_app(Path("runs")), act, size)
+    owners[0].release()
+
+
+def test_form_names_peak_of_learning_rate_and_its_axis() -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        chart = pilot.app.screen.query_one("#form-lr", Lines)
+        assert "peak 0.1" in str(chart.border_title)
+        assert not chart.border_subtitle
+        assert "epoch" in visible_text(pilot, "#form-lr")
+
+    drive(demo_app(Path("runs"), no_gpu_feed(), demo=None), act, (120, 34))
+
+
+@pytest.mark.parametrize("key", ["", "r"])
+def test_cursor_of_terminal_colors_reverses_only_plain_text(key: str) -> None:
+    """A reversed color fills its cell: the graph of a free GPU would look like one of full load."""
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *key, "down", "down")
+        styles = [
+            segment.style or Style() for strip in pilot.app.screen._compositor.render_strips() for segment in strip
+        ]
+        reversed_styles = [style for style in styles if style.reverse]
+        assert reversed_styles
+        assert not any(style.dim or (style.color and not style.color.is_default) for style in reversed_styles)
+
+    save_palette(ANSI)
+    owners = demo_runs(Path("runs"))
+    drive(demo_app(Path("runs"), demo=None), act, (120, 34))
+    owners[0].release()
