@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import groupby, repeat
 from operator import itemgetter
 
@@ -16,10 +17,12 @@ from tui.palette import MUTED, load_style
 LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))
 # A value holds until the next one, if that is not later than this: the screens poll every 5 s at most.
 MAX_HOLD_SECONDS = 6.0
-# Seconds that graphs can show. Unless the user zooms, they show all of the past, but not more than `MAX_AUTO_SPAN`.
+# Seconds that graphs can show. Unless the user zooms, they show all of the past, but not more than `MAX_AUTO_SPAN`, and
+# not less than `MIN_AUTO_SPAN`: a graph of less moves with every value, which redraws the whole of it.
 SPANS = (60, 120, 300, 600, 1800, 3600, 3 * 3600, 12 * 3600, 48 * 3600)
-MAX_AUTO_SPAN = SPANS.index(600)
+MIN_AUTO_SPAN, MAX_AUTO_SPAN = SPANS.index(300), SPANS.index(600)
 MAX_CACHED_GRAPHS = 4  # of different widths
+MAX_DRAWN_GRAPHS = 128
 DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
 # Seconds between the labels of a time axis, and columns for each of them.
 AXIS_STEPS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
@@ -109,12 +112,13 @@ class LoadHistory:
     def columns(self, seconds: float, count: int, now: float | None = None) -> list[float | None]:
         """Return `count` means over the last `seconds` before `now`, by default the latest time; None for no data.
 
-        The limits between columns stay the same while time passes, so that a drawn graph only moves.
+        The limits between columns stay the same while time passes, so that a drawn graph only moves. A wide column
+        appears when it is complete, or the graph would change with every value.
         """
         end = self.latest_time if now is None else now
         index, width = _level_and_width(seconds, count)
         level = self._levels[index]
-        last = math.floor(end / width)
+        last = math.floor(end / width) - (width > level.seconds)
         known = self._final_means.get((index, width), {})
         means = {
             column: known[column] if column in known else level.mean(column * width, (column + 1) * width)
@@ -142,14 +146,21 @@ def shown_seconds(seconds: float, count: int) -> float:
 
 def automatic_span(past_seconds: float) -> int:
     """Return the index in `SPANS` of the time that graphs show of a past of this length, unless the user zooms."""
-    return next((index for index in range(MAX_AUTO_SPAN) if SPANS[index] >= past_seconds), MAX_AUTO_SPAN)
+    spans = range(MIN_AUTO_SPAN, MAX_AUTO_SPAN)
+    return next((index for index in spans if SPANS[index] >= past_seconds), MAX_AUTO_SPAN)
 
 
-def history_graph(values: Sequence[float | None], rows: int) -> list[Text]:
+def history_graph(values: Sequence[float | None], rows: int) -> Sequence[Text]:
     """Draw percentages as `rows` lines of filled Braille, two values per column, colored from calm to hot.
 
-    A value of 0 has one dot, and None has none. A graph of one row is colored by value, a taller one by height.
+    A value of 0 has one dot, and None has none. A graph of one row is colored by value, a taller one by height. The
+    lines are cached: copy them to change them.
     """
+    return _drawn_graph(tuple(values), rows)
+
+
+@lru_cache(maxsize=MAX_DRAWN_GRAPHS)
+def _drawn_graph(values: tuple[float | None, ...], rows: int) -> tuple[Text, ...]:
     dots = [0 if value is None else _dots(value, rows) for value in values]
     pairs = list(zip(dots[::2], [*dots[1::2], 0], strict=False))
     lines = []
@@ -161,7 +172,7 @@ def history_graph(values: Sequence[float | None], rows: int) -> list[Text]:
         for style, group in groupby(zip(_styles(values, pairs, row, rows), cells, strict=True), key=itemgetter(0)):
             line.append("".join(cell for _, cell in group), style)
         lines.append(line)
-    return lines
+    return tuple(lines)
 
 
 def _styles(values: Sequence[float | None], pairs: Sequence[tuple[int, int]], row: int, rows: int) -> Iterable[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from rich.text import Text
 
@@ -23,7 +24,13 @@ def load_meter(share: float | None, columns: int) -> Text:
     """Return a bar of a load that is colored from calm to hot along its length; an unknown share is dotted."""
     if share is None:
         return Text("┄" * columns, MUTED, no_wrap=True, end="")
-    filled = SQUARE * _filled(share, columns)
+    return _load_bar(_filled(share, columns), columns)
+
+
+@lru_cache(maxsize=1024)
+def _load_bar(length: int, columns: int) -> Text:
+    """Return a bar of which `length` columns are filled. It is cached: copy it to change it."""
+    filled = SQUARE * length
     bar = Text(no_wrap=True, end="")
     # One piece per color, each from the first column whose share of the bar has that color.
     starts = [math.ceil(columns * step / len(LOADS)) for step in range(len(LOADS) + 1)]

@@ -317,7 +317,7 @@ class Plot:
 
     def lines(self, values: Sequence[float | None], seconds: float, limit: str) -> list[Text]:
         """Return the graph of `values` (percent of the limit), and a time axis of `seconds` that ends now."""
-        graph = history_graph(values, self.rows)
+        graph = list(history_graph(values, self.rows))
         if self.label_width:
             labels = {0: f"{limit:>3.3} ┤", self.rows - 1: "  0 ┤"}
             graph = [

@@ -157,13 +157,15 @@ class Lines(ScrollView, can_focus=True):
     def _refresh_change(self, y: int, width: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
         """Redraw a line from the first to the last cell that differs."""
         first, end = 0, width
-        before, after = old[0].plain, new[0].plain
-        same_style = old[1] == new[1] and old[0].spans == new[0].spans and old[0].style == new[0].style
-        # In ASCII text, the index of a character is its column. Other characters may take zero or two cells.
-        if same_style and len(before) == len(after) and before.isascii() and after.isascii():
-            changed = [column for column, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        before, after = old[0], new[0]
+        same_style = old[1] == new[1] and before.style == after.style
+        # Where no character is two cells wide, the index of a character is its column.
+        if same_style and len(before) == len(after) == before.cell_len == after.cell_len:
+            changed = [column for column, (a, b) in enumerate(zip(before.plain, after.plain, strict=True)) if a != b]
+            for span in set(before.spans) ^ set(after.spans):
+                changed += [span.start, span.end - 1]
             if changed:
-                first, end = changed[0], min(changed[-1] + 1, end)
+                first, end = min(changed), min(max(changed) + 1, end)
         if first < end:
             self.refresh(Region(first, y, end - first, 1))
 
