@@ -137,13 +137,15 @@ class GputrainApp(App[None]):
 
     def action_save_screenshot(self) -> None:
         """Save the screen as SVG in the working directory."""
-        name = f"gputrain-{time.strftime('%Y%m%d-%H%M%S')}.svg"
+        path = Path(f"gputrain-{time.strftime('%Y%m%d-%H%M%S')}.svg")
         try:
-            path = self.save_screenshot(name, str(Path.cwd()))
+            # Exclusively: a link of this name is not followed.
+            with path.open("x", encoding="utf-8") as file:
+                file.write(self.export_screenshot())
         except OSError as error:
-            self.show_toast(f"The screenshot cannot be written to {Path.cwd()}: {error.strerror}", warning=True)
+            self.show_toast(f"{path} cannot be written to the working directory: {error.strerror}", warning=True)
             return
-        self.show_toast(f"Saved {path}", timeout_s=8)
+        self.show_toast(f"Saved {path.absolute()}", timeout_s=8)
 
     async def on_event(self, event: events.Event) -> None:
         """Send keys that arrive together with the key that opens a screen to that screen.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,35 @@ def test_runs_json_matches_screen(demo_runs_folder: Path) -> None:
 
     row = json.loads(json.dumps(make_run_row(RunWatcher(RunFolder(demo_runs_folder / LIVE_RUN))).to_dict()))
     assert (row["state"], row["step"], row["steps"], row["epochs"]) == ("running", 8720, 14070, 30)
+
+
+@pytest.fixture
+def toasts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Messages of the toasts that the app shows."""
+    messages: list[str] = []
+    monkeypatch.setattr(GputrainApp, "show_toast", lambda _, message, **options: messages.append(message))
+    return messages
+
+
+def test_screenshot_does_not_follow_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toasts: list[str]) -> None:
+    monkeypatch.setattr("tui.app.time.strftime", lambda _: "now")
+    Path("gputrain-now.svg").symlink_to(tmp_path / "target")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await pilot.app.run_action("save_screenshot")
+
+    drive(demo_app(tmp_path), act)
+    assert toasts == ["gputrain-now.svg cannot be written to the working directory: File exists"]
+    assert not (tmp_path / "target").exists()
+
+
+def test_screenshot_says_that_working_directory_has_gone(tmp_path: Path, toasts: list[str]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        folder = tmp_path / "gone"
+        folder.mkdir()
+        os.chdir(folder)
+        folder.rmdir()
+        await pilot.app.run_action("save_screenshot")
+
+    drive(demo_app(tmp_path), act)
+    assert "cannot be written to the working directory: No such file" in toasts[0]
