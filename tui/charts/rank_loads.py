@@ -44,7 +44,8 @@ class RankLoads:
                     process.cpu_percent()  # the first call has no interval to measure
                     continue
                 self._add(cpu_load_key(rank.rank), time, process.cpu_percent() / max(started.cores, 1))
-            except psutil.Error:
+            except (psutil.Error, ValueError):
+                # ValueError: the PID, which a journal names, is negative.
                 continue
 
     def _add(self, key: str, time: float, value: float | None) -> None:

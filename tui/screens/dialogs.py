@@ -25,6 +25,7 @@ from tui.widgets.lines import Lines, Row, escape_markup
 # Of a dialog with a text: frame, empty line and hint.
 FRAME_ROWS = 4
 MIN_HELP_COLUMNS = 20
+MAX_EPOCHS_DIGITS = 9
 
 
 class ChoiceDialog(ModalScreen[str | None]):
@@ -140,7 +141,7 @@ def epochs_dialog(name: str, epochs: int) -> TextInputDialog:
     """Ask for how many epochs to train a finished run. Returns the number as text, or None."""
 
     def problem_of(text: str) -> str | None:
-        if text.isdecimal() and int(text) > epochs:
+        if text.isascii() and text.isdecimal() and len(text) <= MAX_EPOCHS_DIGITS and int(text) > epochs:
             return None
         return f"Enter a whole number above {epochs}: the run has finished {pluralize(epochs, 'epoch')}"
 

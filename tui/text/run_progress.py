@@ -109,7 +109,8 @@ def failure_lines(snapshot: RunSnapshot, gpus: Snapshot | None, width: int, cons
     for failure in snapshot.failures[:MAX_FAILED_RANKS]:
         lines.append(Text.assemble((_failed_rank(failure, snapshot, gpus), BAD), f"  {printable(failure.cause)}"))
         # The message repeats the cause, and says after it what to do.
-        message = message.partition(failure.cause)[2].lstrip(" ;.") if failure.cause in message else message
+        if failure.cause and failure.cause in message:
+            message = message.partition(failure.cause)[2].lstrip(" ;.")
     if message:
         lines.append(Text(printable(message), STRONG if lines else BAD))
     wrapped = [part for line in lines for part in line.wrap(console, max(width - 3, 20))][:MAX_FAILURE_LINES]

@@ -34,8 +34,8 @@ class RunRow:
     the training time spent waiting for data, `mfu` the model FLOPs utilization. `message` says why the run ended, or
     why its files are `unreadable`. `foreign` is why other users can change the run, None if they cannot.
     `cpu_fallback` is why it trains on the CPU although the host has GPUs. `phase` is what its ranks do: training,
-    validating, saving, or "" if unknown. `current_epoch` is the epoch that they are in, and `grad_norm` the latest norm
-    of the gradient. `seconds` is the duration of all sessions.
+    validating, saving, or "" if unknown or ended. `current_epoch` is the epoch that they are in, and `grad_norm` the
+    latest norm of the gradient. `seconds` is the duration of all sessions.
     """
 
     name: str
@@ -119,8 +119,9 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         unreadable=problem is not None,
         foreign=folder.owner_problem(),
         cpu_fallback=history.cpu_fallback or stored.cpu_fallback,
-        phase=history.phase,
-        current_epoch=history.current_epoch,
+        phase=history.phase if state.live else "",
+        # A checkpoint after the last epoch is at the beginning of the next one.
+        current_epoch=min(history.current_epoch, started.epochs) if started else history.current_epoch,
         best_epoch=stored.best_epoch if partial else best.epoch if best else None,
         grad_norm=_finite(history.latest_step.grad_norm) if history.latest_step else None,
         seconds=stored.seconds if partial else round(history.total_seconds, 3),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
@@ -227,7 +228,11 @@ def test_epochs_dialog_refuses_fewer_epochs(demo_runs_folder: Path) -> None:
         await pilot.press("ctrl+u", "5", "enter")
         await wait_until_idle(pilot)
         assert "Enter a whole number above 6" in visible_text(pilot)
-        await pilot.press("ctrl+u", "8", "enter")
+        pilot.app.screen.query_one(Input).value = "9" * 5000
+        await pilot.press("enter")
+        await wait_until_idle(pilot)
+        assert "Enter a whole number above 6" in visible_text(pilot)
+        await pilot.press("end", "ctrl+u", "8", "enter")
         await wait_until(pilot, lambda: answers == ["8"])
 
     drive(demo_app(demo_runs_folder), act)

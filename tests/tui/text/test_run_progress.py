@@ -115,6 +115,20 @@ def test_failure_lines_name_rank_host_and_gpu_once(tmp_path: Path) -> None:
     assert lines == [" ┃ rank 1 · h · GPU GPU-1  CUDA out of memory", " ┃ lower data.batch_size"]
 
 
+def test_failure_lines_of_rank_without_cause_keep_message(tmp_path: Path) -> None:
+    failed = RankFailed(rank=0, device="cpu", cause="")
+    end = RunFinished(state="failed", message="rank 0 failed")
+    snapshot = polled(make_run_folder(tmp_path, "failed", make_run_started(), failed, end))
+    assert " ┃ rank 0 failed" in [line.plain for line in failure_lines(snapshot, None, 80, Console())]
+
+
+def test_row_of_finished_run_has_no_phase_and_its_last_epoch(tmp_path: Path) -> None:
+    started = make_run_started()
+    saving = PhaseChanged(phase="saving", step=started.epochs * started.steps_per_epoch, epoch=started.epochs + 1)
+    row = polled(make_run_folder(tmp_path, "a", started, saving, RunFinished(state="finished", message=""))).row
+    assert (row.phase, row.current_epoch) == ("", started.epochs)
+
+
 def test_log_lines_align_figures_of_epochs() -> None:
     from engine.runs.event_lines import event_line
 
