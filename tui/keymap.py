@@ -168,7 +168,7 @@ FORM_COMMANDS = (
     Command("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
     Command("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),
     Command("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
-    Command("ctrl+r", "defaults", "Reset all fields to their defaults.", "reset", 3),
+    Command("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),
     BACK_COMMAND,
 )
 STARTING_COMMANDS = (Command("s", "stop", "Stop the run before training begins.", "stop", 9), BACK_COMMAND)

@@ -48,6 +48,7 @@ class Form:
 
     base: str | None = None
     overrides: dict[str, str] = field(default_factory=dict)
+    _before_reset: Form | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def base_config(self) -> Config:
@@ -88,6 +89,12 @@ class Form:
         for key, text in sorted(self.overrides.items(), key=lambda item: item[0] != "optim.name"):
             form.set_value(key, text)
         return form
+
+    def reset(self) -> Form:
+        """Return a form without overrides or, if this one was reset and not changed since, the form before that."""
+        if self._before_reset is not None and not self.overrides:
+            return self._before_reset
+        return Form(self.base, _before_reset=self)
 
     def copy(self) -> Form:
         """Return a copy that another thread can read."""

@@ -352,7 +352,8 @@ class FormScreen(GputrainScreen):
         self._show_rows()
 
     def action_reset(self) -> None:
-        self.form = Form(self.form.base)
+        self.form = self.form.reset()
+        self.gputrain_app.show_toast("Restored the changes" if self.form.overrides else "Reset the form; ^r undoes it")
         self._show_rows()
         self._begin_check()
 

@@ -99,8 +99,7 @@ class FieldList(Container):
         self._complete, self._dialog_keys = complete, dialog_keys
         self._rows: dict[str, FieldRow] = {}
         self._order: list[str] = []
-        self._key = ""
-        self._shown_text = ""
+        self._key = self._shown_text = ""
         """Text of the current row when the input showed it last."""
         self._completions_size = Size(0, 0)
         """Columns and rows of all completions."""
@@ -322,9 +321,12 @@ class FieldList(Container):
         self._entry.show(self._shown_text)
 
     def _activate(self) -> None:
+        choices = self.selected.choices if self.selected is not None else ()
+        # The input selects its text until the user types. What was typed in full is not chosen from a list.
+        typed = self._entry.value if self._entry.selection.is_empty else ""
         if self._key in self._dialog_keys():
             self.post_message(self.Activated(self._key))
-        elif self.selected is not None and self.selected.choices:
+        elif choices and (not typed or typed not in choices):
             self._open("")
         else:
             self._move(1)
@@ -387,8 +389,7 @@ class FieldList(Container):
 
     def close(self) -> None:
         """Hide the completions."""
-        if self.is_open:
-            self._completions.display = False
+        self._completions.display = False
 
     def _accept(self) -> None:
         value = self._completions.selected_key

@@ -190,6 +190,38 @@ def test_form_screen_counts_and_marks_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_form_screen_undoes_reset(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "run.epochs", "7")
+        await press(pilot, "ctrl+r")
+        assert "change" not in visible_text(pilot, "#title")
+        assert [toast.message for toast in pilot.app._notifications] == ["Reset the form; ^r undoes it"]
+        await press(pilot, "ctrl+r")
+        assert form_of(pilot).form.overrides == {"run.epochs": "7"}
+        await type_into(pilot, "run.epochs", "8")
+        await press(pilot, "ctrl+r")
+        assert form_of(pilot).form.overrides == {}
+
+    drive(real_app(tmp_path / "runs"), act, (120, 34))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_form_screen_enter_after_a_choice_typed_in_full_goes_on(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        form = form_of(pilot)
+        await type_into(pilot, "schedule.name", "linear")
+        await press(pilot, "enter")
+        assert not form.fields.is_open
+        assert form.fields.selected is not None and form.fields.selected.key == "schedule.warmup_epochs"
+        await press(pilot, "up", "enter")
+        assert form.fields.is_open, "nothing was typed"
+
+    drive(real_app(tmp_path / "runs"), act, (120, 34))
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_form_screen_gives_keys_of_a_burst_to_the_field_they_follow(tmp_path: Path) -> None:
     app = real_app(tmp_path / "runs")
 
