@@ -100,8 +100,8 @@ class GputrainApp(App[None]):
         )
         self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
         self._got_sigtstp = False
-        self.pending_run: LaunchedRun | None = None
-        """A run launched by this app whose journal has no events yet."""
+        self.pending_runs: list[LaunchedRun] = []
+        """Runs launched by this app whose journals have no events yet."""
         self.opened_runs: list[RunFolder] = []
         """Runs that were opened or started in this session."""
         self.picked_gpu_uuids: set[str] = set()
@@ -184,7 +184,7 @@ class GputrainApp(App[None]):
         self.call_after_refresh(self.run_list_poller.start)
         self.set_timer(HOST_DELAY_SECONDS, self.host_poller.start)
         self.set_timer(STARTUP_SECONDS, resume_garbage_collection)
-        self.set_interval(PENDING_RUN_SECONDS, self._watch_pending_run)
+        self.set_interval(PENDING_RUN_SECONDS, self._watch_pending_runs)
 
     def _show_first_result(self) -> None:
         """Update the screen without waiting for its refresh interval. Called in the thread of a poller."""
@@ -256,7 +256,7 @@ class GputrainApp(App[None]):
         """Show the starting screen until the run has a journal."""
         from tui.screens.starting import StartingScreen
 
-        self.pending_run = launched
+        self.pending_runs.append(launched)
         self.push_screen(StartingScreen(self, launched))
 
     def launch(self, arguments: Sequence[str], runs_dir: Path | None = None, title: str = "new run") -> bool:
@@ -302,22 +302,23 @@ class GputrainApp(App[None]):
         else:
             resume("")
 
-    def _watch_pending_run(self) -> None:
-        """Report what becomes of a run whose starting screen was left."""
+    def _watch_pending_runs(self) -> None:
+        """Report what becomes of the runs whose starting screen was left."""
+        if not self.pending_runs:
+            return
         from tui.screens.starting import StartingScreen
 
-        launched = self.pending_run
-        if launched is None or any(isinstance(screen, StartingScreen) for screen in self.screen_stack):
-            return
-        folder, code = launched.find_folder(), launched.exit_code
-        if folder is not None:
-            self.pending_run = None
-            self.opened_runs.append(folder)
-            self.show_toast(f"{folder.name} has started")
-        elif code is not None:
-            self.pending_run = None
-            reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
-            self.show_toast(f"The run did not start.\n{reason}", warning=True, timeout_s=30)
+        shown = [screen.launched for screen in self.screen_stack if isinstance(screen, StartingScreen)]
+        for launched in [run for run in self.pending_runs if run not in shown]:
+            folder, code = launched.find_folder(), launched.exit_code
+            if folder is not None:
+                self.pending_runs.remove(launched)
+                self.opened_runs.append(folder)
+                self.show_toast(f"{folder.name} has started")
+            elif code is not None:
+                self.pending_runs.remove(launched)
+                reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
+                self.show_toast(f"The run did not start.\n{reason}", warning=True, timeout_s=30)
 
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""
@@ -325,7 +326,6 @@ class GputrainApp(App[None]):
         from tui.screens.run import RunScreen
         from tui.screens.starting import StartingScreen
 
-        self.pending_run = None
         while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
             self.pop_screen()
         if not (isinstance(self.screen, RunScreen) and self.screen.folder == folder):

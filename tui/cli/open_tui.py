@@ -79,18 +79,18 @@ def require_terminal() -> None:
 
 
 def exit_after_screen(app: GputrainApp) -> None:
-    """Print how to come back to the live runs of this session, or the output of a run that has not started, and exit
-    with the exit code of the screen or of that run."""
+    """Print how to come back to the live runs of this session, or the output of runs that have not started, and exit
+    with the exit code of the screen or of those runs."""
     code = app.return_code or 0
     if code == 1:
         print("The screen crashed; runs continue. Reopen the latest run: gputrain attach last", file=sys.stderr)
-    if app.pending_run is not None:
+    for launched in app.pending_runs:
         # The run has no folder yet, so this output is the only record of a failed start.
-        for line in app.pending_run.output_lines():
+        for line in launched.output_lines():
             print(line, file=sys.stderr)
-        if app.pending_run.exit_code is None:
+        if launched.exit_code is None:
             print("The run is still starting. List runs: gputrain runs", file=sys.stderr)
-        code = code or app.pending_run.exit_code or 0
+        code = code or launched.exit_code or 0
     for folder in live_runs(app):
         # A name is enough where the commands look for runs.
         run = folder.name if folder.path.parent == runs_root() else shlex.quote(str(folder.path))

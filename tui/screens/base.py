@@ -77,8 +77,8 @@ class AppServices(Protocol):
     run_list_poller: RunListPoller
     picked_gpu_uuids: set[str]
     """UUIDs of the GPUs picked for the next run."""
-    pending_run: LaunchedRun | None
-    """A run launched from this app that has no run folder yet, or failed before it had one."""
+    pending_runs: list[LaunchedRun]
+    """Runs launched from this app that have no run folder yet, or failed before they had one."""
 
     def source_notice(self) -> str | None: ...
 

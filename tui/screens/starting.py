@@ -29,7 +29,7 @@ class StartingScreen(GputrainScreen):
 
     def __init__(self, app: AppServices, launched: LaunchedRun) -> None:
         super().__init__(app)
-        self._launched = launched
+        self.launched = launched
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="launch-state")
@@ -45,16 +45,17 @@ class StartingScreen(GputrainScreen):
         # Below a dialog, this screen must not close itself.
         if self.app.screen is not self:
             return
-        folder = self._launched.find_folder()
+        folder = self.launched.find_folder()
         if folder is not None:
-            if self._launched.warning is not None:
-                self.gputrain_app.show_toast(self._launched.warning, warning=True, timeout_s=15)
+            if self.launched.warning is not None:
+                self.gputrain_app.show_toast(self.launched.warning, warning=True, timeout_s=15)
+            self.gputrain_app.pending_runs.remove(self.launched)
             self.gputrain_app.switch_to_run(folder)
             return
         self.update_content()
 
     def update_content(self) -> None:
-        code, launched = self._launched.exit_code, self._launched
+        code, launched = self.launched.exit_code, self.launched
         self.show_title(printable(launched.title))
         self.show_line("#launch-state", self._state_line(code))
         texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in launched.output_lines()]
@@ -65,7 +66,7 @@ class StartingScreen(GputrainScreen):
 
     def _state_line(self, code: int | None) -> Text:
         if code is None:
-            seconds = time.time() - self._launched.launched_at
+            seconds = time.time() - self.launched.launched_at
             state, style, note = "◌ starting", WARNING, f"{seconds:.0f} s; the run continues when you leave this screen"
         elif code == 0:
             state, style, note = "○ nothing left to do", STRONG, "press esc to go back"
@@ -74,17 +75,17 @@ class StartingScreen(GputrainScreen):
         return Text.assemble(" ", (state, style), ("   " + note, MUTED), no_wrap=True, end="", overflow="ellipsis")
 
     def is_available(self, action: str) -> bool:
-        return action != "stop" or self._launched.exit_code is None
+        return action != "stop" or self.launched.exit_code is None
 
     async def action_back(self) -> None:
-        if self._launched.exit_code is not None:
+        if self.launched.exit_code is not None:
             # Its output was shown here, so the command line need not print it on exit.
-            self.gputrain_app.pending_run = None
+            self.gputrain_app.pending_runs.remove(self.launched)
         await super().action_back()
 
     def action_stop(self) -> None:
-        if self._launched.exit_code is not None:
+        if self.launched.exit_code is not None:
             self.gputrain_app.show_toast("The run is not starting any more", warning=True)
             return
-        self._launched.process.terminate()
+        self.launched.process.terminate()
         self.gputrain_app.show_toast("Sent the stop request to the run")

@@ -91,7 +91,7 @@ def test_starting_screen_keeps_reason_of_refused_start_after_warning(app: Gputra
         await press(pilot, "s", "escape")
         assert pilot.app.screen is form
         assert "my-name" in visible_text(pilot)
-        assert app.pending_run is None
+        assert not app.pending_runs
 
     drive(app, act, (60, 20))
 
@@ -102,8 +102,7 @@ def test_starting_screen_opens_run_that_begins(app: GputrainApp) -> None:
         app.launch(["started"])
         await wait_for_warning(pilot)
         assert "new run" in visible_text(pilot, "#title")
-        launched = app.pending_run
-        assert launched is not None
+        [launched] = app.pending_runs
         let_go(app)
         await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         assert not any(isinstance(screen, FormScreen) for screen in app.screen_stack)
@@ -129,8 +128,7 @@ def test_starting_screen_stays_below_dialog(app: GputrainApp) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app.launch(["started"])
         await wait_for_warning(pilot)
-        launched = app.pending_run
-        assert launched is not None
+        [launched] = app.pending_runs
         await press(pilot, "question_mark")
         let_go(app)
         await pilot.pause(0.5)
@@ -152,6 +150,22 @@ def test_starting_screen_stops_run(app: GputrainApp) -> None:
     drive(app, act)
 
 
+def test_app_reports_start_that_another_start_followed(app: GputrainApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    toasts: list[str] = []
+    monkeypatch.setattr(app, "show_toast", lambda message, **_: toasts.append(message))
+
+    async def act(pilot: Pilot[None]) -> None:
+        app.launch(["refused"])
+        await wait_for_warning(pilot)
+        await press(pilot, "escape")
+        monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [sys.executable, "-c", "input()"])
+        app.launch(["follows"])
+        let_go(app)
+        await wait_until(pilot, lambda: any("torch cannot use GPU 0" in toast for toast in toasts))
+
+    drive(app, act)
+
+
 @pytest.mark.parametrize(("what", "report"), [("refused", "The run did not start"), ("started", "a-run has started")])
 def test_app_reports_start_whose_screen_was_left(
     app: GputrainApp, monkeypatch: pytest.MonkeyPatch, what: str, report: str
@@ -162,12 +176,11 @@ def test_app_reports_start_whose_screen_was_left(
     async def act(pilot: Pilot[None]) -> None:
         app.launch([what])
         await wait_for_warning(pilot)
-        launched = app.pending_run
-        assert launched is not None
+        [launched] = app.pending_runs
         await press(pilot, "escape")
         let_go(app)
         await wait_until(pilot, lambda: any(report in toast for toast in toasts))
-        assert app.pending_run is None
+        assert not app.pending_runs
         launched.process.kill()
         launched.process.wait()
 
