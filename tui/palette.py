@@ -183,7 +183,7 @@ def rich_theme(palette: Palette) -> Theme:
             ACCENT: f"bold {palette.accent}",
             FREE: f"bold {palette.good}",
             NOTICE: notice,
-            TRACK: palette.track,
+            TRACK: muted if palette.ansi else palette.track,
             CURSOR: cursor,
             CURSOR_BLURRED: blurred,
             **dict(zip(LOADS, palette.loads, strict=True)),

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from rich.color import Color
 
-from tui.palette import ANSI, DARK, LIGHT, LOADS, SERIES, Palette, load_style, rich_theme, series_style
+from tui.palette import ANSI, DARK, LIGHT, LOADS, SERIES, TRACK, Palette, load_style, rich_theme, series_style
 
 # Severity 1.0 (Machado, Oliveira, Fernandes: A Physiologically-based Model for Simulation of Color Vision Deficiency,
 # IEEE TVCG 2009).
@@ -105,3 +105,8 @@ def test_no_module_of_the_screen_uses_a_literal_color() -> None:
     exempt = {"palette.py", "matrix.py", "export.py", "progress.py"}
     used = [path.name for path in root.rglob("*.py") if path.name not in exempt and literal.search(path.read_text())]
     assert used == []
+
+
+def test_unfilled_part_of_a_meter_differs_from_the_filled_part_without_color() -> None:
+    styles = rich_theme(ANSI).styles
+    assert all(styles[TRACK].without_color != styles[load].without_color for load in LOADS)
