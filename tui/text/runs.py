@@ -97,6 +97,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
     state = folder.state(history)
     # A partial history lacks the GPU samples that date a throttle, so use the stored bottleneck.
     bottleneck = stored.bottleneck if partial else history.bottleneck
+    is_paused = state is RunState.PAUSED
     rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
     return RunRow(
         name=folder.name,
@@ -110,8 +111,8 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         val_loss=epoch.val_loss if epoch else stored.val_loss,
         step=history.steps_done,
         steps=started.epochs * started.steps_per_epoch if started else None,
-        images_per_second=rate,
-        eta_seconds=history.eta_s if state.live else None,
+        images_per_second=None if is_paused else rate,
+        eta_seconds=history.eta_s if state.live and not is_paused else None,
         message=problem or end_message(history.finished, state),
         data_wait=history.data_wait,
         mfu=history.mfu,

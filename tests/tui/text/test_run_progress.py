@@ -58,6 +58,14 @@ def test_progress_line_shows_step_of_pause(tmp_path: Path) -> None:
     assert "paused   epoch 2/3   step 7/10" in line and "57%" in line
 
 
+def test_progress_line_of_paused_run_has_no_rate_and_no_remaining_time(tmp_path: Path) -> None:
+    events = [make_run_started(), make_step(10), make_epoch(1)]
+    training = live_progress(tmp_path / "training", *events)
+    assert "images/s" in training and "ETA" in training
+    paused = live_progress(tmp_path / "paused", *events, RunPaused(step=10, epoch=1))
+    assert "images/s" not in paused and "ETA" not in paused
+
+
 def test_progress_line_names_phase(tmp_path: Path) -> None:
     validating = PhaseChanged(phase="validating", step=10, epoch=1)
     assert "validating   epoch 1/3   step 10/10" in live_progress(
