@@ -97,6 +97,8 @@ class LoadHistory:
         """The latest value, NaN if it is unknown."""
         self._final_means: dict[tuple[int, float], dict[int, float | None]] = {}
         """Means of columns that later values do not change, by level and seconds per column."""
+        self._latest_columns: dict[tuple[float, int], tuple[int, list[float | None]]] = {}
+        """Number of the last column, and the means of complete columns, by seconds and number of the columns."""
 
     def add(self, time: float, value: float | None) -> None:
         """Add the value at `time` (Unix seconds); times increase. None is an unknown value, shown as a gap."""
@@ -119,6 +121,9 @@ class LoadHistory:
         index, width = _level_and_width(seconds, count)
         level = self._levels[index]
         last = math.floor(end / width) - (width > level.seconds)
+        latest, columns = self._latest_columns.get((seconds, count), (None, []))
+        if latest == last and width > level.seconds:
+            return columns
         known = self._final_means.get((index, width), {})
         means = {
             column: known[column] if column in known else level.mean(column * width, (column + 1) * width)
@@ -126,9 +131,12 @@ class LoadHistory:
         }
         if len(self._final_means) >= MAX_CACHED_GRAPHS:
             self._final_means.clear()
+            self._latest_columns.clear()
         first_open = math.floor(level.latest_start / width)
         self._final_means[index, width] = {column: mean for column, mean in means.items() if column < first_open}
-        return list(means.values())
+        columns = list(means.values())
+        self._latest_columns[seconds, count] = last, columns
+        return columns
 
 
 def _level_and_width(seconds: float, count: int) -> tuple[int, float]:
