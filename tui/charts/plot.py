@@ -39,7 +39,7 @@ MIN_WIDTH, MIN_HEIGHT = 16, 3
 # From this height, the labels of the x axis have a line of their own.
 MIN_HEIGHT_OF_TWO_AXIS_LINES = 7
 POINT, STAR = "•", "★"
-MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 1.8
+MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 2.2
 X_TICK_COLUMNS = 7
 LINE_MARKERS = ("braille", "dashed")
 

@@ -27,8 +27,8 @@ from tui.widgets.preview import Preview
 
 # Wide enough for the preview beside the list, high enough for it below the list.
 MIN_BESIDE_COLUMNS, MIN_BELOW_ROWS = 112, 32
-# Header and frame of the list, and the rows that figures and config keys need below it.
-LIST_FRAME_ROWS, MIN_DETAIL_ROWS = 3, 18
+# Header and frame of the list, and the rows that figures and config keys, or a preview, need below it.
+LIST_FRAME_ROWS, MIN_DETAIL_ROWS, MIN_PREVIEW_ROWS = 3, 18, 10
 
 
 class RunsScreen(GputrainScreen):
@@ -79,7 +79,8 @@ class RunsScreen(GputrainScreen):
         return Text("No runs yet; press n to start one", MUTED)
 
     def _arrange(self, runs: int) -> None:
-        """Show figures and config keys below a list that leaves room for them, else in the preview."""
+        """Show figures and config keys below a list that leaves room for them, else in the preview. In a narrow
+        terminal, the preview is below the list."""
         lines, details = self.query_one("#all-runs", Lines), self.query_one("#run-details", Lines)
         height = runs + LIST_FRAME_ROWS
         room = self.query_one("#runs-left").size.height - height
@@ -87,15 +88,18 @@ class RunsScreen(GputrainScreen):
         if details.display != below:
             details.display = below
             self.query_one(Preview).with_text = not below
-        if self.has_class("-narrow") and self.has_class("-high"):
-            lines.styles.height = min(height, self.size.height // 3)
-        else:
-            lines.styles.height = height if below else "1fr"
+        room = self.query_one("#runs-body").size.height - height
+        high = self.has_class("-high")
+        stacked = self.has_class("-narrow") and runs > 0 and (high or room >= MIN_PREVIEW_ROWS)
+        self.set_class(stacked, "-stacked")
+        if stacked and high:
+            height = min(height, self.size.height // 3)
+        lines.styles.height = height if below or stacked else "1fr"
 
     def _show_selected(self) -> None:
-        """Show the selected run in the preview, or the message of the run where there is no room for one."""
+        """Show the selected run in the preview. A narrow one has no room for the message of the run."""
         row, preview, lines = self._selected_row(), self.query_one(Preview), self.query_one("#all-runs", Lines)
-        subtitle = note(row) if row is not None and not preview.region else ""
+        subtitle = "" if row is None or self.has_class("-wide") else note(row)
         room = max(lines.text_width - 4, 0)
         subtitle = subtitle if len(subtitle) <= room else subtitle[: room - 1] + "…"
         lines.set_titles(escape_markup(self._count), escape_markup(subtitle))

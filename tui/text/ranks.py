@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 GAP = "  "
 MIN_METER_COLUMNS, MAX_METER_COLUMNS = 5, 14
-MIN_GRAPH_COLUMNS = 12
+MIN_GRAPH_COLUMNS = 8
 # Journals have a sample of each GPU every five seconds.
 SAMPLE_SECONDS = 5.0
 # Three times the five seconds between `gpus` events.
@@ -160,7 +160,7 @@ def rank_lines(readings: RankReadings, snapshot: Snapshot | None, width: int, ro
             block[0].append_text(cell.aligned()).append(GAP)
         if rows > 1:
             details = Text(" " * 6 + _details(readings, rank), MUTED, no_wrap=True, end="")
-            details.truncate(max(table_width - len(GAP), 0), overflow="ellipsis")
+            details.truncate(max((table_width if graph_columns else width) - len(GAP), 0), overflow="ellipsis")
             block[1] = Text.assemble(details, no_wrap=True, end="")
         if graph_columns and key in readings.loads:
             history = readings.loads[key]

@@ -28,7 +28,7 @@ STATE_SYMBOLS = {
 }
 MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 32
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED)
-STATE_COLUMNS = 8
+STATE_COLUMNS, TIME_COLUMNS = 8, 10
 # From this width, a line has a meter of the progress.
 METER_MIN_WIDTH, METER_COLUMNS = 66, 8
 MIN_NOTE_COLUMNS = 14
@@ -56,11 +56,13 @@ def run_line(row: RunRow, name_width: int, width: int) -> Text:
         return line.append(printable(row.message), WARNING)
     line.append_text(_progress(row, METER_COLUMNS if width >= METER_MIN_WIDTH else 0)).append("  ")
     line.append(f"{row.epoch}/{row.epochs or '?'}".ljust(6))
-    line.append("  acc ", MUTED).append(f"{format_accuracy(row.best_val_accuracy):<6}  ")
+    if width - line.cell_len >= len("  acc 0.1234  ") + TIME_COLUMNS:
+        line.append("  acc ", MUTED).append(f"{format_accuracy(row.best_val_accuracy):<6}")
+    line.append("  ")
     if row.live:
-        line.append(f"{'' if row.eta_seconds is None else f'ETA {format_duration(row.eta_seconds)}':<10}")
+        line.append(f"{'' if row.eta_seconds is None else f'ETA {format_duration(row.eta_seconds)}':<{TIME_COLUMNS}}")
     else:
-        line.append(f"{format_age(row.age_seconds)} ago".ljust(10), MUTED)
+        line.append(f"{format_age(row.age_seconds)} ago".ljust(TIME_COLUMNS), MUTED)
     for note, note_style in ((row.foreign, WARNING), ("" if row.live else row.message, MUTED)):
         if note and width - line.cell_len >= MIN_NOTE_COLUMNS:
             line.append("  ").append(printable(note), note_style)

@@ -31,7 +31,7 @@ class LearningRateChart(Chart):
     """The planned learning rate. Its title shows the highest: the last one is close to 0."""
 
     def _legend_part(self, curve: Curve, decimals: int) -> str:
-        return f"peak {format_number(float(curve.series.y.max()))}"
+        return f"peak {format_number(float(curve.series.y.max()), 3)}"
 
 
 class FormSidebar(Container):

@@ -225,6 +225,11 @@ class Lines(ScrollView, can_focus=True):
             self.virtual_size = size
             self._scroll_to_cursor()
 
+    def watch_show_vertical_scrollbar(self, shown: bool) -> None:
+        """Textual moves only a scrollbar that is visible; the lines may have scrolled before."""
+        if shown:
+            self.vertical_scrollbar.position = self.scroll_y
+
     def on_focus(self) -> None:
         self.refresh()
 

@@ -108,6 +108,26 @@ def test_form_names_peak_of_learning_rate_and_its_axis() -> None:
     drive(demo_app(Path("runs"), no_gpu_feed(), demo=None), act, (120, 34))
 
 
+def test_scrollbar_of_log_is_where_its_lines_are() -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        log = pilot.app.screen.query_one("#log", Lines)
+        assert log.scroll_y == log.max_scroll_y > 0
+        assert log.vertical_scrollbar.position == log.scroll_y
+
+    owners = demo_runs(Path("runs"))
+    drive(demo_app(Path("runs"), run="fashion-17"), act, LARGE)
+    owners[0].release()
+
+
+def test_narrow_list_of_runs_shows_whole_eta() -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "ETA 7m08s" in visible_text(pilot, "#runs")
+
+    owners = demo_runs(Path("runs"))
+    drive(demo_app(Path("runs")), act, (100, 30))
+    owners[0].release()
+
+
 @pytest.mark.parametrize("key", ["", "r"])
 def test_cursor_of_terminal_colors_reverses_only_plain_text(key: str) -> None:
     """A reversed color fills its cell: the graph of a free GPU would look like one of full load."""

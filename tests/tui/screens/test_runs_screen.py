@@ -88,7 +88,19 @@ def test_runs_screen_without_room_has_no_preview_and_shows_failure(demo_runs_fol
         assert not pilot.app.screen.query_one(Preview).region
         assert "rank 1 on GPU-1: CUDA out of memory" in visible_text(pilot, "#all-runs")
 
-    drive(demo_app(demo_runs_folder), act, (80, 24))
+    drive(demo_app(demo_runs_folder), act, (80, 16))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)])
+def test_runs_screen_shows_preview_below_short_list_in_low_terminal(
+    demo_runs_folder: Path, size: tuple[int, int]
+) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j")
+        assert "accuracy" in visible_text(pilot, "#run-preview")
+        assert "cifar-4" in visible_text(pilot, "#all-runs")
+
+    drive(demo_app(demo_runs_folder), act, size)
 
 
 def test_runs_screen_puts_preview_below_list_in_high_terminal(demo_runs_folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from demo_app import demo_app, demo_runs
 from screen_snapshots import Compare, Size, matches_snapshot, size_name
 
-SIZES = [(80, 24), (120, 34), (160, 48), (200, 60)]
+SIZES = [(60, 20), (80, 24), (120, 34), (160, 48), (200, 60)]
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
