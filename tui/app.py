@@ -151,13 +151,13 @@ class GputrainApp(App[None]):
         """Send keys that arrive together with the key that opens a screen to that screen.
 
         Textual sends them to the widget that has the focus when they arrive, before the screen is open."""
-        if not isinstance(event, events.Key) or not isinstance(self.screen, GputrainScreen):
+        if not isinstance(event, events.Key):
             await super().on_event(event)
         elif not event.is_forwarded:
             while not self.screen.is_mounted:
                 await asyncio.sleep(MOUNT_POLL_SECONDS)
             await super().on_event(event)
-        elif event.time < self.screen.opened_at:
+        elif isinstance(self.screen, GputrainScreen) and event.time < self.screen.opened_at:
             self.post_message(events.Key(event.key, event.character))
         else:
             await super().on_event(event)

@@ -14,13 +14,12 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.geometry import Size
 from textual.message import Message
-from textual.widgets import Input
 
 from engine.utils.text import printable
 from tui.form.completions import Completion
 from tui.form.fields import BOOLEAN_CHOICES, ConfigField
 from tui.palette import ACCENT, MUTED
-from tui.widgets.entry import Entry
+from tui.widgets.field_entry import FieldEntry
 from tui.widgets.field_lines import (
     LABEL_COLUMNS,
     VALUE_COLUMN,
@@ -35,38 +34,6 @@ from tui.widgets.lines import Lines
 MAX_COMPLETION_ROWS, MIN_COMPLETION_COLUMNS = 10, 16
 MOVES = {"down": 1, "tab": 1, "up": -1, "shift+tab": -1}
 PAGES = {"pagedown": 1, "pageup": -1}
-
-
-class FieldEntry(Entry):
-    """The input over the field under the cursor. Its list handles a key before the input does."""
-
-    def __init__(self, fields: FieldList) -> None:
-        super().__init__(id="field-entry")
-        self._fields = fields
-
-    async def _on_key(self, event: events.Key) -> None:
-        if self._fields.consume_key(event.key):
-            event.stop()
-            event.prevent_default()
-            return
-        before = self.value
-        await super()._on_key(event)
-        if self.value != before:
-            self._fields.handle_typing(self.value)
-
-    def _on_paste(self, event: events.Paste) -> None:
-        super()._on_paste(event)
-        event.prevent_default()
-        self._fields.handle_typing(self.value)
-
-    def on_click(self) -> None:
-        self._fields.open_if_fixed()
-
-    def show(self, text: str) -> None:
-        """Replace the text and select it, so that typing replaces it."""
-        with self.prevent(Input.Changed):
-            self.value = text
-        self.select_all()
 
 
 class FieldList(Container):
@@ -108,7 +75,7 @@ class FieldList(Container):
 
     def compose(self) -> ComposeResult:
         yield FieldLines(self._follow_scroll, self._follow_resize)
-        yield FieldEntry(self)
+        yield FieldEntry(self.consume_key, self.handle_typing, self.open_if_fixed)
         yield CompletionLines(selectable=True, id="completions")
 
     def on_mount(self) -> None:

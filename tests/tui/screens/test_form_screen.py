@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from demo_app import demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
+from engine.config.loader import presets
 from engine.gpus.selection import find_current_use
 from engine.utils.files import state_folder
 from screen_driver import drive, press, real_app
@@ -627,3 +628,17 @@ def test_form_ignores_picked_gpu_that_has_gone(tmp_path: Path, unchecked: None) 
         assert form_of(pilot).form.values()["device.gpus"] == "auto"
 
     drive(demo_app(tmp_path), act)
+
+
+def test_form_types_keys_after_save_preset_into_its_dialog(tmp_path: Path, unchecked: None) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        form = form_of(pilot)
+        form.fields.select("run.epochs")
+        await pilot.pause()
+        assert isinstance(pilot.app, GputrainApp)
+        post_keys(pilot.app, "ctrl+t", "a", "b", "c", "enter")
+        await wait_until(pilot, lambda: "abc" in presets())
+        assert form.form.overrides == {}
+
+    drive(real_app(tmp_path), act)
