@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from demo_app import demo_app, demo_runs, four_rank_run, no_gpu_feed, visible_text
+from demo_app import demo_app, demo_runs, four_rank_run, no_gpu_feed, visible_text, wait_until
 from screen_driver import Drive, drive, press
 from tui.palette import ANSI
 from tui.theme import save_palette
@@ -117,6 +118,17 @@ def test_scrollbar_of_log_is_where_its_lines_are() -> None:
     owners = demo_runs(Path("runs"))
     drive(demo_app(Path("runs"), run="fashion-17"), act, LARGE)
     owners[0].release()
+
+
+def test_toast_covers_only_lines_of_its_text(tmp_path: Path) -> None:
+    async def run_app() -> int:
+        app = demo_app(tmp_path / "runs", no_gpu_feed(), demo=None)
+        async with app.run_test(size=(100, 30), notifications=True) as pilot:
+            app.show_toast("Saved")
+            await wait_until(pilot, lambda: any(toast.region for toast in app.screen.query("Toast")))
+            return app.screen.query_one("Toast").outer_size.height
+
+    assert asyncio.run(run_app()) == 1
 
 
 def test_narrow_list_of_runs_shows_whole_eta() -> None:
