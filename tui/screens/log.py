@@ -121,6 +121,8 @@ class LogDialog(ModalScreen[None]):
             if query and query in printable(line).lower():
                 self._matches.append(len(shown))
             shown += self._wrapped[line]
+        # Without the lines that the log has lost, or a log that is open for days would fill the memory.
+        self._wrapped = {line: self._wrapped[line] for line in log}
         self._match = min(self._match, len(self._matches) - 1)
         return shown
 

@@ -50,6 +50,20 @@ def test_log_dialog_opens_at_end_and_follows(tmp_path: Path) -> None:
     log_app(tmp_path, lambda: log, act)
 
 
+def test_log_dialog_forgets_lines_that_the_log_has_lost(tmp_path: Path) -> None:
+    log = [f"line {number}" for number in range(200)]
+
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "#log-lines"))
+        for last in (349, 499):
+            log[:] = [f"line {number}" for number in range(last - 199, last + 1)]
+            await wait_until(pilot, lambda last=last: f"line {last}" in visible_text(pilot, "#log-lines"))
+        dialog = pilot.app.screen
+        assert isinstance(dialog, LogDialog) and list(dialog._wrapped) == log
+
+    log_app(tmp_path, lambda: log, act)
+
+
 def test_log_dialog_stays_in_place_when_scrolled_up(tmp_path: Path) -> None:
     log = [f"line {number}" for number in range(200)]
 
