@@ -296,16 +296,18 @@ class RunScreen(GputrainScreen):
         if not any(len(curve.series.y) for curve in chart.curves):
             self.gputrain_app.show_toast("This chart has no data to export yet", warning=True)
             return
-        folder = Path.cwd()
+        folder = Path()
         try:
             if self.folder.is_own:
                 folder = self.folder.exports
                 folder.mkdir(exist_ok=True)
             paths = export_chart(self.folder.name, str(chart.id), chart.curves, chart.window, self.view.axis, folder)
         except OSError as error:
-            self.gputrain_app.show_toast(f"The chart cannot be written to {folder}: {error.strerror}", warning=True)
+            place = folder if self.folder.is_own else "the working directory"
+            self.gputrain_app.show_toast(f"The chart cannot be written to {place}: {error.strerror}", warning=True)
             return
-        self.gputrain_app.show_toast(f"Saved {' and '.join(path.name for path in paths)} in {folder}", timeout_s=8)
+        names = " and ".join(path.name for path in paths)
+        self.gputrain_app.show_toast(f"Saved {names} in {folder.absolute()}", timeout_s=8)
 
     def action_confusion(self) -> None:
         from tui.screens.confusion import ConfusionScreen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,24 @@ def test_run_screen_export_names_the_files_and_their_folder(demo_runs_folder: Pa
         folder = RunFolder(demo_runs_folder / FINISHED_RUN).exports
         toasts = [toast.message for toast in pilot.app._notifications]
         assert toasts == [f"Saved {FINISHED_RUN}-loss.svg and {FINISHED_RUN}-loss.csv in {folder}"]
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
+
+
+def test_run_screen_exports_after_working_directory_has_gone(
+    demo_runs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        await press(pilot, "e")
+        assert RunFolder(demo_runs_folder / FINISHED_RUN).exports.is_dir()
+        monkeypatch.setattr(RunFolder, "is_own", False)
+        await press(pilot, "e")
+        toasts = [toast.message for toast in pilot.app._notifications]
+        assert toasts[1].startswith("The chart cannot be written to the working directory: No such file")
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
 
