@@ -183,7 +183,8 @@ def rich_theme(palette: Palette) -> Theme:
             ACCENT: f"bold {palette.accent}",
             FREE: f"bold {palette.good}",
             NOTICE: notice,
-            TRACK: muted if palette.ansi else palette.track,
+            # A color, if only the default one: the cursor leaves it dimmer than the full part of a meter.
+            TRACK: f"{muted} default" if palette.ansi else palette.track,
             CURSOR: cursor,
             CURSOR_BLURRED: blurred,
             **dict(zip(LOADS, palette.loads, strict=True)),

@@ -206,7 +206,8 @@ class Lines(ScrollView, can_focus=True):
         parts = [(part, style) for part, style, _ in text.render(self.app.console) if part]
         if under_cursor and base.reverse:
             # Reversed, a color would fill its cells, blanks of graphs included, and dim text would be hard to read.
-            parts = [(part, style and style + Style(reverse=not style.color, dim=False)) for part, style in parts]
+            plain, colored = Style(reverse=True, dim=False), Style(reverse=False)
+            parts = [(part, style and style + (colored if style.color else plain)) for part, style in parts]
         segments = [Segment(part, base + style if style else base) for part, style in parts]
         return Strip([*segments, Segment(" " * room, base)] if room > 0 else segments, width)
 

@@ -13,6 +13,7 @@ from textual.screen import Screen
 
 from demo_app import demo_app, demo_runs, four_rank_run, no_gpu_feed, visible_text, wait_until
 from screen_driver import Drive, drive, press
+from tui.charts.meter import SQUARE
 from tui.palette import ANSI
 from tui.theme import save_palette
 from tui.widgets.lines import Lines
@@ -146,11 +147,10 @@ def test_cursor_of_terminal_colors_reverses_only_plain_text(key: str) -> None:
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, *key, "down", "down")
-        styles = [
-            segment.style or Style() for strip in pilot.app.screen._compositor.render_strips() for segment in strip
-        ]
-        reversed_styles = [style for style in styles if style.reverse]
-        assert reversed_styles
+        segments = [segment for strip in pilot.app.screen._compositor.render_strips() for segment in strip]
+        under_cursor = [segment for segment in segments if segment.style and segment.style.reverse]
+        assert under_cursor and not any(SQUARE in segment.text for segment in under_cursor)
+        reversed_styles = [segment.style or Style() for segment in under_cursor]
         assert not any(style.dim or (style.color and not style.color.is_default) for style in reversed_styles)
 
     save_palette(ANSI)
