@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo_app import FROZEN_NOW, demo_runs
+from tui.form.checks import FormChecker
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,12 @@ def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "GPUTRAIN_RESERVATIONS"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of keys: the values are validated, but not checked against this host."""
+    monkeypatch.setattr(FormChecker, "check", lambda *_: None)
 
 
 @pytest.fixture

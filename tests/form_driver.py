@@ -1,0 +1,39 @@
+"""Reads and types into the form of a running app in a test."""
+
+from __future__ import annotations
+
+from textual.events import Key
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from demo_app import visible_text, wait_until_idle
+from tui.app import GputrainApp
+from tui.screens.form import FormScreen
+
+
+def form_of(pilot: Pilot[None]) -> FormScreen:
+    screen = pilot.app.screen
+    assert isinstance(screen, FormScreen)
+    return screen
+
+
+async def type_into(pilot: Pilot[None], key: str, text: str) -> None:
+    """Select a field, whose text typing replaces."""
+    form_of(pilot).fields.select(key)
+    await pilot.press(*text)
+    await wait_until_idle(pilot)
+
+
+def post_keys(app: GputrainApp, *keys: str) -> None:
+    """Send keys that arrive together, before the first of them is handled."""
+    for key in keys:
+        app.post_message(Key(key, key if len(key) == 1 else None))
+
+
+def plan_of(pilot: Pilot[None]) -> str:
+    """Text of the plan without its frame and line breaks."""
+    return " ".join(visible_text(pilot, "#plan").replace("│", " ").split())
+
+
+def entry_of(pilot: Pilot[None]) -> Input:
+    return pilot.app.screen.query_one("#field-entry", Input)
