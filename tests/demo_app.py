@@ -147,6 +147,7 @@ def _on_four_ranks(event: Event) -> Event:
     return event
 
 
+@cache
 def gpu_uuid(index: int) -> str:
     """Return the UUID of a GPU of the demo server."""
     return str(demo_snapshot(FROZEN_NOW).gpus[index].uuid)

@@ -193,11 +193,11 @@ def test_tui_screens_never_load_torch(gputrain: Gputrain) -> None:
     terminal = Terminal(gputrain, SCREEN, "--demo")
     terminal.wait_for("digits-3")
     for keys, text in (
-        ("\t\t\r", "learning rate"),
+        ("\t\t\r", "loss"),
         ("\x1b", "Processes"),
         ("n", "preset"),
         ("\x1b", "Processes"),
-        ("r", "NAME"),
+        ("r", "best acc"),
     ):
         terminal.seen = b""
         terminal.press(keys)

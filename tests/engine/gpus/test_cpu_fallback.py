@@ -20,7 +20,7 @@ from factories import make_gpu_run_started, make_run_started
 from fake_gpu_host import FakeGpuHost, gpu_line
 from gputrain_command import ROOT
 from tui.form.checks import FormCheckResult
-from tui.screens.form import plan_text
+from tui.form.plan import plan_text
 
 EIGHT_GPUS = Snapshot.from_line((ROOT / "tests" / "recordings" / "eight-gpus.jsonl").read_text().splitlines()[0])
 NO_GPUS = replace(EIGHT_GPUS, gpus=())
@@ -123,6 +123,7 @@ def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
 
 
 def test_form_shows_reason_in_plan() -> None:
-    lines = plan_text(Config(), FormCheckResult(on_gpus=False, cpu_fallback="no GPU is free \x1b")).plain.splitlines()
-    assert lines[0].startswith("1 CPU rank, ")
-    assert lines[1] == "no GPU is free \\x1b"
+    result = FormCheckResult(on_gpus=False, cpu_fallback="no GPU is free \x1b")
+    lines = plan_text(Config(), [], result).plain.splitlines()
+    assert lines[0] == "! no GPU is free \\x1b"
+    assert lines[1].startswith("1 CPU rank, ")

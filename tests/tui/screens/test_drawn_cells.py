@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.style import Style
 from textual.geometry import Region
@@ -48,22 +49,19 @@ def blank_shares(screen: Screen[None]) -> dict[str, float]:
 
 def blank_areas(screen: Screen[None], size: tuple[int, int]) -> list[Region]:
     """Return the areas of `size` that are blank and belong to no panel."""
-    text, (columns, rows) = drawn_text(screen), size
-    panels = [panel.region for panel in shown_panels(screen)]
-    areas = []
-    for y in range(len(text) - rows + 1):
-        for x in range(len(text[y]) - columns + 1):
-            area = Region(x, y, columns, rows)
-            if any(set(line[x : x + columns]) - BLANK for line in text[y : y + rows]):
-                continue
-            if not any(panel.overlaps(area) for panel in panels):
-                areas.append(area)
-    return areas
+    columns, rows = size
+    free = np.array([[character in BLANK for character in line] for line in drawn_text(screen)])
+    for panel in shown_panels(screen):
+        free[panel.region.y : panel.region.bottom, panel.region.x : panel.region.right] = False
+    blank = np.lib.stride_tricks.sliding_window_view(free, (rows, columns)).all((2, 3))
+    return [Region(int(x), int(y), columns, rows) for y, x in np.argwhere(blank)]
 
 
 def checks_room() -> Drive:
     async def act(pilot: Pilot[None]) -> None:
         screen = pilot.app.screen
+        await wait_until(pilot, lambda: not getattr(screen, "_charts_to_draw", []))
+        await pilot.pause()
         shares = blank_shares(screen)
         assert len(shares) > 4
         assert {name: share for name, share in shares.items() if share > MAX_BLANK_ROWS} == {}

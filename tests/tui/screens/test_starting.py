@@ -21,7 +21,7 @@ from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.screens.starting import StartingScreen
 
-pytestmark = pytest.mark.usefixtures("isolated_folder")
+pytestmark = pytest.mark.usefixtures("isolated_folder", "unchecked")
 
 # Owns a run folder as a supervisor does. A warning precedes the start, as that about a GPU that others use.
 SUPERVISOR = """
