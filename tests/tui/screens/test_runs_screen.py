@@ -12,6 +12,7 @@ from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
 from screen_driver import drive, press, real_app
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.widgets.lines import Lines
@@ -213,5 +214,7 @@ def test_runs_screen_without_runs_says_what_to_do(tmp_path: Path) -> None:
         assert "No runs yet; press n to start one" in visible_text(pilot, "#all-runs")
         await press(pilot, "enter", "s", "u", "a")
         assert isinstance(pilot.app.screen, RunsScreen)
+        await press(pilot, "n")
+        assert isinstance(pilot.app.screen, FormScreen)
 
     drive(real_app(tmp_path / "runs"), act, WIDE)
