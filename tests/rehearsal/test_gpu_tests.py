@@ -10,16 +10,14 @@ import pytest
 from fake_cuda import Rehearsal
 from gputrain_command import ROOT
 
-# These test in their own process; other gpu tests start runs.
-IN_PROCESS = ["engine/training", "engine/data"]
 
-
-def run_gpu_tests(rehearsal: Rehearsal, folders: list[str]) -> None:
-    paths = [str(ROOT / "tests" / folder) for folder in folders]
+@pytest.mark.rehearsal
+@pytest.mark.timeout(1000)
+def test_all_gpu_tests_pass(rehearsal: Rehearsal) -> None:
     options = ["-m", "gpu and not card", "-q", "-p", "no:cacheprovider", "--basetemp", str(rehearsal.folder / "tests")]
     environment = {key: value for key, value in rehearsal.environment.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *paths],
+        [sys.executable, "-m", "pytest", *options, str(ROOT / "tests")],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -31,13 +29,3 @@ def run_gpu_tests(rehearsal: Rehearsal, folders: list[str]) -> None:
     last_line = done.stdout.splitlines()[-1]
     assert " passed" in last_line
     assert "skipped" not in last_line
-
-
-def test_gpu_tests_of_training_and_data_pass(rehearsal: Rehearsal) -> None:
-    run_gpu_tests(rehearsal, IN_PROCESS)
-
-
-@pytest.mark.rehearsal
-@pytest.mark.timeout(1000)
-def test_all_gpu_tests_pass(rehearsal: Rehearsal) -> None:
-    run_gpu_tests(rehearsal, [""])

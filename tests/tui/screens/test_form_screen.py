@@ -88,8 +88,7 @@ def test_form_screen_reports_name_that_is_taken_while_typing(tmp_path: Path) -> 
     drive(real_app(tmp_path / "runs"), act, (80, 24))
 
 
-@pytest.mark.parametrize("size", [(60, 20), (80, 24)], ids=["60x20", "80x24"])
-def test_form_screen_warns_of_gpu_that_others_use(size: tuple[int, int], demo_runs_folder: Path) -> None:
+def test_form_screen_warns_of_gpu_that_others_use_in_small_terminal(demo_runs_folder: Path) -> None:
     busy = next(gpu for gpu in demo_snapshot(0.0).gpus if "user" in str(find_current_use(gpu)))
 
     async def act(pilot: Pilot[None]) -> None:
@@ -100,7 +99,7 @@ def test_form_screen_warns_of_gpu_that_others_use(size: tuple[int, int], demo_ru
         assert "1 GPU, global batch size 32" in plan
         assert "error" not in visible_text(pilot, "#plan")
 
-    drive(demo_app(demo_runs_folder), act, size)
+    drive(demo_app(demo_runs_folder), act, (60, 20))
 
 
 def test_form_screen_checks_again_when_driver_has_answered(tmp_path: Path) -> None:
