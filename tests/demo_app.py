@@ -191,6 +191,9 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
             update()
     await app.workers.wait_for_complete()
     await pilot.pause()
+    # The screen of a run draws one chart per refresh.
+    await wait_until(pilot, lambda: not getattr(app.screen, "_charts_to_draw", None))
+    await pilot.pause()
 
 
 async def wait_until(pilot: Pilot[None], condition: Callable[[], bool], seconds: float = 30.0) -> None:

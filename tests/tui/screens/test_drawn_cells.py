@@ -60,8 +60,6 @@ def blank_areas(screen: Screen[None], size: tuple[int, int]) -> list[Region]:
 def checks_room() -> Drive:
     async def act(pilot: Pilot[None]) -> None:
         screen = pilot.app.screen
-        await wait_until(pilot, lambda: not getattr(screen, "_charts_to_draw", []))
-        await pilot.pause()
         shares = blank_shares(screen)
         assert len(shares) > 4
         assert {name: share for name, share in shares.items() if share > MAX_BLANK_ROWS} == {}
