@@ -49,7 +49,7 @@ class PseudoTerminal:
         """Seconds since the start, and the bytes that arrived then."""
 
     def read(self, seconds: float) -> bytes:
-        """Read for so many seconds; return what arrived."""
+        """Read output for `seconds` and return it."""
         deadline, first = time.perf_counter() + seconds, len(self.output)
         while (left := deadline - time.perf_counter()) > 0:
             if not self._read_once(left):

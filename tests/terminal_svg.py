@@ -21,7 +21,7 @@ FONT_FAMILY = "cells,ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mon
 
 @dataclass(frozen=True)
 class Cell:
-    """One column of a line. Colors are `#rrggbb`; `width` is 2 for a wide character, whose second cell is left out."""
+    """One column of a line. Colors are `#rrggbb`; `width` is 2 for a wide character, whose second cell is skipped."""
 
     text: str
     foreground: str
@@ -113,7 +113,7 @@ def _draw_line(line: Line) -> Iterator[str]:
 
 
 def _draw_text(text: str, column: int, columns: int, cell: Cell) -> str:
-    # Spaces at the ends would be stretched too, so they are left out.
+    # Leading and trailing spaces are skipped, because textLength would stretch them, too.
     left = len(text) - len(text.lstrip())
     columns -= len(text) - len(text.strip())
     style = (

@@ -110,7 +110,7 @@ class GputrainApp(App[None]):
     def _set_palette(self, palette: Palette) -> None:
         """Use a palette for the style names in text; `theme` is that of the style sheets."""
         self.palette = palette
-        # Pushed on the default theme again and again, the stack would grow.
+        # Replace the previous theme: `push_theme` alone would grow the stack with every change.
         with suppress(ThemeStackError):
             self.console.pop_theme()
         self.console.push_theme(rich_theme(palette))

@@ -68,7 +68,7 @@ class Screen:
         self._unfinished = b""
 
     def follow(self, seconds: float) -> list[Frame]:
-        """Read for so many seconds; return each complete picture in them."""
+        """Read output for `seconds` and return each complete screen update."""
         end = self._now() + seconds
         frames = []
         while (now := self._now()) < end:
@@ -118,7 +118,7 @@ def _color(name: str, default: str) -> str:
 
 
 def without_background(frames: Sequence[Frame]) -> tuple[str, list[Frame]]:
-    """Return the most frequent background of the first frame, and the frames with it left out."""
+    """Return the most frequent background of the first frame, and the frames without that background."""
     counts = Counter(cell.background for line in frames[0].lines for cell in line)
     background = counts.most_common(1)[0][0]
 

@@ -33,7 +33,7 @@ LEFT_DOTS, RIGHT_DOTS = (0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08)
 
 
 def _filled(left: int, right: int) -> str:
-    """Return the Braille character with so many dots from the bottom up; four are a full column."""
+    """Return the Braille character with `left` and `right` dots (0 to 4) filled from the bottom."""
     bits = sum(LEFT_DOTS[:left]) + sum(RIGHT_DOTS[:right])
     return chr(BLANK_BRAILLE + bits) if bits else " "
 
@@ -162,7 +162,7 @@ def history_graph(values: Sequence[float | None], rows: int) -> Sequence[Text]:
     """Draw percentages as `rows` lines of filled Braille, two values per column, colored from calm to hot.
 
     A value of 0 has one dot, and None has none. A graph of one row is colored by value, a taller one by height. The
-    lines are cached: copy them to change them.
+    lines are cached; do not modify them.
     """
     return _drawn_graph(tuple(values), rows)
 

@@ -29,7 +29,7 @@ def load_meter(share: float | None, columns: int) -> Text:
 
 @lru_cache(maxsize=1024)
 def _load_bar(length: int, columns: int) -> Text:
-    """Return a bar of which `length` columns are filled. It is cached: copy it to change it."""
+    """Return a bar with its first `length` columns filled. The result is cached; do not modify it."""
     filled = SQUARE * length
     bar = Text(no_wrap=True, end="")
     # One piece per color, each from the first column whose share of the bar has that color.

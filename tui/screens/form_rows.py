@@ -31,7 +31,7 @@ def field_rows(
 ) -> list[FieldRow | Heading]:
     """Return the fields that contain `query` or, without one, that take effect with the current values.
 
-    Without `show_all`, fields that are neither main fields nor changed nor wrong are left out, except the selected
+    Without `show_all`, fields that are neither main fields nor changed nor wrong are skipped, except the selected
     one: what is typed into it may equal its default for a moment."""
     values = form.values()
     placeholders = optimizer_placeholders(values["optim.name"]) | {"run.name": known.run_name}

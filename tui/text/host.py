@@ -40,7 +40,7 @@ class HostLoad:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the header line. Where the line is too long, the parts of the lowest priority are left out."""
+    """A part of the header line. A line that is too long skips the parts of lowest priority."""
 
     text: Text
     priority: int
