@@ -56,6 +56,9 @@ def arrange(demand: Demand) -> MonitorLayout:
         runs, preview = _divide(below, wanted_runs, MIN_PREVIEW_LINES, below // 2)
         return MonitorLayout(True, gpu_lines, gpus, processes, host, runs, preview)
     host = 0
+    if not demand.gpus and not demand.runs:
+        # There is nothing to preview: the graphs of the host get the room.
+        return MonitorLayout(False, gpu_lines, gpus, wanted, below - wanted - wanted_runs, wanted_runs, 0)
     if not demand.gpus:
         host = min(max(below // 3, MIN_HOST_LINES + 1), MAX_STACKED_HOST_LINES)
     elif below - wanted - wanted_runs >= MAX_STACKED_HOST_LINES + 2 * MIN_PREVIEW_LINES:

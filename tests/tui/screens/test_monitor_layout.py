@@ -45,3 +45,8 @@ def test_arrange_long_lists_share_room_with_graphs() -> None:
 def test_arrange_leaves_room_for_charts_of_preview_in_tall_terminal() -> None:
     layout = arrange(Demand(200, 58, 8, 6, 3))
     assert layout.gpu_lines >= 4 and layout.preview >= 17
+
+
+def test_arrange_without_gpus_and_runs_gives_room_to_host() -> None:
+    layout = arrange(Demand(80, 22, 0, 0, 0))
+    assert (layout.preview, layout.runs, layout.host) == (0, 3, 19)
