@@ -35,8 +35,8 @@ from tui.screens.monitor import MonitorScreen
 from tui.theme import initial_palette, save_palette, textual_theme
 
 if TYPE_CHECKING:
+    from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
-    from tui.launcher import LaunchedRun
 
 EXIT_GRACE_SECONDS = 1.5
 MOUNT_POLL_SECONDS = 0.001

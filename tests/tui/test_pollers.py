@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.gpus.recording import RecordingMonitor
+from engine.launch.detached import LaunchedRun
 from engine.runs.events import Event, RunFinished
 from engine.runs.journal import from_line, to_line
 from engine.runs.watcher import RunWatcher
@@ -28,7 +29,6 @@ from factories import (
 from gputrain_command import wait_for
 from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
-from tui.launcher import LaunchedRun
 from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
 from tui.pollers import GpuPoller, RunListPoller, RunPoller
 from tui.text.ranks import rank_lines

@@ -6,10 +6,10 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, find_run, runs_root
 from engine.utils.errors import UsageError
 from tui.app import GputrainApp
-from tui.launcher import LaunchedRun
 from tui.pollers import LOW_BANDWIDTH_INTERVALS, GpuPoller, RefreshIntervals
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
+from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
 from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, Command, make_bindings
-from tui.launcher import LaunchedRun
 from tui.palette import ACCENT, NOTICE
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
 from tui.widgets.entry import Entry

@@ -9,9 +9,9 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
+from engine.launch.detached import LaunchedRun
 from engine.utils.text import printable
 from tui.keymap import STARTING_COMMANDS, Command
-from tui.launcher import LaunchedRun
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.screens.base import AppServices, GputrainScreen
 from tui.text.tables import wrap_text

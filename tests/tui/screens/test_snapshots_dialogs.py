@@ -11,11 +11,11 @@ import pytest
 from textual.pilot import Pilot
 
 from demo_app import demo_app, demo_runs, wait_until, wait_until_idle
+from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from engine.utils.files import write_json
 from screen_snapshots import Compare, Size, matches_snapshot, size_name
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.launcher import LaunchedRun
 from tui.palette import DARK, LIGHT, Palette
 from tui.screens.dialogs import ConfigDialog
 from tui.screens.starting import StartingScreen

@@ -60,7 +60,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GputrainApp:
     paths = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
     script.write_text(f"import sys; sys.path[:0] = {paths}\n{SUPERVISOR}")
     monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [sys.executable, str(script)])
-    monkeypatch.setattr("tui.launcher.systemd_scope_prefix", lambda: ([], None))
+    monkeypatch.setattr("engine.launch.detached.systemd_scope_prefix", lambda: ([], None))
     (tmp_path / "runs").mkdir(mode=0o700)
     return real_app(tmp_path / "runs")
 
