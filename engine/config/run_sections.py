@@ -29,6 +29,21 @@ class RunConfig(Section):
         description="Installed packages that user code (module:name) may name, such as [torchvision]. Only the command "
         "line and the user's settings.yaml can set it.",
     )
+    early_stop: int = Field(
+        0,
+        ge=0,
+        le=10**9,
+        title="early stop",
+        description="Finish when the validation accuracy that selects the best epoch has not improved for this many "
+        "epochs; 0 disables. Does not change the LR schedule.",
+    )
+    early_stop_min_delta: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        title="least gain",
+        description="Least gain in validation accuracy, 0 to 1, that counts as an improvement for run.early_stop.",
+    )
     log_every: int = Field(10, ge=1, description="Log loss, learning rate and throughput every this many steps.")
     watchdog: float = Field(
         600.0,
@@ -68,6 +83,14 @@ class DeviceConfig(Section):
     )
     ranks: int = Field(
         1, ge=1, title="CPU ranks", description="Number of ranks on the CPU. On GPUs, each GPU has one rank."
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        title="CPU threads",
+        description="CPU threads per rank for torch; 0 divides the cores of the host among its ranks. Another number "
+        "may change the last bits of results on the CPU.",
     )
     launcher: Literal["auto", "spawn", "env", "slurm"] = Field(
         "auto",

@@ -68,11 +68,13 @@ def plan_node(
     if problems:
         raise UsageError(problems)
     workers = None if config.data.workers == "auto" else config.data.workers
+
+    def threads(ranks: int) -> int:
+        return config.device.threads or max(1, available_cores() // ranks)
+
     if config.device.parallel == "dp":
         devices, parents = tuple(gpu.uuid for gpu in gpus), tuple(gpu.parent_uuid for gpu in gpus)
-        return NodePlan(
-            devices, parents, 1, available_cores(), workers, _backend(config, 1), devices_per_rank=len(gpus)
-        )
+        return NodePlan(devices, parents, 1, threads(1), workers, _backend(config, 1), devices_per_rank=len(gpus))
     if gpus:
         ranks = local_world_size or len(gpus)
         if 1 < len(gpus) < ranks:
@@ -81,13 +83,13 @@ def plan_node(
         devices = tuple(gpu.uuid for gpu in gpus[:ranks])
         parents = tuple(gpu.parent_uuid for gpu in gpus[:ranks])
         backend = _backend(config, world_size or ranks)
-        return NodePlan(devices, parents, ranks, max(1, available_cores() // ranks), workers, backend)
+        return NodePlan(devices, parents, ranks, threads(ranks), workers, backend)
     ranks = local_world_size or config.device.ranks
     max_ranks = MAX_RANKS_PER_CORE * available_cores()
     if ranks > max_ranks:
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
         raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)")
-    return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, max(1, available_cores() // ranks), workers, "gloo")
+    return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, threads(ranks), workers, "gloo")
 
 
 def _backend(config: Config, world_size: int) -> Backend:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
 from engine.gpus.allocation import GpuAllocation
@@ -17,6 +18,7 @@ from engine.launch.gpu_usage import local_gpu_ranks
 from engine.launch.preflight import Preflight, RunRequest, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
 from engine.runs.control import RequestCounters
+from engine.runs.early_stop import has_stopped_early
 from engine.runs.events import BatchSizeFound, Event, GpuEvent, RunFinished, RunStarted, RunStarting, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
@@ -73,9 +75,7 @@ class OwnedRun:
             return job
         self.claimed = claim_if_unfinished(self.request)
         if self.claimed is None:
-            run = self.request.config.run
-            message = f"{run.name or 'the run'} has already finished {run.epochs} epochs; increase run.epochs to resume"
-            self.listener(WarningEvent(message=message))
+            self.listener(WarningEvent(message=_nothing_left(self.request)))
             return None
         folder = self.claimed.folder
         config = with_run_name(self.request.config, folder)
@@ -162,6 +162,16 @@ class OwnedRun:
         self.allocation.reservation.release()
 
 
+def _nothing_left(request: RunRequest) -> str:
+    """Return why a finished run does not resume, as a sentence."""
+    run = request.config.run
+    name, epochs = run.name or "the run", len(RunFolder(request.runs_dir / str(run.name)).history().epochs)
+    if epochs >= run.epochs:
+        return f"{name} has already finished {run.epochs} epochs; increase run.epochs to resume"
+    advice = f"set run.early_stop=0 or more than {run.early_stop} to resume"
+    return f"{name} has already stopped early after {epochs} epochs; {advice}"
+
+
 def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
     """Claim the run folder; return None if the run is to be resumed and has nothing left to do. Raises UsageError."""
     run = request.config.run
@@ -185,10 +195,16 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
     finished = RunWatcher(claimed.folder).poll().finished
     done = finished is not None and finished.state == RunState.FINISHED
     # Reading all of a long journal takes seconds, so check its last event first.
-    if done and len(claimed.folder.history().epochs) >= run.epochs:
+    if done and is_complete(run, claimed.folder.history()):
         claimed.ownership.release()
         return None
     return claimed
+
+
+def is_complete(run: RunConfig, history: History) -> bool:
+    """Whether a finished run has nothing left to train with this config."""
+    accuracies = (epoch.selection_accuracy for epoch in history.epochs)
+    return len(history.epochs) >= run.epochs or has_stopped_early(run, accuracies)
 
 
 def with_run_name(config: Config, folder: RunFolder) -> Config:
@@ -204,6 +220,13 @@ def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Reco
         raise UsageError.one(
             "runs folder", f"{folder.path} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE
         ) from error
+
+
+def describe_early_stop(history: History) -> str:
+    """Return that a finished run ended before its last epoch (`run.early_stop`), as a clause; "" if it did not."""
+    if history.started is None or not history.epochs or history.epochs[-1].epoch >= history.started.epochs:
+        return ""
+    return f"stopped early after {history.epochs[-1].epoch} of {history.started.epochs} epochs (run.early_stop)"
 
 
 def should_restart(result: RunResult, history: History) -> bool:
@@ -231,6 +254,8 @@ def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> Ex
     if result.state == "finished":
         best = recorder.history.best
         message = f"best accuracy {best.selection_accuracy:.4f} in epoch {best.epoch}" if best else ""
+        if early_stop := describe_early_stop(recorder.history):
+            message = f"{early_stop}; {message}"
         busy = [mean for use in recorder.history.gpus.values() if (mean := use.mean("busy")) is not None]
         message += f"; GPU utilization {sum(busy) / len(busy):.0f}%" if busy else ""
         recorder.record(RunFinished(state="finished", message=message))

@@ -11,6 +11,7 @@ byte is detected. Format 3 is a dict of plain values and tensors:
     image_format                    size, channels, mean and std of the model's input
     model, optimizer, scaler        state dicts; the model's in float32 and without the prefix of a wrapper
     ema, plateau                    state dicts of the EMA weights (None without them) and of schedule.name=plateau
+    early_stop                      reference accuracy and stale epochs of `run.early_stop`; optional
     epoch, batch, step              position: `batch` steps of `epoch` are done, `step` steps in all
     skipped, skipped_in_row         steps skipped because of non-finite values: in total, and the latest in a row
     global_batch                    global batch size, in images

@@ -44,8 +44,11 @@ class LoopCallbacks(Protocol):
 
 
 def training_loop(state: RankState, callbacks: LoopCallbacks) -> Outcome:
-    """Train and evaluate until the last epoch, or until all ranks agree to stop."""
+    """Train and evaluate until the last epoch, an early stop, or until all ranks agree to stop."""
     for epoch in range(state.position.epoch, state.config.run.epochs + 1):
+        # Here, because a run that resumes from the checkpoint of its last epoch has nothing left to do, either.
+        if state.early_stop.expired:
+            break
         callbacks.start_epoch()
 
         # 1. Train on every batch of the epoch, or on the rest of them after a resume.
@@ -63,8 +66,9 @@ def training_loop(state: RankState, callbacks: LoopCallbacks) -> Outcome:
 
         # 3. Log, step schedule plateau, and write a checkpoint that resumes at the next epoch.
         evaluation, ema_evaluation = evaluations
-        callbacks.log_epoch(train_metrics, evaluation, ema_evaluation)
         selected = ema_evaluation or evaluation  # EMA weights decide which checkpoint is the best
+        state.early_stop.step(selected.metrics.accuracy)
+        callbacks.log_epoch(train_metrics, evaluation, ema_evaluation)
         state.plateau.step(selected.metrics.loss)
         is_best = callbacks.save_evaluation(selected)
         state.start_epoch(epoch + 1)

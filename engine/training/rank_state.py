@@ -31,6 +31,7 @@ from engine.models.memory_format import resolve_memory_format
 from engine.models.precision import input_dtype, master_params_to_model_params, model_grads_to_master_grads
 from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.optim.plateau import PlateauFactor
+from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
 from engine.training.losses import Criterion
 from engine.training.metrics import MetricAccumulator
@@ -80,6 +81,7 @@ class RankState:
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     plateau: PlateauFactor
+    early_stop: EarlyStop
     ema: ModelEma | None
     batches: DeviceLoader
     image_format: ImageFormat
@@ -105,6 +107,10 @@ class RankState:
     def optimized_model(self) -> nn.Module:
         """The model whose weights the optimizer updates."""
         return self.master or self.model
+
+    def is_last_epoch(self, epoch: int) -> bool:
+        """Return whether training ends with this epoch. Call after its evaluation."""
+        return epoch == self.config.run.epochs or self.early_stop.expired
 
     def start_epoch(self, epoch: int) -> None:
         self.position.epoch, self.position.step_in_epoch = epoch, 0

@@ -50,6 +50,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "optimizer": to_cpu(state.optimizer.state_dict()),
         "scaler": state.scaler.state_dict(),
         "plateau": state.plateau.state_dict(),
+        "early_stop": state.early_stop.state_dict(),
         "epoch": state.position.epoch,
         "batch": state.position.step_in_epoch,
         "step": state.position.step,
@@ -94,6 +95,7 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
     if checkpoint["scaler"] and state.scaler.is_enabled():
         state.scaler.load_state_dict(checkpoint["scaler"])
     state.plateau.load_state_dict(checkpoint["plateau"])
+    state.early_stop.restore(checkpoint)
     if checkpoint["ema"] is not None and state.ema is not None:
         state.ema.model.load_state_dict(checkpoint["ema"])
     same_ranks = len(ranks) == state.sampler.world_size

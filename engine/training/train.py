@@ -44,6 +44,7 @@ from engine.models.training_model import TrainingModel, build_training_model
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import PlateauFactor
+from engine.runs.early_stop import EarlyStop
 from engine.runs.records import RankDevice
 from engine.training.device import init_device
 from engine.training.job import Job, Outcome
@@ -194,6 +195,7 @@ def build_trainer(
         optimizer=optimizer,
         scaler=build_grad_scaler(config.precision, device),
         plateau=PlateauFactor(config.schedule),
+        early_stop=EarlyStop(config.run),
         batches=data.pipeline.device_loader(batch_device(config.device, device)),
         image_format=data.image_format,
         num_classes=num_classes,

@@ -173,7 +173,7 @@ class Trainer:
         if self.config.device.empty_cache:
             empty_cache(state.device)
         seconds = self._epoch_clock.seconds()
-        if state.position.epoch == self.config.run.epochs:
+        if state.is_last_epoch(state.position.epoch):
             state.flush_step_log()
         memory = gather_peak_memory(state.device, self.rank_info.rank, self.cpu_group)
         self.emit(
@@ -213,7 +213,7 @@ class Trainer:
     def save_epoch_checkpoint(self, epoch: int, *, best: bool) -> None:
         """Write a checkpoint after the best and the last epoch, and every `checkpoint.every_epochs`. Raises
         FinalCheckpointError."""
-        is_last = epoch == self.config.run.epochs
+        is_last = self.state.is_last_epoch(epoch)
         if best or is_last or epoch % self.config.checkpoint.every_epochs == 0:
             problem = self._checkpoint_writer.write(best=best)
             if is_last and problem is not None:

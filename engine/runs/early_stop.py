@@ -1,0 +1,58 @@
+"""Early stopping: end a run whose validation accuracy no longer improves (`run.early_stop`).
+
+Every rank of `engine.training` has one `EarlyStop` and passes it the same all-reduced accuracy, so all ranks decide
+alike without a collective of its own. `engine.launch.lifecycle` replays the epochs of a finished run with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine.config.run_sections import RunConfig
+
+
+class EarlyStop:
+    """Counts the epochs since the last gain of the accuracy that selects the best epoch.
+
+    An accuracy is a gain if it exceeds `reference`, that of the last gain, by more than `run.early_stop_min_delta`.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self._patience, self._min_delta = run.early_stop, run.early_stop_min_delta
+        self.reference, self.stale_epochs = -math.inf, 0
+
+    @property
+    def expired(self) -> bool:
+        """Whether training ends: there was no gain for `run.early_stop` epochs."""
+        return 0 < self._patience <= self.stale_epochs
+
+    def step(self, accuracy: float) -> None:
+        """Add the validation accuracy of the next epoch."""
+        if accuracy > self.reference + self._min_delta:
+            self.reference, self.stale_epochs = accuracy, 0
+        else:
+            self.stale_epochs += 1
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the progress for a checkpoint; patience and least gain come from the current config."""
+        return {"reference": self.reference, "stale_epochs": self.stale_epochs}
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the progress from a checkpoint; from its best epoch if an earlier version wrote it."""
+        if "early_stop" in checkpoint:
+            self.reference = float(checkpoint["early_stop"]["reference"])
+            self.stale_epochs = int(checkpoint["early_stop"]["stale_epochs"])
+        elif checkpoint["best_epoch"] > 0:
+            self.reference = float(checkpoint["best_accuracy"])
+            # The checkpoint names the epoch that training continues with.
+            self.stale_epochs = int(checkpoint["epoch"]) - 1 - int(checkpoint["best_epoch"])
+
+
+def has_stopped_early(run: RunConfig, accuracies: Iterable[float]) -> bool:
+    """Whether a run with these validation accuracies, one per epoch, has nothing left to train."""
+    early_stop = EarlyStop(run)
+    for accuracy in accuracies:
+        early_stop.step(accuracy)
+    return early_stop.expired
