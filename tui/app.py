@@ -276,8 +276,8 @@ class GputrainApp(App[None]):
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
         """Resume a run that has ended from its last checkpoint. For a finished one, ask for the number of epochs."""
+        from engine.runs.run_row import read_summary
         from tui.screens.dialogs import epochs_dialog
-        from tui.text.runs import read_summary
 
         if state is None:
             self.show_toast(f"{folder.name} is still loading", warning=True)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, cast
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.folder import RunFolder, list_runs
+from engine.runs.run_row import RunRow, age_of, last_activity, make_run_row, row_of_history
 from engine.utils.errors import UsageError
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.rank_loads import RankLoads
 from tui.log_tail import LogTail
 from tui.text.ranks import rank_readings
-from tui.text.runs import RunRow, RunSnapshot, make_run_row, row_of_history, run_age_seconds
+from tui.text.runs import RunSnapshot
 from tui.text.waiting import WaitingRun, read_waiting_runs
 
 if TYPE_CHECKING:
@@ -224,7 +225,9 @@ class RunListPoller(Poller):
         if row is None or row.live or times != cached_times:
             row = make_run_row(watcher)
         else:
-            row = replace(row, age_seconds=run_age_seconds(watcher.folder), foreign=watcher.folder.owner_problem())
+            row = replace(
+                row, age_seconds=age_of(last_activity(watcher.folder)), foreign=watcher.folder.owner_problem()
+            )
         self._row_cache[path] = (times, row)
         return row
 

@@ -120,6 +120,11 @@ class RunFolder:
         return self.root / "summary.json"
 
     @property
+    def labels(self) -> Path:
+        """Tags, note and archive flag that the user has set, see `engine.runs.labels`."""
+        return self.root / "labels.json"
+
+    @property
     def log(self) -> Path:
         """Log lines of the run, and the output of its ranks."""
         return self.root / "log.txt"
@@ -224,7 +229,7 @@ class RunFolder:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
         folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
-        more_files = (self.evaluation, self.skipped_files, *self.checkpoints.glob("*.pt"))
+        more_files = (self.evaluation, self.labels, self.skipped_files, *self.checkpoints.glob("*.pt"))
         for path in (*folders, *files, *more_files):
             with suppress(OSError):
                 yield path.relative_to(self.root), path.lstat()
@@ -277,8 +282,14 @@ def list_runs(root: Path) -> list[RunFolder]:
         reason = f"{root} cannot be read: {error.strerror}"
         raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
     return sorted(
-        (RunFolder(path) for path in paths if is_run_folder(path)), key=lambda run: (-_start_time(run), run.name)
+        (RunFolder(path) for path in paths if is_listed(path.name) and is_run_folder(path)),
+        key=lambda run: (-_start_time(run), run.name),
     )
+
+
+def is_listed(name: str) -> bool:
+    """Whether a folder of this name can be a run of a list. Hidden folders, such as the trash, are none."""
+    return not name.startswith(".")
 
 
 def is_run_folder(path: Path) -> bool:

@@ -37,6 +37,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader, from_line, to_line
 from engine.runs.records import GpuSample
+from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
@@ -47,7 +48,7 @@ from tui.pollers import RunPoller
 from tui.text.ranks import rank_lines
 from tui.text.run_lines import RunTable, run_line
 from tui.text.run_progress import progress_line
-from tui.text.runs import make_run_row, row_cells
+from tui.text.runs import row_cells
 
 # hypothesis writes files even without a database; keep them out of the checkout.
 hypothesis_home = tempfile.TemporaryDirectory()

@@ -39,6 +39,7 @@ from engine.runs.history import History
 from engine.runs.journal import JournalReader, to_line
 from engine.runs.ownership import Ownership, _owned_by_another, check_claim
 from engine.runs.records import GpuSample
+from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from engine.utils.files import MAX_JSON_BYTES, cache_folder, config_folder, make_user_folder, state_folder
@@ -53,7 +54,7 @@ from tui.text.preview import figure_lines
 from tui.text.ranks import rank_lines
 from tui.text.run_lines import RunTable, run_line
 from tui.text.run_progress import progress_line
-from tui.text.runs import make_run_row, row_cells
+from tui.text.runs import row_cells
 
 HOST = os.uname().nodename
 PNG = bytes.fromhex(

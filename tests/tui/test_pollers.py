@@ -16,6 +16,7 @@ from engine.gpus.recording import RecordingMonitor
 from engine.launch.detached import LaunchedRun
 from engine.runs.events import Event, RunFinished
 from engine.runs.journal import from_line, to_line
+from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from factories import (
     append_to_journal,
@@ -34,7 +35,6 @@ from tui.pollers import GpuPoller, RunListPoller, RunPoller
 from tui.text.ranks import rank_lines
 from tui.text.run_lines import RunTable, run_line
 from tui.text.run_progress import progress_line
-from tui.text.runs import make_run_row
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "eight-gpus.jsonl"
 MALFORMED = {

@@ -30,9 +30,10 @@ app = typer.Typer()
 def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
     """List runs, newest first."""
     from engine.runs.folder import list_runs, runs_root
+    from engine.runs.run_row import make_run_row
     from engine.runs.watcher import RunWatcher
     from engine.utils.text import printable
-    from tui.text.runs import format_runs_table, make_run_row
+    from tui.text.runs import format_runs_table
 
     with exit_on_usage_error():
         root = runs_root(runs_dir)

@@ -17,6 +17,7 @@ from textual.containers import Container
 from textual.markup import escape
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
+from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.charts.history import SPANS, automatic_span
 from tui.keymap import MONITOR_COMMANDS, Command
@@ -30,7 +31,6 @@ from tui.text.gpu_words import is_free, users
 from tui.text.gpus import list_gpu_processes, no_driver_message, process_lines, rank_lines
 from tui.text.host import header_line, host_graphs
 from tui.text.run_lines import name_columns, run_line
-from tui.text.runs import RunRow
 from tui.text.waiting import WaitingRun
 from tui.widgets.lines import Lines, Row
 from tui.widgets.preview import Preview

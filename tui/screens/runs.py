@@ -13,6 +13,7 @@ from textual.containers import Container
 
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_COMMANDS, Command
@@ -21,7 +22,6 @@ from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import stop_dialog
 from tui.text.preview import change_lines, figure_lines
 from tui.text.run_lines import RunTable, note
-from tui.text.runs import RunRow
 from tui.widgets.lines import Lines, Row, escape_markup
 from tui.widgets.preview import Preview
 

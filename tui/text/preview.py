@@ -13,10 +13,11 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from engine.runs.folder import RunState
+from engine.runs.run_row import RunRow
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.text.run_lines import fit_cells, state_symbol
-from tui.text.runs import RunRow, format_age, format_duration
+from tui.text.runs import format_age, format_duration
 from tui.text.tables import wrap_text
 
 if TYPE_CHECKING:

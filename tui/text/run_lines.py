@@ -9,10 +9,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from engine.runs.folder import RunState
+from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
-from tui.text.runs import RunRow, format_accuracy, format_age, format_duration
+from tui.text.runs import format_accuracy, format_age, format_duration
 from tui.text.tables import UNKNOWN, shorten_middle
 
 # Symbol and style of each state; screens print the state's name next to them.

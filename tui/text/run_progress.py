@@ -11,13 +11,14 @@ from rich.text import Text
 from engine.gpus.snapshot import Snapshot
 from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
+from engine.runs.run_row import RunRow
 from engine.utils.text import pluralize, printable
 from tui.charts.axis import format_number
 from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, STRONG, series_style
 from tui.text.gpu_names import gpu_name
 from tui.text.run_lines import state_symbol
-from tui.text.runs import RunRow, RunSnapshot, format_duration
+from tui.text.runs import RunSnapshot, format_duration
 
 if TYPE_CHECKING:
     from engine.runs.events import RankFailed

@@ -13,11 +13,11 @@ from rich.text import Text
 from textual.message import Message
 from textual.timer import Timer
 
+from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.palette import MUTED, STRONG
 from tui.pollers import PreviewPoller
 from tui.text.preview import CHARTS, RunPreview, change_lines, figure_lines
-from tui.text.runs import RunRow
 from tui.text.tables import wrap_text
 from tui.widgets.lines import Lines, escape_markup
 

@@ -16,13 +16,14 @@ from engine.runs import ownership as ownership_module
 from engine.runs.folder import RunFolder, find_run
 from engine.runs.ownership import Ownership, RunFolderDeletedError, check_claim, claim_run
 from engine.runs.recorder import Recorder
+from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.errors import UsageError
 from engine.utils.files import write_json
 from factories import make_epoch, make_run_folder, make_run_started
 from tui.text.run_lines import RunTable
-from tui.text.runs import format_runs_table, make_run_row
+from tui.text.runs import format_runs_table
 
 
 @pytest.fixture(autouse=True)

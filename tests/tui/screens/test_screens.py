@@ -173,8 +173,8 @@ def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_runs_json_matches_screen(demo_runs_folder: Path) -> None:
+    from engine.runs.run_row import make_run_row
     from engine.runs.watcher import RunWatcher
-    from tui.text.runs import make_run_row
 
     row = json.loads(json.dumps(make_run_row(RunWatcher(RunFolder(demo_runs_folder / LIVE_RUN))).to_dict()))
     assert (row["state"], row["step"], row["steps"], row["epochs"]) == ("running", 8720, 14070, 30)

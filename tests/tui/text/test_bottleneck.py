@@ -15,11 +15,11 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.recorder import Recorder
+from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
 from factories import make_gpu_run_started, make_run_folder, make_timed_epoch
 from tui.cli.progress import PlainPrinter
 from tui.text.run_progress import bottleneck_text
-from tui.text.runs import RunRow, make_run_row
 
 GPU_RUN = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
 DATA_WAIT_EPOCH = make_timed_epoch(data_wait=0.34)

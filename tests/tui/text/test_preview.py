@@ -12,12 +12,12 @@ import pytest
 from engine.runs.events import EpochEvent, RunFinished, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
+from engine.runs.run_row import RunRow
 from tui.demo.server import FINISHED_RUN, recorded_events
 from tui.text import preview_reader
 from tui.text.config import ConfigChange, config_changes
 from tui.text.preview import change_lines, figure_lines
 from tui.text.preview_reader import PreviewReader
-from tui.text.runs import RunRow
 
 ROW = RunRow("a-run", "finished", 6, 6, 0.9376, 60.0, "/runs/a-run")
 

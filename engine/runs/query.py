@@ -1,0 +1,313 @@
+"""Query language of run lists: conditions on names, states, figures, config keys and labels; columns and sort order.
+
+A query is words separated by blanks, and all of them must hold: `optim.name=adamw val_accuracy>0.9 -tag=old failed`.
+`gputrain runs` and the screen of runs share it. `engine.runs.fields` resolves the names.
+
+`=` and `!=` take `*` and `?` in text, and several values, `model=resnet18,resnet50`. Text compares without regard to
+case. A run whose value is unknown meets no condition on it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from engine.runs.fields import Field, Kind, as_text, date_text, find_field
+from engine.runs.folder import RunState
+from engine.runs.run_row import RunRow
+from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
+
+QUERY_HELP = (
+    "Words that must all match: text in name, state, tags or note, or KEY=VALUE, with = != > >= < <= or ~ (contains) "
+    "and * in values. -WORD excludes."
+)
+_CONDITION = re.compile(r"(?P<name>[A-Za-z_][\w.-]*?)(?P<operator>!=|!~|>=|<=|==|=|>|<|~)(?P<value>.*)", re.DOTALL)
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+Predicate = Callable[[RunRow], bool]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A parsed query. `text` is what was typed."""
+
+    text: str
+    predicates: tuple[Predicate, ...]
+    names_archived: bool = False
+    """Whether a condition is on the archive flag, so that archived runs are not left out."""
+
+    def matches(self, row: RunRow) -> bool:
+        """Whether a run meets all conditions."""
+        return all(predicate(row) for predicate in self.predicates)
+
+    def filter(self, rows: Iterable[RunRow]) -> list[RunRow]:
+        """Return the rows that match, in their order."""
+        if not self.predicates:
+            return list(rows)
+        return [row for row in rows if self.matches(row)]
+
+
+def parse_query(words: str | Sequence[str]) -> Query:
+    """Parse a query: one text, or words of a command line, each of which may contain several conditions.
+
+    Quotes keep blanks together. Raises UsageError with a problem for each condition that is not valid.
+    """
+    texts = [words] if isinstance(words, str) else list(words)
+    predicates, problems, names_archived = list[Predicate](), list[Problem](), False
+    for word in [part for text in texts for part in _split(text)]:
+        with collect_problems(problems):
+            predicate, field = _parse_word(word)
+            predicates.append(predicate)
+            names_archived = names_archived or (field is not None and field.name == "archived")
+    if problems:
+        raise UsageError(problems)
+    return Query(" ".join(texts), tuple(predicates), names_archived)
+
+
+def _split(text: str) -> list[str]:
+    """Split at blanks outside of quotes. An open quote, as while typing, counts as text."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
+    try:
+        return [word for word in lexer if word]
+    except ValueError:
+        return text.split()
+
+
+def _parse_word(word: str) -> tuple[Predicate, Field | None]:
+    """Return the condition of a word, and the field it is on. Raises UsageError."""
+    negated = len(word) > 1 and word[0] in "-!"
+    body = word[1:] if negated else word
+    match = _CONDITION.fullmatch(body)
+    if match is None:
+        predicate, field = _parse_plain(body), None
+    else:
+        field = find_field(match["name"])
+        predicate = _parse_condition(field, match["operator"], match["value"])
+    if not negated:
+        return predicate, field
+    return (lambda row: not predicate(row)), field
+
+
+def _parse_plain(word: str) -> Predicate:
+    """Return the condition of a word without operator: it is a state, or part of the name, the note or a tag."""
+    text = word.casefold()
+    if text in set(RunState):
+        # `stopped` must not find a run that is called stopped-early.
+        return lambda row: row.state == text
+    pattern = f"*{text}*"
+
+    def matches(row: RunRow) -> bool:
+        texts = (row.name, row.state, row.note, *row.tags)
+        if not _has_wildcard(text):
+            return any(text in part.casefold() for part in texts)
+        return any(fnmatchcase(part.casefold(), pattern) for part in texts)
+
+    return matches
+
+
+def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
+    if not text:
+        raise UsageError.one(f"{field.name}{sign}", f"needs a value: {field.name}{sign}VALUE")
+    if sign in ("~", "!~"):
+        part = text.casefold()
+        return _on_values(field, lambda value: part in _shown(field, value).casefold(), negated=sign == "!~")
+    if sign in _COMPARISONS:
+        if field.kind in (Kind.TAGS, Kind.FLAG):
+            raise UsageError.one(f"{field.name}{sign}{text}", f"{field.name} has no order; use = or !=")
+        compare, operand = _COMPARISONS[sign], parse_operand(field, text)
+        # A day is later than all of its minutes.
+        bound = operand.end if sign in (">", "<=") and operand.end is not None else operand.number
+        if operand.end is not None and sign in (">", "<="):
+            compare = operator.ge if sign == ">" else operator.lt
+        return _on_values(field, lambda value: _compares(compare, value, bound, operand.text), negated=False)
+    operands = [parse_operand(field, part, is_equality=True) for part in _alternatives(field, text)]
+    return _on_values(field, lambda value: any(_equals(field, value, item) for item in operands), negated=sign == "!=")
+
+
+def _alternatives(field: Field, text: str) -> list[str]:
+    """Return the values of `model=resnet18,resnet50`. The value of a config key may have commas: `device.gpus=0,2`."""
+    parts = [part for part in text.split(",") if part]
+    if len(parts) < 2:
+        return [text]
+    return [*parts, text] if field.kind is Kind.CONFIG else parts
+
+
+def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> Predicate:
+    """Return a condition on the value of a field. An unknown value meets none, not even a negated one."""
+
+    def matches(row: RunRow) -> bool:
+        value = field.value(row)
+        if field.kind is Kind.TAGS:
+            return any(map(check, value)) is not negated
+        return value is not None and check(value) is not negated
+
+    return matches
+
+
+def _compares(compare: Callable[[Any, Any], bool], value: Any, number: float | None, text: str) -> bool:
+    """Compare numbers as numbers and text as text. A number and a text have no order."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return number is not None and compare(value, number)
+    return isinstance(value, str) and number is None and compare(value.casefold(), text)
+
+
+def _equals(field: Field, value: Any, operand: Operand) -> bool:
+    if operand.number is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        if operand.end is not None:
+            return operand.number <= value < operand.end
+        # 0.1 + 0.2 is shown as 0.3.
+        return math.isclose(value, operand.number, rel_tol=1e-9, abs_tol=0.0)
+    shown = _shown(field, value).casefold()
+    return fnmatchcase(shown, operand.text) if _has_wildcard(operand.text) else shown == operand.text
+
+
+def _shown(field: Field, value: Any) -> str:
+    return date_text(value).replace(" ", "T") if field.kind is Kind.DATE else as_text(value)
+
+
+def _has_wildcard(text: str) -> bool:
+    return "*" in text or "?" in text
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value in a condition: its text in lower case, and the number that it stands for, if any.
+
+    `end` is the end of a day, and None for all else.
+    """
+
+    text: str
+    number: float | None = None
+    end: float | None = None
+
+
+_NUMBER = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)(%|k|m|g)?")
+_NUMBER_UNITS = {None: 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9}
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:w|d|h|min|m|s|))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(w|d|h|min|m|s|)")
+_DURATION_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0, "": 1.0}
+_DATE_FORMATS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+_FLAGS = {"yes": 1.0, "true": 1.0, "1": 1.0, "no": 0.0, "false": 0.0, "0": 0.0}
+_FORMS = {
+    Kind.NUMBER: "a number, such as 0.9, 90% or 10k",
+    Kind.SHARE: "a number, such as 0.9 or 90%",
+    Kind.DURATION: "a duration, such as 90s, 5min, 1h30m or 2d",
+    Kind.DATE: "a date, such as 2026-11-01 or 2026-11-01T14:30",
+    Kind.FLAG: "yes or no",
+}
+
+
+def parse_operand(field: Field, text: str, *, is_equality: bool = False) -> Operand:
+    """Parse a value of a condition. Raises UsageError if the field never has such a value."""
+    folded = text.casefold()
+    if is_equality and _has_wildcard(folded):
+        return Operand(folded)
+    operand: Operand | None = Operand(folded)
+    match field.kind:
+        case Kind.NUMBER | Kind.SHARE:
+            operand = _as_number(folded)
+        case Kind.CONFIG:
+            operand = _as_number(folded) or Operand(folded)
+        case Kind.DURATION:
+            operand = _as_duration(folded)
+        case Kind.DATE:
+            operand = _as_date(text)
+        case Kind.FLAG:
+            operand = Operand("true" if _FLAGS[folded] else "false") if folded in _FLAGS else None
+    if operand is None:
+        raise UsageError.one(field.name, f"{text} is not {_FORMS[field.kind]}")
+    if field.name == "state" and is_equality and folded not in set(RunState):
+        known = ", ".join(RunState)
+        raise UsageError.one("state", f"{text} is no state of a run: {known}{did_you_mean(folded, list(RunState))}")
+    return operand
+
+
+def _as_number(text: str) -> Operand | None:
+    match = _NUMBER.fullmatch(text)
+    number = float(match[1]) * _NUMBER_UNITS[match[2]] if match is not None else math.nan
+    return Operand(text, number) if math.isfinite(number) else None
+
+
+def _as_duration(text: str) -> Operand | None:
+    if _DURATION.fullmatch(text) is None:
+        return None
+    seconds = sum(float(count) * _DURATION_UNITS[unit] for count, unit in _DURATION_PART.findall(text))
+    return Operand(text, seconds) if math.isfinite(seconds) else None
+
+
+def _as_date(text: str) -> Operand | None:
+    if text.casefold() in ("today", "yesterday"):
+        text = time.strftime("%Y-%m-%d", time.localtime(time.time() - 86_400 * (text.casefold() == "yesterday")))
+    for form in _DATE_FORMATS:
+        try:
+            parsed = time.strptime(text, form)
+            start = time.mktime(parsed)
+            if form != _DATE_FORMATS[-1]:
+                return Operand(text, start)
+            # mktime finds the next midnight also where a day has 23 or 25 hours.
+            end = time.mktime((*parsed[:2], parsed[2] + 1, 0, 0, 0, 0, 0, -1))
+        except (ValueError, OverflowError):
+            continue
+        return Operand(text, start, end)
+    return None
+
+
+@dataclass(frozen=True)
+class SortOrder:
+    """The order of a list: by a field, in its own direction (the best and the newest first) or `reverse`."""
+
+    field: Field
+    reverse: bool = False
+
+    @classmethod
+    def parse(cls, name: str, *, reverse: bool = False) -> SortOrder:
+        """Return the order by a name; a minus before it reverses. Raises UsageError for an unknown name."""
+        is_reversed = name.startswith("-")
+        return cls(find_field(name.removeprefix("-")), reverse is not is_reversed)
+
+    @property
+    def descending(self) -> bool:
+        """Whether large values come first."""
+        return self.field.descending is not self.reverse
+
+    def sort(self, rows: Iterable[RunRow]) -> list[RunRow]:
+        """Return the rows in this order. Rows without a value come last in both directions; equal ones keep theirs."""
+        valued = [(self.field.value(row), row) for row in rows]
+        known = [pair for pair in valued if pair[0] is not None and pair[0] != ()]
+        unknown = [row for value, row in valued if value is None or value == ()]
+        known.sort(key=lambda pair: _sort_key(pair[0]), reverse=self.descending)
+        return [*(row for _, row in known), *unknown]
+
+
+def _sort_key(value: Any) -> tuple[int, float, str]:
+    """Return a key that orders numbers before text, and text without regard to case."""
+    if isinstance(value, int | float):
+        return (0, float(value), "")
+    return (1, 0.0, as_text(value).casefold())
+
+
+def parse_columns(text: str) -> list[Field]:
+    """Return the fields of comma-separated names. Raises UsageError with a problem for each unknown one."""
+    fields, problems = list[Field](), list[Problem]()
+    for name in [part.strip() for part in text.split(",") if part.strip()]:
+        with collect_problems(problems):
+            fields.append(find_field(name))
+    if problems:
+        raise UsageError(problems)
+    if not fields:
+        raise UsageError.one("columns", "names no column, such as name,state,lr")
+    return list({field.name: field for field in fields}.values())

@@ -1,0 +1,225 @@
+"""One run as a row: name, state, progress, results, config and labels, for `gputrain runs` and the screens.
+
+`engine.runs.index` keeps the rows of ended runs, `engine.runs.query` filters and sorts them, `tui.text.runs` formats
+them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from engine.runs.folder import LIVE_STATES, RunFolder, RunState
+from engine.runs.labels import RunLabels, read_labels
+from engine.utils.files import read_json
+
+if TYPE_CHECKING:
+    from engine.runs.events import RunFinished
+    from engine.runs.history import History, RunSummary
+    from engine.runs.watcher import RunWatcher
+
+# The readings of one GPU take 400 bytes.
+MAX_SUMMARY_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """State and results of one run.
+
+    `age_seconds` counts from the last journal event or start. `eta_seconds` is the remaining time at the latest
+    throughput. `step` of `steps` is the global step. `bottleneck` is the bottleneck message, `data_wait` the share of
+    the training time spent waiting for data, `mfu` the model FLOPs utilization. `message` says why the run ended, or
+    why its files are `unreadable`. `foreign` is why other users can change the run, None if they cannot.
+    `cpu_fallback` is why it trains on the CPU although the host has GPUs. `phase` is what its ranks do: training,
+    validating, saving, or "" if unknown or ended. `current_epoch` is the epoch that they are in, and `grad_norm` the
+    latest norm of the gradient. `seconds` is the duration of all sessions.
+
+    `config` holds the config values that differ from the defaults, by `section.key`, if `config_known`. `tags`, `note`
+    and `archived` are the labels of the run. `started_at` is the start of the latest session and `updated_at` the time
+    of its last event, in Unix seconds. `gpus` is the number of GPUs, 0 on the CPU, and `ranks` the number of ranks;
+    they are None before the run starts.
+    """
+
+    name: str
+    state: str
+    epoch: int
+    epochs: int | None
+    best_val_accuracy: float | None
+    age_seconds: float
+    folder: str
+    val_accuracy: float | None = None
+    val_loss: float | None = None
+    step: int = 0
+    steps: int | None = None
+    images_per_second: float | None = None
+    eta_seconds: float | None = None
+    message: str = ""
+    data_wait: float | None = None
+    mfu: float | None = None
+    bottleneck: str | None = None
+    unreadable: bool = False
+    foreign: str | None = None
+    cpu_fallback: str = ""
+    phase: str = ""
+    current_epoch: int = 0
+    best_epoch: int | None = None
+    grad_norm: float | None = None
+    seconds: float = 0.0
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    archived: bool = False
+    started_at: float | None = None
+    updated_at: float | None = None
+    gpus: int | None = None
+    ranks: int | None = None
+    train_loss: float | None = None
+    global_batch: int | None = None
+    parameters: int | None = None
+    host: str = ""
+    config_known: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the row as JSON values."""
+        # dataclasses.asdict takes 60 µs for the copies that it makes.
+        values: dict[str, object] = {name: getattr(self, name) for name in ROW_FIELDS}
+        return values | {"tags": list(self.tags), "verdict": values.pop("bottleneck")}
+
+    def with_labels(self, labels: RunLabels) -> RunRow:
+        """Return the row with other labels."""
+        return replace(self, tags=labels.tags, note=labels.note, archived=labels.archived)
+
+    @property
+    def live(self) -> bool:
+        """Whether a process owns the run."""
+        return self.state in LIVE_STATES
+
+
+ROW_FIELDS = tuple(item.name for item in fields(RunRow))
+
+
+def make_run_row(watcher: RunWatcher) -> RunRow:
+    """Poll the run and return its current row, with its config. An error in one run must not hide the others."""
+    # Imported when the first run is read, which the first frame of the screen is not.
+    from engine.runs.run_config import read_changed_config
+
+    folder = watcher.folder
+    try:
+        row = row_of_history(folder, watcher.poll(), partial=watcher.partial, problem=watcher.problem)
+        config = read_changed_config(folder.config)
+        return row if config is None else replace(row, config=config, config_known=True)
+    except Exception as error:
+        return unreadable_row(folder, f"cannot be read: {type(error).__name__}: {error}")
+
+
+def row_of_history(folder: RunFolder, history: History, *, partial: bool, problem: str | None) -> RunRow:
+    """Build the row from the history; if it is `partial`, the rest comes from summary.json. It has no `config`.
+
+    `problem` says why the journal cannot be read.
+    """
+    # The first frame of the screen does without events and their history.
+    from engine.runs.history import RunSummary
+
+    stored = RunSummary.from_dict((read_json(folder.summary, MAX_SUMMARY_BYTES) or {}) if partial else {})
+    epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
+    best_values = (best.selection_accuracy if best else None, stored.best_val_accuracy)
+    accuracies = [float(value) for value in best_values if value is not None]
+    state = folder.state(history)
+    # A partial history lacks the GPU samples that date a throttle, so use the stored bottleneck.
+    bottleneck = stored.bottleneck if partial else history.bottleneck
+    is_paused = state is RunState.PAUSED
+    labels, updated_at = read_labels(folder), last_activity(folder)
+    rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
+    return RunRow(
+        name=folder.name,
+        state=str(state),
+        epoch=epoch.epoch if epoch else stored.epochs,
+        epochs=started.epochs if started else None,
+        best_val_accuracy=max(accuracies, default=None),
+        age_seconds=age_of(updated_at),
+        folder=str(folder.path),
+        val_accuracy=epoch.val_accuracy if epoch else stored.val_accuracy,
+        val_loss=epoch.val_loss if epoch else stored.val_loss,
+        step=history.steps_done,
+        steps=started.epochs * started.steps_per_epoch if started else None,
+        images_per_second=None if is_paused else rate,
+        eta_seconds=history.eta_s if state.live and not is_paused else None,
+        message=problem or end_message(history.finished, state),
+        data_wait=history.data_wait,
+        mfu=history.mfu,
+        bottleneck=bottleneck.message if bottleneck else None,
+        unreadable=problem is not None,
+        foreign=folder.owner_problem(),
+        cpu_fallback=history.cpu_fallback or stored.cpu_fallback,
+        phase=history.phase if state.live else "",
+        # A checkpoint after the last epoch is at the beginning of the next one.
+        current_epoch=min(history.current_epoch, started.epochs) if started else history.current_epoch,
+        best_epoch=stored.best_epoch if partial else best.epoch if best else None,
+        grad_norm=_finite(history.latest_step.grad_norm) if history.latest_step else None,
+        seconds=stored.seconds if partial else round(history.total_seconds, 3),
+        tags=labels.tags,
+        note=labels.note,
+        archived=labels.archived,
+        started_at=_finite(started.time) if started else None,
+        updated_at=updated_at,
+        gpus=len(set(started.devices) - {"cpu"}) if started else None,
+        ranks=started.world_size if started else None,
+        train_loss=epoch.train_loss if epoch else stored.train_loss,
+        global_batch=started.global_batch if started else None,
+        parameters=started.parameters if started else None,
+        host=started.host if started else "",
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """Return None for a value that is not finite, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def read_summary(folder: RunFolder) -> RunSummary:
+    """Return the stored summary of a run; one of defaults if there is none."""
+    from engine.runs.history import RunSummary
+
+    return RunSummary.from_dict(read_json(folder.summary, MAX_SUMMARY_BYTES) or {})
+
+
+def unreadable_row(folder: RunFolder, message: str) -> RunRow:
+    """Return the row of a run whose files cannot be read."""
+    return RunRow(
+        name=folder.name,
+        state=RunState.CRASHED,
+        epoch=0,
+        epochs=None,
+        best_val_accuracy=None,
+        age_seconds=0.0,
+        folder=str(folder.path),
+        message=message,
+        unreadable=True,
+        foreign=folder.owner_problem(),
+    )
+
+
+def end_message(finished: RunFinished | None, state: RunState) -> str:
+    """Return why a run ended; empty while it is live."""
+    if state is RunState.CRASHED:
+        return "supervisor exited unexpectedly; `gputrain resume` resumes from the last checkpoint"
+    return finished.message if finished is not None and not state.live else ""
+
+
+def last_activity(folder: RunFolder) -> float | None:
+    """Return when the journal was last written, or the run started, in Unix seconds; None if neither is known."""
+    mtimes = []
+    for path in (folder.journal, folder.lock):
+        try:
+            mtimes.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(mtimes, default=None)
+
+
+def age_of(updated_at: float | None) -> float:
+    """Return seconds since the last activity of a run, 0 if that is unknown."""
+    return 0.0 if updated_at is None else round(max(time.time() - updated_at, 0.0), 1)

@@ -1,0 +1,98 @@
+"""Labels of runs: tags, note and archive flag, and files that someone else wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.runs.labels import MAX_LABELS_BYTES, NO_LABELS, RunLabels, change_labels, read_labels, write_labels
+from engine.utils.errors import UsageError
+from factories import make_run_folder
+
+INVALID = {
+    "no JSON": "{",
+    "a list": "[1]",
+    "tags of other types": '{"tags": [1, null, ["x"], "a b", "\\u001b[31m", "[red]"], "note": 5, "archived": "yes"}',
+    "half a character": '{"note": "\\ud800", "tags": "night"}',
+    "too large": json.dumps({"tags": ["night"], "x": "x" * MAX_LABELS_BYTES}),
+    "deeply nested": "[" * 50_000,
+}
+
+
+def test_labels_change_keeps_other_labels_and_unknown_fields(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    folder.labels.write_text('{"color": "red", "tags": ["old"]}')
+    change_labels(folder, lambda labels: labels.with_tags(["night", "old"], ["gone"]))
+    held = folder.hold()
+    change_labels(held, lambda labels: RunLabels(labels.tags, "a note", archived=True))
+    os.close(held.held_fd)
+    assert read_labels(folder) == RunLabels(("old", "night"), "a note", archived=True)
+    assert json.loads(folder.labels.read_text())["color"] == "red"
+    write_labels(folder, NO_LABELS)
+    assert read_labels(folder) == NO_LABELS
+
+
+@pytest.mark.parametrize("text", INVALID.values(), ids=INVALID)
+def test_invalid_labels_file_counts_as_no_labels(tmp_path: Path, text: str) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    folder.labels.write_text(text)
+    assert read_labels(folder) == NO_LABELS
+
+
+def test_labels_that_are_a_link_are_neither_read_nor_written_through(tmp_path: Path) -> None:
+    folder, other = make_run_folder(tmp_path, "a"), tmp_path / "other.json"
+    other.write_text('{"tags": ["night"]}')
+    folder.labels.symlink_to(other)
+    assert read_labels(folder) == NO_LABELS
+    write_labels(folder, RunLabels(("mine",)))
+    assert other.read_text() == '{"tags": ["night"]}' and read_labels(folder).tags == ("mine",)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (RunLabels(("a b",)), "a b: is not a valid tag"),
+        (RunLabels(tuple(map(str, range(21)))), "21 are more than the 20"),
+        (RunLabels(note="x" * 2001), "2001 characters"),
+        (RunLabels(note="\ud800"), "not valid UTF-8"),
+    ],
+)
+def test_invalid_labels_are_refused_and_not_written(tmp_path: Path, labels: RunLabels, message: str) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    with pytest.raises(UsageError, match=message):
+        write_labels(folder, labels)
+    assert not folder.labels.exists()
+
+
+def test_labels_of_foreign_run_are_read_and_not_written(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    folder.labels.write_text('{"tags": ["night"]}')
+    folder.path.chmod(0o777)
+    assert read_labels(folder).tags == ("night",)
+    with pytest.raises(UsageError, match="is writable by all users, so its labels cannot be changed"):
+        write_labels(folder, NO_LABELS)
+
+
+def test_labels_changed_by_many_threads_lose_none(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+
+    def add(tag: str) -> None:
+        change_labels(folder, lambda labels: labels.with_tags([tag]))
+
+    threads = [threading.Thread(target=add, args=(f"t{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(read_labels(folder).tags) == {f"t{number}" for number in range(8)}
+
+
+def test_labels_file_is_no_more_open_than_run_folder(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    folder.path.chmod(0o700)
+    write_labels(folder, RunLabels(("mine",)))
+    assert folder.labels.stat().st_mode & 0o777 == 0o600

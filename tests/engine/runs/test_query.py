@@ -1,0 +1,181 @@
+"""Query language of run lists: conditions, names, values, columns and sort order."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.runs.fields import FIGURES, value_of
+from engine.runs.query import SortOrder, parse_columns, parse_query
+from engine.runs.run_row import RunRow
+from engine.utils.errors import UsageError
+
+HOUR, DAY = 3600.0, 86_400.0
+NOW = time.time()
+BEST = RunRow(
+    "resnet-best", "finished", 6, 6, 0.94, 2 * HOUR, "/runs/resnet-best", val_accuracy=0.93, val_loss=0.2,
+    seconds=2 * HOUR, updated_at=NOW - 2 * HOUR, started_at=time.mktime((2026, 11, 1, 14, 30, 0, 0, 0, -1)), gpus=2,
+    config={"model.name": "resnet18", "optim.lr": 0.01, "model.options": {"width": 2}, "device.gpus": "0,2"},
+    tags=("night", "keep"), note="the Paper's run", config_known=True, parameters=11_000_000,
+)  # fmt: skip
+FAILED = RunRow(
+    "cnn-3", "failed", 1, 6, 0.5, 3 * DAY, "/runs/cnn-3", seconds=60.0, updated_at=NOW - 3 * DAY,
+    config={"optim.name": "adamw", "run.seed": 3}, config_known=True, started_at=0.0,
+)  # fmt: skip
+NEW = RunRow("Stopped-early", "running", 0, None, None, 0.0, "/runs/Stopped-early", archived=True)
+ROWS = [BEST, FAILED, NEW]
+MATCHES = {
+    "": [BEST, FAILED, NEW],
+    "failed": [FAILED],
+    "stopped": [],
+    "stop": [NEW],
+    "RESNET": [BEST],
+    "res*st": [BEST],
+    "night": [BEST],
+    "-night": [FAILED, NEW],
+    "!night": [FAILED, NEW],
+    "paper": [BEST],
+    '"paper\'s run"': [BEST],
+    "state=failed": [FAILED],
+    "state!=failed": [BEST, NEW],
+    "state=fail*": [FAILED],
+    "state=failed,running": [FAILED, NEW],
+    "accuracy>0.9": [BEST],
+    "val_accuracy>=93%": [BEST],
+    "accuracy<0.9": [FAILED],
+    "-accuracy<0.9": [BEST, NEW],
+    "accuracy!=0.94": [FAILED],
+    "model=resnet18": [BEST],
+    "model=resnet*": [BEST],
+    "model.name=cnn": [FAILED],
+    "model=resnet18,cnn": [BEST, FAILED],
+    "model.options.width>1": [BEST],
+    "gpus=2": [BEST],
+    "device.gpus=0,2": [BEST],
+    "parameters>1M": [BEST],
+    "lr<=1e-2": [BEST],
+    "lr=0.05": [FAILED],
+    "optimizer=AdamW": [FAILED],
+    "seed=3": [FAILED],
+    "seed=?": [BEST, FAILED],
+    "weight_decay=0": [BEST, FAILED],
+    "model.weights=none": [BEST, FAILED],
+    "optim.decay_norms=true": [BEST, FAILED],
+    "tag=night": [BEST],
+    "tag=ni*": [BEST],
+    "tag!=night": [FAILED, NEW],
+    "-tag=keep": [FAILED, NEW],
+    "note~PAPER": [BEST],
+    "note!~paper": [FAILED, NEW],
+    "age<2d": [BEST, NEW],
+    "age>1d12h": [FAILED],
+    "duration>1h": [BEST],
+    "duration<=1min": [FAILED],
+    "started=2026-11-01": [BEST],
+    "started>2026-11-01": [],
+    "started>=2026-11-01": [BEST],
+    "started<2026-11-01": [FAILED],
+    "started<=2026-11-01": [BEST, FAILED],
+    "started>2026-11-01T14:00": [BEST],
+    "started=2026-11-01T14:*": [BEST],
+    "archived=yes": [NEW],
+    "live=no": [BEST, FAILED],
+    "name>d": [BEST, NEW],
+    "optim.name=adamw accuracy>0.4 failed": [FAILED],
+    "optim.name=adamw accuracy>0.9": [],
+}
+ERRORS = {
+    "acuracy>0.9": "acuracy: is no figure of a run and no config key; did you mean accuracy?",
+    "optim.nam=sgd": "did you mean optim.name?",
+    "accuracy>high": "best_val_accuracy: high is not a number, such as 0.9 or 90%",
+    "accuracy=nan": "is not a number",
+    "age<soon": "age: soon is not a duration, such as 90s, 5min, 1h30m or 2d",
+    "started>soon": "started: soon is not a date, such as 2026-11-01 or 2026-11-01T14:30",
+    "archived=maybe": "archived: maybe is not yes or no",
+    "state=failde": "failde is no state of a run: starting",
+    "tag>night": "tags has no order; use = or !=",
+    "lr=": "needs a value: optim.lr=VALUE",
+    "options=2": "is part of several config keys: model.options, optim.options; write one of them",
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MATCHES.items(), ids=MATCHES)
+def test_query_selects_matching_rows_in_their_order(text: str, expected: list[RunRow]) -> None:
+    assert parse_query(text).filter(ROWS) == expected
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS.items(), ids=ERRORS)
+def test_query_refuses_invalid_condition_in_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_query(text)
+    assert message in str(error.value) and len(error.value.problems) == 1
+
+
+def test_query_reports_every_invalid_condition() -> None:
+    with pytest.raises(UsageError) as error:
+        parse_query(["acuracy>1 failed", "age<soon"])
+    assert [problem.location for problem in error.value.problems] == ["acuracy", "age"]
+
+
+def test_query_of_words_splits_each_at_blanks() -> None:
+    assert parse_query(["accuracy>0.4 failed", "cnn"]).filter(ROWS) == [FAILED]
+    assert parse_query("archived=yes").names_archived and not parse_query("yes").names_archived
+
+
+def test_unknown_config_matches_no_condition() -> None:
+    unread = replace(BEST, config={}, config_known=False)
+    assert parse_query("model=cnn").filter([unread]) == parse_query("model!=cnn").filter([unread]) == []
+    assert value_of(unread, "lr") is None and value_of(FAILED, "lr") == 0.05
+
+
+@given(st.text(max_size=40))
+def test_query_of_any_text_parses_or_is_refused(text: str) -> None:
+    try:
+        query = parse_query(text)
+    except UsageError:
+        return
+    assert all(row in ROWS for row in query.filter(ROWS))
+
+
+@given(st.sampled_from(sorted(FIGURES)), st.sampled_from(["=", "!=", ">", "<=", "~"]), st.text(min_size=1, max_size=12))
+def test_negated_condition_matches_all_other_rows(name: str, sign: str, value: str) -> None:
+    word = f"{name}{sign}{value}".replace('"', "").replace("'", "")
+    try:
+        matching, others = parse_query([word]).filter(ROWS), parse_query(["-" + word]).filter(ROWS)
+    except UsageError:
+        return
+    if len(word.split()) == 1:
+        assert sorted(row.name for row in (*matching, *others)) == sorted(row.name for row in ROWS)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=8), st.booleans())
+def test_sort_puts_unknown_values_last_and_keeps_order_of_equals(values: list[float | None], reverse: bool) -> None:
+    rows = [replace(BEST, name=str(number), best_val_accuracy=value) for number, value in enumerate(values)]
+    sorted_rows = SortOrder.parse("accuracy", reverse=reverse).sort(rows)
+    direction = 1 if reverse else -1
+    expected = sorted(
+        rows, key=lambda row: math.inf if row.best_val_accuracy is None else direction * row.best_val_accuracy
+    )
+    assert sorted_rows == expected
+
+
+def test_sort_begins_with_best_newest_and_first_name() -> None:
+    assert SortOrder.parse("accuracy").sort(ROWS) == [BEST, FAILED, NEW]
+    assert SortOrder.parse("-accuracy").sort(ROWS) == [FAILED, BEST, NEW]
+    assert SortOrder.parse("name").sort(ROWS) == [FAILED, BEST, NEW]
+    assert SortOrder.parse("model", reverse=True).sort(ROWS) == [BEST, FAILED, NEW]
+    mixed = [replace(BEST, name=str(value), config={"data.workers": value}) for value in ("auto", 4, 10)]
+    assert [row.name for row in SortOrder.parse("workers").sort(mixed)] == ["4", "10", "auto"]
+
+
+def test_columns_take_aliases_once_and_refuse_unknown_names() -> None:
+    assert [field.name for field in parse_columns("name, lr,optim.lr,acc")] == ["name", "optim.lr", "best_val_accuracy"]
+    with pytest.raises(UsageError, match="did you mean duration"):
+        parse_columns("name,duratoin")
+    with pytest.raises(UsageError, match="names no column"):
+        parse_columns(" , ")
