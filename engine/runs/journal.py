@@ -18,6 +18,8 @@ from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming,
 from engine.utils.files import append_to_file, open_regular_file
 
 READ_CHUNK_BYTES = 1 << 20
+# From this size, a journal is parsed with pydantic-core: three times as fast, but its import takes 20 ms.
+BULK_BYTES = 1 << 18
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
 MAX_LINE_BYTES = 1 << 24
 # Replaces the beginning of a line that is too long. It is not JSON, so neither is the line.
@@ -83,26 +85,49 @@ def from_line(line: str) -> Event | None:
     Returns None if the line is incomplete, its type is unknown, or a field is missing or has the wrong type.
     """
     try:
-        values = json.loads(line, parse_constant=_constant_to_none)
-        name = values["type"]
-        field_types = _FIELD_TYPES[name]
-        event_values = {key: value for key, value in values.items() if key in field_types}
-        # Event.time defaults to the current time, which would be wrong for an event that is read.
-        if "time" not in event_values or not all(
-            isinstance(value, field_types[key]) and _in_range(value) for key, value in event_values.items()
-        ):
-            return None
-        for field, element_types in _FIELD_ELEMENT_TYPES[name].items():
-            elements = event_values.get(field, ())
-            if not element_types.issuperset(map(type, elements.values() if isinstance(elements, dict) else elements)):
-                return None
-        for field in OBJECT_LIST_FIELDS.keys() & event_values.keys():
-            if not all(isinstance(item, dict) for item in event_values[field]):
-                return None
-            event_values[field] = OBJECT_LIST_FIELDS[field](event_values[field])
-        return EVENT_TYPES[name](**event_values)
+        return _to_event(json.loads(line, parse_constant=_constant_to_none))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def bulk_parser() -> Callable[[bytes], Event | None]:
+    """Return a faster `from_line` for many lines: 8 s instead of 20 s per million `step` events."""
+    from pydantic_core import from_json
+
+    def parse(line: bytes) -> Event | None:
+        try:
+            values = from_json(line, allow_inf_nan=False)
+        except ValueError:
+            # NaN, lone surrogates and invalid UTF-8: only `json` accepts these.
+            return from_line(line.decode(errors="replace"))
+        try:
+            return _to_event(values)
+        except (KeyError, TypeError):
+            return None
+
+    return parse
+
+
+def _to_event(values: Any) -> Event | None:
+    """Return the event of a JSON object; None if a field has the wrong type. Raises KeyError or TypeError if a field is
+    missing, the type unknown, or this no object."""
+    name = values["type"]
+    field_types = _FIELD_TYPES[name]
+    event_values = {key: value for key, value in values.items() if key in field_types}
+    # Event.time defaults to the current time, which would be wrong for an event that is read.
+    if "time" not in event_values or not all(
+        isinstance(value, field_types[key]) and _in_range(value) for key, value in event_values.items()
+    ):
+        return None
+    for field, element_types in _FIELD_ELEMENT_TYPES[name].items():
+        elements = event_values.get(field, ())
+        if not element_types.issuperset(map(type, elements.values() if isinstance(elements, dict) else elements)):
+            return None
+    for field in OBJECT_LIST_FIELDS.keys() & event_values.keys():
+        if not all(isinstance(item, dict) for item in event_values[field]):
+            return None
+        event_values[field] = OBJECT_LIST_FIELDS[field](event_values[field])
+    return EVENT_TYPES[name](**event_values)
 
 
 def _constant_to_none(_: str) -> None:
@@ -151,8 +176,22 @@ class JournalReader:
     def poll(self, max_bytes: int | None = None) -> Iterator[Event]:
         """Yield the events appended since the last call, at most those of the next `max_bytes` bytes.
 
-        An incomplete last line is kept for the next call. Nothing if the journal does not exist. At most one chunk and
-        one line of `MAX_LINE_BYTES` are in memory; longer lines are skipped.
+        Nothing if the journal does not exist; see `poll_lines`.
+        """
+        parse: Callable[[bytes], Event | None] | None = None
+        start = self.offset
+        for line in self.poll_lines(max_bytes):
+            if parse is None:
+                # The first chunk has been read.
+                parse = bulk_parser() if self.offset - start >= BULK_BYTES else _from_bytes
+            if (event := parse(line)) is not None:
+                yield event
+
+    def poll_lines(self, max_bytes: int | None = None) -> Iterator[bytes]:
+        """Yield the complete lines appended since the last call, at most those of the next `max_bytes` bytes.
+
+        An incomplete last line is kept for the next call. At most one chunk and one line of `MAX_LINE_BYTES` are in
+        memory; longer lines are skipped.
         """
         try:
             with open_regular_file(self._path) as file:
@@ -164,14 +203,15 @@ class JournalReader:
                     *lines, self._partial_line = (self._partial_line + data).split(b"\n")
                     if len(self._partial_line) > MAX_LINE_BYTES:
                         self._partial_line, self.problem = _SKIPPED_BEGINNING, long_line_problem(self._path)
-                    for line in lines:
-                        event = from_line(line.decode(errors="replace"))
-                        if event is not None:
-                            yield event
+                    yield from lines
         except FileNotFoundError:
             return
         except OSError as error:
             self.problem = f"{self._path.name} cannot be read: {error.strerror}"
+
+
+def _from_bytes(line: bytes) -> Event | None:
+    return from_line(line.decode(errors="replace"))
 
 
 def long_line_problem(path: Path) -> str:

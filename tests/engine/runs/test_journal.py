@@ -24,7 +24,16 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.history import history_from_events
-from engine.runs.journal import MAX_LINE_BYTES, READ_CHUNK_BYTES, Journal, JournalReader, from_line, to_line
+from engine.runs.journal import (
+    BULK_BYTES,
+    MAX_LINE_BYTES,
+    READ_CHUNK_BYTES,
+    Journal,
+    JournalReader,
+    bulk_parser,
+    from_line,
+    to_line,
+)
 from engine.runs.records import GpuSample, RankDevice, RankPeakMemory
 from factories import make_epoch, make_run_resumed, make_run_started, make_step
 
@@ -139,6 +148,40 @@ def test_from_line_ignores_unknown_types_and_fields() -> None:
     assert from_line('{"type": "telepathy", "time": 1}') is None
     more = json.loads(to_line(make_step(4))) | {"mood": "good"}
     assert from_line(json.dumps(more)) == make_step(4)
+
+
+ODD_LINES = (
+    b"", b"[]", b"1", b"{", b'{"type": "step"}', b'{"type": ["step"], "time": 1}', b'{"type": "future", "time": 1.0}',
+    b'{"type": "warning", "time": 1.0, "message": NaN}', b'{"type": "warning", "time": Infinity, "message": "a"}',
+    b'{"type": "warning", "time": 1e400, "message": "a"}', b'{"type": "warning", "time": 1.0, "message": "\\ud800"}',
+    b'{"type": "warning", "time": 1.0, "message": "\xff"}', b'{"type": "warning", "time": 01, "message": "a"}',
+    b'{"type": "warning", "time": 1, "time": 2, "message": "a"}', b'{"type": "warning", "time": 1, "message": 5}',
+    b'{"type": "warning", "time": 1, "message": "a", "new": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"type": "step", "time": 1, "step": 10, "epoch": 1, "losses": [1.5, null, NaN, -Infinity, 2, 1e-320], "lr": 0.1, '
+    b'"images_per_second": 1e3, "data_wait": 0, "grad_norm": NaN}',
+    b'{"type": "step", "time": 1, "step": 10, "epoch": 1, "losses": [true], "lr": 0.1, "images_per_second": 1, '
+    b'"data_wait": 0}',
+    b'{"type": "step", "time": 1, "step": 123456789012345678901234567890, "epoch": 1, "losses": [], "lr": 0.1, '
+    b'"images_per_second": 1, "data_wait": 0}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [*(record.encode() for record in RECORDS), *ODD_LINES])
+def test_bulk_parser_returns_what_from_line_returns(line: bytes) -> None:
+    # Compared as text: NaN differs from itself.
+    assert repr(bulk_parser()(line)) == repr(from_line(line.decode(errors="replace")))
+
+
+def test_journal_reader_reads_the_same_events_in_bulk_and_in_parts(tmp_path: Path) -> None:
+    path, line = tmp_path / "events.jsonl", to_line(replace(make_step(10), losses=[0.1, math.nan, 3.0])) + "\n"
+    path.write_text(line * (2 * BULK_BYTES // len(line)) + '{"type": "step", "time": 2')
+    parts = JournalReader(path)
+    events = list(JournalReader(path).poll())
+    assert len(events) == 2 * BULK_BYTES // len(line)
+    while parts.offset < path.stat().st_size:
+        for event in parts.poll(BULK_BYTES // 8):
+            assert event == events.pop(0)
+    assert events == []
 
 
 def test_journal_reader_reads_incomplete_last_line_once_complete(tmp_path: Path) -> None:
