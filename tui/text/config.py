@@ -40,7 +40,7 @@ def config_changes(text: str) -> tuple[ConfigChange, ...]:
     except yaml.YAMLError:
         return ()
     return tuple(
-        ConfigChange(key, _shown(value), _shown(default))
+        ConfigChange(key, format_config_value(value), format_config_value(default))
         for key, value, default in _values(stored)
         if value != default and key not in HIDDEN_KEYS
     )
@@ -63,9 +63,9 @@ def config_lines(text: str) -> list[Text]:
             shown_section = section
         changed = value != default
         line = Text.assemble((f"{CHANGE_SIGN if changed else ' '} ", ACCENT), (f"{name:<{width}}  ", MUTED))
-        line.append(_shown(value) or "none", ACCENT if changed else "")
+        line.append(format_config_value(value) or "none", ACCENT if changed else "")
         if changed:
-            line.append(f"   default {_shown(default) or 'none'}", MUTED)
+            line.append(f"   default {format_config_value(default) or 'none'}", MUTED)
         lines.append(line)
     return lines
 
@@ -78,7 +78,8 @@ def _values(stored: Any) -> Iterator[tuple[str, Any, Any]]:
             yield f"{section}.{name}", values.get(name, default) if isinstance(values, dict) else default, default
 
 
-def _shown(value: Any) -> str:
+def format_config_value(value: Any) -> str:
+    """Return a stored value as on the command line, without control characters and shortened; "" for None."""
     # The aliases of YAML can make a small file a value of any length.
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if any(isinstance(part, dict | list) for part in parts):

@@ -1,0 +1,102 @@
+"""Compare stored configs: the value of every key, the keys that differ, and the keys that change no result.
+
+`engine.runs.comparison` compares runs with it. `engine.config.resume` compares a config with that of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.resume import PATH_KEYS
+from engine.config.schema import UNSTORED_KEYS, Config, as_dict
+from engine.config.section import MAX_OPTION_VALUES
+
+# They name a session of a run, not what it trains.
+SESSION_KEYS = {"run.name", "run.resume", *UNSTORED_KEYS}
+SEED_KEY = "run.seed"
+# Keys that change where, how fast or how safely a run trains, but not what it learns, except for rounding. Which GPUs
+# and how many ranks a run has had is in its journal, and `engine.runs.comparison` compares their number.
+NEUTRAL_SECTIONS = {"checkpoint", "notify", "queue"}
+NEUTRAL_KEYS = SESSION_KEYS | {
+    *("run.log_every", "run.watchdog", "run.max_restarts", "run.requeue", "data.download", "data.workers"),
+    *("data.prefetch", "device.gpus", "device.wait", "device.ranks", "device.launcher", "device.start_method"),
+    *("device.deterministic", "device.cudnn_benchmark", "device.timeout", "device.backend", "device.init_method"),
+    *("device.bucket_view", "device.static_graph", "device.empty_cache"),
+}
+TOO_LARGE = "…"
+"""Stands for a value that is too large or too deep to compare; a few lines of YAML aliases expand to any size."""
+
+
+@dataclass(frozen=True)
+class KeyDifference:
+    """A config key in which configs differ, and its value in each of them; None also where a config is unknown."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+def flat_values(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of every `section.key` of the schema, as JSON values; a key that is not stored has its default.
+
+    Keys that the schema does not know are left out.
+    """
+    values: dict[str, Any] = {}
+    for section, defaults in as_dict(Config()).items():
+        part = stored.get(section)
+        for name, default in defaults.items():
+            value = part.get(name, default) if isinstance(part, Mapping) else default
+            values[f"{section}.{name}"] = _json_value(value)
+    return values
+
+
+def differing_keys(configs: Sequence[Mapping[str, Any] | None]) -> list[KeyDifference]:
+    """Return the keys in which the flat configs differ, in schema order. None is an unknown config, which never
+    differs; two spellings of one path are equal."""
+    known = [config for config in configs if config is not None]
+    differences = []
+    for key in known[0] if known else ():
+        if key in SESSION_KEYS:
+            continue
+        first = _compared(key, known[0].get(key))
+        if any(_compared(key, config.get(key)) != first for config in known[1:]):
+            differences.append(KeyDifference(key, tuple(config and config.get(key) for config in configs)))
+    return differences
+
+
+def seed_group_key(config: Mapping[str, Any]) -> str:
+    """Return a text that is equal for configs that differ in `run.seed` and in keys that change no result only."""
+    kept = {key: _compared(key, value) for key, value in config.items() if key != SEED_KEY and not is_neutral(key)}
+    return json.dumps(kept, sort_keys=True)
+
+
+def is_neutral(key: str) -> bool:
+    """Whether a key does not change what a run learns."""
+    return key in NEUTRAL_KEYS or key.partition(".")[0] in NEUTRAL_SECTIONS
+
+
+def _compared(key: str, value: Any) -> Any:
+    return os.path.realpath(value) if key in PATH_KEYS and isinstance(value, str) else value
+
+
+def _json_value(value: Any) -> Any:
+    """Return a YAML value as JSON; dates and numbers that JSON does not have become text."""
+    if any(count > MAX_OPTION_VALUES for count, _ in enumerate(_parts(value), 1)):
+        return TOO_LARGE
+    try:
+        return json.loads(json.dumps(value, default=str), parse_constant=str)
+    except (ValueError, TypeError, RecursionError):
+        return TOO_LARGE
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield the values in a nested value, without end if it contains itself."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
+        yield from inner
+        waiting += inner

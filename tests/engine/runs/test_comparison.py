@@ -1,0 +1,214 @@
+"""Comparisons of runs: figures from journals, seed groups, best values and differences from a baseline."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.yaml_io import to_yaml
+from engine.runs.comparison import (
+    DATASET_NOTE,
+    FIGURES,
+    MAX_RUNS,
+    ComparedRun,
+    Comparison,
+    RunFigures,
+    compare_runs,
+    read_run,
+    scan_history,
+    spread,
+)
+from engine.runs.events import Event, GpuEvent, RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.journal import JournalReader
+from engine.utils.errors import UsageError
+from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
+
+END = RunFinished(time=30.0, state="finished")
+
+
+def make_run(root: Path, name: str, *events: Event, **config: dict[str, Any]) -> RunFolder:
+    folder = make_run_folder(root, name, *(events or (make_run_started(), make_epoch(1, 0.5), END)))
+    folder.config.write_text(to_yaml(config))
+    return folder
+
+
+def compare(*folders: RunFolder) -> Comparison:
+    return compare_runs([read_run(folder) for folder in folders])
+
+
+def figure(name: str) -> Any:
+    return next(figure for figure in FIGURES if figure.name == name)
+
+
+def test_read_run_returns_figures_of_all_sessions(tmp_path: Path) -> None:
+    events = [
+        make_run_started(100.0), make_step(5, time=103.0), make_epoch(1, 0.7, 110.0), make_epoch(2, 0.9, 120.0),
+        make_step(25, time=124.0), make_run_resumed(20, 500.0), make_epoch(3, 0.8, 510.0),
+        replace(END, time=515.0),
+    ]  # fmt: skip
+    run = read_run(make_run(tmp_path, "a", *events))
+    assert run.state == "finished"
+    assert run.problem is None
+    assert run.figures == RunFigures(
+        best_val_accuracy=0.9, best_epoch=2, val_loss=pytest.approx(1.1 / 3), train_loss=pytest.approx(1 / 3),
+        epochs=3, seconds=39.0, images_per_second=200.0, gpus=0, ranks=2, global_batch=64,
+    )  # fmt: skip
+
+
+def test_scan_history_has_the_figures_of_the_whole_journal(tmp_path: Path) -> None:
+    # The first session crashed after a step, the second one is still running.
+    events = [
+        make_run_started(100.0),
+        make_epoch(1, 0.5, 110.0),
+        make_step(15, time=117.0),
+        GpuEvent(time=118.5, gpus=[]),
+    ]
+    events += [make_run_resumed(10, 200.0), make_step(12, time=205.0), make_step(14, time=211.0)]
+    folder = make_run_folder(tmp_path, "a", *events)
+    scanned, whole = scan_history(JournalReader(folder.journal)), folder.history()
+    assert scanned.total_seconds == whole.total_seconds == 29.5
+    assert scanned.summary().to_dict() == whole.summary().to_dict()
+
+
+def test_read_run_without_steps_has_no_figures(tmp_path: Path) -> None:
+    assert read_run(make_run(tmp_path, "a", make_run_started(1.0))).figures.best_val_accuracy is None
+    empty = make_run_folder(tmp_path, "empty")
+    run = read_run(empty)
+    assert run.figures == RunFigures()
+    assert run.problem == "config.yaml cannot be read: No such file or directory"
+
+
+def test_read_run_ignores_non_finite_losses(tmp_path: Path) -> None:
+    bad = replace(make_epoch(2, math.nan), train_loss=math.nan, val_loss=math.inf)
+    run = read_run(make_run(tmp_path, "a", make_run_started(), make_epoch(1, 0.5), bad, END))
+    assert (run.figures.best_val_accuracy, run.figures.val_loss, run.figures.train_loss) == (0.5, 1.1, None)
+
+
+def test_read_run_skips_damaged_lines(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a")
+    text = folder.journal.read_text()
+    folder.journal.write_text("\0\0\n{\n" + text.replace("\n", "\n\x1b[2J\n") + '{"type": "epoch", "ti')
+    assert read_run(folder).figures.epochs == 1
+
+
+def test_comparison_lists_the_keys_that_differ_and_nothing_else(tmp_path: Path) -> None:
+    comparison = compare(
+        make_run(tmp_path, "a", run={"seed": 1}, optim={"lr": 0.1}), make_run(tmp_path, "b", optim={"lr": 0.2})
+    )
+    assert {part.key: part.values for part in comparison.differences} == {"run.seed": (1, 0), "optim.lr": (0.1, 0.2)}
+    assert comparison.seed_groups == ()
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"s{seed}", run={"seed": seed, "name": f"s{seed}"}) for seed in range(3)]
+    other = make_run(tmp_path, "other", optim={"lr": 0.2})
+    comparison = compare(runs[0], other, *runs[1:])
+    assert comparison.seed_groups == ((0, 2, 3),)
+    assert [column.runs for column in comparison.columns(grouped=True)] == [(0, 2, 3), (1,)]
+    assert [column.runs for column in comparison.columns(grouped=False)] == [(0,), (1,), (2,), (3,)]
+
+
+def test_equal_runs_of_one_seed_are_no_group(tmp_path: Path) -> None:
+    assert compare(make_run(tmp_path, "a"), make_run(tmp_path, "b")).seed_groups == ()
+
+
+def test_seeds_with_another_global_batch_are_no_group(tmp_path: Path) -> None:
+    wide = replace(make_run_started(), global_batch=128)
+    runs = [make_run(tmp_path, "a", run={"seed": 1}), make_run(tmp_path, "b", wide, run={"seed": 2})]
+    assert compare(*runs).seed_groups == ()
+
+
+def test_group_figure_is_mean_and_sample_deviation(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, f"s{seed}", make_run_started(), make_epoch(1, accuracy), END, run={"seed": seed})
+        for seed, accuracy in enumerate((0.7, 0.8, 0.9))
+    ]
+    comparison = compare(*runs)
+    value = comparison.figure(comparison.columns(grouped=True)[0], "best_val_accuracy")
+    assert value is not None
+    assert (value.mean, value.deviation, value.count) == (pytest.approx(0.8), pytest.approx(0.1), 3)
+
+
+def test_spread_leaves_out_unknown_values() -> None:
+    assert spread([None, 2.0]) == spread([2.0])
+    assert spread([None, None]) is None
+
+
+def test_best_columns_of_high_and_low_figures(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, str(number), make_run_started(), make_epoch(number, accuracy), END)
+        for number, accuracy in ((1, 0.9), (2, 0.9), (3, 0.5))
+    ]
+    comparison = compare(*runs)
+    columns = comparison.columns(grouped=False)
+    assert comparison.best_columns(columns, figure("best_val_accuracy")) == {0, 1}
+    assert comparison.best_columns(columns, figure("val_loss")) == {2}
+    assert comparison.best_columns(columns, figure("ranks")) == set()
+    assert comparison.best_columns(columns[:2], figure("best_val_accuracy")) == set()
+
+
+def test_best_seconds_are_of_finished_runs(tmp_path: Path) -> None:
+    short = [make_run_started(), make_epoch(1, 0.5), RunFinished(time=2.0, state="failed")]
+    runs = [make_run(tmp_path, "failed", *short), make_run(tmp_path, "a")]
+    runs += [make_run(tmp_path, "b", make_run_started(), make_epoch(1), replace(END, time=40.0))]
+    comparison = compare(*runs)
+    assert comparison.best_columns(comparison.columns(grouped=False), figure("seconds")) == {1}
+
+
+@pytest.mark.parametrize(
+    ("change", "noted"),
+    [({"dataset": "fake"}, True), ({"path": "/elsewhere"}, False), ({"dataset": "folder", "path": "/elsewhere"}, True)],
+)
+def test_comparison_notes_different_datasets(tmp_path: Path, change: dict[str, Any], noted: bool) -> None:
+    comparison = compare(make_run(tmp_path, "a"), make_run(tmp_path, "b", data=change))
+    assert (DATASET_NOTE in comparison.notes) is noted
+
+
+def test_comparison_notes_datasets_of_another_size(tmp_path: Path) -> None:
+    larger = make_run(tmp_path, "b", replace(make_run_started(), train_images=9999))
+    assert compare(make_run(tmp_path, "a"), larger).notes == (DATASET_NOTE,)
+
+
+def test_comparison_notes_config_that_is_no_yaml(tmp_path: Path) -> None:
+    broken = make_run(tmp_path, "broken")
+    broken.config.write_text("{")
+    comparison = compare(make_run(tmp_path, "a", optim={"lr": 0.5}), broken)
+    assert comparison.notes == ("broken: config.yaml is not valid YAML",)
+    assert comparison.differences == ()
+
+
+def test_comparison_as_json_has_differences_from_the_baseline(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, name, make_run_started(), make_epoch(1, accuracy), END, run={"seed": seed})
+        for seed, (name, accuracy) in enumerate((("a", 0.5), ("b", 0.75)))
+    ]
+    values = json.loads(json.dumps(compare(*runs).to_dict(0), allow_nan=False))
+    assert values["format"] == 1
+    assert values["baseline"] == "a"
+    assert values["config"] == {"run.seed": [0, 1]}
+    assert values["runs"][1]["difference"]["best_val_accuracy"] == 0.25
+    assert values["runs"][1]["figures"]["best_epoch"] == 1
+    assert values["best"]["best_val_accuracy"] == [1]
+    assert values["seed_groups"][0]["runs"] == [0, 1]
+    assert values["seed_groups"][0]["figures"]["best_val_accuracy"]["mean"] == 0.625
+
+
+@pytest.mark.parametrize("count", [0, MAX_RUNS + 1])
+def test_compare_runs_limits_their_number(count: int) -> None:
+    run = ComparedRun("a", "/a", "finished", None, RunFigures())
+    with pytest.raises(UsageError):
+        compare_runs([run] * count)
+
+
+def test_comparison_reads_a_run_of_an_earlier_version() -> None:
+    folder = RunFolder(Path(__file__).parents[2] / "recordings/earlier-run/run")
+    run = read_run(folder)
+    assert run.problem is None
+    assert run.figures.best_val_accuracy is not None
+    assert compare_runs([run, run]).differences == ()
