@@ -70,6 +70,12 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(f"a value cannot be parsed ({type(error).__name__}: {error})") from error
 
 
+def compose_yaml(text: str) -> yaml.Node | None:
+    """Return the nodes of valid YAML text with their positions; None if it is empty. Raises `yaml.YAMLError`."""
+    node: yaml.Node | None = yaml.compose(text, _Yaml12Loader)
+    return node
+
+
 class _QuotingDumper(yaml.SafeDumper):
     """Dumper that quotes strings which a YAML 1.1 or 1.2 reader would not parse as strings, such as the name `1e3`."""
 

@@ -190,6 +190,11 @@ class DistributedBatchSampler:
                 ends = number == len(batches)
                 yield BatchRequest("train", epoch, batch if len(batch) else images[:1], weight, ends)
 
+    def repeated_train_requests(self, steps: int) -> Iterator[BatchRequest]:
+        """Yield this rank's training batches of at least `steps` steps, epoch after epoch, without validation."""
+        for epoch in range(1, -(-steps // self.steps_per_epoch) + 1):
+            yield from self.train_requests(epoch)
+
     def val_requests(self) -> Iterator[BatchRequest]:
         """Yield this rank's validation batches. Over all ranks each image appears exactly once.
 

@@ -282,7 +282,7 @@ def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) 
             folder = folder.hold()
         config = with_run_name(config, folder)
         run.allocation.reservation.set_run_name(folder.name)
-    return Job(config, preflight.plan, folder, message["resumed"], preflight.source)
+    return Job(config, preflight.plan, folder, message["resumed"], preflight.source, lr_range=run.request.lr_range)
 
 
 def _exit_code_of_refused_rank(this_rank: _ExternalRank, error: UsageError) -> ExitCode:

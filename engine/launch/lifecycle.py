@@ -70,7 +70,7 @@ class OwnedRun:
     def _claim(self, preflight: Preflight) -> Job | None:
         """Claim the run folder; a dry run has a job without one."""
         assert preflight.plan is not None  # noqa: S101 - a preflight without problems has one
-        job = Job(self.request.config, preflight.plan, None, False, preflight.source)
+        job = Job(self.request.config, preflight.plan, None, False, preflight.source, lr_range=self.request.lr_range)
         if self.request.dry_run:
             return job
         self.claimed = claim_if_unfinished(self.request)

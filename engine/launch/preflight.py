@@ -31,6 +31,7 @@ from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.batch_size import with_batch_size
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
+from engine.optim.lr_range import LrRange
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.runs.checkpoint_files import read_saved_config
@@ -49,7 +50,8 @@ class RunRequest:
     `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
     `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
     started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder. `trust_owner` resumes a run
-    that other users can change; `code_trust` says whose code the config may name."""
+    that other users can change; `code_trust` says whose code the config may name. With `lr_range`, a learning rate
+    range test replaces the training; such a request is a dry run."""
 
     config: Config
     runs_dir: Path
@@ -59,6 +61,7 @@ class RunRequest:
     problems: tuple[Problem, ...] = ()
     trust_owner: bool = False
     code_trust: CodeTrust = field(default_factory=CodeTrust)
+    lr_range: LrRange | None = None
 
 
 @dataclass
@@ -150,7 +153,7 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
     if rank_info is None:
         with collect_problems(problems):
             check_rendezvous(config.device.init_method, os.environ)
-    if rank_info is None or rank_info.rank == 0:
+    if request.lr_range is None and (rank_info is None or rank_info.rank == 0):
         with collect_problems(problems):
             _check_run_folder(request)
 

@@ -13,13 +13,14 @@ from engine.utils.errors import Problem
 
 
 def scaled_lr(optim: OptimConfig, world_size: int) -> float:
-    """Return the peak learning rate: `optim.lr` scaled with the world size according to `optim.lr_scaling`.
+    """Return the peak learning rate: `optim.lr` scaled with the world size according to `optim.lr_scaling`."""
+    return optim.lr * lr_scaling_factor(optim, world_size)
 
-    The factor is 1 (none), the world size (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017) or its square
-    root (sqrt).
-    """
-    factor = {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.lr_scaling]
-    return optim.lr * factor
+
+def lr_scaling_factor(optim: OptimConfig, world_size: int) -> float:
+    """Return the factor on `optim.lr`: 1 (none), the world size (linear: Goyal et al., Accurate, Large Minibatch SGD,
+    2017) or its square root (sqrt)."""
+    return {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.lr_scaling]
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:

@@ -96,12 +96,17 @@ def _nan_if_none(number: float | None) -> float:
     return math.nan if number is None else number
 
 
+def describe_devices(event: RunStarted) -> str:
+    """Return the number of ranks and their devices."""
+    devices = "the CPU" if set(event.devices) == {"cpu"} else ", ".join(event.devices)
+    return f"{pluralize(event.world_size, 'rank')} on {devices}"
+
+
 def describe_run_setup(event: RunStarted) -> str:
     """Return devices, batch size, epochs, dataset and model of a run as one line."""
-    devices = "the CPU" if set(event.devices) == {"cpu"} else ", ".join(event.devices)
     start_method = f", started by {event.start_method}" if event.start_method else ""
     return (
-        f"{pluralize(event.world_size, 'rank')} on {devices}{start_method}, global batch size {event.global_batch}, "
+        f"{describe_devices(event)}{start_method}, global batch size {event.global_batch}, "
         f"{pluralize(event.steps_per_epoch, 'step')} per epoch, {pluralize(event.epochs, 'epoch')}, "
         f"{event.train_images} images for training and {event.val_images} for validation in "
         f"{event.classes} classes, {describe_parameters(event)}{describe_pipeline(event)}"

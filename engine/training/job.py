@@ -9,6 +9,7 @@ from typing import Literal
 from engine.config.schema import Config
 from engine.data.sources.base import ImageSource
 from engine.distributed.node_plan import NodePlan
+from engine.optim.lr_range import LrRange
 from engine.runs.events import RankFailed
 from engine.runs.folder import RunFolder
 
@@ -32,7 +33,7 @@ class Job:
 
     `folder` is None in a dry run, which runs forward and backward on one batch and saves nothing. `resumed` means that
     the folder already has a journal. `source` is set if it was opened before the ranks were started. `start_method` is
-    known to the ranks only.
+    known to the ranks only. With `lr_range`, a learning rate range test replaces the training; it has no folder.
     """
 
     config: Config
@@ -41,6 +42,7 @@ class Job:
     resumed: bool
     source: ImageSource | None
     start_method: StartMethod | None = None
+    lr_range: LrRange | None = None
 
     def with_folder_fd(self, fd: int | None) -> Job:
         """Return the job with its run folder held by `fd`, a descriptor of this process."""

@@ -29,7 +29,6 @@ from engine.models.compile import eager_for_partial_batch
 from engine.models.ema import ModelEma
 from engine.models.memory_format import resolve_memory_format
 from engine.models.precision import input_dtype, master_params_to_model_params, model_grads_to_master_grads
-from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.optim.plateau import PlateauFactor
 from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
@@ -89,6 +88,8 @@ class RankState:
     channel: Channel
     agreement: Agreement
     step_log: StepLog
+    lr_of_step: Callable[[int], float]
+    """Learning rate of a step, counted from 1 in the data of all epochs, without the factor of schedule `plateau`."""
     position: Position
     train_metrics: MetricAccumulator
 
@@ -206,8 +207,7 @@ class RankState:
         size keeps its schedule.
         """
         step = (self.position.epoch - 1) * self.sampler.steps_per_epoch + step_in_epoch
-        factor = lr_factor(self.config.schedule, step, self.sampler.steps_per_epoch, self.config.run.epochs)
-        return scaled_lr(self.config.optim, self.sampler.num_devices) * factor * self.plateau.factor
+        return self.lr_of_step(step) * self.plateau.factor
 
     def log_step(self, results: Sequence[MicroBatchResult], nonfinite: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Add a step to the training metrics and the step log. Raises NonFiniteLossError for an earlier step."""

@@ -140,10 +140,13 @@ class StepLog:
             self._pending.copy_done.record()
         self.restart_clock()
 
-    def wait_pending(self) -> None:
-        """Report the steps whose all-reduce is in progress, if any. Raises NonFiniteLossError."""
+    def wait_pending(self) -> list[float]:
+        """Report the steps whose all-reduce is in progress, if any; return their losses, the same on all ranks.
+
+        Raises NonFiniteLossError.
+        """
         if self._pending is None:
-            return
+            return []
         group, self._pending = self._pending, None
         losses, skipped = group.wait()
         if self.emits_events:
@@ -156,6 +159,7 @@ class StepLog:
                 raise NonFiniteLossError(
                     self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, index])
                 )
+        return losses
 
     def _describe_nonfinite(self, step: int, epoch: int, loss: float, local_loss: Tensor) -> str:
         """Name the ranks whose loss is not finite. A collective."""

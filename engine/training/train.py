@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -41,7 +41,7 @@ from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
 from engine.models.precision import build_grad_scaler, max_scaler_skips
 from engine.models.training_model import TrainingModel, build_training_model
-from engine.optim.lr_schedule import schedule_length_problems
+from engine.optim.lr_schedule import lr_factor, lr_scaling_factor, scaled_lr, schedule_length_problems
 from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import PlateauFactor
 from engine.runs.early_stop import EarlyStop
@@ -52,6 +52,7 @@ from engine.training.loop import forward_backward, training_loop
 from engine.training.losses import Criterion, build_loss
 from engine.training.memory import manual_gc
 from engine.training.metrics import MetricAccumulator
+from engine.training.range_test import run_range_test
 from engine.training.rank_state import Position, RankState
 from engine.training.resume import load_for_resume
 from engine.training.rng import seed_everything
@@ -105,7 +106,10 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
             trainer.warn_no_checkpoint()
 
         # 5. Train.
-        outcome = dry_run(trainer, warnings) if job.folder is None else run_training(trainer, warnings)
+        if job.lr_range is not None:
+            outcome = run_range_test(trainer, job.lr_range, warnings)
+        else:
+            outcome = dry_run(trainer, warnings) if job.folder is None else run_training(trainer, warnings)
     except Exception:
         # The process group is not destroyed: that would wait for ranks that wait for this one.
         data.pipeline.raise_if_worker_died()
@@ -156,7 +160,10 @@ def _start_pipeline(
         workers = _num_workers(job, source, image_format, sampler, position.epoch)
     warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
     warnings += loader_warnings(config, plan.local_world_size, workers, image_format, plan.devices_per_rank)
-    requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
+    if job.lr_range is not None:
+        requests = sampler.repeated_train_requests(job.lr_range.steps)
+    else:
+        requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
     pipeline = InputPipeline(pipeline_choice, source, config, image_format, requests, workers)
     return TrainingData(source, sampler, image_format, pipeline), warnings + pipeline.warnings
 
@@ -202,6 +209,7 @@ def build_trainer(
         channel=channel,
         agreement=Agreement(cpu_group),
         step_log=step_log,
+        lr_of_step=_lr_of_step(job, sampler),
         position=resume_position(checkpoint, sampler),
         train_metrics=MetricAccumulator(device),
     )
@@ -218,6 +226,16 @@ def build_trainer(
         pipeline_choice=data.pipeline.pipeline_choice,
         warmup=warm_up(state, cpu_group),
     )
+
+
+def _lr_of_step(job: Job, sampler: DistributedBatchSampler) -> Callable[[int], float]:
+    """Return the learning rate as a function of the step: that of the range test, else of the schedule."""
+    config, lr_range = job.config, job.lr_range
+    if lr_range is not None:
+        scaling = lr_scaling_factor(config.optim, sampler.num_devices)
+        return lambda step: scaling * lr_range.lr_at(step)
+    peak_lr = scaled_lr(config.optim, sampler.num_devices)
+    return lambda step: peak_lr * lr_factor(config.schedule, step, sampler.steps_per_epoch, config.run.epochs)
 
 
 def _build_model(

@@ -67,6 +67,8 @@ class PlotWindow:
     """Share of the points in the window that the moving average covers; 0 disables smoothing."""
     x_name: str = ""
     """Name of the x axis, at its right end."""
+    log_x: bool = False
+    """Whether all positions on the x axis are logarithms to base 10 of what its labels show."""
 
 
 @dataclass(frozen=True)
@@ -219,13 +221,18 @@ def _draw_points(figure: Any, x: FloatArray, y: FloatArray, marker: str) -> None
 def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[Text]:
     """Return the axis line and its labels, in one line or two. The name of the axis is at the right end."""
     columns = width - left
-    values = ticks(window.low, window.high, max(columns // X_TICK_COLUMNS, 2))
+    max_ticks = max(columns // X_TICK_COLUMNS, 2)
+    if window.log_x:
+        shown = log_ticks(10**window.low, 10**window.high, max_ticks)
+        values = [math.log10(value) for value in shown]
+    else:
+        shown = values = ticks(window.low, window.high, max_ticks)
     rule, labels = ["─"] * columns, [" "] * (width + 1)
     name = f" {window.x_name}" if window.x_name else ""
     end = width - len(name)
     labels[end:] = name
     free_from = 0
-    for value, label in zip(values, tick_labels(values), strict=True):
+    for value, label in zip(values, tick_labels(shown, log=window.log_x), strict=True):
         column = round((value - window.low) / max(window.high - window.low, 1e-300) * (columns - 1))
         rule[column] = "┬"
         start = min(max(left + column - (len(label) - 1) // 2, free_from), width - len(label))

@@ -72,6 +72,25 @@ def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, str | 
     }
 
 
+def run_flags(
+    values: dict[str, str | None], switches: dict[str, bool], ngpu: int | None
+) -> dict[str, tuple[str, str | bool]]:
+    """Map the flags of a command that trains to overrides, as `flag_overrides`; `switches` are flags without a value.
+
+    Raises UsageError if --ngpu and --gpus disagree.
+    """
+    from engine.utils.errors import UsageError
+
+    flags = flag_overrides(values)
+    flags |= {FLAG_TO_KEY[name]: (f"--{name}", True) for name, enabled in switches.items() if enabled}
+    if ngpu is not None:
+        selection, gpus = f"free:{ngpu}" if ngpu else "cpu", values["gpus"]
+        if gpus is not None and gpus != selection:
+            raise UsageError.one("--ngpu", f"means --gpus {selection}, but --gpus {gpus} is also set; keep one")
+        flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", selection)
+    return flags
+
+
 def resolve_arguments(
     arguments: list[str] | None,
     flags: dict[str, tuple[str, str | bool]] | None = None,
@@ -101,6 +120,9 @@ def trust_option(*, granted: bool) -> CodeTrust:
 CONFIG_HELP = "YAML file, or preset such as digits.\nConfig override, such as optim.lr=0.1."
 RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
 ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP)]
+NgpuOption = Annotated[
+    int | None, typer.Option("--ngpu", min=0, metavar="N", help="Shorthand for --gpus free:N; 0 means --gpus cpu.")
+]
 RunsDirOption = Annotated[
     str | None, typer.Option("--runs-dir", metavar="DIR", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")
 ]

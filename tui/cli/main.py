@@ -14,6 +14,7 @@ from tui.cli.arguments import LowBandwidthOption, RunsDirOption, TrustOwnerOptio
 from tui.cli.bench import app as bench_app
 from tui.cli.compare import app as compare_app
 from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_epilog
+from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.runs import app as runs_app
@@ -38,7 +39,7 @@ app = typer.Typer(
         "Help for a command: gputrain COMMAND --help",
     ),
 )
-for commands in (train_app, models_app, bench_app, runs_app, compare_app, trained_app, machine_app):
+for commands in (train_app, lr_find_app, models_app, bench_app, runs_app, compare_app, trained_app, machine_app):
     app.add_typer(commands)
 
 screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -16,18 +16,18 @@ from tui.cli.arguments import (
     EventsJsonOption,
     HeadlessOption,
     JsonOption,
+    NgpuOption,
     RunsDirOption,
     TrustCodeOption,
     TrustOwnerOption,
     code_trust,
     exit_on_usage_error,
-    flag_overrides,
     resolve_arguments,
+    run_flags,
     split_arguments,
     trust_option,
 )
 from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
-from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
@@ -60,9 +60,7 @@ def run(
     arguments: ConfigArguments = None,
     headless: HeadlessOption = False,
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
-    ngpu: Annotated[
-        int | None, typer.Option("--ngpu", min=0, metavar="N", help="Shorthand for --gpus free:N; 0 means --gpus cpu.")
-    ] = None,
+    ngpu: NgpuOption = None,
     wait: Annotated[bool, typer.Option("--wait")] = False,
     ranks: Annotated[str | None, typer.Option("--ranks")] = None,
     epochs: Annotated[str | None, typer.Option("--epochs")] = None,
@@ -94,23 +92,13 @@ def run(
     --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
     step, a second Ctrl-C kills the run.
     """
-    from engine.utils.errors import UsageError
-
     flag_values = {
         "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
         "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
         "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
     }  # fmt: skip
     with exit_on_usage_error():
-        flags = flag_overrides(flag_values)
-        for key, enabled in (("resume", resume), ("wait", wait)):
-            if enabled:
-                flags[FLAG_TO_KEY[key]] = (f"--{key}", True)
-        if ngpu is not None:
-            selection = f"free:{ngpu}" if ngpu else "cpu"
-            if gpus is not None and gpus != selection:
-                raise UsageError.one("--ngpu", f"means --gpus {selection}, but --gpus {gpus} is also set; keep one")
-            flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", selection)
+        flags = run_flags(flag_values, {"resume": resume, "wait": wait}, ngpu)
         file, _ = split_arguments(arguments)
         stem = Path(file).stem if file else None
         request = build_request(

@@ -25,7 +25,7 @@ def test_main_help_lists_every_command_once_on_one_line() -> None:
     assert groups[::2] == [TRAIN, RUNS, RESULTS, MACHINE]
     rows = [line for group in groups[1::2] for line in group.splitlines() if line]
     assert sorted(row.split()[0] for row in rows) == COMMANDS
-    assert all(re.fullmatch(r"  \w+ +[A-Z].*\.", row) for row in rows)
+    assert all(re.fullmatch(r"  [\w-]+ +[A-Z].*\.", row) for row in rows)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,142 @@
+"""Set one number in a YAML config file in place: comments, order and layout of the rest stay as they are."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import yaml
+
+from engine.config.loader import find_config, presets, user_presets_folder
+from engine.config.yaml_io import MAX_CONFIG_BYTES, compose_yaml, parse_yaml
+from engine.utils.errors import UsageError
+from engine.utils.files import read_bytes, replace_file
+
+NULL_TAG = "tag:yaml.org,2002:null"
+
+
+def editable_config(name: str | None) -> Path:
+    """Return the file of a CONFIG argument whose values gputrain may change.
+
+    Raises UsageError without a file, for a preset that is part of gputrain, and for a file that cannot be written."""
+    if name is None:
+        raise UsageError.one("--set", "needs a CONFIG file to write to; name a YAML file")
+    path = find_config(name)
+    if path == presets().get(name) and path.parent != user_presets_folder():
+        advice = f"copy it with `gputrain config {name} --diff > my-{name}.yaml`, and use that file"
+        raise UsageError.one("--set", f"{name} is a preset of gputrain, which cannot be changed", advice)
+    path = path.resolve()
+    if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
+        raise UsageError.one("--set", f"{path} or its folder is not writable for you; use a copy of the file")
+    return path
+
+
+def set_number(path: Path, key: str, value: float) -> list[str]:
+    """Set `section.name` in a config file to a number, atomically. Return the changed lines, as in a diff.
+
+    Raises UsageError if the file cannot be edited in place; then it is unchanged."""
+    by_hand = f"set {key}: {number_text(value)} in it by hand"
+    try:
+        data = read_bytes(path, MAX_CONFIG_BYTES)
+        text = data.decode()
+        mode = path.stat().st_mode
+        edited = with_number(text, key, value)
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise UsageError.one(str(path), f"{key} cannot be changed in place", by_hand) from error
+
+    def write(file: BinaryIO) -> None:
+        os.fchmod(file.fileno(), mode & 0o7777)
+        file.write(edited.encode())
+
+    try:
+        replace_file(path, write, durable=True)
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be written: {error.strerror}", by_hand) from error
+    diff = difflib.unified_diff(text.splitlines(), edited.splitlines(), n=0, lineterm="")
+    return [line for line in list(diff)[2:] if not line.startswith("@@")]
+
+
+def number_text(value: float) -> str:
+    """Return a number that YAML 1.1 and 1.2 read as one: 1e-05 without a point is text in YAML 1.1."""
+    mantissa, exponent, power = f"{value:.12g}".partition("e")
+    return f"{mantissa}{'' if '.' in mantissa else '.0'}e{power}" if exponent else mantissa
+
+
+def with_number(text: str, key: str, value: float) -> str:
+    """Return YAML text with `section.name` set to a number.
+
+    Raises ValueError if no edit sets this key alone, for example in a section that other sections share by an alias."""
+    section, _, name = key.partition(".")
+    edited = _edit(text, section, name, number_text(value))
+    expected = parse_yaml(text) or {}
+    expected[section] = {**(expected.get(section) or {}), name: float(number_text(value))}
+    if parse_yaml(edited) != expected:
+        raise ValueError(f"{key} cannot be set alone")
+    return edited
+
+
+def _edit(text: str, section: str, name: str, number: str) -> str:
+    newline = "\r\n" if "\r\n" in text else "\n"
+    root = compose_yaml(text)
+    if root is None:
+        return _append_line(text, f"{section}:{newline}  {name}: {number}", newline)
+    if not isinstance(root, yaml.MappingNode):
+        raise ValueError("the file is not a mapping")
+    values = _find(root, section)
+    if values is None:
+        if root.flow_style:
+            return _insert_into_flow(text, root, f"{section}: {{{name}: {number}}}")
+        return _append_line(text, f"{section}:{newline}  {name}: {number}", newline)
+    if isinstance(values, yaml.MappingNode):
+        current = _find(values, name)
+        if current is not None:
+            return _replace(text, current, number)
+        if values.flow_style:
+            return _insert_into_flow(text, values, f"{name}: {number}")
+        return _insert_line(text, values, f"{name}: {number}", newline)
+    if values.tag == NULL_TAG and values.start_mark.index == values.end_mark.index:
+        end = _end_of_line(text, values.end_mark.index)
+        indent = " " * (root.start_mark.column + 2)
+        return f"{text[:end]}{newline}{indent}{name}: {number}{text[end:]}"
+    return _replace(text, values, f"{{{name}: {number}}}")
+
+
+def _find(mapping: yaml.MappingNode, name: str) -> yaml.Node | None:
+    return next((value for key, value in mapping.value if key.value == name), None)
+
+
+def _replace(text: str, node: yaml.Node, new: str) -> str:
+    start, end = node.start_mark.index, node.end_mark.index
+    # `lr:` without a value ends at its colon.
+    return text[:start] + (" " if start == end else "") + new + text[end:]
+
+
+def _insert_into_flow(text: str, mapping: yaml.MappingNode, entry: str) -> str:
+    start = mapping.start_mark.index + 1
+    return text[:start] + entry + (", " if mapping.value else "") + text[start:]
+
+
+def _insert_line(text: str, mapping: yaml.MappingNode, line: str, newline: str) -> str:
+    """Insert an entry into a block mapping: behind the first entry, below whose comment it does not belong."""
+    key, value = mapping.value[0]
+    indent = " " * key.start_mark.column
+    if isinstance(value, yaml.ScalarNode) and value.end_mark.line == key.start_mark.line:
+        end = _end_of_line(text, value.end_mark.index)
+        return f"{text[:end]}{newline}{indent}{line}{text[end:]}"
+    start = key.start_mark.index
+    return f"{text[:start]}{line}{newline}{indent}{text[start:]}"
+
+
+def _append_line(text: str, line: str, newline: str) -> str:
+    return text + ("" if not text or text.endswith("\n") else newline) + line + newline
+
+
+def _end_of_line(text: str, index: int) -> int:
+    """Return the index of the line break that ends the line, or the length of the text."""
+    end = text.find("\n", index)
+    end = len(text) if end < 0 else end
+    return end - 1 if text[max(end - 1, 0) : end] == "\r" else end

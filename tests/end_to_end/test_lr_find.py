@@ -1,0 +1,122 @@
+"""`gputrain lr-find`: the same suggestion for any number of ranks, nothing left behind, and `--set`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from engine.optim.lr_range import LrRange
+from gputrain_command import Gputrain
+
+ENDLESS = ("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--to", "1e-5", "--steps", "10000", "--json")
+
+
+def json_lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def grid_step(lr: float) -> int:
+    lr_range = LrRange()
+    return min(range(1, lr_range.steps + 1), key=lambda step: abs(lr_range.lr_at(step) - lr))
+
+
+def files_of(gputrain: Gputrain) -> list[str]:
+    """Files that the command has left outside of the caches."""
+    return [
+        str(path.relative_to(gputrain.folder))
+        for path in gputrain.folder.rglob("*")
+        if path.is_file() and "cache" not in path.parts
+    ]
+
+
+@pytest.fixture(scope="module")
+def one_and_two_ranks(shared_gputrain: Gputrain) -> list[list[dict[str, Any]]]:
+    """Output of the test on the digits with one and with two ranks, and the same global batch size."""
+    outputs = []
+    for ranks in (1, 2):
+        options = ("--gpus", "cpu", "--ranks", str(ranks), "--batch-size", str(64 // ranks))
+        done = shared_gputrain("lr-find", "digits", *options, "--json")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        outputs.append(json_lines(done.stdout))
+    return outputs
+
+
+def test_lr_find_suggests_same_lr_for_one_and_two_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
+    one, two = (output[-1] for output in one_and_two_ranks)
+    assert one["type"] == two["type"] == "lr_found"
+    assert one["diverged"]
+    assert two["diverged"]
+    assert abs(grid_step(one["valley"]) - grid_step(two["valley"])) <= 1
+    assert abs(grid_step(one["steepest"]) - grid_step(two["steepest"])) <= 1
+    assert all(1e-3 < found[name] < 1e-1 for found in (one, two) for name in ("valley", "steepest"))
+
+
+def test_lr_find_trains_global_batch_of_all_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
+    for ranks, output in zip((1, 2), one_and_two_ranks, strict=True):
+        [started] = [line for line in output if line["type"] == "run_started"]
+        assert (started["world_size"], started["global_batch"]) == (ranks, 64)
+    steps = [[line for line in output if line["type"] == "lr_step"] for output in one_and_two_ranks]
+    assert [line["lr"] for line in steps[0][:50]] == [LrRange().lr_at(step) for step in range(1, 51)]
+    # The first 22 steps are one epoch of the same images. BatchNorm sees half of them on each of two ranks.
+    assert [line["loss"] for line in steps[0][:20]] == pytest.approx([line["loss"] for line in steps[1][:20]], rel=0.02)
+
+
+def test_lr_find_keeps_no_files(one_and_two_ranks: list[list[dict[str, Any]]], shared_gputrain: Gputrain) -> None:
+    assert [name for name in files_of(shared_gputrain) if "lr-find" in name] == []
+
+
+def wait_for_first_step(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert any('"lr_step"' in line for line in process.stdout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_lr_find_leaves_nothing_when_interrupted(gputrain: Gputrain, number: signal.Signals) -> None:
+    """The fixture checks that no process and no shared memory remains."""
+    process = gputrain.start(*ENDLESS)
+    wait_for_first_step(process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == (1 if number == signal.SIGINT else -number), errors
+    assert '"lr_found"' not in output
+    assert not gputrain.runs.exists()
+    assert files_of(gputrain) == []
+
+
+def test_lr_find_writes_lr_into_config_file(gputrain: Gputrain) -> None:
+    config = gputrain.folder / "mine.yaml"
+    config.write_text("base: digits.yaml\n# how it learns\noptim: {lr: 0.3, name: sgd}  # from a paper\n")
+    gputrain.folder.joinpath("digits.yaml").write_text(
+        "data: {dataset: digits, batch_size: 64}\nmodel: {name: linear}\nschedule: {warmup_steps: 10000}\n"
+    )
+    done = gputrain("lr-find", "mine.yaml", "--gpus", "cpu", "--set", "--pick", "steepest", "--seed", "2")
+    assert done.returncode == 0, done.stderr
+    [value] = [line.split()[2].partition("=")[2] for line in done.stdout.splitlines() if "steepest" in line]
+    before, after = config.read_text(), f"optim: {{lr: {value}, name: sgd}}  # from a paper"
+    assert before == f"base: digits.yaml\n# how it learns\n{after}\n"
+    assert done.stdout.splitlines()[-2:] == ["-optim: {lr: 0.3, name: sgd}  # from a paper", f"+{after}"]
+    assert "smoothed loss; the loss" in done.stdout
+    assert "1 rank on the CPU, global batch size 64, up to 100 steps with optim.lr from 1e-06 to 10" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digits", "--set"], "--set: digits is a preset of gputrain, which cannot be changed; copy it with "),
+        (["--dataset", "digits", "--set"], "--set: needs a CONFIG file to write to"),
+        (["digits", "--from", "1", "--to", "0.1"], "--to: must be a learning rate above --from, 1, not 0.1"),
+        (["digits", "--gpus", "cpu", "optim.momentum=2"], "optim.momentum: 2 is not allowed: must be less than 1"),
+    ],
+)
+def test_lr_find_refuses_with_one_line(gputrain: Gputrain, arguments: list[str], message: str) -> None:
+    done = gputrain("lr-find", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not gputrain.runs.exists()

@@ -1,0 +1,111 @@
+"""Numbers set in place in YAML files: all other text stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import presets, resolve_config
+from engine.config.yaml_edit import editable_config, number_text, set_number, with_number
+from engine.utils.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [
+        ("optim:\n  lr: 0.1 # was 0.3\n  name: sgd\n", "optim:\n  lr: 0.05 # was 0.3\n  name: sgd\n"),
+        ("optim: {lr: 0.1, name: sgd}  # flow\n", "optim: {lr: 0.05, name: sgd}  # flow\n"),
+        ("{optim: {'lr': \"1\"}}", "{optim: {'lr': 0.05}}"),
+        ("optim:\n  lr:\n  name: sgd\n", "optim:\n  lr: 0.05\n  name: sgd\n"),
+        ("---\noptim:\n  lr: .1\n...\n", "---\noptim:\n  lr: 0.05\n...\n"),
+        ("\ufeffoptim:\n  lr: 1\n", "\ufeffoptim:\n  lr: 0.05\n"),
+    ],
+)
+def test_with_number_replaces_value(text: str, edited: str) -> None:
+    assert with_number(text, "optim.lr", 0.05) == edited
+
+
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [
+        ("", "optim:\n  lr: 0.05\n"),
+        ("# only\n", "# only\noptim:\n  lr: 0.05\n"),
+        ("run:\n  epochs: 3", "run:\n  epochs: 3\noptim:\n  lr: 0.05\n"),
+        ("{run: {epochs: 1}}", "{optim: {lr: 0.05}, run: {epochs: 1}}"),
+        ("optim: {}\n", "optim: {lr: 0.05}\n"),
+        ("optim: ~ # x\n", "optim: {lr: 0.05} # x\n"),
+        ("optim: # c\n\nrun: {epochs: 2}\n", "optim: # c\n  lr: 0.05\n\nrun: {epochs: 2}\n"),
+        ("optim: {name: sgd}\n", "optim: {lr: 0.05, name: sgd}\n"),
+        (
+            "optim:\r\n    # the best\r\n    name: sgd # c\r\n    momentum: 0.8\r\n",
+            "optim:\r\n    # the best\r\n    name: sgd # c\r\n    lr: 0.05\r\n    momentum: 0.8\r\n",
+        ),
+        ("optim:\n  options:\n    a: 1\n", "optim:\n  lr: 0.05\n  options:\n    a: 1\n"),
+    ],
+)
+def test_with_number_inserts_missing_key(text: str, edited: str) -> None:
+    assert with_number(text, "optim.lr", 0.05) == edited
+
+
+def test_with_number_changes_one_line_of_every_preset() -> None:
+    for path in presets().values():
+        before = path.read_text()
+        after = with_number(before, "optim.lr", 0.0123)
+        changed = [pair for pair in zip(before.splitlines(), after.splitlines(), strict=True) if pair[0] != pair[1]]
+        assert [line for _, line in changed] == ["  lr: 0.0123"], path
+
+
+def test_with_number_refuses_value_that_others_share() -> None:
+    with pytest.raises(ValueError, match="cannot be set alone"):
+        with_number("optim: &shared {lr: 1}\nother: *shared\n", "optim.lr", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.05, "0.05"), (1e-5, "1.0e-05"), (1.25e-7, "1.25e-07"), (3.0, "3"), (0.00911, "0.00911")]
+)
+def test_number_text_is_a_number_in_yaml_1_1(value: float, text: str) -> None:
+    assert number_text(value) == text
+    assert float(text) == value
+
+
+def test_set_number_writes_file_with_its_mode_through_a_link(tmp_path: Path) -> None:
+    file, link = tmp_path / "a.yaml", tmp_path / "link.yaml"
+    file.write_text("base: b.yaml # base\nrun: {epochs: 1}\n")
+    (tmp_path / "b.yaml").write_text("optim: {lr: 3}\n")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    assert set_number(editable_config(str(link)), "optim.lr", 0.02) == ["+optim:", "+  lr: 0.02"]
+    assert file.read_text() == "base: b.yaml # base\nrun: {epochs: 1}\noptim:\n  lr: 0.02\n"
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert resolve_config(str(file)).config.optim.lr == 0.02
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.yaml", "b.yaml", "link.yaml"]
+
+
+def test_set_number_returns_changed_lines(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("run:\n  epochs: 1\noptim:\n  lr: 0.1 # c\n")
+    assert set_number(file, "optim.lr", 0.02) == ["-  lr: 0.1 # c", "+  lr: 0.02 # c"]
+    assert set_number(file, "optim.lr", 0.02) == []
+
+
+def test_set_number_keeps_file_that_cannot_be_edited(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a: &x {lr: 1}\noptim: *x\n")
+    with pytest.raises(UsageError, match=r"cannot be changed in place; set optim\.lr: 0\.02 in it by hand"):
+        set_number(file, "optim.lr", 0.02)
+    assert file.read_text() == "a: &x {lr: 1}\noptim: *x\n"
+
+
+def test_editable_config_refuses_preset_and_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    with pytest.raises(UsageError, match=r"digits is a preset of gputrain, .* config digits --diff > my-digits\.yaml"):
+        editable_config("digits")
+    with pytest.raises(UsageError, match="needs a CONFIG file"):
+        editable_config(None)
+    own = tmp_path / "settings" / "gputrain" / "presets" / "mine.yaml"
+    own.parent.mkdir(parents=True, mode=0o700)
+    own.write_text("")
+    assert editable_config("mine") == own

@@ -1,0 +1,157 @@
+"""Learning rate range test: its learning rates, smoothing, the end at divergence, and its suggestions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion, steepest_descent, valley
+from engine.utils.errors import UsageError
+
+
+def add_losses(lr_range: LrRange, loss_at: Callable[[float], float]) -> LossCurve:
+    """Return the curve of a loss that depends on the learning rate alone, up to its divergence."""
+    curve = LossCurve(lr_range)
+    for step in range(1, lr_range.steps + 1):
+        if curve.add(loss_at(lr_range.lr_at(step))):
+            break
+    return curve
+
+
+def sigmoid_loss(lr: float, middle: float = 1e-2) -> float:
+    """A loss that falls from 2.1 to 0.1, fastest at `middle`."""
+    return 0.1 + 2 / (1 + (lr / middle) ** 2)
+
+
+def grid_steps(lr_range: LrRange, lr: float, other: float) -> float:
+    return abs(math.log(lr / other)) / math.log(lr_range.lr_at(2) / lr_range.low)
+
+
+def suggestion_of(curve: LossCurve) -> LrSuggestion:
+    suggestion = curve.suggest()
+    assert suggestion is not None
+    return suggestion
+
+
+def test_lr_range_is_geometric_series_between_its_ends() -> None:
+    lr_range = LrRange(1e-4, 1.0, 41)
+    rates = [lr_range.lr_at(step) for step in range(1, 42)]
+    assert rates[0] == 1e-4
+    assert rates[-1] == pytest.approx(1.0)
+    assert [rates[10], rates[20], rates[30]] == pytest.approx([1e-3, 1e-2, 1e-1])
+
+
+@pytest.mark.parametrize(
+    ("lr_range", "problems"),
+    [
+        (LrRange(0.0), ["--from: must be a learning rate above 0, not 0"]),
+        (LrRange(math.nan), ["--from: must be a learning rate above 0, not nan"]),
+        (LrRange(0.1, 0.1), ["--to: must be a learning rate above --from, 0.1, not 0.1"]),
+        (LrRange(1e-3, math.inf, 5), ["--to: must be .*, not inf", "--steps: must be from 20 to 10000, not 5"]),
+    ],
+)
+def test_lr_range_check_names_every_problem(lr_range: LrRange, problems: list[str]) -> None:
+    with pytest.raises(UsageError, match="\n".join(problems)):
+        lr_range.check()
+
+
+def test_loss_curve_smooths_with_bias_correction() -> None:
+    curve = LossCurve(LrRange(steps=100))
+    for loss in (4.0, 2.0, 1.0):
+        curve.add(loss)
+    # Weights 0.9^2, 0.9 and 1, normalized.
+    assert curve.smoothed == pytest.approx([4.0, (0.9 * 4 + 2) / 1.9, (0.81 * 4 + 0.9 * 2 + 1) / 2.71])
+
+
+def test_loss_curve_smooths_same_share_of_any_number_of_steps() -> None:
+    values = [add_losses(LrRange(steps=steps), sigmoid_loss).smoothed[steps // 2] for steps in (100, 1000)]
+    assert values[0] == pytest.approx(values[1], rel=0.02)
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf, 1e6])
+def test_loss_curve_diverges_at_huge_or_nonfinite_loss(last: float) -> None:
+    curve = LossCurve(LrRange())
+    assert not any(curve.add(1.0) for _ in range(50))
+    assert curve.add(last)
+    assert curve.diverged
+
+
+def test_loss_curve_diverges_above_four_times_its_minimum() -> None:
+    curve = add_losses(LrRange(), lambda lr: 1.0 if lr < 1e-2 else 10.0)
+    assert curve.diverged
+    assert curve.smoothed[-2] <= 4.0 < curve.smoothed[-1]
+
+
+def test_loss_curve_ignores_single_spike() -> None:
+    curve = LossCurve(LrRange())
+    assert not any([curve.add(1.0) for _ in range(50)] + [curve.add(20.0)] + [curve.add(1.0) for _ in range(49)])
+
+
+def test_steepest_descent_finds_middle_of_sigmoid() -> None:
+    values = [1 / (1 + math.exp(0.3 * (step - 40))) for step in range(100)]
+    assert steepest_descent(values, 5) == 40
+
+
+def test_steepest_descent_ignores_slopes_after_minimum() -> None:
+    falls = [10.0 - step for step in range(10)] + [0.0]
+    assert steepest_descent([*falls, 50.0, 100.0, 1.0], 2) <= 10
+
+
+def test_valley_spans_ninety_to_ten_percent_of_the_fall() -> None:
+    values = [*[10.0] * 5, *(10.0 - step for step in range(11)), *[0.0] * 5, 8.0]
+    # At 9 and at 1.
+    assert valley(values) == (6, 14)
+
+
+def test_valley_of_flat_top_and_bottom_ignores_noise() -> None:
+    rng = np.random.default_rng(5)
+    values = [10.0] * 40 + [10.0 - step for step in range(11)] + [0.0] * 40
+    noisy = [value + rng.uniform(-0.3, 0.3) for value in values]
+    assert np.abs(np.subtract(valley(noisy), valley(values))).max() <= 1
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, 2.0, 3.0], [5.0, 5.0], [3.0, 0.0], [3.0, 1.0, 2.0, 0.5]])
+def test_valley_of_any_curve_has_ordered_ends(values: list[float]) -> None:
+    start, end = valley(values)
+    assert 0 <= start <= end < len(values)
+
+
+def test_suggestions_lie_where_loss_falls() -> None:
+    suggestion = suggestion_of(add_losses(LrRange(), sigmoid_loss))
+    # The average lags behind the loss by up to a decade.
+    assert 1e-2 <= suggestion.steepest <= 1e-1
+    assert suggestion.steepest <= suggestion.valley <= 3e-1
+
+
+def test_suggestions_are_robust_against_noise() -> None:
+    lr_range, rng = LrRange(), np.random.default_rng(3)
+    exact = suggestion_of(add_losses(lr_range, sigmoid_loss))
+    for _ in range(20):
+        noisy = suggestion_of(add_losses(lr_range, lambda lr: float(sigmoid_loss(lr) * rng.uniform(0.9, 1.1))))
+        assert grid_steps(lr_range, noisy.steepest, exact.steepest) <= 4
+        assert grid_steps(lr_range, noisy.valley, exact.valley) <= 3
+
+
+@pytest.mark.parametrize("steps", [20, 100, 400])
+def test_noise_alone_suggests_nothing(steps: int) -> None:
+    rng = np.random.default_rng(4)
+    curves = [add_losses(LrRange(steps=steps), lambda _: float(rng.normal(2.3, 0.2))) for _ in range(100)]
+    assert [curve.suggest() for curve in curves] == [None] * 100
+
+
+def test_suggestions_ignore_loss_after_divergence() -> None:
+    lr_range = LrRange()
+    falling = suggestion_of(add_losses(lr_range, sigmoid_loss))
+    diverging = add_losses(lr_range, lambda lr: sigmoid_loss(lr) if lr < 1 else 1e9)
+    assert diverging.diverged
+    assert grid_steps(lr_range, suggestion_of(diverging).steepest, falling.steepest) <= 1
+
+
+@pytest.mark.parametrize(
+    "loss_at", [lambda lr: 2.3, lambda lr: 2.3 + lr, lambda lr: math.nan, lambda lr: 2.3 * (1 - 1e-3 * (lr > 1e-2))]
+)
+def test_loss_that_does_not_fall_suggests_nothing(loss_at: Callable[[float], float]) -> None:
+    assert add_losses(LrRange(), loss_at).suggest() is None

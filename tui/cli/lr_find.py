@@ -1,0 +1,200 @@
+"""`gputrain lr-find`: find a learning rate with a range test on the ranks of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tui.cli.arguments import (
+    ConfigArguments,
+    NgpuOption,
+    TrustCodeOption,
+    exit_on_usage_error,
+    resolve_arguments,
+    run_flags,
+    split_arguments,
+)
+from tui.cli.help import TRAIN, ConfigCommand, make_epilog
+from tui.cli.train import build_request
+
+if TYPE_CHECKING:
+    from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
+    from engine.runs.events import Event
+
+LR_FIND_FORMAT = 1
+LR_KEY = "optim.lr"
+
+app = typer.Typer()
+
+
+class Pick(StrEnum):
+    """The suggestion that `--set` writes."""
+
+    VALLEY = "valley"
+    STEEPEST = "steepest"
+
+
+@app.command(
+    "lr-find",
+    cls=ConfigCommand,
+    rich_help_panel=TRAIN,
+    epilog=make_epilog(
+        [
+            "gputrain lr-find digits",
+            "gputrain lr-find flowers.yaml --gpus 0,1 --amp bf16 --set",
+            "gputrain lr-find flowers.yaml --from 1e-5 --to 1 --steps 200",
+        ],
+        exit_codes={0: "a learning rate was found", 1: "failed, stopped, or nothing to suggest", 2: "usage error"},
+    ),
+)
+def lr_find(
+    arguments: ConfigArguments = None,
+    low: Annotated[float, typer.Option("--from", metavar="LR", help="First learning rate.")] = 1e-6,
+    high: Annotated[float, typer.Option("--to", metavar="LR", help="Last learning rate.")] = 10.0,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Learning rates to test, one per step.")] = 100,
+    write: Annotated[bool, typer.Option("--set", help="Write the suggestion to optim.lr in the CONFIG file.")] = False,
+    pick: Annotated[Pick, typer.Option("--pick", help="The suggestion that --set writes.")] = Pick.VALLEY,
+    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    ngpu: NgpuOption = None,
+    wait: Annotated[bool, typer.Option("--wait")] = False,
+    ranks: Annotated[str | None, typer.Option("--ranks")] = None,
+    batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer")] = None,
+    amp: Annotated[str | None, typer.Option("--amp")] = None,
+    workers: Annotated[str | None, typer.Option("--workers")] = None,
+    model: Annotated[str | None, typer.Option("--model")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset")] = None,
+    data_path: Annotated[str | None, typer.Option("--data-path")] = None,
+    seed: Annotated[str | None, typer.Option("--seed")] = None,
+    launcher: Annotated[str | None, typer.Option("--launcher")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events, losses and the result as JSON lines.")] = False,
+    trust_code: TrustCodeOption = False,
+) -> None:
+    """Find a learning rate with a short test.
+
+    Trains a throw-away model on the ranks, batches and precision of a run while the learning rate grows. The test ends
+    when the loss diverges. Schedule, warmup and EMA have no effect on it, and it leaves no files.
+    """
+    from engine.config.yaml_edit import editable_config, set_number
+    from engine.launch.lr_find import run_lr_find
+    from engine.optim.lr_range import LrRange
+
+    flag_values = {
+        "gpus": gpus, "ranks": ranks, "batch_size": batch_size, "optimizer": optimizer, "amp": amp, "workers": workers,
+        "model": model, "dataset": dataset, "data_path": data_path, "seed": seed, "launcher": launcher,
+    }  # fmt: skip
+    report = JsonReport() if as_json else TextReport(LrRange(low, high, steps))
+    with exit_on_usage_error():
+        flags = run_flags(flag_values, {"wait": wait}, ngpu)
+        file, _ = split_arguments(arguments)
+        # Before the test, which takes a while.
+        path = editable_config(file) if write else None
+        request = build_request(
+            lambda: resolve_arguments(arguments, flags, trust_code=trust_code), "lr-find", None, trust_code=trust_code
+        )
+        try:
+            code, curve = run_lr_find(request, LrRange(low, high, steps), report.show_step, report.show_event)
+        finally:
+            report.close()
+        # Under torchrun and srun, only rank 0 has losses.
+        if code == 0 and curve.losses:
+            suggestion = curve.suggest()
+            report.show_result(curve, suggestion)
+            code = 0 if suggestion is not None else 1
+            if path is not None and suggestion is not None:
+                report.show_change(path, set_number(path, LR_KEY, getattr(suggestion, pick)))
+    sys.stdout.flush()
+    # A regular exit takes a second with torch loaded.
+    os._exit(code)
+
+
+class JsonReport:
+    """Print everything as JSON lines to stdout: the events of the ranks, `lr_step`, `lr_found` and `lr_written`."""
+
+    def show_event(self, event: Event) -> None:
+        from engine.runs.journal import to_line
+
+        print(to_line(event), flush=True)
+
+    def show_step(self, curve: LossCurve) -> None:
+        self._print(
+            "lr_step",
+            step=len(curve.losses),
+            lr=curve.learning_rates[-1],
+            loss=_finite(curve.losses[-1]),
+            smoothed=_finite(curve.smoothed[-1]),
+        )
+
+    def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
+        self._print(
+            "lr_found",
+            format=LR_FIND_FORMAT,
+            valley=suggestion and suggestion.valley,
+            steepest=suggestion and suggestion.steepest,
+            diverged=curve.diverged,
+            steps=len(curve.losses),
+        )
+
+    def show_change(self, path: Path, lines: list[str]) -> None:
+        self._print("lr_written", path=str(path), diff=lines)
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, kind: str, **values: Any) -> None:
+        print(json.dumps({"type": kind, **values}), flush=True)
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+class TextReport:
+    """Print progress and messages to stderr, chart and suggestions to stdout."""
+
+    def __init__(self, lr_range: LrRange) -> None:
+        self._lr_range = lr_range
+
+    def show_event(self, event: Event) -> None:
+        from engine.runs.event_lines import event_line
+        from engine.runs.events import RunStarted
+        from tui.text.lr_find import describe_range_test
+
+        line = describe_range_test(event, self._lr_range) if isinstance(event, RunStarted) else event_line(event)
+        if line is not None:
+            typer.echo(line, err=True)
+
+    def show_step(self, curve: LossCurve) -> None:
+        if sys.stderr.isatty():
+            step, lr, loss = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
+            typer.echo(f"\r\x1b[Kstep {step}/{self._lr_range.steps}  lr {lr:.2e}  loss {loss:.4f}", err=True, nl=False)
+
+    def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
+        from tui.text.lr_find import lr_find_lines, why_no_suggestion
+        from tui.text.tables import table_console
+
+        if suggestion is None:
+            typer.echo(f"error: {why_no_suggestion(curve)}", err=True)
+            return
+        console = table_console()
+        for line in lr_find_lines(curve, suggestion, console.width):
+            console.print(line, soft_wrap=True)
+
+    def show_change(self, path: Path, lines: list[str]) -> None:
+        from engine.utils.text import printable
+
+        typer.echo(printable(f"{path}: {'' if lines else 'already '}set"))
+        for line in lines:
+            typer.echo(printable(line))
+
+    def close(self) -> None:
+        """End the line of the progress."""
+        if sys.stderr.isatty():
+            typer.echo("\r\x1b[K", err=True, nl=False)

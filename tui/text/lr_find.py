@@ -1,0 +1,56 @@
+"""Output of `gputrain lr-find`: the loss over the learning rate as a chart, and the suggestions."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
+from engine.runs.event_lines import describe_devices
+from engine.runs.events import RunStarted
+from engine.utils.text import pluralize
+from tui.charts.axis import format_number
+from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLES, range_test_curves, suggested_rates
+from tui.charts.plot import plot
+from tui.palette import STRONG
+
+CHART_LINES, MAX_CHART_COLUMNS = 16, 100
+MEANINGS = {
+    "valley": "two thirds into the stretch in which the loss falls",
+    "steepest": "where the loss falls fastest",
+}
+
+
+def describe_range_test(started: RunStarted, tested: LrRange) -> str:
+    """Return what is tested: devices, batch size and learning rates."""
+    return (
+        f"{describe_devices(started)}, global batch size {started.global_batch}, up to "
+        f"{pluralize(tested.steps, 'step')} with optim.lr from {tested.low:g} to {tested.high:g}"
+    )
+
+
+def describe_end(curve: LossCurve) -> str:
+    """Return why the test ended where it did."""
+    last = format_number(curve.learning_rates[-1], 3)
+    if curve.diverged:
+        return f"the loss diverged at {last}, after {len(curve.losses)} of {curve.lr_range.steps} steps"
+    return f"the loss did not diverge up to {last}"
+
+
+def why_no_suggestion(curve: LossCurve) -> str:
+    """Return why a curve suggests nothing, and what to do."""
+    tested = curve.lr_range
+    advice = "lower --from" if curve.diverged else "raise --to, or check model and data with a short run"
+    return f"no suggestion: the loss does not fall between {tested.low:g} and {curve.learning_rates[-1]:.3g}; {advice}"
+
+
+def lr_find_lines(curve: LossCurve, suggestion: LrSuggestion, width: int) -> list[Text]:
+    """Return the chart of a test and its suggestions, at most `width` columns wide."""
+    curves, window = range_test_curves(curve, suggestion)
+    drawn = plot(curves, window, min(width, MAX_CHART_COLUMNS), CHART_LINES)
+    lines = [Text.assemble(("─", LOSS_STYLE), f" smoothed loss; {describe_end(curve)}"), *drawn.lines]
+    for name, lr in suggested_rates(suggestion).items():
+        value = f"optim.lr={format_number(lr, 3)}"
+        lines.append(
+            Text.assemble(("│ ", SUGGESTION_STYLES[name]), f"{name:<9}", (f"{value:<18}", STRONG), f" {MEANINGS[name]}")
+        )
+    return lines
