@@ -28,6 +28,15 @@ def forget_user_code() -> Iterator[None]:
         sys.path[:] = path
 
 
+@pytest.fixture(autouse=True, scope="session")
+def isolated_run_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the rows of the runs of tests out of this user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("index")
+        patch.setattr("engine.runs.index_file.cache_folder", lambda: folder)
+        yield
+
+
 @pytest.fixture
 def gputrain(tmp_path: Path) -> Iterator[Gputrain]:
     yield from isolated_gputrain(tmp_path)

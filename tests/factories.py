@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.runs.events import EpochEvent, Event, RunResumed, RunStarted, StepEvent
+from engine.config.loader import resolve_config
+from engine.config.schema import as_stored
+from engine.config.yaml_io import to_yaml
+from engine.runs.events import EpochEvent, Event, RunFinished, RunResumed, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import RankDevice, RankEpochTiming
@@ -109,6 +115,34 @@ def make_timed_epoch(**fields: Any) -> EpochEvent:
     """Epoch event of 10 s in which every rank took 12.8 ms per batch."""
     defaults = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": make_rank_timings(*[(0.1, 3.0)] * 4)}
     return replace(make_epoch(2, time=100.0), **defaults | fields)
+
+
+def make_ended_runs(root: Path, count: int, *, epochs: int = 5) -> list[RunFolder]:
+    """Make the folders of runs that ended, as a training leaves them: config, journal, summary, owner and lock.
+
+    `run-0` is the oldest. Every seventh failed, and models, optimizers, learning rates and seeds differ.
+    """
+    events = [make_run_started(), *(make_step(number, time=float(number)) for number in range(1, 9))]
+    events += [make_epoch(number, accuracy=number / 10) for number in range(1, epochs + 1)]
+    folders, beginning = [], time.time() - 3600 * count
+    for number in range(count):
+        finished = RunFinished(state="failed" if number % 7 == 0 else "finished")
+        folder = make_run_folder(root, f"run-{number}", *events, finished)
+        model, optimizer = ("cnn", "resnet18", "vit_b_16")[number % 3], ("sgd", "adamw")[number % 2]
+        changes = [f"run.seed={number % 10}", f"model.name={model}", f"optim.name={optimizer}", "data.dataset=digits"]
+        folder.config.write_text(_config_text((*changes, f"optim.lr={0.1 / (number % 4 + 1)}")))
+        folder.summary.write_text(json.dumps({"state": finished.state, "best_val_accuracy": 0.5, "epochs": epochs}))
+        folder.owner.write_text(json.dumps({"format": 1, "host": socket.gethostname(), "pid": 1, "heartbeat": None}))
+        started = beginning + 3600 * number
+        for path in (folder.config, folder.journal, folder.summary, folder.lock, folder.owner, folder.path):
+            os.utime(path, (started, started))
+        folders.append(folder)
+    return folders
+
+
+@cache
+def _config_text(changes: tuple[str, ...]) -> str:
+    return to_yaml(as_stored(resolve_config(None, list(changes)).config))
 
 
 def find_free_port() -> int:

@@ -38,6 +38,7 @@ LIGHT = [
     "runs.control",
     "runs.events",
     "runs.folder",
+    "runs.index",
     "runs.labels",
     "runs.query",
     "runs.run_row",

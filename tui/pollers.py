@@ -5,7 +5,6 @@ Screens read the latest published values when they draw and never wait for a pol
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
 import threading
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, cast
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.runs.folder import RunFolder, list_runs
-from engine.runs.run_row import RunRow, age_of, last_activity, make_run_row, row_of_history
+from engine.runs.folder import RunFolder
+from engine.runs.index import RunIndex
+from engine.runs.run_row import RunRow, row_of_history
 from engine.utils.errors import UsageError
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.rank_loads import RankLoads
@@ -42,8 +42,8 @@ POLL_INTERVAL_SECONDS = 1.0
 RUN_POLL_INTERVAL_SECONDS = 0.5
 # Events are queued in batches, so that a screen that loads a long journal stays responsive.
 MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES = 400, 8
-FULL_POLL_INTERVAL = 10  # polls
-NEW_RUN_SECONDS = 5.0
+# A run list is read in parts, so that the first runs appear at once and a key is never late.
+READ_SECONDS, READ_PAUSE_SECONDS = 0.1, 0.02
 READ_CHUNK_BYTES = 1 << 20
 MAX_PREVIEWS = 64
 # Epochs whose lines of the log are shown in columns.
@@ -142,35 +142,22 @@ class GpuPoller(Poller):
             self._monitor.close()
 
 
-def _modification_times(folder: str) -> tuple[int, int]:
-    """Return when files in a run folder were replaced, and when its journal was written, in ns; 0 for a missing one.
-
-    The owner replaces files when a run starts and resumes, and with each heartbeat.
-    """
-    times = []
-    for path in (folder, f"{folder}/events.jsonl"):
-        try:
-            times.append(os.stat(path).st_mtime_ns)  # noqa: PTH116 (a Path takes three times as long)
-        except OSError:
-            times.append(0)
-    return times[0], times[1]
-
-
 class RunListPoller(Poller):
-    """Publishes the rows of all runs in a folder, newest first; `enabled = False` suspends it.
+    """Publishes the rows of all runs in a folder, latest start first; `enabled = False` suspends it.
 
-    There may be hundreds of ended runs, which hardly ever change: their age and owner are read only every
-    `FULL_POLL_INTERVAL` polls.
+    Of thousands of runs, the newest are published first, and `complete` tells when all are. The same list object
+    means that no row has changed.
     """
 
     def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
         super().__init__("runs", interval_s)
-        self._row_cache: dict[str, tuple[tuple[int, int], RunRow]] = {}
-        self._runs_dir = runs_dir
-        self._watchers: dict[str, RunWatcher] = {}
-        self._polls = 0
+        self._index = RunIndex(runs_dir)
         self.enabled = True
         self.rows: list[RunRow] | None = None
+        self.complete = False
+        """Whether `rows` are all runs."""
+        self.count = 0
+        """Number of runs, read or not."""
         self.waiting: list[WaitingRun] = []
         self.cpu_ranks: list[tuple[str, RankDevice]] = []
         """The ranks of live runs that train on the CPU of this host, with the names of their runs."""
@@ -179,57 +166,36 @@ class RunListPoller(Poller):
     def poll(self) -> None:
         if not self.enabled:
             return
-        full = self._polls % FULL_POLL_INTERVAL == 0 or self._may_have_changed()
-        self._polls += 1
+        self._poll_once()
+        while not self.complete and self.problem is None and not self._stop_event.is_set():
+            if self.on_first_result is not None:
+                self.on_first_result()
+                self.on_first_result = None
+            # Leaves the interpreter to the thread that draws.
+            self._stop_event.wait(READ_PAUSE_SECONDS)
+            self._poll_once()
+
+    def _poll_once(self) -> None:
         try:
-            if full:
-                self._list_runs()
+            self._index.poll(READ_SECONDS)
         except UsageError as error:
-            self.rows, self.problem = [], str(error)
+            self.rows, self.problem, self.complete = [], str(error), True
             return
-        self.rows = [self._row(path, watcher, full) for path, watcher in self._watchers.items()]
         self.waiting = read_waiting_runs()
         self.cpu_ranks = [
             (row.name, rank)
-            for row, watcher in zip(self.rows, self._watchers.values(), strict=True)
-            for rank in (watcher.history.started.ranks if row.live and watcher.history.started else ())
+            for row, watcher in self._index.live_runs()
+            for rank in (watcher.history.started.ranks if watcher.history.started else ())
             if rank.device == "cpu" and rank.host == socket.gethostname()
         ]
+        self.rows, self.complete, self.count = self._index.rows, self._index.complete, self._index.count
         self.problem = None
 
     def has_result(self) -> bool:
         return self.rows is not None
 
-    def _may_have_changed(self) -> bool:
-        """Whether a run may have been added or removed, or an ended one may have been resumed."""
-        # A folder becomes a run shortly after it was created.
-        if time.time() - _modification_times(str(self._runs_dir))[0] / 1e9 < NEW_RUN_SECONDS:
-            return True
-        ended = ((path, times) for path, (times, row) in self._row_cache.items() if not row.live)
-        return self.rows is None or any(_modification_times(path) != times for path, times in ended)
-
-    def _list_runs(self) -> None:
-        # Imports the events of a journal, which the first frame does without.
-        from engine.runs.watcher import RunWatcher
-
-        paths = {str(folder.path): folder for folder in list_runs(self._runs_dir)}
-        self._watchers = {path: self._watchers.get(path) or RunWatcher(folder) for path, folder in paths.items()}
-        self._row_cache = {path: cached for path, cached in self._row_cache.items() if path in paths}
-
-    def _row(self, path: str, watcher: RunWatcher, full: bool) -> RunRow:
-        """Return the row of a run; the journal of an ended run is read only if it has changed."""
-        cached_times, row = self._row_cache.get(path, (None, None))
-        if row is not None and not row.live and not full:
-            return row
-        times = _modification_times(path)
-        if row is None or row.live or times != cached_times:
-            row = make_run_row(watcher)
-        else:
-            row = replace(
-                row, age_seconds=age_of(last_activity(watcher.folder)), foreign=watcher.folder.owner_problem()
-            )
-        self._row_cache[path] = (times, row)
-        return row
+    def cleanup(self) -> None:
+        self._index.close()
 
 
 class RunPoller(Poller):

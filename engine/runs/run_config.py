@@ -51,26 +51,34 @@ def read_changed_config(path: Path) -> dict[str, Any] | None:
 
 
 def changed_values(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a parsed config that differ from their defaults, by `section.key`, in schema order."""
+    """Return the values of a parsed config that differ from their defaults, by `section.key`."""
     changed = {}
-    for key, default in default_values().items():
-        section, _, name = key.partition(".")
+    for section, defaults in _default_sections().items():
         values = stored.get(section)
-        value = values.get(name, default) if isinstance(values, dict) else default
-        # `True == 1`, but a flag is no number.
-        differs = value != default or isinstance(value, bool) is not isinstance(default, bool)
-        if differs and key not in OMITTED_KEYS and _is_bounded(value):
-            changed[key] = value
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if name not in defaults:
+                continue
+            default = defaults[name]
+            # `True == 1`, but a flag is no number.
+            if (value != default or isinstance(value, bool) is not isinstance(default, bool)) and _is_bounded(value):
+                changed[f"{section}.{name}"] = value
+    for key in OMITTED_KEYS:
+        changed.pop(key, None)
     return changed
+
+
+@cache
+def _default_sections() -> Mapping[str, Mapping[str, Any]]:
+    from engine.config.schema import Config, as_dict, without_unstored
+
+    return without_unstored(as_dict(Config()))
 
 
 @cache
 def default_values() -> Mapping[str, Any]:
     """Return the default of each config key, by `section.key`. Imports the schema, which takes 0.3 s."""
-    from engine.config.schema import Config, as_dict, without_unstored
-
-    sections = without_unstored(as_dict(Config()))
-    return {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
+    sections = _default_sections().items()
+    return {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
 
 
 def parse_config(text: str) -> Any:

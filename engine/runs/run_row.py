@@ -101,15 +101,19 @@ class RunRow:
 ROW_FIELDS = tuple(item.name for item in fields(RunRow))
 
 
-def make_run_row(watcher: RunWatcher) -> RunRow:
-    """Poll the run and return its current row, with its config. An error in one run must not hide the others."""
-    # Imported when the first run is read, which the first frame of the screen is not.
-    from engine.runs.run_config import read_changed_config
+def make_run_row(watcher: RunWatcher, config: Mapping[str, Any] | None = None) -> RunRow:
+    """Poll the run and return its current row, with its config, which is read unless it is known.
 
+    An error in one run must not hide the others.
+    """
     folder = watcher.folder
     try:
         row = row_of_history(folder, watcher.poll(), partial=watcher.partial, problem=watcher.problem)
-        config = read_changed_config(folder.config)
+        if config is None:
+            # Imports the config schema, which the first frame of the screen does without.
+            from engine.runs.run_config import read_changed_config
+
+            config = read_changed_config(folder.config)
         return row if config is None else replace(row, config=config, config_known=True)
     except Exception as error:
         return unreadable_row(folder, f"cannot be read: {type(error).__name__}: {error}")

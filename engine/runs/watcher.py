@@ -44,8 +44,13 @@ class RunWatcher:
     the number of epochs are then in `summary.json`. `problem` says why the journal or a part of it cannot be read.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(
+        self, folder: RunFolder, *, max_full_read: int = MAX_FULL_READ_BYTES, tail_bytes: int = TAIL_BYTES
+    ) -> None:
+        """`max_full_read` is the size in bytes up to which a journal is read as a whole; of a larger one, the last
+        `tail_bytes` are."""
         self.folder = folder
+        self._max_full_read, self._tail_bytes = max_full_read, tail_bytes
         self.bytes_read = 0
         self._reset()
 
@@ -68,16 +73,16 @@ class RunWatcher:
             self._reset()
         if self._reader is None:
             reader = JournalReader(journal)
-            if size > MAX_FULL_READ_BYTES:
+            if size > self._max_full_read:
                 try:
-                    events, reader.offset = read_latest_events(journal, size)
+                    events, reader.offset = read_latest_events(journal, size, self._tail_bytes)
                 except OSError as error:
                     self.problem = f"{journal.name} cannot be read: {error.strerror}"
                     return self.history
                 self.partial = True
                 if reader.offset < size - MAX_LINE_BYTES:
                     self.problem, reader.offset = long_line_problem(journal), size
-                self.bytes_read += min(TAIL_BYTES, size)
+                self.bytes_read += min(self._tail_bytes, size)
                 for event in events:
                     self.history.add(event)
             self._reader = reader
@@ -89,16 +94,16 @@ class RunWatcher:
         return self.history
 
 
-def read_latest_events(journal: Path, size: int) -> tuple[list[Event], int]:
-    """Read the start event of the latest session, and the latest events of a journal of `size` bytes, among them one
-    of `STATE_EVENTS`.
+def read_latest_events(journal: Path, size: int, tail_bytes: int = TAIL_BYTES) -> tuple[list[Event], int]:
+    """Read the start event of the latest session, and the events in the last `tail_bytes` of a journal of `size` bytes,
+    among them one of `STATE_EVENTS`.
 
     Returns the events, and the byte offset of the end of the last complete line, 0 if there is no line in the last
     `MAX_LINE_BYTES`. Raises OSError.
     """
     with open_regular_file(journal) as file:
         end = _end_of_last_line(file, size)
-        start = max(end - TAIL_BYTES, 0)
+        start = max(end - tail_bytes, 0)
         file.seek(start)
         # The tail may begin in the middle of a line.
         lines = file.read(end - start).split(b"\n")[min(start, 1) :]
